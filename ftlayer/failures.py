@@ -68,19 +68,25 @@ class RetryLater(FailException):
 
 @known_options
 class RowsRejected(Exception):  # noqa: N818 - it sets rows aside, as the failures above do
-    """Raised by the sink of a wrapped query to set rows aside: their records fail, and it gets the rest again.
+    """Raised by a sink to set rows aside, and to get the rest again.
 
-    An answer about rows and no `FTLayerError`: it never leaves the process of its sink.
+    Of a wrapped query (`TrackedStream.sink` with ``tagged``) the records of these rows fail. In barrier mode the
+    ``write`` of a stream writer raises it where its sink has a `FailurePolicy`: the rows are dead letters at once, of
+    the checkpoint that ``write`` was for. An answer about rows and no `FTLayerError`: it never leaves the process of
+    its sink.
 
     Args:
-        errors: by the row's ``_ft_row`` (`TrackedStream.sink` with ``tagged``), why it cannot be taken: an exception,
-            about which `retry_on` and `dead_on` are asked, or a text.
+        errors: by row, why it cannot be taken: an exception, about which `retry_on` and `dead_on` are asked in a
+            wrapped query, or a text. A row is its ``_ft_row`` there, and in barrier mode its number among the rows that
+            this ``write`` was given, from 0.
 
     Raises `ConfigError` for anything else.
     """
 
     def __init__(self, errors: Mapping[int, Exception | str]) -> None:
-        expected = "RowsRejected: expected {row: error}, by the rows' _ft_row an exception or a text each"
+        expected = (
+            "RowsRejected: expected {row: error}, by the rows' _ft_row or numbers an exception or a text each"
+        )
         if not isinstance(errors, Mapping):
             raise ConfigError(f"{expected}, got {shown(errors)}")
         for row, error in errors.items():

@@ -102,6 +102,14 @@ class Committable:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkPart:
+    """A sink's part in one subtask's snapshot, as the fields of the same names in `SubtaskSnapshot`."""
+
+    committables: tuple[Committable, ...] = ()
+    letters: tuple[DeadLetter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelState:
     """Records that an unaligned barrier has overtaken on one channel, as frames of `ElementCodec`, in order.
 

@@ -53,7 +53,8 @@ class FileSink(DataSourceStreamArrowWriter):
     the same moment. A commit that was called before changes nothing, as long as its files are where it has put them;
     an abort leaves alone what is committed. Files are durable before the checkpoint that holds them is.
 
-    Not guaranteed: any order of rows or files.
+    Not guaranteed: any order of rows or files. It refuses no row by `RowsRejected`: what the format cannot hold fails
+    its ``write``, whatever a `FailurePolicy` says.
     """
 
     def __init__(self, path: str | os.PathLike[str], format: str = "parquet", **options: Any) -> None:

@@ -49,7 +49,9 @@ class PostgresSink(DataSourceStreamArrowWriter):
     writes the commit ids, in one transaction. A commit that was called before changes nothing; an abort leaves alone
     what is committed. The tables that it takes (`ftlayer.sinks.staging`) are made in the schema of the table.
 
-    A row that the table refuses (by a constraint) fails the commit, and every later one: staged rows have none.
+    A row that the table refuses (by a constraint) fails the commit, and every later one: staged rows have none. A row
+    that cannot be staged (a value that its column's type lacks) fails its ``write``. It refuses no row by
+    `RowsRejected`, so a `FailurePolicy` makes no dead letter of either: check such rows in a function before.
     """
 
     def __init__(self, dsn: str, table: str, *, name: str = "") -> None:

@@ -6,17 +6,21 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.snapshots import Committable
+from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.snapshots import Committable, SinkPart
 from ftlayer.config import MIB
-from ftlayer.errors import JobError
+from ftlayer.errors import ConfigError, JobError
+from ftlayer.failures import RowsRejected
 from ftlayer.functions.conversion import text_of
 from ftlayer.functions.writers import call_write
+from ftlayer.runtime.connectors.rejecting import RowRejections
 from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
 from ftlayer.runtime.protocol.sealed import seal
 from ftlayer.runtime.task.contract import Settled
@@ -48,6 +52,14 @@ class _Written:
     sealed: bytes
 
 
+@dataclass(slots=True)
+class _Refused:
+    """The letter of a row that the writer has refused; ``checkpoint`` as in `_Written`."""
+
+    checkpoint: int | None
+    letter: DeadLetter
+
+
 class CommittingWriterBody:
     """`ftlayer.runtime.barrier_mode.task.contract.CommittingSinkBody`.
 
@@ -58,17 +70,32 @@ class CommittingWriterBody:
     A message belongs to the checkpoint whose barrier came behind its rows, and goes into every snapshot from there on
     until it is committed. If ``write`` raises, its rows wait for the next checkpoint, and are written again from the
     first one: what a writer leaves behind that raises is its own to clean up.
+
+    By `RowsRejected` a writer refuses rows, if a policy says what becomes of them: they are dead letters of the same
+    checkpoint, and it gets the others again, in another ``write``. Letters go on as messages do.
     """
 
     due_ms: int | None = None
     """See `SinkBody.due_ms`: barriers come by themselves."""
 
-    def __init__(self, uid: str, connector: WriterSink, schema: pa.Schema, key: bytes) -> None:
-        """``key`` seals the messages. Raises `ConfigError` for what is no writer, or a schema that Spark lacks."""
+    def __init__(
+        self,
+        uid: str,
+        connector: WriterSink,
+        schema: pa.Schema,
+        key: bytes,
+        rejections: RowRejections | None = None,
+    ) -> None:
+        """Make it ready. ``key`` seals the messages.
+
+        ``rejections`` makes letters of rows that the writer refuses; None: it may refuse none. Raises `ConfigError`
+        for what is no writer, or a schema that Spark lacks.
+        """
         self._uid = uid
         self._writer = checked_writer(uid, connector.writer)
         self._spark_schema = spark_schema(uid, schema)
         self._key = key
+        self._rejections = rejections
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_bytes = 0
         # Held while the writer is used; the other one guards what follows, for moments.
@@ -77,6 +104,7 @@ class CommittingWriterBody:
         self._aside: deque[_Interval] = deque()
         self._aside_bytes = 0
         self._written: list[_Written] = []
+        self._refused: list[_Refused] = []
         self._doomed: list[_Written] = []
         self._discarded = False
 
@@ -97,12 +125,12 @@ class CommittingWriterBody:
         """See `SinkBody.flush`: what is written outside of a checkpoint would never be committed."""
         return NOTHING
 
-    def precommit(self, checkpoint: int) -> Callable[[], tuple[Committable, ...]]:
+    def precommit(self, checkpoint: int) -> Callable[[], SinkPart]:
         """See `CommittingSinkBody.precommit`. What is returned raises `JobError` if the writer raises."""
         with self._lock:
-            for written in self._written:
-                if written.checkpoint is None:
-                    written.checkpoint = checkpoint
+            for kept in chain[_Written | _Refused](self._written, self._refused):
+                if kept.checkpoint is None:
+                    kept.checkpoint = checkpoint
             if self._gathered:
                 self._aside.append(_Interval(checkpoint, self._gathered, self._gathered_bytes))
                 self._aside_bytes += self._gathered_bytes
@@ -113,6 +141,7 @@ class CommittingWriterBody:
         """See `CommittingSinkBody.completed`."""
         with self._lock:
             self._written = [one for one in self._written if _is_behind(one, checkpoint)]
+            self._refused = [one for one in self._refused if _is_behind(one, checkpoint)]
 
     def discard(self, restored: int) -> None:
         """See `CommittingSinkBody.discard`. If the writer is at work, its thread aborts when that is over."""
@@ -132,22 +161,29 @@ class CommittingWriterBody:
     def _write_early(self) -> None:
         with self._writing:
             self._write_aside(None)
-            self._put(None, self._call_write(self._gathered))
+            self._write_rows(None, self._gathered)
             self._gathered, self._gathered_bytes = [], 0
 
     # ------------------------------------------------------------ the thread that writes
 
-    def _write_up_to(self, checkpoint: int) -> tuple[Committable, ...]:
+    def _write_up_to(self, checkpoint: int) -> SinkPart:
         try:
             with self._writing:
                 self._write_aside(checkpoint)
         finally:
             self._abort_doomed()
         with self._lock:
-            return tuple(
-                Committable(self._uid, one.sealed, one.checkpoint)
-                for one in self._written
-                if one.checkpoint is not None and one.checkpoint <= checkpoint
+            return SinkPart(
+                tuple(
+                    Committable(self._uid, one.sealed, one.checkpoint)
+                    for one in self._written
+                    if one.checkpoint is not None and one.checkpoint <= checkpoint
+                ),
+                tuple(
+                    replace(one.letter, checkpoint=one.checkpoint)
+                    for one in self._refused
+                    if one.checkpoint is not None and one.checkpoint <= checkpoint
+                ),
             )
 
     def _write_aside(self, checkpoint: int | None) -> None:
@@ -157,21 +193,45 @@ class CommittingWriterBody:
                 part = self._aside[0] if self._aside else None
             if part is None or (checkpoint is not None and part.checkpoint > checkpoint):
                 return
-            message = self._call_write(part.batches)
-            self._put(part.checkpoint, message)
+            self._write_rows(part.checkpoint, part.batches)
             with self._lock:
                 if self._aside:  # or it was discarded meanwhile
                     self._aside_bytes -= self._aside.popleft().bytes
 
-    def _call_write(self, batches: Sequence[pa.RecordBatch]) -> Any:
-        try:
-            return call_write(self._writer, batches, self._spark_schema)
-        except MemoryError:
-            raise
-        except Exception as error:
+    def _write_rows(self, checkpoint: int | None, batches: Sequence[pa.RecordBatch]) -> None:
+        """Have rows written, again without those that are refused until none is; keep the message and the letters."""
+        letters: list[DeadLetter] = []
+        while batches:
+            try:
+                message = call_write(self._writer, batches, self._spark_schema)
+            except MemoryError:
+                raise
+            except RowsRejected as rejected:
+                batches, more = self._without(batches, rejected)
+                letters += more
+            except Exception as error:
+                raise self._failed(error) from error
+            else:
+                self._put(checkpoint, message)
+                break
+        with self._lock:
+            self._refused += [_Refused(checkpoint, letter) for letter in letters]
+
+    def _without(
+        self, batches: Sequence[pa.RecordBatch], rejected: RowsRejected
+    ) -> tuple[list[pa.RecordBatch], list[DeadLetter]]:
+        if self._rejections is None:
             raise JobError(
-                f"sink {self._uid!r}: write failed: {type(error).__name__}: {text_of(error)}"
-            ) from error
+                f"sink {self._uid!r}: write refused {rejected}: nothing says what becomes of such rows; give "
+                "CheckpointConfig(failures=FailurePolicy(…)), or on_failure=FailurePolicy(…) to the sink"
+            ) from rejected
+        try:
+            return self._rejections.take_out(batches, rejected)
+        except ConfigError as error:
+            raise self._failed(error) from rejected
+
+    def _failed(self, error: Exception) -> JobError:
+        return JobError(f"sink {self._uid!r}: write failed: {type(error).__name__}: {text_of(error)}")
 
     def _put(self, checkpoint: int | None, message: Any) -> None:
         """Keep a message; one that cannot travel is aborted, and that it cannot is raised."""
@@ -220,5 +280,5 @@ class CommittingWriterBody:
             )
 
 
-def _is_behind(written: _Written, checkpoint: int) -> bool:
-    return written.checkpoint is None or written.checkpoint > checkpoint
+def _is_behind(kept: _Written | _Refused, checkpoint: int) -> bool:
+    return kept.checkpoint is None or kept.checkpoint > checkpoint

@@ -19,6 +19,7 @@ from ftlayer.functions.conversion import concat
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
+from ftlayer.runtime.connectors.rejecting import RowRejections
 from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.topology.operators import FunctionSink, Sink, WriterSink
@@ -35,11 +36,19 @@ NOTHING = Settled(0)
 
 
 def open_sink(
-    sink: Sink, subtask: int, parallelism: int, run: str, checkpoint_key: bytes | None = None
+    sink: Sink,
+    subtask: int,
+    parallelism: int,
+    may_refuse: bool = False,
+    *,
+    run: str,
+    checkpoint_key: bytes | None = None,
+    place: str = "",
 ) -> SinkBody:
     """Make the sink of one subtask ready. ``run`` names the run of the job, in what is logged.
 
-    In a graph with checkpoints ``checkpoint_key`` is `CheckpointPlan.key`, and a writer's sink a `CommittingSinkBody`.
+    In a graph with checkpoints ``checkpoint_key`` is `CheckpointPlan.key`, and a writer's sink a `CommittingSinkBody`,
+    whose writer ``may_refuse`` rows. ``place`` says in words which process this is, for the letters of those.
 
     Raises `ConfigError` for a writer that Spark would not take, a schema that Spark cannot read, and more than
     `MAX_WRITERS` subtasks of a writer.
@@ -47,7 +56,8 @@ def open_sink(
     if isinstance(sink.connector, FunctionSink):
         return FunctionSinkBody(sink.uid, sink.connector.function, sink.rules)
     if checkpoint_key is not None:
-        return CommittingWriterBody(sink.uid, sink.connector, sink.schema, checkpoint_key)
+        rejections = RowRejections(sink.uid, subtask, place) if may_refuse else None
+        return CommittingWriterBody(sink.uid, sink.connector, sink.schema, checkpoint_key, rejections)
     if parallelism > MAX_WRITERS:
         raise ConfigError(f"sink {sink.uid!r}: parallelism {parallelism}, a writer has {MAX_WRITERS} at most")
     return WriterSinkBody(sink.uid, sink.connector, sink.schema, BatchNumbers(subtask), run, sink.rules)

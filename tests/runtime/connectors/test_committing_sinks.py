@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from ftlayer.checkpoint.snapshots import Committable
+from ftlayer.checkpoint.snapshots import SinkPart
 from ftlayer.errors import ConfigError, JobError, UnauthorizedError
 from ftlayer.runtime.connectors import committing_sink
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
@@ -75,14 +75,14 @@ class Arrow(Recorder, DataSourceStreamArrowWriter):
 
 
 def sink(writer: Any) -> CommittingWriterBody:
-    body = open_sink(Sink("out", WriterSink(writer, 1, 1), ID), 0, 1, "run", KEY)
+    body = open_sink(Sink("out", WriterSink(writer, 1, 1), ID), 0, 1, run="run", checkpoint_key=KEY)
     assert isinstance(body, CommittingWriterBody)
     return body
 
 
-def said(committables: tuple[Committable, ...]) -> list[tuple[int, list[int]]]:
-    assert all(each.sink == "out" for each in committables)
-    return [(each.checkpoint, unseal(each.message, KEY).rows) for each in committables]
+def said(part: SinkPart) -> list[tuple[int, list[int]]]:
+    assert all(each.sink == "out" for each in part.committables)
+    return [(each.checkpoint, unseal(each.message, KEY).rows) for each in part.committables]
 
 
 @pytest.mark.parametrize("kind", [Plain, Arrow])
@@ -105,7 +105,7 @@ def test_an_empty_interval_has_no_message() -> None:
     writer = Plain()
     body = sink(writer)
     body.write(ids(), 0)
-    assert body.precommit(1)() == ()
+    assert body.precommit(1)() == SinkPart()
     assert writer.written == []
 
 
@@ -117,7 +117,7 @@ def test_a_checkpoint_has_all_that_is_not_known_to_be_committed() -> None:
     body.completed(1)
     assert said(body.precommit(4)()) == [(2, [2]), (3, [3])]
     body.completed(3)
-    assert body.precommit(5)() == ()
+    assert body.precommit(5)() == SinkPart()
 
 
 def test_checkpoints_may_be_written_in_any_order() -> None:
@@ -201,7 +201,7 @@ def test_many_bytes_are_written_at_once_and_belong_to_the_next_checkpoint(
     body.write(ids(5), 0)
     assert said(body.precommit(7)()) == [(7, [1, 2, 3, 4]), (7, [5])]
     body.completed(7)
-    assert body.precommit(8)() == ()
+    assert body.precommit(8)() == SinkPart()
 
 
 def test_rows_of_checkpoints_that_failed_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_what_is_being_written_is_aborted_by_who_writes_it() -> None:
     thread.join(WAIT_S)
     assert sorted(writer.aborted) == [(1, [[1]]), (2, [[2]])]
     assert writer.written == [[1], [2]]
-    assert found == [()]
+    assert found == [SinkPart()]
 
 
 def test_an_abort_that_fails_does_not_hinder_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -315,13 +315,13 @@ def test_rows_behind_the_last_checkpoint_are_not_lost_in_silence() -> None:
 def test_messages_are_sealed_by_the_checkpoints_key() -> None:
     body = sink(Plain())
     body.write(ids(1), 0)
-    (committable,) = body.precommit(1)()
+    (committable,) = body.precommit(1)().committables
     with pytest.raises(UnauthorizedError):
         unseal(committable.message, b"x" * 32)
 
 
 def test_functions_are_as_ever() -> None:
-    body = open_sink(Sink("out", FunctionSink(print), ID), 0, 1, "run", KEY)
+    body = open_sink(Sink("out", FunctionSink(print), ID), 0, 1, run="run", checkpoint_key=KEY)
     assert isinstance(body, FunctionSinkBody)
 
 

@@ -51,7 +51,7 @@ class Table:
 
 
 def function_sink(function: Callable[[pa.RecordBatch], Any]) -> SinkBody:
-    return open_sink(Sink("out", FunctionSink(function), ID), 0, 1, "run")
+    return open_sink(Sink("out", FunctionSink(function), ID), 0, 1, run="run")
 
 
 @settings(deadline=None)
@@ -175,7 +175,7 @@ class Arrow(Recorder, DataSourceStreamArrowWriter):
 
 
 def writer_sink(writer: Any, every_ms: int = 100, max_rows: int = 4, schema: pa.Schema = ID) -> SinkBody:
-    return open_sink(Sink("out", WriterSink(writer, every_ms, max_rows), schema), 1, 2, "run")
+    return open_sink(Sink("out", WriterSink(writer, every_ms, max_rows), schema), 1, 2, run="run")
 
 
 def committed(writer: Recorder) -> list[int]:
@@ -308,7 +308,7 @@ def test_batch_ids_grow_and_are_unique() -> None:
 
 def test_too_many_writers() -> None:
     with pytest.raises(ConfigError, match=r"sink 'out': parallelism 4097"):
-        open_sink(Sink("out", WriterSink(Plain(), 1, 1), ID), 0, MAX_WRITERS + 1, "run")
+        open_sink(Sink("out", WriterSink(Plain(), 1, 1), ID), 0, MAX_WRITERS + 1, run="run")
 
 
 def test_what_is_no_writer() -> None:

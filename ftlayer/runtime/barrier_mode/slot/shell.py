@@ -13,6 +13,7 @@ from ftlayer.checkpoint.snapshots import Restore, SubtaskRestore
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.errors import CheckpointDamagedError
+from ftlayer.functions.failures import this_process
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
@@ -95,7 +96,12 @@ class BarrierSlotShell:
             instance=self._slot.instance,
             key=plan.key,
         )
-        sinks = partial(open_sink, run=self._slot.run_of(deploy), checkpoint_key=plan.key)
+        sinks = partial(
+            open_sink,
+            run=self._slot.run_of(deploy),
+            checkpoint_key=plan.key,
+            place=this_process(f"slot {order.slot}"),
+        )
         self._suspecting.begin(deploy)
         tasks = BarrierTaskMode(
             _by_subtask(deploy.restore), partial(self._open_state, storage), sinks, self._suspecting.of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
-from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import SinkPart, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
 from ftlayer.errors import SnapshotCancelledError
@@ -17,7 +17,7 @@ from ftlayer.runtime.task.iteration import HeadTask
 from ftlayer.runtime.task.suspects import Suspects
 from ftlayer.state.contract import BackendSnapshot, Frozen
 
-Precommitted = Callable[[], tuple[Committable, ...]]
+Precommitted = Callable[[], SinkPart]
 
 
 class ChainCheckpoints:
@@ -115,19 +115,20 @@ class ChainSnapshot:
         state = BackendSnapshot(None, ())
         if self._frozen is not None:
             state = self._frozen.write(writer, cancelled)
-        committables: tuple[Committable, ...] = ()
+        sink = SinkPart()
         if self._precommitted is not None:
             if cancelled():
                 raise SnapshotCancelledError(
                     f"checkpoint {self._checkpoint} was given up before the sink of {self._uid!r} wrote its rows"
                 )
-            committables = self._precommitted()
+            sink = self._precommitted()
         return SubtaskSnapshot(
             self._uid,
             self._subtask,
             keyed=state.keyed,
             operators=state.operators,
-            committables=committables,
+            committables=sink.committables,
+            letters=sink.letters,
             condemned=self._condemned,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import SinkPart, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
 from ftlayer.runtime.task.actions import Action
@@ -55,14 +55,15 @@ class Checkpointed(Protocol):
 class CommittingSinkBody(SinkBody, Protocol):
     """A sink whose rows become visible with the checkpoint that holds them."""
 
-    def precommit(self, checkpoint: int) -> Callable[[], tuple[Committable, ...]]:
+    def precommit(self, checkpoint: int) -> Callable[[], SinkPart]:
         """Set aside the rows so far, and return what writes them (in another thread, once).
 
-        It returns every committable that this subtask has not been told to be committed, this checkpoint's last.
+        It returns every committable that this subtask has not been told to be committed, this checkpoint's last, and
+        the letters of rows that were refused on the way.
         """
 
     def completed(self, checkpoint: int) -> None:
-        """All committables for checkpoints up to this one are committed."""
+        """All committables for checkpoints up to this one are committed, and their letters are kept."""
 
     def discard(self, restored: int) -> None:
         """Abort what was written for checkpoints behind ``restored``, and what is gathered."""

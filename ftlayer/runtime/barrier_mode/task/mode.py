@@ -17,15 +17,14 @@ from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, CommittingS
 from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
 from ftlayer.runtime.barrier_mode.task.source_task import CheckpointedSourceTask
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import ReplayTask, Task, TaskKey
+from ftlayer.runtime.task.contract import ReplayTask, SinkBody, Task, TaskKey
 from ftlayer.runtime.task.key_schemas import key_schemas
-from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.outlet import ChannelOutlet, SinkOutlet
 from ftlayer.runtime.task.suspects import Suspects
 from ftlayer.state.contract import CheckpointedBackend
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.topology.operators import CoProcess, Join, Operator, Source, WriterSink
+from ftlayer.topology.operators import CoProcess, Join, Operator, Sink, Source, WriterSink
 
 OpenBackend = Callable[[str, int, Mapping[str, pa.Schema]], CheckpointedBackend]
 """``open_backend(chain, subtask, keys)`` opens, and restores, the state of one subtask of a chain.
@@ -33,6 +32,11 @@ OpenBackend = Callable[[str, int, Mapping[str, pa.Schema]], CheckpointedBackend]
 ``keys`` are the types of the key columns of each operator that has a key, by uid.
 """
 
+OpenSink = Callable[[Sink, int, int, bool], SinkBody]
+"""``open_sink(sink, subtask, parallelism, may_refuse)`` makes the sink of one subtask ready.
+
+``may_refuse``: a writer's rows may become dead letters. It raises `ConfigError` if it cannot.
+"""
 
 REMEDY = (
     " (with CheckpointConfig(failures=FailurePolicy(…)), or on_failure(FailurePolicy(…)) of this operator, a record "
@@ -109,7 +113,8 @@ class BarrierTaskMode:
         companion = BarrierCompanion(plan.uid, plan.subtask, backend)
         body = None
         if plan.sink is not None:
-            body = self._open_sink(plan.sink, plan.subtask, plan.vertex.parallelism)
+            may_refuse = plan.vertex.failures is not None
+            body = self._open_sink(plan.sink, plan.subtask, plan.vertex.parallelism, may_refuse)
         outlet = (
             ChannelOutlet(plan.handler, plan.emitter()) if body is None else SinkOutlet(plan.handler, body)
         )

@@ -103,9 +103,9 @@ class World:
     ) -> tuple[Any, Any]:
         """Return a task, and its part in checkpoints; what a sink's writes goes to ``table``."""
 
-        def open_sinks(sink: Sink, number: int, parallelism: int) -> Any:
+        def open_sinks(sink: Sink, number: int, parallelism: int, may_refuse: bool) -> Any:
             own = Sink(sink.uid, WriterSink(table, 1, 1), sink.schema)
-            return open_sink(own, number, parallelism, "run", KEY)
+            return open_sink(own, number, parallelism, may_refuse, run="run", checkpoint_key=KEY)
 
         restored = {} if restore is None else {(uid, subtask): restore}
         mode = BarrierTaskMode(restored, no_state, open_sinks, lambda _: NO_SUSPECTS)

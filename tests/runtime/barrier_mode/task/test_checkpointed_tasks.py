@@ -19,6 +19,7 @@ from ftlayer.checkpoint.snapshots import (
     KeyedSnapshot,
     OperatorState,
     Redistribution,
+    SinkPart,
     StatePiece,
     SubtaskRestore,
 )
@@ -154,9 +155,9 @@ class ModelSink:
     def close(self) -> None:
         self.said.append("closed")
 
-    def precommit(self, checkpoint: int) -> Callable[[], tuple[Committable, ...]]:
+    def precommit(self, checkpoint: int) -> Callable[[], SinkPart]:
         self.aside[checkpoint], self.gathered = self.gathered, []
-        return lambda: tuple(Committable("out", bytes(rows), c) for c, rows in self.aside.items())
+        return lambda: SinkPart(tuple(Committable("out", bytes(rows), c) for c, rows in self.aside.items()))
 
     def completed(self, checkpoint: int) -> None:
         self.said.append(("completed", checkpoint))

@@ -1,0 +1,106 @@
+"""Rows that a writer refuses in barrier mode: they become dead letters, and it gets the others again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from operator import index
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.checkpoint.letters import LETTER_BYTES, DeadLetter, FailedAttempt, LetterKind
+from ftlayer.errors import ConfigError
+from ftlayer.failures import RowsRejected
+from ftlayer.functions.failures import MAX_REASON, RowFailure, failure_of
+from ftlayer.records.alone import may_share, row_alone
+from ftlayer.records.ipc import as_stream
+
+
+class RowRejections:
+    """Makes letters of the rows that the writer of one subtask's sink refuses.
+
+    A refused row is dead at once: it is part of a write that is to be whole with this checkpoint. Its letter has no
+    checkpoint yet.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        subtask: int,
+        place: str,
+        *,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        draw: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """``uid`` is the sink's, and its chain's; ``place`` says in words which process this is."""
+        self._uid = uid
+        self._subtask = subtask
+        self._place = place
+        self._wall_ms = wall_ms
+        self._draw = draw
+
+    def take_out(
+        self, batches: Sequence[pa.RecordBatch], rejected: RowsRejected
+    ) -> tuple[list[pa.RecordBatch], list[DeadLetter]]:
+        """Return what is left of ``batches`` without the rows that ``rejected`` numbers, and letters of these.
+
+        Rows are numbered from 0 through all batches. Raises `ConfigError` for none, and for a row that is not there:
+        the writer would be called without end.
+        """
+        errors = {self._number(row): error for row, error in rejected.errors.items()}
+        rows = sum(batch.num_rows for batch in batches)
+        if not errors:
+            raise ConfigError("RowsRejected without a row: name one at least, or return a message")
+        wrong = [number for number in errors if not 0 <= number < rows]
+        if wrong:
+            raise ConfigError(
+                f"RowsRejected for row {wrong[0]}, of {rows} that this write was given: they are numbered from 0, in "
+                "the order in which they come"
+            )
+        left: list[pa.RecordBatch] = []
+        letters: list[DeadLetter] = []
+        start = 0
+        for batch in batches:
+            mine = sorted(number - start for number in errors if start <= number < start + batch.num_rows)
+            letters += [self._letter(batch, row, errors[start + row]) for row in mine]
+            start += batch.num_rows
+            keep = np.ones(batch.num_rows, np.bool_)
+            keep[mine] = False
+            rest = batch.filter(pa.array(keep)) if mine else batch
+            left += [rest] if rest.num_rows else []
+        return left, letters
+
+    def _number(self, row: object) -> int:
+        try:
+            return index(row)  # type: ignore[arg-type]
+        except TypeError:
+            raise ConfigError(
+                f"RowsRejected for row {row!r}: expected its number among the rows of this write, from 0"
+            ) from None
+
+    def _letter(self, batch: pa.RecordBatch, row: int, error: Exception | str) -> DeadLetter:
+        failure = (
+            RowFailure(row, self._uid, error[:MAX_REASON], "")
+            if isinstance(error, str)
+            else failure_of(row, self._uid, error)
+        )
+        alone = row_alone(batch, row, shares=may_share(batch.schema))
+        now_ms = self._wall_ms()
+        attempt = FailedAttempt(1, now_ms, failure.reason, self._uid, self._place, failure.traceback)
+        return DeadLetter(
+            letter=self._draw(LETTER_BYTES),
+            checkpoint=0,
+            chain=self._uid,
+            subtask=self._subtask,
+            input=0,
+            kind=LetterKind.ROW,
+            operator=self._uid,
+            key=b"",
+            payload=as_stream(alone).to_pybytes(),
+            event_time_ms=None,
+            attempts=(attempt,),
+            first_failed_ms=now_ms,
+            died_ms=now_ms,
+        )
