@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from ftlayer.errors import StoreDamagedError
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import NOT_EDITED, Edit, History, decode_history, decode_old_history, pack, unpack
 
-_FORMAT = 4
+_FORMAT = 5
+_FORMAT_WITHOUT_LETTER = 4
 _FORMAT_WITHOUT_PLACES = 3
 _FORMAT_WITHOUT_EDIT = 2
 _STREAM_BYTES = 4
@@ -31,11 +32,19 @@ class FailedTable(StrEnum):
     DEAD = "dead"
 
 
+class KeptName(NamedTuple):
+    """What a dead letter of a job in barrier mode goes by, and what else the job wants back with it."""
+
+    letter: bytes
+    facts: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
     """A failed record. ``root`` is the id its failed attempt had, ``attempt`` the number of the one to come
     (of the last one, if dead). ``body`` is its payload as `Payloads` writes it. ``edit`` is the last change of its
-    payload; ``key_hashes`` are those of the payload before.
+    payload; ``key_hashes`` are those of the payload before. ``kept`` is there for a letter of a job in barrier mode: it
+    goes back to that job, and is no replay.
     """
 
     root: int
@@ -47,6 +56,7 @@ class FailedRecord:
     digest: bytes
     body: bytes
     edit: Edit = NOT_EDITED
+    kept: KeptName | None = None
 
     @property
     def is_edited(self) -> bool:
@@ -110,6 +120,7 @@ def put(txn: WriteTransaction, table: FailedTable, key: bytes, record: FailedRec
             record.digest,
             record.body,
             *record.edit,
+            record.kept,
         ]
     )
     txn.put(table, key, packed)
@@ -132,7 +143,7 @@ def decode(value: bytes | memoryview) -> FailedRecord:
     """Return the record of a stored value; `StoreDamagedError` if it is not one."""
     try:
         version, root, origin, attempt, hashes, flat, entries, *more = unpack(value)
-        if version == _FORMAT:
+        if version in (_FORMAT, _FORMAT_WITHOUT_LETTER):
             history = decode_history(entries)
         elif version in (_FORMAT_WITHOUT_PLACES, _FORMAT_WITHOUT_EDIT):
             frames, last_line, *more = more
@@ -140,6 +151,7 @@ def decode(value: bytes | memoryview) -> FailedRecord:
             history = (*earlier, last._replace(frames=frames, last_line=last_line))
         else:
             raise ValueError(f"format {version}")
+        kept = more.pop() if version == _FORMAT else None
         digest, body, edited_ms, edited_by = (*more, *NOT_EDITED) if version == _FORMAT_WITHOUT_EDIT else more
         return FailedRecord(
             root,
@@ -151,6 +163,7 @@ def decode(value: bytes | memoryview) -> FailedRecord:
             digest,
             body,
             (edited_ms, edited_by),
+            None if kept is None else KeptName(*kept),
         )
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"a failed record cannot be read: {error}") from error

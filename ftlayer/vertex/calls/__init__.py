@@ -84,6 +84,18 @@ from ftlayer.vertex.calls.jobs import (
     SubtaskCheckpointDetails,
     SubtaskDetails,
 )
+from ftlayer.vertex.calls.letters import (
+    MAX_LETTERS,
+    ForgetLetters,
+    GetRequeued,
+    KeepLetters,
+    KeptLetter,
+    LettersKept,
+    Readmitted,
+    RequeuedLetter,
+    RequeuedLetters,
+    ReturnLetters,
+)
 from ftlayer.vertex.calls.operating import (
     MAX_PAGE,
     Attempt,
@@ -150,6 +162,7 @@ __all__ = [
     "MAX_EDITS",
     "MAX_EXAMINED",
     "MAX_KEYS",
+    "MAX_LETTERS",
     "MAX_PAGE",
     "MAX_PAGE_BYTES",
     "MAX_ROWS",
@@ -192,9 +205,11 @@ __all__ = [
     "Fail",
     "Failed",
     "Failure",
+    "ForgetLetters",
     "GetCursor",
     "GetHour",
     "GetJob",
+    "GetRequeued",
     "GroupList",
     "HistogramDetails",
     "Hour",
@@ -206,6 +221,9 @@ __all__ = [
     "JobList",
     "JobOrder",
     "JobPlan",
+    "KeepLetters",
+    "KeptLetter",
+    "LettersKept",
     "ListAudit",
     "ListJobs",
     "ListRecords",
@@ -228,6 +246,7 @@ __all__ = [
     "QueryStatusCall",
     "ReadDeliveries",
     "ReadingCall",
+    "Readmitted",
     "Recall",
     "Recalled",
     "RecordBatches",
@@ -239,7 +258,10 @@ __all__ = [
     "Report",
     "ReportCircuits",
     "Requeue",
+    "RequeuedLetter",
+    "RequeuedLetters",
     "Reseal",
+    "ReturnLetters",
     "Seal",
     "Sealed",
     "SealedRows",
@@ -287,6 +309,10 @@ MutatingCall = (
     | ReportCircuits
     | AnnounceJob
     | AskJob
+    | KeepLetters
+    | ForgetLetters
+    | Readmitted
+    | ReturnLetters
 )
 ReadingCall = (
     ReadDeliveries
@@ -303,6 +329,7 @@ ReadingCall = (
     | DeadGroups
     | ListAudit
     | GetHour
+    | GetRequeued
 )
 Call = MutatingCall | ReadingCall
 
@@ -337,4 +364,6 @@ Reply = (
     | OrderRecord
     | JobList
     | AnnouncedJob
+    | LettersKept
+    | RequeuedLetters
 )

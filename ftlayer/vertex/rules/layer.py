@@ -51,6 +51,7 @@ from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.hour import VertexHour
+from ftlayer.vertex.rules.letters import JobLetters
 from ftlayer.vertex.rules.names import belongs_to
 from ftlayer.vertex.rules.opening import Opening, recall
 from ftlayer.vertex.rules.operating import DeadLetters
@@ -108,6 +109,7 @@ class FTLayerCore:
         self._opening = Opening(state)
         self._batches = Batches(state, self._tracking, failing, self._deliveries)
         self._dead_letters = DeadLetters(state, store)
+        self._letters = JobLetters(state, store)
         self._status = Status(state, store, self._replay)
         self._hour = VertexHour(state, store, now)
         self._transaction: WriteTransaction | None = None
@@ -222,6 +224,8 @@ class FTLayerCore:
                 return self._status.stats(now)
             case calls.GetHour():
                 return self._board.hour(call.owner, now) if call.owner else self._hour.hour(now)
+            case calls.GetRequeued():
+                return self._letters.requeued(txn, call)
             case calls.ListAudit():
                 return audit.page(txn, call)
             case calls.SelectRecords():
@@ -366,6 +370,14 @@ class FTLayerCore:
             case calls.ReportCircuits():
                 self._state.circuits.reported[call.query] = call.circuits
                 return calls.CircuitsReported(), None
+            case calls.KeepLetters():
+                return self._letters.keep(txn, call, now), None
+            case calls.ForgetLetters():
+                return self._letters.forget(txn, call), None
+            case calls.Readmitted():
+                return self._letters.readmitted(txn, call), None
+            case calls.ReturnLetters():
+                return self._letters.give_back(txn, call, now), None
             case calls.PutCursor():
                 return self._dead_letters.put_cursor(txn, call), None
             case calls.Purge():

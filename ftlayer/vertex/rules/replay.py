@@ -97,6 +97,9 @@ class Replays:
             if limit <= 0 or size >= _BYTES_PER_CALL:
                 break
             record = failed.decode(value)
+            if record.kept is not None:
+                # Of a job in barrier mode: it goes back into that, not into a source of the same name.
+                continue
             txn.delete(FailedTable.WAITING, key)
             state.group.texts.release_all(record.history)
             if key in state.cancelled:

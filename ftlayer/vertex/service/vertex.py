@@ -111,6 +111,10 @@ class Vertex:
                 self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
             case calls.PutCursor() | calls.GetCursor():
                 self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
+            case calls.KeepLetters():
+                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
+            case calls.ForgetLetters() | calls.GetRequeued() | calls.Readmitted() | calls.ReturnLetters():
+                self._shards[self._router.shard_of(call.job)].submit(call, envelope, answer)
             case calls.Recall() | calls.StreamStatusCall():
                 self._of_one_job(call, envelope, answer)
             case calls.ClaimJob():

@@ -8,6 +8,8 @@ from ftlayer.errors import MalformedRequestError
 MAX_NAME_BYTES = 200
 # A job's name with some more.
 MAX_RUN_BYTES = 256
+# A run's name, and the number of a checkpoint.
+MAX_FILE_BYTES = MAX_RUN_BYTES + 20
 
 
 def check_name(name: str, where: str, most: int = MAX_NAME_BYTES) -> None:

@@ -18,6 +18,7 @@ from ftlayer.vertex.calls import (
     I32,
     MAX_EDITS,
     MAX_KEYS,
+    MAX_LETTERS,
     MAX_PAGE,
     MAX_ROWS,
     MAX_SELECTED,
@@ -26,7 +27,7 @@ from ftlayer.vertex.calls import (
     Envelope,
 )
 from ftlayer.vertex.calls.event_ids import check_event_ids
-from ftlayer.vertex.wire.bounds import MAX_NAME_BYTES, MAX_RUN_BYTES, check_least, check_name
+from ftlayer.vertex.wire.bounds import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_RUN_BYTES, check_least, check_name
 from ftlayer.vertex.wire.job_checks import check_job_call
 
 MAX_SOUGHT = 1_024
@@ -119,6 +120,27 @@ def check_call(call: Call) -> None:
                 check_name(call.by, f"{type(call).__name__}.by")
         case calls.EditAndRequeue():
             _check_edits(call)
+        case calls.KeepLetters():
+            check_name(call.stream, "KeepLetters.stream")
+            check_name(call.file, "KeepLetters.file", MAX_FILE_BYTES)
+            check_least(call.part, 0, "KeepLetters.part")
+            _check_letters(call.letters)
+        case calls.ForgetLetters():
+            check_name(call.job, "ForgetLetters.job")
+            check_name(call.file, "ForgetLetters.file", MAX_FILE_BYTES)
+        case calls.GetRequeued():
+            check_name(call.job, "GetRequeued.job")
+            if not 1 <= call.limit <= MAX_LETTERS:
+                raise MalformedRequestError(
+                    f"GetRequeued.limit: expected 1 to {MAX_LETTERS}, got {call.limit}"
+                )
+        case calls.Readmitted() | calls.ReturnLetters():
+            where = type(call).__name__
+            check_name(call.job, f"{where}.job")
+            if len(call.keys) > MAX_KEYS:
+                raise MalformedRequestError(
+                    f"{where}.keys: expected {MAX_KEYS} at most, got {len(call.keys)}"
+                )
         case calls.ListAudit():
             if not 1 <= call.limit <= MAX_SELECTED:
                 raise MalformedRequestError(
@@ -165,6 +187,21 @@ def _check_selection(call: calls.SelectRecords) -> None:
         raise MalformedRequestError(f"{where}.limit: expected 1 to {most}, got {call.limit}")
     if len(call.keys) > MAX_KEYS:
         raise MalformedRequestError(f"{where}.keys: expected {MAX_KEYS} at most, got {len(call.keys)}")
+
+
+def _check_letters(letters: tuple[calls.KeptLetter, ...]) -> None:
+    if len(letters) > MAX_LETTERS:
+        raise MalformedRequestError(
+            f"KeepLetters.letters: expected {MAX_LETTERS} at most, got {len(letters)}"
+        )
+    for index, letter in enumerate(letters):
+        where = f"KeepLetters.letters[{index}]"
+        if letter.payload.num_rows != 1:
+            raise MalformedRequestError(f"{where}.payload: expected 1 row, got {letter.payload.num_rows}")
+        if not letter.letter:
+            raise MalformedRequestError(f"{where}.letter: it has no name")
+        if not letter.attempts:
+            raise MalformedRequestError(f"{where}.attempts: expected one or more, got none")
 
 
 def _check_edits(call: calls.EditAndRequeue) -> None:
