@@ -16,6 +16,7 @@ setup(
                 "native/column.c",
                 "native/keyhash.c",
                 "native/msgpack.c",
+                "native/exits.c",
             ],
             depends=["native/native.h", "native/arrow_c.h", "native/column.h", "native/murmur3.h"],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],

@@ -16,6 +16,7 @@ static PyMethodDef methods[] = {
     {"write_records", native_write_records, METH_VARARGS, NULL},
     {"msgpack_cost", native_msgpack_cost, METH_VARARGS, NULL},
     {"hash_column", native_hash_column, METH_VARARGS, NULL},
+    {"mark_exit", native_mark_exit, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -66,4 +66,7 @@ PyObject *native_msgpack_cost(PyObject *self, PyObject *args);
 /* keyhash.c */
 PyObject *native_hash_column(PyObject *self, PyObject *args);
 
+/* exits.c; it holds on to a buffer, and sets a byte of it when the process ends by exit() */
+PyObject *native_mark_exit(PyObject *self, PyObject *args);
+
 #endif

@@ -34,6 +34,7 @@ _PAGE = 4_096
 _HEAD, _HEAD_AT = struct.Struct("<8sI32s"), 0
 _NOTE, _NOTE_AT = struct.Struct("<II16s"), 64  # whether a record is in hand, its chain's place, its digest
 _EXIT, _EXIT_AT = struct.Struct("<Ii"), 128  # whether the process exits, and its code
+_EXIT_OF_C_AT = 136  # a byte: whether a C library has ended it
 _IN_HAND = struct.Struct("<I")
 _MAGIC = b"ftl box1"
 
@@ -67,7 +68,7 @@ class BlackBox:
         except BaseException:
             os.close(self._file)
             raise
-        self._last_words = LastWords(self._file, self._exits)
+        self._last_words = LastWords(self._file, self._exits, self._page, _EXIT_OF_C_AT)
 
     def about_to(self, chain: str, digest: bytes) -> None:
         """See `RecordNotes`."""
@@ -143,10 +144,17 @@ def _death(page: bytes, words: bytes, chains: Sequence[str]) -> Death | None:
     in_hand, place, digest = _NOTE.unpack_from(page, _NOTE_AT)
     exited, code = _EXIT.unpack_from(page, _EXIT_AT)
     text = words.decode("utf-8", "replace")
-    if magic != _MAGIC or not (exited or text.startswith(_FATAL)):
-        return None
     first, _, rest = text.removeprefix(_FATAL).partition("\n")
-    cause = first.strip() if text else f"it called os._exit({code})"
+    if magic != _MAGIC:
+        return None
+    if text.startswith(_FATAL):
+        cause = first.strip()
+    elif exited:
+        cause = f"it called os._exit({code})"
+    elif page[_EXIT_OF_C_AT]:
+        cause = "a C library called exit()"
+    else:
+        return None
     stack = rest.partition(_NO_PLACE)[0].strip()[:MAX_STACK]
     name = instance.rstrip(b"\0").decode("ascii", "replace")
     if not in_hand or place >= len(chains):

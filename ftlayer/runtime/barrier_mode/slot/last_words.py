@@ -5,10 +5,10 @@ exit code is ever read; a worker's parent alone could have it. So a worker write
 
 - SIGSEGV, SIGABRT, SIGBUS, SIGILL and SIGFPE: `faulthandler` writes what came, and where the functions were. It is
   C, needs neither the interpreter nor its lock, and has a stack of its own for the thread that turned it on.
-- ``os._exit`` is a function that writes the code first.
+- ``os._exit`` is a function that writes the code first; ``exit`` of a C library sets a byte.
 
-What leaves nothing in writing: SIGKILL, a lost host, other signals, and an exit by C (``_exit``, ``exit``). A function
-that turns `faulthandler` on for itself takes it away from here.
+What leaves nothing in writing: SIGKILL, a lost host, other signals, and ``_exit`` of a C library. A function that turns
+`faulthandler` on for itself takes it away from here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Callable
+from mmap import mmap
 from typing import NoReturn
+
+from ftlayer import _native
 
 _STDERR = 2
 
@@ -26,8 +29,14 @@ _open: LastWords | None = None
 class LastWords:
     """Are written by this process from the moment it is made until `close`. One at a time in a process."""
 
-    def __init__(self, file: int, exits: Callable[[int], None]) -> None:
-        """``file`` is a descriptor that signals are written to; ``exits`` is called with the code of an exit."""
+    def __init__(self, file: int, exits: Callable[[int], None], page: mmap, place: int) -> None:
+        """Begin.
+
+        Args:
+            file: a descriptor that signals are written to.
+            exits: called with the code of an ``os._exit``.
+            page, place: the byte that is set at another exit.
+        """
         global _open
         assert _open is None, "the last words of this process are written elsewhere"
         self._process = os.getpid()
@@ -36,6 +45,7 @@ class LastWords:
         self._exit = os._exit
         faulthandler.enable(file, all_threads=False)
         os._exit = self._written_exit
+        _native.mark_exit(page, place)
         _open = self
 
     def close(self) -> None:
@@ -43,6 +53,7 @@ class LastWords:
         global _open
         _open = None
         os._exit = self._exit
+        _native.mark_exit(None, 0)
         faulthandler.disable()
         if self._was_enabled:
             faulthandler.enable(_STDERR)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ftlayer import _native
 from ftlayer.runtime.barrier_mode.slot.black_box import FORGOTTEN_S, BlackBox, box_directory, deaths_of
 from ftlayer.runtime.protocol.deaths import Death
 
@@ -20,6 +21,7 @@ DIGEST = b"0123456789abcdef"
 
 PROGRAM = """
 import ctypes, multiprocessing, os, signal, sys
+from ftlayer import _native
 from ftlayer.runtime.barrier_mode.slot.black_box import BlackBox, box_directory
 
 def forked(end):
@@ -43,8 +45,10 @@ box.about_to("first", b"x" * 16)
 box.over()
 if sys.argv[3] == "in hand":
     box.about_to("explode", b"0123456789abcdef")
-explode(sys.argv[2])
-box.close()
+try:
+    explode(sys.argv[2])
+finally:
+    box.close()
 """
 
 
@@ -70,6 +74,7 @@ def ended(directory: Path, how: str, *, in_hand: bool = True) -> tuple[Death, ..
         ("os.kill(me, signal.SIGILL)", "Illegal instruction"),
         ("os.kill(me, signal.SIGFPE)", "Floating point exception"),
         ("os._exit(3)", "it called os._exit(3)"),
+        ("ctypes.CDLL(None).exit(3)", "a C library called exit()"),
     ],
 )
 def test_a_process_that_ends_itself_says_how_and_what_it_had_in_hand(
@@ -78,7 +83,7 @@ def test_a_process_that_ends_itself_says_how_and_what_it_had_in_hand(
     (found,) = ended(tmp_path, how)
     assert (found.instance, found.slot, found.cause) == ("instance", 3, cause)
     assert (found.chain, found.digest) == ("explode", DIGEST)
-    assert ("in explode" in found.stack) == (not how.startswith("os._exit"))
+    assert ("in explode" in found.stack) == ("exit" not in how)
 
 
 def test_nothing_in_hand_is_said_as_well(tmp_path: Path) -> None:
@@ -92,6 +97,8 @@ def test_nothing_in_hand_is_said_as_well(tmp_path: Path) -> None:
         "os.kill(me, signal.SIGKILL)",
         "os.kill(me, signal.SIGTERM)",
         "0",
+        "sys.exit(3)",
+        "(forked(lambda: ctypes.CDLL(None).exit(3)), os.kill(me, signal.SIGKILL))",
         # What becomes of children is of no account.
         "(forked(os.abort), forked(lambda: os._exit(3)), os.kill(me, signal.SIGKILL))",
         "(forked(lambda: os.kill(os.getpid(), signal.SIGSEGV)), os.kill(me, signal.SIGKILL))",
@@ -162,3 +169,11 @@ def test_behind_it_the_process_is_as_it_was(tmp_path: Path) -> None:
     assert os._exit is before
     assert faulthandler.is_enabled() == enabled
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_byte_that_is_not_there_cannot_be_set_at_exit() -> None:
+    for place in (-1, 4):
+        with pytest.raises(ValueError, match="there is no byte"):
+            _native.mark_exit(bytearray(4), place)
+    with pytest.raises(BufferError):
+        _native.mark_exit(b"1234", 0)
