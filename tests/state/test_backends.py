@@ -168,6 +168,7 @@ class KeptUndoBackend(UndoBackend):
     def __init__(self, backend: CheckpointedBackend, log: UndoLog) -> None:
         super().__init__(backend, log)
         self.state = functools.cache(self.state)  # type: ignore[method-assign]
+        self.operators = functools.cache(self.operators)  # type: ignore[method-assign]
 
 
 class Run:
