@@ -84,10 +84,8 @@ picks = st.integers(0, 7)
 SNAPSHOTS = [
     call("freeze", savepoint=st.sampled_from([False, False, False, True])),
     call("freeze", savepoint=st.just(False)),
-    call(
-        "write", pick=picks, cancel_after=st.sampled_from([None, None, None, 0, 2, 5]), release=st.booleans()
-    ),
-    call("write", pick=picks, cancel_after=st.none(), release=st.booleans()),
+    call("write", cancel_after=st.sampled_from([None, None, None, 0, 2, 5]), release=st.booleans()),
+    call("write", cancel_after=st.none(), release=st.booleans()),
     call("complete", pick=picks),
     call("complete", pick=picks),
     call("tell_completed"),
@@ -353,14 +351,11 @@ class Run:
         barrier = Barrier(self.next, 0, kind=kind)
         self.out.append(Out(barrier, self.backend.freeze(barrier), copy.deepcopy(self.model)))
 
-    def _unwritten(self) -> list[Out]:
-        return [out for out in self.out if out.written is None and not out.failed and out.frozen]
-
-    def write(self, pick: int, cancel_after: int | None, release: bool) -> None:
-        found = self._unwritten()
-        if not found:
+    def write(self, cancel_after: int | None, release: bool) -> None:
+        """The writing thread: it takes snapshots in the order of their barriers."""
+        out = next((out for out in self.out if out.written is None and not out.failed and out.frozen), None)
+        if out is None:
             return
-        out = found[pick % len(found)]
         looks = iter(range(1000 if cancel_after is None else cancel_after))
         assert out.frozen is not None
         with suppress(SnapshotCancelledError):

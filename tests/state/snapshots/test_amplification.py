@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage
+from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.opening import open_backend
 
@@ -30,6 +32,15 @@ rounds = st.lists(
     min_size=5,
     max_size=25,
 )
+
+
+def log_is_written(backend: CheckpointedBackend) -> None:
+    """Wait for the changelog's own thread: a base that comes late lets the files before it live longer."""
+    changelog = cast(LayeredBackend, backend)._changelog
+    until = monotonic() + 300
+    while changelog is not None and changelog.readers():
+        assert monotonic() < until, "the changelog's thread writes nothing"
+        sleep(0.001)
 
 
 class Job:
@@ -64,6 +75,7 @@ class Job:
             parts.append(SubtaskSnapshot(f"op-{subtask}", 0, keyed=written.keyed))
             for now_ms in range(3):
                 backend.tend(self.number * 1_000 + now_ms)
+                log_is_written(backend)
         writer.sync()
         keep = [] if self.kept is None else [self.kept]
         if outcome == "abort":
