@@ -6,7 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -14,7 +14,9 @@ from ftlayer.functions.conversion import records_of
 from ftlayer.functions.raw_types import raw_type
 from ftlayer.functions.steps import Record
 from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList
-from ftlayer.vertex.client.client import VertexClient
+
+if TYPE_CHECKING:
+    from ftlayer.vertex.client.client import VertexClient
 
 
 @dataclass(frozen=True, slots=True)

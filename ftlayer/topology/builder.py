@@ -34,7 +34,7 @@ class GraphBuilder:
         restart: of sources that have no strategy of their own; None: `default_restart`.
         status: whether records are tracked; `FTStatus.OFF` allows operators that could not be.
         parse_schema: reads schemas that are given as text; `parse_ddl` by default.
-        open_letters: opens the dead letters of streams of the vertex; None: the topology has none.
+        open_letters: opens the dead letters of streams of the vertex; None: there is no vertex.
 
     Attributes:
         draft: the graph that its streams write.

@@ -20,6 +20,7 @@ from ftlayer.partitioning.replay import replay_twin
 from ftlayer.records.keyhash import key_column
 from ftlayer.records.selector import KeySelector
 from ftlayer.topology.facts import (
+    LETTERS,
     MAIN,
     declared_inputs,
     emits_roots,
@@ -199,7 +200,7 @@ def _check_ends(graph: StreamGraph) -> None:
         source, target = graph.node(edge.source).operator, graph.node(edge.target).operator
         if isinstance(source, Sink):
             raise InvalidTopologyError(f"{edge.source!r} is a sink and {edge.target!r} comes behind it")
-        if edge.tag not in outputs_of(source):
+        if edge.tag != LETTERS and edge.tag not in outputs_of(source):
             raise InvalidTopologyError(f"{edge.source!r} has no side output {edge.tag!r} for {edge.target!r}")
         if not 0 <= edge.input < inputs_of(target):
             raise InvalidTopologyError(

@@ -13,7 +13,7 @@ from ftlayer.checkpoint.failure_policy import OnFailure, check_on_failure
 from ftlayer.checks import member, shown
 from ftlayer.config import FTStatus
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
-from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
+from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.partitioning.partitioners import Forward, Partitioner
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.topology.checks import check_columns, check_operator, check_parallelism
@@ -51,7 +51,7 @@ class GraphDraft:
         status: whether records are tracked.
         restart: of sources that have no strategy of their own.
         parse_schema: reads schemas that are given as text.
-        open_letters: opens the dead letters of streams; None: there are none.
+        open_letters: opens the dead letters of streams; None: no vertex has them, and chains may put them out.
     """
 
     def __init__(
@@ -121,11 +121,6 @@ class GraphDraft:
 
     def add_letters(self, legs: tuple[Leg, ...], uid: str | None) -> Leg:
         """Add a source of the dead letters of what ``legs`` derive from; see `DataStream.dead_letters`."""
-        if self.open_letters is None:
-            raise UnsupportedError(
-                "dead_letters: a topology has dead letters where its records are tracked: in a StreamEnvironment with "
-                "layer=FTLayer…"
-            )
         # Which streams these are is known when the graph is built: uids may change until then.
         nothing = IterableSource(((list),))
         leg = self.add(

@@ -21,6 +21,9 @@ from ftlayer.topology.operators import (
 MAIN = ""
 """The tag of the main output."""
 
+LETTERS = "dead letters"
+"""The tag of the edges that a chain's dead letters leave by in barrier mode; no side output can be called so."""
+
 
 def inputs_of(operator: Operator) -> int:
     """Return the number of inputs."""

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.errors import InvalidTopologyError, UnsupportedError
 from ftlayer.partitioning.partitioners import Broadcast
-from ftlayer.topology.facts import rules_of_operator
+from ftlayer.topology.facts import LETTERS, rules_of_operator
 from ftlayer.topology.graph import StreamGraph, StreamNode
 from ftlayer.topology.operators import IterationTail, Source
 
@@ -58,8 +58,25 @@ def _policy_of(graph: StreamGraph, node: StreamNode, of_job: FailurePolicy | Non
     return of_job if node.on_failure is None else own
 
 
+def check_letters(graph: StreamGraph, policies: Policies) -> None:
+    """Raise `InvalidTopologyError` where dead letters are to come from an operator that makes none."""
+    for edge in graph.edges:
+        if edge.tag == LETTERS and policies[edge.source] is None:
+            raise InvalidTopologyError(
+                f"{edge.source!r}: dead_letters: a record that fails there fails the job: give "
+                "CheckpointConfig(failures=FailurePolicy(…)), or on_failure(FailurePolicy(…)); a source, and what is "
+                "broadcast to, has none"
+            )
+
+
 def check_no_policies(graph: StreamGraph) -> None:
-    """Raise `UnsupportedError` where an operator of a graph without checkpoints has a policy."""
+    """Raise `UnsupportedError` where an operator of a graph without checkpoints has a policy, or puts letters out."""
+    for edge in graph.edges:
+        if edge.tag == LETTERS:
+            raise UnsupportedError(
+                f"{edge.source!r}: dead_letters: there are some where records are tracked (layer=FTLayer…), and in "
+                "barrier mode with a FailurePolicy (checkpointing=CheckpointConfig(…))"
+            )
     for node in graph.nodes:
         if node.on_failure is not None:
             raise UnsupportedError(

@@ -9,8 +9,9 @@ from functools import cached_property
 import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import OnFailure
+from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
-from ftlayer.topology.facts import MAIN, outputs_of
+from ftlayer.topology.facts import LETTERS, MAIN, outputs_of
 from ftlayer.topology.names import display_name
 from ftlayer.topology.operators import Operator
 from ftlayer.vertex.calls import StreamOptions
@@ -44,9 +45,9 @@ class StreamNode:
 class StreamEdge:
     """Records of one output of an operator on their way to one input of another.
 
-    ``source`` and ``target`` are uids, ``tag`` is the output ("" for the main one). Without a ``partitioner`` it is
-    `Forward` where both have the same parallelism, else `Rebalance`. ``feedback``: it leads from the end of an
-    iteration back to its head.
+    ``source`` and ``target`` are uids, ``tag`` is the output ("" for the main one, `LETTERS` for dead letters). Without
+    a ``partitioner`` it is `Forward` where both have the same parallelism, else `Rebalance`. ``feedback``: it leads
+    from the end of an iteration back to its head.
     """
 
     source: str
@@ -86,6 +87,8 @@ class StreamGraph:
 
     def schema_of(self, edge: StreamEdge) -> pa.Schema:
         """Return the schema of the records on an edge."""
+        if edge.tag == LETTERS:
+            return LETTER_SCHEMA
         return outputs_of(self.node(edge.source).operator)[edge.tag]
 
     @cached_property

@@ -10,6 +10,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.partitioning.partitioners import Forward, Partitioner
 from ftlayer.partitioning.replay import ReplayPartitioner
+from ftlayer.topology.facts import LETTERS
 from ftlayer.topology.operators import Operator, Replay, Source
 from ftlayer.vertex.calls import StreamOptions
 
@@ -38,7 +39,7 @@ class JobEdge:
         partitioner: decides from the payload; on an edge from a `Replay`, the twin that decides from the
             stored record.
         schema: of the records.
-        tag: the side output of the source chain that it carries, "" for the main one.
+        tag: the side output of the source chain that it carries, "" for the main one, `LETTERS` for its dead letters.
         routing: for edges from a source, an operator with timers or a `Replay`, which column of the stored
             ``key_hash`` the partitioner's ``routing`` goes to and its twin reads; None where nothing is stored.
         feedback: it leads back to the head of an iteration, within each slot.
@@ -131,6 +132,10 @@ class JobGraph:
             for receiver in receivers
             if not edge.is_forward or sender == receiver
         )
+
+    def sends_letters(self, uid: str) -> bool:
+        """Whether a chain's dead letters are records of the topology: then it keeps none."""
+        return any(edge.tag == LETTERS for edge in self.edges_from(uid))
 
     def sources(self) -> tuple[Source, ...]:
         """Return the sources."""

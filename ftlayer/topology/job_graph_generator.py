@@ -20,7 +20,14 @@ from ftlayer.topology.facts import (
     rate_limit_of,
     side_outputs_of,
 )
-from ftlayer.topology.failing import NO_POLICIES, Policies, check_no_policies, check_rules, policies_of
+from ftlayer.topology.failing import (
+    NO_POLICIES,
+    Policies,
+    check_letters,
+    check_no_policies,
+    check_rules,
+    policies_of,
+)
 from ftlayer.topology.ft_builder import FTLayerBuilder, NopFTLayerBuilder, OpFTLayerBuilder
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
@@ -42,12 +49,13 @@ def job_graph(
 
     ``rules`` are the topology's, on which failures are worth a retry, and ``limit`` how many open its circuit breaker.
     ``max_parallelism`` above 0 is the number of key groups in barrier mode, and ``failures`` what becomes there of
-    records that fail. Raises what `check_graph`, `with_rules`, `policies_of`, `check_rules`, `check_no_policies` and
-    the ``wire`` of the builders raise.
+    records that fail. Raises what `check_graph`, `with_rules`, `policies_of`, `check_rules`, `check_letters`,
+    `check_no_policies` and the ``wire`` of the builders raise.
     """
     if max_parallelism:
         policies = policies_of(graph, failures)
         check_rules(graph, policies)
+        check_letters(graph, policies)
         rules_by_uid = {uid: policy.rules for uid, policy in policies.items() if policy is not None}
         return generate(with_rules(graph, rules_by_uid), BarrierBuilder(max_parallelism), policies)
     check_no_policies(graph)

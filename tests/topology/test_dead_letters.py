@@ -9,6 +9,7 @@ import pytest
 from ftlayer.config import FTStatus
 from ftlayer.errors import UnsupportedError
 from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import IterableSource, ReaderSource
 
 
@@ -40,8 +41,11 @@ def test_letters_are_those_of_the_sources_upstream_by_their_last_names() -> None
 def test_without_tracking_there_are_none(off: GraphBuilder) -> None:
     source = off.source([], "n int")
     source.sink(print)
-    with pytest.raises(UnsupportedError, match="where its records are tracked"):
-        source.dead_letters()
+    source.dead_letters().sink(print)
+    with pytest.raises(
+        UnsupportedError, match="'source-1': dead_letters: there are some where records are tracked"
+    ):
+        job_graph(off.build(), FTStatus.OFF)
     with_letters = GraphBuilder("shop", status=FTStatus.OFF, open_letters=Letters)
     source = with_letters.source([], "n int")
     source.sink(print)

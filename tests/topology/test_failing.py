@@ -8,10 +8,12 @@ import pytest
 
 from ftlayer import FailurePolicy
 from ftlayer.circuit import Limit
+from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import RetryRules, rules_of
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.facts import rules_of_operator
+from ftlayer.topology.explain import explain
+from ftlayer.topology.facts import LETTERS, rules_of_operator
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 
@@ -161,3 +163,44 @@ def test_a_source_has_no_limit_of_failures(off: GraphBuilder) -> None:
     off.source([], "n int", uid="source", max_failing=3).sink(print, uid="out")
     with pytest.raises(UnsupportedError, match=r"'source': max_failing of a source"):
         graph_of(off)
+
+
+# ---------------------------------------------------------------- streams of dead letters
+
+
+def test_dead_letters_are_an_output_of_the_chain_that_ends_with_the_operator(off: GraphBuilder) -> None:
+    scored = a_line(off).map(one, uid="parse").map(one, uid="score")
+    scored.dead_letters().map(lambda row: row[0], "key string", uid="keys").sink(print, uid="letters")
+    scored.map(one, uid="show").sink(print, uid="out")
+    graph = graph_of(off)
+    assert set(chains(graph)) == {
+        ("source",),
+        ("parse", "score"),
+        ("keys",),
+        ("letters",),
+        ("show",),
+        ("out",),
+    }
+    (edge,) = [edge for edge in graph.edges if edge.tag == LETTERS]
+    assert (edge.source, edge.target, edge.schema) == ("parse", "keys", LETTER_SCHEMA)
+    assert graph.sends_letters("parse")
+    assert not graph.sends_letters("show")
+    assert "dead letters" in explain(graph)
+
+
+def test_dead_letters_of_an_operator_without_a_policy_are_refused(off: GraphBuilder) -> None:
+    parsed = a_line(off).map(one, uid="parse").on_failure("fail")
+    parsed.sink(print)
+    parsed.dead_letters().sink(print)
+    with pytest.raises(InvalidTopologyError, match=r"'parse': dead_letters: .*failures=FailurePolicy"):
+        graph_of(off)
+
+
+def test_a_stream_of_dead_letters_comes_right_behind_its_operator_and_has_no_uid(off: GraphBuilder) -> None:
+    parsed = a_line(off).map(one, uid="parse")
+    with pytest.raises(ConfigError, match=r"dead_letters behind 'parse': uid"):
+        parsed.dead_letters(uid="letters")
+    with pytest.raises(InvalidTopologyError, match=r"dead_letters\(…\) belongs to an operator"):
+        parsed.rebalance().dead_letters()
+    with pytest.raises(InvalidTopologyError, match=r"dead_letters\(…\) belongs to an operator"):
+        parsed.dead_letters().dead_letters()

@@ -40,7 +40,7 @@ from ftlayer.records.selector import KeySelector
 from ftlayer.topology.checks import check_key, check_process, key_types, schema_difference
 from ftlayer.topology.connectors import Options, Schema, open_sink
 from ftlayer.topology.draft import GraphDraft, Leg, Sides
-from ftlayer.topology.facts import side_outputs_of
+from ftlayer.topology.facts import LETTERS, side_outputs_of
 from ftlayer.topology.operators import AssignWatermarks, IterationHead, Operator, Sink
 from ftlayer.topology.streams.options import (
     FunctionOptions,
@@ -339,13 +339,26 @@ class DataStream:
 
     @known_options
     def dead_letters(self, *, uid: str | None = None) -> DataStream:
-        """Begin a stream of the dead letters of the sources that this stream derives from, whichever operator failed.
+        """Begin a stream of dead letters. Columns: `ftlayer.dead_letters.schema.LETTER_SCHEMA`.
 
-        An ordinary source: those letters come that are there at the topology's first start, then those to come, each
-        at least once, unless it was requeued or purged before. How far it was read is kept with the topology's
-        positions. Columns: `ftlayer.dead_letters.schema.LETTER_SCHEMA`. It has no end, so the job ends by ``drain`` or
-        ``stop_at_latest`` alone. `UnsupportedError` in barrier mode, which has no dead letters.
+        Acker mode: those of the sources that this stream derives from, whichever operator failed. An ordinary source:
+        those letters come that are there at the topology's first start, then those to come, each at least once, unless
+        it was requeued or purged before. How far it was read is kept with the topology's positions. It has no end, so
+        the job ends by ``drain`` or ``stop_at_latest`` alone.
+
+        Barrier mode: those of the operator right before, and of the ones that are chained before it. An output of that
+        chain, in the same checkpoints as its others, so that a two-phase sink has each letter exactly once; the job
+        keeps none of them otherwise, and they cannot be requeued. The operator needs a `FailurePolicy`, or
+        `StreamEnvironment.execute` raises `InvalidTopologyError`. It has no ``uid``: `ConfigError`.
         """
+        if self._graph.open_letters is None:
+            leg = self._own_leg("dead_letters")
+            if uid is not None:
+                raise ConfigError(
+                    f"dead_letters behind {self._described()}: uid: in barrier mode they are an output of that "
+                    "operator, and no source of their own; leave uid out"
+                )
+            return DataStream(self._graph, (replace(leg, tag=LETTERS),), LETTER_SCHEMA)
         return DataStream(self._graph, (self._graph.add_letters(self._legs, uid),), LETTER_SCHEMA)
 
     # ------------------------------------------------------------ the end
