@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.letters import DeadLetter
 from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
 from ftlayer.histogram import Exemplar
 from ftlayer.runtime.protocol.deaths import Conviction, Death
@@ -390,6 +391,19 @@ class CheckpointAborted:
 
 
 @dataclass(frozen=True, slots=True)
+class Readmit:
+    """Barrier mode: these letters are records of the chain again, to be tried anew. Each comes to one subtask.
+
+    The subtask names them in `SubtaskSnapshot.readmitted`. After a restart they come again, unless the checkpoint
+    that is restored holds them.
+    """
+
+    uid: str
+    subtask: int
+    letters: tuple[DeadLetter, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EndTasks:
     """Barrier mode: everything is committed; the sources end their streams, and with them all tasks."""
 
@@ -425,6 +439,7 @@ ToSlot = (
     | TriggerCheckpoint
     | CheckpointCompleted
     | CheckpointAborted
+    | Readmit
     | EndTasks
     | AskStack
     | Cancel

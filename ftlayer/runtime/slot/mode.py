@@ -21,6 +21,7 @@ from ftlayer.runtime.protocol.messages import (
     EndTasks,
     LetOut,
     PauseIntake,
+    Readmit,
     ReplayNow,
     ResumeIntake,
     TriggerCheckpoint,
@@ -56,6 +57,7 @@ ModeEvent = (
     | TriggerCheckpoint
     | CheckpointCompleted
     | CheckpointAborted
+    | Readmit
     | EndTasks
     | SnapshotOver
 )

@@ -14,6 +14,7 @@ from ftlayer.runtime.protocol.messages import (
     EndTasks,
     LetOut,
     PauseIntake,
+    Readmit,
     ReplayNow,
     ResumeIntake,
 )
@@ -119,11 +120,13 @@ TaskEvent = (
     | LetOut
     | EndReplays
     | EndTasks
+    | Readmit
 )
 """The first three come to every task, the next two to those with inputs, and two to sources.
 
 The others are of one mode: those from `Replayed` to `EndReplays` come to `ReplayTask`, `EndTasks` comes to sources in
-barrier mode. What the coordinator says is explained in `ftlayer.runtime.protocol.messages`.
+barrier mode, `Readmit` to its chains with a failure policy. What the coordinator says is explained in
+`ftlayer.runtime.protocol.messages`.
 """
 
 

@@ -16,6 +16,7 @@ from ftlayer.runtime.protocol.messages import (
     CheckpointAborted,
     CheckpointCompleted,
     EndTasks,
+    Readmit,
     TriggerCheckpoint,
 )
 from ftlayer.runtime.slot.events import RowsRead, SnapshotOver
@@ -57,6 +58,9 @@ class BarrierSlot:
                     self._final = None
                 drop = [] if files_stay else [DropFiles(checkpoint)]
                 return [*self._barriers.aborted(checkpoint, now), *drop]
+            case Readmit(uid, subtask):
+                self.activity += 1
+                return [RunTask((uid, subtask), event)]
             case EndTasks():
                 return self._barriers.end_sources()
             case SnapshotOver(key, checkpoint):
