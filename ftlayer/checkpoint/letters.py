@@ -5,7 +5,7 @@ They are plain values (`ftlayer.transport.codec.plain_codec` packs them).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 LETTER_BYTES = 16
@@ -50,6 +50,7 @@ class DeadLetter:
         key: its key in the chain, as `ftlayer.state.snapshots.serializer` packs it; b"" without one.
         payload: an IPC stream of Arrow with one row; b"" for a timer.
         event_time_ms: of the record, or the timer's time; None without one.
+        is_event_timer: it is a timer of event time, not of processing time.
         attempts: the failed ones, the oldest first.
         first_failed_ms, died_ms: wall clock.
     """
@@ -67,6 +68,7 @@ class DeadLetter:
     attempts: tuple[FailedAttempt, ...]
     first_failed_ms: int
     died_ms: int
+    is_event_timer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +81,21 @@ class LetterBatch:
     name: str
     letters: tuple[DeadLetter, ...]
     lasting: bool = False
+
+
+MAX_ATTEMPTS = 16
+"""Failed attempts of a record that are kept: the first and the newest …"""
+
+MAX_TRACEBACKS = 4
+"""… of which so many have their traceback; the first and the newest again."""
+
+
+def with_attempt(attempts: tuple[FailedAttempt, ...], newest: FailedAttempt) -> tuple[FailedAttempt, ...]:
+    """Return a record's failed attempts with one more, which gets its number, within their bounds."""
+    newest = replace(newest, number=attempts[-1].number + 1 if attempts else 1)
+    if len(attempts) >= MAX_ATTEMPTS:
+        attempts = attempts[:1] + attempts[len(attempts) - MAX_ATTEMPTS + 2 :]
+    if len(attempts) >= MAX_TRACEBACKS:
+        at = len(attempts) - MAX_TRACEBACKS + 1
+        attempts = (*attempts[:at], replace(attempts[at], traceback=""), *attempts[at + 1 :])
+    return (*attempts, newest)

@@ -110,6 +110,13 @@ def for_calls() -> Callable[[int], None]:
     return begin
 
 
+def has_failed_before() -> bool:
+    """Whether the record that the calling function was called for failed before; False where there is no record."""
+    found = _running.get()
+    row = None if found is None else found.row()
+    return found is not None and row is not None and current_record().first_failed_at is not None
+
+
 def current_record() -> CurrentRecord:
     """Return what is known of the record that the calling function was called for.
 

@@ -31,6 +31,9 @@ class ListTable(Protocol):
 class MapTable(Protocol):
     """A mapping for each key. A key without items has no entry."""
 
+    def keys(self) -> Iterable[Key]:
+        """Return the keys that have items, in any order; not to be used behind the next change."""
+
     def items(self, key: Key) -> Mapping[Any, Any]:
         """Return the items, not to be changed, and valid until the next change."""
 

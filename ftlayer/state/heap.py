@@ -51,6 +51,10 @@ class HeapMap:
     def __len__(self) -> int:
         return len(self._maps)
 
+    def keys(self) -> Iterable[Key]:
+        """Return the keys that have items."""
+        return self._maps.keys()
+
     def items(self, key: Key) -> Mapping[Any, Any]:
         """Return the items, not to be changed."""
         return self._maps.get(key, _NOTHING)

@@ -11,7 +11,7 @@ from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.partitioning.partitioners import Forward, Partitioner
 from ftlayer.partitioning.replay import ReplayPartitioner
 from ftlayer.topology.facts import LETTERS
-from ftlayer.topology.operators import Operator, Replay, Source
+from ftlayer.topology.operators import IterationHead, Operator, Replay, Source
 from ftlayer.vertex.calls import StreamOptions
 
 
@@ -26,6 +26,14 @@ class JobVertex:
     operators: tuple[Operator, ...]
     parallelism: int
     failures: FailurePolicy | None = None
+
+    @property
+    def tells_its_end(self) -> bool:
+        """Whether its subtasks say when their data has ended: the job's last checkpoint waits for them.
+
+        Those of sources, of loops, and those in which records may wait for another attempt.
+        """
+        return isinstance(self.operators[0], Source | IterationHead) or self.failures is not None
 
 
 @dataclass(frozen=True)

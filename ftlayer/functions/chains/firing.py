@@ -94,7 +94,7 @@ class Firing:
             self._step, VALUES, np.arange(len(times), dtype=np.int64), outcome.failures.append
         )
         for failure in outcome.failures:
-            raise _failed(failure)
+            raise timer_failed(failure)
         return SegmentOutcome(outcome.batch, outcome.parents, [], [*own, *outcome.side]), times
 
     def _call(self, time_ms: int) -> list[Any]:
@@ -103,7 +103,7 @@ class Firing:
         except MemoryError:
             raise
         except Exception as error:
-            raise _failed(failure_of(0, self._step.uid, error)) from error
+            raise timer_failed(failure_of(0, self._step.uid, error)) from error
         self.fired += 1
         return results
 
@@ -116,7 +116,8 @@ def _tail(step: Processing, rest: Sequence[PreparedOperator]) -> list[Segment]:
     return [RecordSegment([], step.schema, VALUES, step.uid), *segments]
 
 
-def _failed(failure: RowFailure) -> TimerFailedError:
+def timer_failed(failure: RowFailure) -> TimerFailedError:
+    """Return the error of a timer that fails, where that fails the slot."""
     return TimerFailedError(
         f"{failure.operator!r} failed for a timer, which no record can be blamed for: {failure.reason}",
         failure.operator,

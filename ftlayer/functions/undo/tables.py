@@ -140,6 +140,10 @@ class UndoMaps:
         self._table = table
         self._log = log
 
+    def keys(self) -> Iterable[Key]:
+        """See `MapTable.keys`."""
+        return self._table.keys()
+
     def items(self, key: Key) -> Mapping[Any, Any]:
         """See `MapTable.items`."""
         found = self._table.items(key)

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ftlayer.errors import UnsupportedError
+from ftlayer.failures import PermanentFailure
 from ftlayer.functions.context import Context
+from ftlayer.functions.current import has_failed_before
 from ftlayer.functions.handles import NOTHING, MapHandle
 from ftlayer.functions.process import LAST_WATERMARK_MS, ProcessFunction
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
@@ -48,8 +50,12 @@ class WindowFunction(ProcessFunction):
                 f"{ctx.uid!r} works on event time, and the record has none; use assign_watermarks(column, …) before "
                 "key_by, behind every operator with timers of processing time"
             )
-        if not self._take(record, ctx.timestamp, ctx) and self._late_tag is not None:
+        if self._take(record, ctx.timestamp, ctx):
+            return
+        if self._late_tag is not None:
             ctx.output(self._late_tag, record)
+        elif has_failed_before():
+            raise PermanentFailure("late: its windows were over when it was tried again")
 
     def on_timer(self, time_ms: int, ctx: Context) -> Iterator[Any]:
         """See `ProcessFunction.on_timer`."""

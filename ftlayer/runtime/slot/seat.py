@@ -17,6 +17,7 @@ from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
 from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
+from ftlayer.runtime.task.chain_rows import NO_FAILURES, FailureCounts
 from ftlayer.runtime.task.contract import Task, TaskKey
 from ftlayer.runtime.task.iteration import HeadTask
 from ftlayer.topology.facts import rate_limit_of
@@ -81,6 +82,12 @@ class Seat:
         """How many records came too late to be kept; any thread may look."""
         count: int = getattr(self.task, "late", 0)
         return count
+
+    @property
+    def failures(self) -> FailureCounts:
+        """What has failed in it, where records fail alone; any thread may look."""
+        counts: FailureCounts = getattr(self.task, "failures", NO_FAILURES)
+        return counts
 
     @property
     def latencies(self) -> dict[str, Histogram]:
@@ -186,8 +193,9 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
     """Return totals by name; may be called by any thread.
 
     ``records_in`` counts what sources read, ``records_out`` what chains without outputs were given, and
-    ``…/<uid>`` what a chain took and sent (a copy a channel), ``late`` what came to joins too late to be kept, and
-    the counters of `END_TO_END` how old records were at sinks.
+    ``…/<uid>`` what a chain took and sent (a copy a channel), ``late`` what came to joins too late to be kept,
+    ``retried/<uid>``, ``dead/<uid>``, ``waiting/<uid>`` and ``waiting_bytes/<uid>`` what `FailureCounts` says, and the
+    counters of `END_TO_END` how old records were at sinks.
     """
     counters = Counter(dict.fromkeys(("records_in", "records_out", "late"), 0))
     for seat in seats:
@@ -199,6 +207,12 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
         if seat.late:
             counters["late"] += seat.late
             counters[f"late/{seat.uid}"] += seat.late
+        failures = seat.failures
+        if failures != NO_FAILURES:
+            counters[f"retried/{seat.uid}"] += failures.retried
+            counters[f"dead/{seat.uid}"] += failures.dead
+            counters[f"waiting/{seat.uid}"] += failures.waiting
+            counters[f"waiting_bytes/{seat.uid}"] += failures.waiting_bytes
     return dict(counters)
 
 
@@ -254,6 +268,7 @@ def _watch_loops(graph: JobGraph, seats: dict[TaskKey, Seat]) -> None:
 def _is_busy(seats: list[Seat]) -> bool:
     return any(
         seat.inbox.has_records
+        or seat.failures.waiting
         or any(isinstance(output, RemoteOutput) and not output.is_empty for output in seat.outputs.values())
         for seat in seats
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.keyed import Backend
+from ftlayer.functions.undo.log import UndoLog
 from ftlayer.handler.handler import Handler
+from ftlayer.runtime.task.chain_rows import ChainRows, WholeBatches
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.companion import ChainCompanion
 from ftlayer.runtime.task.emitter import Emitter
@@ -31,6 +34,14 @@ from ftlayer.topology.operators import (
 
 NoFunction = Source | Replay | Join | IterationHead | IterationTail | Sink
 """Operators that are no part of a chain's pipeline: they are what the task itself does, or nothing at all."""
+
+
+@dataclass(frozen=True)
+class RowsAlone:
+    """What a chain needs whose records fail alone: the log that takes back what they change, and what runs them."""
+
+    log: UndoLog
+    make: Callable[[OperatorChain], ChainRows]
 
 
 @dataclass(frozen=True)
@@ -68,15 +79,28 @@ class ChainPlan:
         """Make what sends on its channels; one is enough for a task."""
         return Emitter(self.graph, self.uid, self.subtask, self.handler)
 
-    def task(self, backend: Backend, outlet: Outlet, companion: ChainCompanion) -> ChainTask | HeadTask:
-        """Make the task. ``backend`` keeps the state of its functions; all three are its own."""
-        pipeline = OperatorChain(self.functions, self.inputs, backend)
+    def task(
+        self,
+        backend: Backend,
+        outlet: Outlet,
+        companion: ChainCompanion,
+        *,
+        alone: RowsAlone | None = None,
+    ) -> ChainTask | HeadTask:
+        """Make the task. ``backend`` keeps the state of its functions; all of the arguments are its own.
+
+        ``alone``: its records fail alone; None: a record that fails is settled by the chain's handler.
+        """
+        pipeline = OperatorChain(self.functions, self.inputs, backend, None if alone is None else alone.log)
+        rows: ChainRows = (
+            WholeBatches(pipeline, self.handler, outlet) if alone is None else alone.make(pipeline)
+        )
         edges = self.graph.edges_into(self.uid)
         head = self.vertex.operators[0]
         if not isinstance(head, IterationHead):
             gate = StatusWatermarkValve.of(self.graph, self.uid, self.subtask)
-            return ChainTask(self.uid, self.subtask, edges, gate, pipeline, self.handler, outlet, companion)
+            return ChainTask(self.uid, self.subtask, edges, gate, pipeline, rows, outlet, companion)
         loop = LoopGate.of(self.graph, self.uid, self.subtask)
-        chain = ChainTask(self.uid, self.subtask, edges, loop, pipeline, self.handler, outlet, companion)
+        chain = ChainTask(self.uid, self.subtask, edges, loop, pipeline, rows, outlet, companion)
         back = {edge.number for edge in edges if edge.feedback}
         return HeadTask(chain, loop, companion, back, head.max_wait_ms)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from ftlayer.clock import Now
 from ftlayer.functions.chains.topology import TimerOutput
-from ftlayer.handler.handler import Handler
 from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import (
@@ -19,8 +18,10 @@ from ftlayer.runtime.protocol.elements import (
     LatencyMarker,
     Watermark,
 )
-from ftlayer.runtime.task.actions import Action, TaskEnded
+from ftlayer.runtime.protocol.messages import Readmit
+from ftlayer.runtime.task.actions import Action, HoldInput, TaskEnded
 from ftlayer.runtime.task.alarm import Alarm
+from ftlayer.runtime.task.chain_rows import ChainRows, FailureCounts
 from ftlayer.runtime.task.companion import ChainCompanion
 from ftlayer.runtime.task.events import (
     ChannelReset,
@@ -32,7 +33,6 @@ from ftlayer.runtime.task.events import (
     refused,
 )
 from ftlayer.runtime.task.gate import StatusWatermarkValve
-from ftlayer.runtime.task.lineages import known_of, replayed
 from ftlayer.runtime.task.outlet import Outlet
 from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.topology.job_graph import Channel, JobEdge
@@ -54,23 +54,26 @@ class ChainTask:
         edges: tuple[JobEdge, ...],
         gate: StatusWatermarkValve,
         pipeline: OperatorChain,
-        handler: Handler,
+        rows: ChainRows,
         outlet: Outlet,
         companion: ChainCompanion,
     ) -> None:
-        """``edges`` lead into the chain; ``companion`` is its own."""
+        """``edges`` lead into the chain; ``rows`` and ``companion`` are its own."""
         self.uid = uid
         self.subtask = subtask
         self._input = {edge.number: edge.input for edge in edges}
         self._gate = gate
         self._pipeline = pipeline
-        self._handler = handler
+        self._rows = rows
         self._outlet = outlet
         self._companion = companion
         self._alarm = Alarm()
         self._opened = False
         self._closing = False
         self._ended = False
+        self._held: Watermark | Idle | None = None
+        # The last watermark has gone its way; and nothing waits any more behind it, so that this was told.
+        self._is_last = self._told_last = False
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
         """See `Task.handle`."""
@@ -83,12 +86,16 @@ class ChainTask:
                 self._opened = True
                 self._pipeline.open(now.mono_ms)
                 self._companion.opened()
+                self._rows.opened(now)
                 return [*self.gate_moved(now), *self._wake(now)]
             case ChannelReset(channel):
                 if self._closing:
                     return []
                 self._gate.reset(channel)
                 return self.gate_moved(now)
+            case Readmit(letters=letters):
+                self._rows.readmit(letters, now)
+                return self._wake(now)
             case RowsPersisted(ticket):
                 return [*self._outlet.accepted(ticket), *self._end()]
             case _:
@@ -102,7 +109,8 @@ class ChainTask:
         """Pass on what the inputs have said, and end when they have."""
         actions: list[Action] = []
         while (mark := self._gate.news()) is not None:
-            actions.extend(self._before(0, mark, now))
+            self._held = mark
+            actions.extend(self._let_go(now))
         if self._gate.ended:
             actions.extend(self._close(now))
         return actions
@@ -136,6 +144,11 @@ class ChainTask:
         return self._pipeline.progress
 
     @property
+    def failures(self) -> FailureCounts:
+        """What has failed so far. Any thread may look."""
+        return self._rows.counts
+
+    @property
     def watermark_ms(self) -> int:
         """The event time that the chain has come to. Any thread may look."""
         return self._pipeline.stages[-1].watermark_ms
@@ -162,28 +175,43 @@ class ChainTask:
         else:
             self._gate.mark(channel, element)
             actions, records = self.gate_moved(now), 0
-        return [*actions, *self._wake(now), *self._companion.tend(records, now)]
+        return [*actions, *self._wake(now), *self._hold(now), *self._companion.tend(records, now)]
 
     def _take(self, input: int, batch: Batch, now: Now) -> list[Action]:
-        lineage = batch.lineage
-        fresh = lineage is None or lineage.origins is None or not replayed(lineage).all()
-        passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now, known_of(lineage))
-        actions = self._outlet.take(lineage, batch.num_rows, passed, now)
+        actions = self._rows.take(input, batch, now)
         actions.extend(self._companion.reports())
         actions.extend(self._event_time_moved(now))
         return actions
 
+    def _again(self, now: Now) -> list[Action]:
+        """Run what waits for another attempt, and pass on what the chain kept to itself meanwhile."""
+        actions = self._rows.again(now)
+        if actions:
+            actions.extend(self._event_time_moved(now))
+        return [*actions, *self._let_go(now)]
+
     def _fired(self, place: int, fired: dict[str, TimerOutput], now: Now) -> list[Action]:
         """Send what timers of a stage put out on its way."""
-        if not fired:
-            return []
-        passed = self._pipeline.run_behind(place, fired, now)
-        if passed.failures:
-            # Chains end behind timers where records are tracked: here only the task can fail.
-            self._handler.xor.fail(None, passed.failures)
-        return self._outlet.take_fired(passed.outputs, now)
+        return self._rows.fired(place, fired, now) if fired else []
 
     # ------------------------------------------------------------ event time
+
+    def _let_go(self, now: Now) -> list[Action]:
+        """Pass on what the inputs have said of event time, unless records wait that it is not to overtake."""
+        actions: list[Action] = []
+        mark = self._held
+        if mark is not None and self._rows.holds(mark):
+            if mark == Watermark(MAX_TIME_MS):
+                self._rows.ends(now)
+        elif mark is not None:
+            self._held = None
+            actions = self._before(0, mark, now)
+            self._is_last = self._is_last or mark == Watermark(MAX_TIME_MS)
+        if self._is_last and not self._told_last and not self._rows.counts.waiting:
+            self._told_last = True
+            self._rows.last()
+            actions.extend(self._companion.data_ended())
+        return actions
 
     def _event_time_moved(self, now: Now) -> list[Action]:
         """Say what the chain's own watermarks are now, and fire timers that were set behind a watermark."""
@@ -239,17 +267,23 @@ class ChainTask:
             if due is not None and due <= now.wall_ms:
                 actions.extend(self._fired(place, stage.chain.fire_processing_timers(now.wall_ms), now))
         actions.extend(self._event_time_moved(now))
+        actions.extend(self._again(now))
         due_ms = self._outlet.due_ms
         if due_ms is not None and due_ms <= now.mono_ms:
             self._outlet.flush(now, force=False)
             actions.extend(self._companion.reports())
-        return [*actions, *self._wake(now), *self._companion.tend(0, now)]
+        return [*actions, *self._wake(now), *self._hold(now), *self._companion.tend(0, now)]
+
+    def _hold(self, now: Now) -> list[Action]:
+        """Take nothing for a while, where too many records fail, or wait."""
+        pause_ms = 0 if self._closing else self._rows.hold_ms(now)
+        return [HoldInput(now.mono_ms + pause_ms)] if pause_ms else []
 
     def _wake(self, now: Now) -> list[Action]:
         """Ask to be called for what is due next."""
         if self._closing:
             return []
-        due = [] if self._outlet.due_ms is None else [self._outlet.due_ms]
+        due = [ms for ms in (self._outlet.due_ms, self._rows.due_ms(now)) if ms is not None]
         for stage in self._pipeline.stages:
             if stage.generator is not None and stage.generator.due_ms is not None:
                 due.append(stage.generator.due_ms)

@@ -23,6 +23,9 @@ class ChainCompanion(Protocol):
     def loop_ended(self) -> list[Action]:
         """Return what is to be told of the end of the loop that the chain is the head of."""
 
+    def data_ended(self) -> list[Action]:
+        """Return what is to be told of the end of the chain's data: no record comes, and none waits."""
+
     def tend(self, records: int, now: Now) -> list[Action]:
         """Do what is to be done between two calls of functions; the chain has just taken so many records."""
 
@@ -50,6 +53,10 @@ class NoCompanion:
         return []
 
     def loop_ended(self) -> list[Action]:
+        """Return nothing."""
+        return []
+
+    def data_ended(self) -> list[Action]:
         """Return nothing."""
         return []
 

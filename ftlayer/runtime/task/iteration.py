@@ -15,6 +15,7 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.alarm import Alarm
+from ftlayer.runtime.task.chain_rows import FailureCounts
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.companion import ChainCompanion
 from ftlayer.runtime.task.events import ElementCame, TaskEvent, TimeCame
@@ -146,6 +147,11 @@ class HeadTask:
     def progress(self) -> int:
         """See `ChainTask.progress`."""
         return self._chain.progress
+
+    @property
+    def failures(self) -> FailureCounts:
+        """See `ChainTask.failures`."""
+        return self._chain.failures
 
     @property
     def latencies(self) -> Mapping[str, Histogram]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from ftlayer.clock import Now
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.failures import RowFailure
+from ftlayer.functions.undo.log import UndoLog
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
@@ -67,6 +68,19 @@ class Outlet(Protocol):
         """Roots of what is held back here. Another thread may look."""
 
 
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What came of a batch, before any of it is sent.
+
+    Attributes:
+        outputs: by tag, with what users' partitioners say of its rows (None where none is asked).
+        failures: of records, those that a partitioner refused with them.
+    """
+
+    outputs: dict[str, tuple[Rows, Routes | None]]
+    failures: list[RowFailure]
+
+
 class ChannelOutlet:
     """Rows go to channels."""
 
@@ -81,23 +95,16 @@ class ChannelOutlet:
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
-        xor = self._handler.xor
-        outputs, failures = self._routed(passed)
-        if failures:
-            xor.fail(lineage, failures)
-        actions: list[Action] = []
-        owed = _NOTHING_OWED
-        for tag, (rows, routes) in outputs.items():
-            emission = self._emitter.derived(
-                tag, rows.payload, lineage, rows.parents, rows.times, routes=routes
-            )
-            actions.extend(emission.sends)
-            owed = owed ^ emission.owed
-        xor.settle(lineage, owed, unharmed(records, failures))
-        return actions
+        routed = self.route(passed)
+        if routed.failures:
+            self._handler.xor.fail(lineage, routed.failures)
+        return self.send(lineage, records, routed)
 
-    def _routed(self, passed: Passed) -> tuple[dict[str, tuple[Rows, Routes | None]], list[RowFailure]]:
-        """Ask where rows go, if users' functions say so; rows of a record for which one raises are left out."""
+    def route(self, passed: Passed, log: UndoLog | None = None) -> Routed:
+        """Ask where rows go, if users' functions say so; rows of a record for which one raises are left out.
+
+        With ``log`` of what the chain has changed, raises `LateFailure` for such a record.
+        """
         outputs = {tag: (rows, self._emitter.ask(tag, rows.payload)) for tag, rows in passed.outputs.items()}
         refused: dict[int, RowFailure] = {}
         for rows, routes in outputs.values():
@@ -105,11 +112,26 @@ class ChannelOutlet:
                 record = int(rows.parents[failure.row])
                 refused.setdefault(record, replace(failure, row=record))
         if not refused:
-            return outputs, passed.failures
+            return Routed(outputs, passed.failures)
+        if log is not None:
+            log.late(min(refused))
         for tag, (rows, routes) in outputs.items():
             keep = ~np.isin(rows.parents, list(refused))
             outputs[tag] = rows.keep(keep), None if routes is None else routes.keep(keep)
-        return outputs, [*passed.failures, *refused.values()]
+        return Routed(outputs, [*passed.failures, *refused.values()])
+
+    def send(self, lineage: RecordIds | None, records: int, routed: Routed) -> list[Action]:
+        """Send what came of a batch of so many records, and settle those that have not failed."""
+        actions: list[Action] = []
+        owed = _NOTHING_OWED
+        for tag, (rows, routes) in routed.outputs.items():
+            emission = self._emitter.derived(
+                tag, rows.payload, lineage, rows.parents, rows.times, routes=routes
+            )
+            actions.extend(emission.sends)
+            owed = owed ^ emission.owed
+        self._handler.xor.settle(lineage, owed, unharmed(records, routed.failures))
+        return actions
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
         """See `Outlet.take_fired`."""

@@ -135,14 +135,17 @@ class OperatorChain:
         input: int,
         now: Now,
         known: Known = UNTRACKED,
+        watermark_ms: int = MIN_TIME_MS,
     ) -> Passed:
         """Run a batch of one input. ``fresh``: it holds more than replays; ``known``: what functions may ask of it.
+
+        ``watermark_ms``: where the first stage is not so far, its functions are told this one.
 
         With a log, raises `LateFailure` for a row of the batch: see `TopologyChain.run`.
         """
         parents: I64Array = np.arange(payload.num_rows, dtype=np.int64)
         try:
-            return self._run(0, Rows(payload, parents, times), fresh, input, now, known)
+            return self._run(0, Rows(payload, parents, times), fresh, input, now, known, watermark_ms)
         finally:
             self._running = None
 
@@ -159,12 +162,21 @@ class OperatorChain:
         passed.outputs.update(outputs)
         return passed
 
-    def _run(self, first: int, rows: Rows, fresh: bool, input: int, now: Now, known: Known | None) -> Passed:
+    def _run(
+        self,
+        first: int,
+        rows: Rows,
+        fresh: bool,
+        input: int,
+        now: Now,
+        known: Known | None,
+        watermark_ms: int = MIN_TIME_MS,
+    ) -> Passed:
         """Run rows through the stages from ``first`` on; ``known`` is None for what timers put out."""
         passed = Passed({MAIN: rows})
         for stage in self.stages[first:]:
-            self._through(stage, passed, fresh, input, now, known)
-            input = 0
+            self._through(stage, passed, fresh, input, now, known, max(watermark_ms, stage.watermark_ms))
+            input, watermark_ms = 0, MIN_TIME_MS
         if passed.failures and len(self.stages) > 1:
             # A stage knows nothing of rows that come from the same parent and were not in it.
             failed = [failure.row for failure in passed.failures]
@@ -174,7 +186,14 @@ class OperatorChain:
         return passed
 
     def _through(
-        self, stage: ChainStage, passed: Passed, fresh: bool, input: int, now: Now, known: Known | None
+        self,
+        stage: ChainStage,
+        passed: Passed,
+        fresh: bool,
+        input: int,
+        now: Now,
+        known: Known | None,
+        watermark_ms: int,
     ) -> None:
         rows = passed.outputs[MAIN]
         if stage.generator is not None:
@@ -187,9 +206,7 @@ class OperatorChain:
             if known is not None:
                 stack.enter_context(running(known, lambda: stage.chain.row, rows.parents))
             try:
-                result = stage.chain.run(
-                    rows.payload, rows.times, stage.watermark_ms, now.wall_ms, input=input
-                )
+                result = stage.chain.run(rows.payload, rows.times, watermark_ms, now.wall_ms, input=input)
             except LateFailure as late:
                 raise LateFailure(int(rows.parents[late.row])) from None
         for tag, output in result.outputs.items():

@@ -158,6 +158,10 @@ class LayeredMap:
     def __len__(self) -> int:
         return len(self._table)
 
+    def keys(self) -> Iterable[Key]:
+        """Return the keys that have items."""
+        return iter(self._table)
+
     def items(self, key: Key) -> Mapping[Any, Any]:
         """Return the items, not to be changed, and valid until the next change."""
         found: Any = self._table.read(key)

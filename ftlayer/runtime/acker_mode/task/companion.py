@@ -31,6 +31,10 @@ class AckerCompanion:
         """Return nothing."""
         return []
 
+    def data_ended(self) -> list[Action]:
+        """Return nothing: the vertex knows."""
+        return []
+
     def tend(self, records: int, now: Now) -> list[Action]:
         """Do nothing."""
         return []

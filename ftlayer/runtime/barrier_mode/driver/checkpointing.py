@@ -72,7 +72,7 @@ from ftlayer.runtime.protocol.messages import (
     ToSlot,
     TriggerCheckpoint,
 )
-from ftlayer.topology.operators import IterationHead, Source
+from ftlayer.topology.operators import Source
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class JobCheckpoints:
         sources = [
             (vertex.uid, subtask)
             for vertex in graph.vertices
-            if isinstance(vertex.operators[0], Source | IterationHead)
+            if vertex.tells_its_end
             for subtask in range(vertex.parallelism)
             if graph.slot_of(vertex.uid, subtask) in asked.slots
         ]

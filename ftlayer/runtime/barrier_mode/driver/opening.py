@@ -31,7 +31,6 @@ from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpo
 from ftlayer.runtime.barrier_mode.driver.restoring import restores
 from ftlayer.runtime.protocol.order import CheckpointPlan
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.topology.operators import IterationHead, Source
 
 LATEST = "latest"
 """``restore_from``: the latest checkpoint of the topology in its directory."""
@@ -179,9 +178,7 @@ def _loaded(url: str, config: CheckpointConfig, key: bytes) -> Checkpoint:
 
 def _facts(graph: JobGraph, run: str) -> JobFacts:
     subtasks = {(vertex.uid, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)}
-    sources = {
-        vertex.uid for vertex in graph.vertices if isinstance(vertex.operators[0], Source | IterationHead)
-    }
+    sources = {vertex.uid for vertex in graph.vertices if vertex.tells_its_end}
     return JobFacts(
         graph.name,
         run,

@@ -96,15 +96,11 @@ class BarrierSlotShell:
             instance=self._slot.instance,
             key=plan.key,
         )
-        sinks = partial(
-            open_sink,
-            run=self._slot.run_of(deploy),
-            checkpoint_key=plan.key,
-            place=this_process(f"slot {order.slot}"),
-        )
+        place = this_process(f"slot {order.slot}")
+        sinks = partial(open_sink, run=self._slot.run_of(deploy), checkpoint_key=plan.key, place=place)
         self._suspecting.begin(deploy)
         tasks = BarrierTaskMode(
-            _by_subtask(deploy.restore), partial(self._open_state, storage), sinks, self._suspecting.of
+            _by_subtask(deploy.restore), partial(self._open_state, storage), sinks, self._suspecting.of, place
         )
         self._opened = _Opened(storage, tasks.checkpointed)
         return tasks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskSnapshot
@@ -11,6 +12,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import SnapshotCancelledError
 from ftlayer.runtime.barrier_mode.task.companion import BarrierCompanion
 from ftlayer.runtime.barrier_mode.task.contract import CommittingSinkBody
+from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.iteration import HeadTask
@@ -29,12 +31,17 @@ class ChainCheckpoints:
         companion: BarrierCompanion,
         sink: CommittingSinkBody | None,
         suspects: Suspects,
+        letters: MadeLetters | None,
     ) -> None:
-        """``companion`` and ``suspects`` are the chain's, ``sink`` the one at its end."""
+        """``companion`` and ``suspects`` are the chain's, ``sink`` the one at its end.
+
+        ``letters`` are what its records become that fail; None: they fail the job.
+        """
         self._chain = chain
         self._companion = companion
         self._sink = sink
         self._suspects = suspects
+        self._letters = letters
         self._savepoints: set[int] = set()
         self._given_up: set[int] = set()
 
@@ -49,14 +56,19 @@ class ChainCheckpoints:
         backend = self._companion.backend
         frozen = None if backend is None else backend.freeze(barrier, now.wall_ms)
         precommitted = None if self._sink is None else self._sink.precommit(barrier.checkpoint)
-        condemned = self._suspects.snapshot(barrier.checkpoint)
-        return actions, ChainSnapshot(
-            self._chain.uid, self._chain.subtask, barrier.checkpoint, frozen, precommitted, condemned
+        part = SubtaskSnapshot(
+            self._chain.uid, self._chain.subtask, condemned=self._suspects.snapshot(barrier.checkpoint)
         )
+        if self._letters is not None:
+            letters, readmitted = self._letters.snapshot(barrier.checkpoint)
+            part = replace(part, letters=letters, readmitted=readmitted)
+        return actions, ChainSnapshot(part, barrier.checkpoint, frozen, precommitted)
 
     def completed(self, checkpoint: int) -> None:
         """See `Checkpointed.completed`; also behind the task's end."""
         self._suspects.completed(checkpoint)
+        if self._letters is not None:
+            self._letters.completed(checkpoint)
         backend = self._companion.backend
         if backend is not None and not backend.closed:
             backend.backend.completed(checkpoint)
@@ -95,20 +107,16 @@ class ChainSnapshot:
 
     def __init__(
         self,
-        uid: str,
-        subtask: int,
+        part: SubtaskSnapshot,
         checkpoint: int,
         frozen: Frozen | None,
         precommitted: Precommitted | None,
-        condemned: tuple[bytes, ...] = (),
     ) -> None:
-        """``frozen`` None: no state. ``precommitted`` None: no sink that commits."""
-        self._uid = uid
-        self._subtask = subtask
+        """``part`` is what is there at once. ``frozen`` None: no state. ``precommitted`` None: no sink that commits."""
+        self._part = part
         self._checkpoint = checkpoint
         self._frozen = frozen
         self._precommitted = precommitted
-        self._condemned = condemned
 
     def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
         """See `PendingSnapshot.write`. The state comes first: what a sink has written is seen by others."""
@@ -119,17 +127,15 @@ class ChainSnapshot:
         if self._precommitted is not None:
             if cancelled():
                 raise SnapshotCancelledError(
-                    f"checkpoint {self._checkpoint} was given up before the sink of {self._uid!r} wrote its rows"
+                    f"checkpoint {self._checkpoint} was given up before the sink of {self._part.uid!r} wrote its rows"
                 )
             sink = self._precommitted()
-        return SubtaskSnapshot(
-            self._uid,
-            self._subtask,
+        return replace(
+            self._part,
             keyed=state.keyed,
             operators=state.operators,
             committables=sink.committables,
-            letters=sink.letters,
-            condemned=self._condemned,
+            letters=self._part.letters + sink.letters,
         )
 
     def release(self) -> None:

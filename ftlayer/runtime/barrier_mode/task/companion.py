@@ -22,9 +22,13 @@ class BarrierCompanion:
             processing time fires, and nothing goes round a loop: what came of it would be in no checkpoint.
     """
 
-    def __init__(self, uid: str, subtask: int, backend: SharedBackend | None) -> None:
+    def __init__(
+        self, uid: str, subtask: int, backend: SharedBackend | None, *, keeps_failed: bool = False
+    ) -> None:
+        """``keeps_failed``: records may wait in the chain, so that its own end is not that of its inputs."""
         self._uid = uid
         self._subtask = subtask
+        self._keeps_failed = keeps_failed
         self.backend = backend
         self.last_barrier: int | None = None
 
@@ -43,8 +47,15 @@ class BarrierCompanion:
         return []
 
     def loop_ended(self) -> list[Action]:
-        """Tell the coordinator: the job's last checkpoint waits for it, as for the end of a source's data."""
-        return [DataEnded(self._uid, self._subtask)]
+        """Tell the coordinator: the job's last checkpoint waits for it, as for the end of a source's data.
+
+        Where records may wait in the chain, `data_ended` does.
+        """
+        return [] if self._keeps_failed else [DataEnded(self._uid, self._subtask)]
+
+    def data_ended(self) -> list[Action]:
+        """Tell the coordinator, where records may have waited in the chain."""
+        return [DataEnded(self._uid, self._subtask)] if self._keeps_failed else []
 
     def tend(self, records: int, now: Now) -> list[Action]:
         """Let the backend do its work beside; hold the input while there is no room for more state."""

@@ -14,12 +14,13 @@ from ftlayer.handler.handler import Handler, NonFTHandler
 from ftlayer.runtime.barrier_mode.task.chain_checkpoints import ChainCheckpoints
 from ftlayer.runtime.barrier_mode.task.companion import BarrierCompanion
 from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, CommittingSinkBody
+from ftlayer.runtime.barrier_mode.task.failing.making import failing_alone, keys_with_waiting
 from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
 from ftlayer.runtime.barrier_mode.task.source_task import CheckpointedSourceTask
 from ftlayer.runtime.task.chain_plan import ChainPlan
 from ftlayer.runtime.task.contract import ReplayTask, SinkBody, Task, TaskKey
 from ftlayer.runtime.task.key_schemas import key_schemas
-from ftlayer.runtime.task.outlet import ChannelOutlet, SinkOutlet
+from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, SinkOutlet
 from ftlayer.runtime.task.suspects import Suspects
 from ftlayer.state.contract import CheckpointedBackend
 from ftlayer.state.heap import HeapBackend
@@ -58,6 +59,7 @@ class BarrierTaskMode:
         open_backend: OpenBackend,
         open_sink: OpenSink,
         suspects: Callable[[str], Suspects],
+        place: str = "",
     ) -> None:
         """Begin without tasks.
 
@@ -67,11 +69,13 @@ class BarrierTaskMode:
             open_backend: called for each chain with an operator that can keep state; raises `CheckpointError`.
             open_sink: makes a `CommittingSinkBody` for a `WriterSink`.
             suspects: makes those of a chain with this uid, for one subtask.
+            place: which process this is, in words.
         """
         self._restored = restored
         self._open_backend = open_backend
         self._open_sink = open_sink
         self._suspects = suspects
+        self._place = place
         self.checkpointed: dict[TaskKey, Checkpointed] = {}
 
     def check(self, operators: tuple[Operator, ...]) -> None:
@@ -110,24 +114,34 @@ class BarrierTaskMode:
     def chain(self, plan: ChainPlan) -> Task:
         """See `TaskMode.chain`."""
         backend = self._backend(plan)
-        companion = BarrierCompanion(plan.uid, plan.subtask, backend)
+        policy = plan.vertex.failures
+        companion = BarrierCompanion(plan.uid, plan.subtask, backend, keeps_failed=policy is not None)
         body = None
         if plan.sink is not None:
-            may_refuse = plan.vertex.failures is not None
-            body = self._open_sink(plan.sink, plan.subtask, plan.vertex.parallelism, may_refuse)
-        outlet = (
-            ChannelOutlet(plan.handler, plan.emitter()) if body is None else SinkOutlet(plan.handler, body)
-        )
-        task = plan.task(HeapBackend() if backend is None else backend.backend, outlet, companion)
+            body = self._open_sink(plan.sink, plan.subtask, plan.vertex.parallelism, policy is not None)
+        suspects = self._suspects(plan.uid)
+        failing = None
+        if policy is not None:
+            assert backend is not None
+            failing = failing_alone(plan, policy, backend.backend, body, suspects, self._place)
+            outlet: Outlet = failing.outlet
+        elif body is None:
+            outlet = ChannelOutlet(plan.handler, plan.emitter())
+        else:
+            outlet = SinkOutlet(plan.handler, body)
+        state = HeapBackend() if backend is None else backend.backend
+        task = plan.task(state, outlet, companion, alone=None if failing is None else failing.alone)
         commits = plan.sink is not None and isinstance(plan.sink.connector, WriterSink)
         sink = cast(CommittingSinkBody, body) if commits else None
-        suspects = self._suspects(plan.uid)
-        self.checkpointed[plan.uid, plan.subtask] = ChainCheckpoints(task, companion, sink, suspects)
+        letters = None if failing is None else failing.attempts.letters
+        self.checkpointed[plan.uid, plan.subtask] = ChainCheckpoints(task, companion, sink, suspects, letters)
         return task
 
     def _backend(self, plan: ChainPlan) -> SharedBackend | None:
-        """Open the state of a chain that can keep some."""
+        """Open the state of a chain that can keep some: of its functions, or records that wait."""
         keys = key_schemas(plan.functions, plan.inputs)
-        if not any(isinstance(operator, Process | CoProcess | Reduce) for operator in plan.functions):
+        if plan.vertex.failures is not None:
+            keys = keys_with_waiting(plan, keys)
+        elif not any(isinstance(operator, Process | CoProcess | Reduce) for operator in plan.functions):
             return None
         return SharedBackend(self._open_backend(plan.uid, plan.subtask, keys))

@@ -1,0 +1,296 @@
+"""A chain whose records fail alone: each passes through it whole or not at all, and is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterKind
+from ftlayer.clock import Now
+from ftlayer.errors import IncompatibleCheckpointError
+from ftlayer.functions.chains.firing import timer_failed
+from ftlayer.functions.chains.topology import TimerOutput
+from ftlayer.functions.current import UNTRACKED, Known, Tries
+from ftlayer.functions.undo.log import LateFailure, UndoLog
+from ftlayer.functions.undo.pieces import in_pieces
+from ftlayer.records.tries import pack_tries
+from ftlayer.runtime.barrier_mode.task.failing.attempts import Given, RecordAttempts
+from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
+from ftlayer.runtime.barrier_mode.task.failing.payloads import rows_of
+from ftlayer.runtime.barrier_mode.task.failing.waiting import Waiting
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Idle, Watermark
+from ftlayer.runtime.task.actions import Action
+from ftlayer.runtime.task.chain_rows import FailureCounts
+from ftlayer.runtime.task.outlet import ChannelOutlet, Routed
+from ftlayer.runtime.task.pipeline import OperatorChain, Passed
+from ftlayer.runtime.task.suspects import Suspects
+
+LAST_PAUSE_MS = 1_000
+"""The longest pause before an attempt once no more records come: the job's end waits for it."""
+
+LOOK_MS = 100
+"""How often a chain that holds too much looks whether there is room again."""
+
+
+MOST_AT_ONCE = 1_000
+"""Records that are tried again together."""
+
+
+class WayOut(Protocol):
+    """The end of a chain whose records fail alone."""
+
+    def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
+        """Ask where rows go. May raise `LateFailure`."""
+
+    def send(self, given: Given, routed: Routed, now: Now) -> list[Action]:
+        """Send them; says what became of the records, now or later, to the chain's `RecordAttempts`."""
+
+    def fired(self, passed: Passed, now: Now) -> list[Action]:
+        """Send what timers put out."""
+
+
+class ToChannels:
+    """`WayOut` to channels: a record is through when what came of it is sent."""
+
+    def __init__(self, outlet: ChannelOutlet, attempts: RecordAttempts) -> None:
+        self._outlet = outlet
+        self._attempts = attempts
+
+    def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
+        """See `WayOut.route`."""
+        return self._outlet.route(passed, log)
+
+    def send(self, given: Given, routed: Routed, now: Now) -> list[Action]:
+        """See `WayOut.send`."""
+        self._attempts.ended(given, routed.failures, now)
+        return self._outlet.send(None, given.payload.num_rows, routed)
+
+    def fired(self, passed: Passed, now: Now) -> list[Action]:
+        """See `WayOut.fired`."""
+        return self._outlet.take_fired(passed.outputs, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows that went through together: `ftlayer.functions.undo.pieces.Piece`."""
+
+    given: Given
+    routed: Routed
+
+    @property
+    def size(self) -> int:
+        rows: int = self.given.payload.num_rows
+        return rows
+
+    @property
+    def has_failures(self) -> bool:
+        return bool(self.routed.failures)
+
+
+class RecordsAlone:
+    """`ftlayer.runtime.task.chain_rows.ChainRows` of a chain with a failure policy.
+
+    Attributes:
+        send_letters: sends dead letters on as records; None: they stay for the next checkpoint.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        policy: FailurePolicy,
+        pipeline: OperatorChain,
+        log: UndoLog,
+        attempts: RecordAttempts,
+        breakers: Breakers,
+        out: WayOut,
+        suspects: Suspects,
+        inputs: Sequence[pa.Schema],
+    ) -> None:
+        """``inputs`` are the schemas of what the chain takes."""
+        self.send_letters: Callable[[Sequence[DeadLetter]], list[Action]] | None = None
+        self._uid = uid
+        self._policy = policy
+        self._pipeline = pipeline
+        self._log = log
+        self._attempts = attempts
+        self._breakers = breakers
+        self._out = out
+        self._suspects = suspects
+        self._inputs = inputs
+
+    def opened(self, now: Now) -> None:
+        """See `ChainRows.opened`: restored records wait no longer than from their beginning."""
+        longest = max(self._policy.backoff_ms, default=0)
+        self._attempts.waiting.restored(now.wall_ms + longest)
+        self._log.forget()
+
+    def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
+        """See `ChainRows.take`."""
+        watermark_ms = self._pipeline.stages[0].watermark_ms
+        return self._run(Given(input, batch.payload, batch.times, watermark_ms), now)
+
+    def fired(self, stage: int, fired: dict[str, TimerOutput], now: Now) -> list[Action]:
+        """See `ChainRows.fired`."""
+        passed = self._pipeline.run_behind(stage, fired, now)
+        for failure in passed.failures:
+            raise timer_failed(failure)
+        self._log.forget()
+        return self._out.fired(passed, now)
+
+    def again(self, now: Now) -> list[Action]:
+        """See `ChainRows.again`."""
+        if self._breakers.pause_ms(now.mono_ms):
+            return []
+        due = self._attempts.waiting.take_due(now.wall_ms, MOST_AT_ONCE)
+        records = [waiting for waiting in due if waiting.kind is LetterKind.RECORD]
+        actions: list[Action] = []
+        for _, group in groupby(sorted(records, key=_alike), key=_alike):
+            actions += self._run(self._given(list(group)), now)
+        return actions
+
+    def readmit(self, letters: tuple[DeadLetter, ...], now: Now) -> None:
+        """See `ChainRows.readmit`."""
+        if self._attempts.is_last:
+            return  # They are still where they came from, and come with the job's next start.
+        for letter in letters:
+            self._attempts.readmit(letter, now)
+
+    def holds(self, mark: Watermark | Idle) -> bool:
+        """See `ChainRows.holds`."""
+        is_last = mark == Watermark(MAX_TIME_MS)
+        return bool(len(self._attempts.waiting)) and (is_last or self._policy.hold_watermark)
+
+    def ends(self, now: Now) -> None:
+        """See `ChainRows.ends`."""
+        self._attempts.waiting.no_later_than(now.wall_ms + LAST_PAUSE_MS)
+
+    def last(self) -> None:
+        """See `ChainRows.last`."""
+        self._attempts.is_last = True
+
+    def due_ms(self, now: Now) -> int | None:
+        """See `ChainRows.due_ms`."""
+        due_ms = self._attempts.waiting.due_ms
+        if due_ms is None:
+            return None
+        return now.mono_ms + max(due_ms - now.wall_ms, self._breakers.pause_ms(now.mono_ms), 0)
+
+    def hold_ms(self, now: Now) -> int:
+        """See `ChainRows.hold_ms`."""
+        is_full = self._attempts.waiting.bytes > self._policy.max_waiting
+        return max(LOOK_MS if is_full else 0, self._breakers.pause_ms(now.mono_ms))
+
+    @property
+    def counts(self) -> FailureCounts:
+        """See `ChainRows.counts`."""
+        attempts = self._attempts
+        return FailureCounts(
+            attempts.retried, attempts.letters.made, len(attempts.waiting), attempts.waiting.bytes
+        )
+
+    # ------------------------------------------------------------ rows
+
+    def _run(self, given: Given, now: Now) -> list[Action]:
+        given = self._without_condemned(given, now)
+        actions = (
+            self._run_one_by_one(given, now)
+            if self._suspects.one_at_a_time
+            else self._run_together(given, now)
+        )
+        if self.send_letters is not None and (letters := self._attempts.letters.take()):
+            actions += self.send_letters(letters)
+        return actions
+
+    def _run_one_by_one(self, given: Given, now: Now) -> list[Action]:
+        actions: list[Action] = []
+        for row in range(given.payload.num_rows):
+            self._suspects.about_to(given.payload, row, given.input)
+            actions += self._run_together(given.part(row, 1), now)
+            self._suspects.over()
+        return actions
+
+    def _run_together(self, given: Given, now: Now) -> list[Action]:
+        if not given.payload.num_rows:
+            return []
+        actions: list[Action] = []
+        for _, piece in in_pieces(self._log, given.payload.num_rows, partial(self._piece, given, now)):
+            actions += self._out.send(piece.given, piece.routed, now)
+        return actions
+
+    def _piece(self, given: Given, now: Now, start: int, most: int) -> _Piece | None:
+        if start >= given.payload.num_rows:
+            return None
+        part = given.part(start, most)
+        try:
+            passed = self._pipeline.run(
+                part.payload,
+                part.times,
+                not part.waiting,
+                part.input,
+                now,
+                _known(part.waiting),
+                watermark_ms=part.watermark_ms,
+            )
+            return _Piece(part, self._out.route(part, passed, self._log))
+        except LateFailure as late:
+            raise LateFailure(start + late.row) from None
+
+    def _without_condemned(self, given: Given, now: Now) -> Given:
+        """Take out the rows that end their process."""
+        convicted = self._suspects.convicted(given.payload, given.input)
+        if not convicted:
+            return given
+        keep = np.ones(given.payload.num_rows, np.bool_)
+        for row, conviction in convicted:
+            keep[row] = False
+            attempt = FailedAttempt(
+                0, now.wall_ms, conviction.reason, self._uid, conviction.place, conviction.traceback
+            )
+            self._attempts.condemned(given, row, attempt, now)
+        rows = np.flatnonzero(keep)
+        return Given(
+            given.input,
+            given.payload.filter(pa.array(keep)),
+            None if given.times is None else given.times[rows],
+            given.watermark_ms,
+            [given.waiting[row] for row in rows.tolist()] if given.waiting else (),
+        )
+
+    def _given(self, records: list[Waiting]) -> Given:
+        """Make rows of records that waited, all of one input."""
+        first = records[0]
+        schema = self._inputs[first.input]
+        try:
+            payload = rows_of([record.payload for record in records], schema)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise IncompatibleCheckpointError(
+                f"{self._uid!r}: a record that waits for another attempt has other columns than its input has now "
+                f"({schema}): {error}. Restore with the program that took the checkpoint until none waits, or drop "
+                f"them: allow_unclaimed_state"
+            ) from error
+        times = [record.event_time_ms for record in records]
+        known = None if times[0] is None else np.array(times, np.int64)
+        # Behind a restore the chain's watermark begins anew; what was late, or not, stays so.
+        watermark_ms = max(
+            self._pipeline.stages[0].watermark_ms, *(record.watermark_ms for record in records)
+        )
+        return Given(first.input, payload, known, watermark_ms, records)
+
+
+def _alike(waiting: Waiting) -> tuple[int, bool]:
+    return waiting.input, waiting.event_time_ms is None
+
+
+def _known(waiting: Sequence[Waiting]) -> Known:
+    if not waiting:
+        return UNTRACKED
+    attempts = np.array([record.attempt for record in waiting], np.int32)
+    first = np.array([record.first_failed_ms for record in waiting], np.uint64)
+    return Tries(None, pack_tries(attempts, first))

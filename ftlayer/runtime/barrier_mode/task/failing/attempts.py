@@ -1,0 +1,218 @@
+"""What becomes of records that a chain has tried: they are through, wait for another attempt, or are dead letters."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from ftlayer.backoff import Ended, next_attempt
+from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.letters import LETTER_BYTES, DeadLetter, FailedAttempt, LetterKind, with_attempt
+from ftlayer.clock import Now
+from ftlayer.functions.failures import RowFailure
+from ftlayer.functions.keyed import Key
+from ftlayer.records.alone import may_share, row_alone
+from ftlayer.records.ids import I64Array
+from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
+from ftlayer.runtime.barrier_mode.task.failing.keys import NO_KEY, HeadKeys
+from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
+from ftlayer.runtime.barrier_mode.task.failing.payloads import payload_of
+from ftlayer.runtime.barrier_mode.task.failing.waiting import Waiting, WaitingRecords
+from ftlayer.state.snapshots.serializer import Serializer, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Rows that a chain is given at once.
+
+    Attributes:
+        input: of the chain.
+        payload: n rows.
+        times: int64[n], event times (ms since 1970); None without.
+        watermark_ms: the chain's.
+        waiting: n records that they are, if they were tried before.
+    """
+
+    input: int
+    payload: pa.RecordBatch
+    times: I64Array | None
+    watermark_ms: int
+    waiting: Sequence[Waiting] = ()
+
+    def part(self, start: int, most: int) -> Given:
+        """Return up to ``most`` of the rows, from ``start`` on."""
+        if start == 0 and most >= self.payload.num_rows:
+            return self
+        end = start + most
+        times = None if self.times is None else self.times[start:end]
+        return replace(
+            self, payload=self.payload.slice(start, most), times=times, waiting=self.waiting[start:end]
+        )
+
+
+class RecordAttempts:
+    """See the module. One subtask's; not for several threads.
+
+    Attributes:
+        waiting: the records that wait.
+        letters: the dead ones.
+        retried: how many failures there were that another attempt follows.
+        is_last: no further attempt is to come: the chain has said that it is done.
+    """
+
+    def __init__(
+        self,
+        chain: tuple[str, int],
+        policy: FailurePolicy,
+        keys: HeadKeys,
+        waiting: WaitingRecords,
+        breakers: Breakers,
+        place: str,
+    ) -> None:
+        """``chain`` is the uid of its head, and which subtask; ``place`` says in words which process this is."""
+        self.waiting = waiting
+        self.letters = MadeLetters()
+        self.retried = 0
+        self.is_last = False
+        self._uid, self._subtask = chain
+        self._policy = policy
+        self._keys = keys
+        self._breakers = breakers
+        self._place = place
+        self._serializer = Serializer()
+        self._shares = [may_share(schema) for schema in keys.inputs]
+
+    def ended(self, given: Given, failures: Sequence[RowFailure], now: Now) -> None:
+        """All rows were tried; ``failures`` are those of rows that failed, one each."""
+        if self._breakers:
+            self._breakers.outcome(given.payload.num_rows, failures, now.mono_ms)
+        if given.waiting:
+            failed = {failure.row for failure in failures}
+            for row, waiting in enumerate(given.waiting):
+                if row not in failed:
+                    self.waiting.remove(waiting)
+        for failure in failures:
+            self._failed(given, failure, now)
+
+    def timer_through(self, timer: Waiting) -> None:
+        """A timer that waited has fired."""
+        self.waiting.remove(timer)
+
+    def timer_failed(self, timer: Waiting, failure: RowFailure, now: Now, *, waited: bool) -> None:
+        """A timer failed; ``waited``: it is not its first time."""
+        self._decide(timer, failure, now, waited=waited)
+
+    def new_timer(self, operator: str, key: Key, time_ms: int, now: Now, *, is_event: bool) -> Waiting:
+        """Return a timer that fails for the first time."""
+        return Waiting(
+            secrets.token_bytes(LETTER_BYTES),
+            key,
+            LetterKind.TIMER,
+            0,
+            b"",
+            time_ms,
+            time_ms,
+            1,
+            now.wall_ms,
+            now.wall_ms,
+            (),
+            operator,
+            is_event,
+        )
+
+    def condemned(self, given: Given, row: int, attempt: FailedAttempt, now: Now) -> None:
+        """A record is not to be given to functions again: it is a dead letter."""
+        waiting = self._waiting_of(given, row, now)
+        self._bury(waiting, with_attempt(waiting.attempts, attempt), attempt.operator, now)
+        if given.waiting:
+            self.waiting.remove(waiting)
+
+    def readmit(self, letter: DeadLetter, now: Now) -> None:
+        """A dead letter is to be tried again, from its first attempt on."""
+        if not self.letters.readmit(letter.letter):
+            return
+        key = unpack(letter.key) if letter.key else NO_KEY
+        self.waiting.put(
+            Waiting(
+                secrets.token_bytes(LETTER_BYTES),
+                self._keys.drawn() if key is NO_KEY else key,
+                letter.kind,
+                letter.input,
+                letter.payload,
+                letter.event_time_ms,
+                0,
+                1,
+                now.wall_ms,
+                now.wall_ms,
+                letter.attempts,
+                letter.operator if letter.kind is LetterKind.TIMER else "",
+                letter.is_event_timer,
+            )
+        )
+
+    # ------------------------------------------------------------ one record
+
+    def _failed(self, given: Given, failure: RowFailure, now: Now) -> None:
+        waiting = self._waiting_of(given, failure.row, now)
+        self._decide(waiting, failure, now, waited=bool(given.waiting))
+
+    def _waiting_of(self, given: Given, row: int, now: Now) -> Waiting:
+        if given.waiting:
+            return given.waiting[row]
+        own = row_alone(given.payload, row, shares=self._shares[given.input])
+        return Waiting(
+            secrets.token_bytes(LETTER_BYTES),
+            self._keys.of(own, given.input),
+            LetterKind.RECORD,
+            given.input,
+            payload_of(own),
+            None if given.times is None else int(given.times[row]),
+            given.watermark_ms,
+            1,
+            now.wall_ms,
+            now.wall_ms,
+            (),
+        )
+
+    def _decide(self, waiting: Waiting, failure: RowFailure, now: Now, *, waited: bool) -> None:
+        attempts = with_attempt(
+            waiting.attempts,
+            FailedAttempt(0, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback),
+        )
+        ended: Ended = self._breakers.held(failure)
+        seed = int.from_bytes(waiting.name[:8])
+        retry = next_attempt(self._policy, seed, waiting.attempt, ended, wall_ms=now.wall_ms)
+        if retry is not None and not self.is_last and waiting.key is not NO_KEY:
+            self.retried += 1
+            self.waiting.put(
+                replace(waiting, attempt=retry.attempt, due_ms=retry.not_before_ms, attempts=attempts)
+            )
+            return
+        self._bury(waiting, attempts, failure.operator, now)
+        if waited:
+            self.waiting.remove(waiting)
+
+    def _bury(self, waiting: Waiting, attempts: tuple[FailedAttempt, ...], operator: str, now: Now) -> None:
+        is_timer = waiting.kind is LetterKind.TIMER
+        has_key = is_timer or (self._keys.are_columns and waiting.key is not NO_KEY)
+        self.letters.add(
+            DeadLetter(
+                waiting.name,
+                0,
+                self._uid,
+                self._subtask,
+                waiting.input,
+                waiting.kind,
+                waiting.operator or operator,
+                self._serializer.pack(waiting.key) if has_key else b"",
+                waiting.payload,
+                waiting.event_time_ms,
+                attempts,
+                waiting.first_failed_ms,
+                now.wall_ms,
+                waiting.is_event_timer,
+            )
+        )

@@ -1,0 +1,76 @@
+"""The keys that records have at the head of a chain."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.functions.chains.prepared import NAN, KeyColumns
+from ftlayer.functions.conversion import VALUES, records_in_form
+from ftlayer.functions.keyed import Key
+from ftlayer.topology.facts import keys_of
+from ftlayer.topology.operators import Operator
+
+
+class _NoKey:
+    """Hashable, as keys are."""
+
+
+NO_KEY: Key = _NoKey()
+"""In the place of a key that a record should have, and cannot be read."""
+
+DRAWN_KEY = pa.schema([("number", pa.int64())])
+"""The type of the keys of records in a chain whose head has no key."""
+
+
+class HeadKeys:
+    """See the module.
+
+    Attributes:
+        inputs: the schemas of what the chain takes.
+        are_columns: records have keys of their own; False: a number is drawn for each.
+    """
+
+    def __init__(self, head: Operator | None, inputs: Sequence[pa.Schema]) -> None:
+        """``head`` is the first operator of the chain that is a function, if there is one."""
+        self.inputs = tuple(inputs)
+        columns = [()] * len(inputs) if head is None else keys_of(head)
+        self._keys = [
+            _reader(KeyColumns.of("", names, schema)) if names else None
+            for names, schema in zip(columns, inputs, strict=True)
+        ]
+        self.are_columns = any(key is not None for key in self._keys)
+
+    def of(self, row: pa.RecordBatch, input: int) -> Key:
+        """Return the key of a row that came by an input; `NO_KEY` if it cannot be read, or hashed."""
+        read = self._keys[input]
+        if read is None:
+            return self.drawn()
+        (record,) = records_in_form(row, VALUES)
+        if isinstance(record, Exception):
+            return NO_KEY
+        key: Key = read(record)
+        return key if _is_hashable(key) else NO_KEY
+
+    def drawn(self) -> int:
+        """Return a number for a record without a key."""
+        return secrets.randbits(63)
+
+
+def _is_hashable(key: Any) -> bool:
+    if not isinstance(key, Hashable):
+        return False
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def _reader(columns: KeyColumns) -> Callable[[Any], Any]:
+    """Return a function of a record in the form VALUES."""
+    read: Callable[[Any], Any] = eval(f"lambda record: {columns.source('record')}", {"NAN": NAN})
+    return read

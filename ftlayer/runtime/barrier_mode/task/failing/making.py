@@ -1,0 +1,84 @@
+"""From the plan of a chain with a failure policy to what makes its records fail alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.functions.undo.log import UndoLog
+from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels
+from ftlayer.runtime.barrier_mode.task.failing.attempts import RecordAttempts
+from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
+from ftlayer.runtime.barrier_mode.task.failing.keys import DRAWN_KEY, HeadKeys
+from ftlayer.runtime.barrier_mode.task.failing.sink import RowsToSink
+from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE, WaitingRecords
+from ftlayer.runtime.barrier_mode.task.letter_rows import letter_rows
+from ftlayer.runtime.task.actions import Action
+from ftlayer.runtime.task.chain_plan import ChainPlan, RowsAlone
+from ftlayer.runtime.task.contract import SinkBody
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.outlet import ChannelOutlet
+from ftlayer.runtime.task.pipeline import OperatorChain
+from ftlayer.runtime.task.suspects import Suspects
+from ftlayer.state.contract import CheckpointedBackend
+from ftlayer.topology.facts import LETTERS, rules_of_operator
+
+
+@dataclass(frozen=True)
+class FailingAlone:
+    """The parts of one subtask of such a chain."""
+
+    alone: RowsAlone
+    outlet: ChannelOutlet | RowsToSink
+    attempts: RecordAttempts
+
+
+def keys_with_waiting(plan: ChainPlan, keys: dict[str, pa.Schema]) -> dict[str, pa.Schema]:
+    """Return the key columns of the chain's operators, with those of the records that wait at its head."""
+    return {plan.uid: DRAWN_KEY, **keys}
+
+
+def failing_alone(
+    plan: ChainPlan,
+    policy: FailurePolicy,
+    backend: CheckpointedBackend,
+    sink: SinkBody | None,
+    suspects: Suspects,
+    place: str,
+) -> FailingAlone:
+    """Make them. ``sink`` None: the chain has outputs. ``place`` says in words which process this is."""
+    own = {
+        operator.uid: limit
+        for operator in plan.vertex.operators
+        if (limit := rules_of_operator(operator).limit) is not None
+    }
+    breakers = Breakers(policy.rules.limit, own)
+    table = backend.state(plan.uid).maps(WAITING_TABLE)
+    attempts = RecordAttempts(
+        (plan.uid, plan.subtask),
+        policy,
+        HeadKeys(plan.vertex.operators[0], plan.inputs),
+        WaitingRecords(table),
+        breakers,
+        place,
+    )
+    log = UndoLog()
+    emitter = plan.emitter()
+    outlet = ChannelOutlet(plan.handler, emitter) if sink is None else RowsToSink(sink, attempts, emitter)
+    out = ToChannels(outlet, attempts) if isinstance(outlet, ChannelOutlet) else outlet
+
+    def make(pipeline: OperatorChain) -> RecordsAlone:
+        return RecordsAlone(plan.uid, policy, pipeline, log, attempts, breakers, out, suspects, plan.inputs)
+
+    return FailingAlone(RowsAlone(log, make), outlet, attempts)
+
+
+def _sent(emitter: Emitter, job: str, letters: Sequence[DeadLetter]) -> list[Action]:
+    """Return what sends letters on as records."""
+    rows = np.arange(len(letters), dtype=np.int64)
+    return [*emitter.derived(LETTERS, letter_rows(letters, job), None, rows).sends]

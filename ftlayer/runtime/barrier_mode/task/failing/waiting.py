@@ -1,0 +1,174 @@
+"""Records that wait for another attempt: a table of the chain's state, and in memory what is due when.
+
+The table is filed under the operator at the chain's head, by the records' keys there, so that a record is restored
+where its key goes. Records of a chain without a key lie under numbers that are drawn.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+from ftlayer.checkpoint.letters import FailedAttempt, LetterKind
+from ftlayer.functions.keyed import Key, MapTable
+
+WAITING_TABLE = "waiting for another attempt"
+"""Name of the table. A user's state of that name would be another kind of table, and is refused."""
+
+_ENTRY_BYTES = 256
+"""What an entry takes besides its texts and its payload, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A record, or a timer, that failed and is to be tried again.
+
+    Attributes:
+        name: random bytes; of the letter, if it becomes one.
+        key: in the chain's state.
+        kind: a record or a timer.
+        input: of the chain.
+        payload: an IPC stream with the one row; b"" for a timer.
+        event_time_ms: of the record, or the timer's time; None without one.
+        watermark_ms: the chain's when the record failed first.
+        attempt: the number of the next one.
+        due_ms: wall clock.
+        first_failed_ms: wall clock.
+        attempts: those that failed.
+        operator: whose timer it is; "" for a record.
+        is_event_timer: a timer of event time, not of processing time.
+    """
+
+    name: bytes
+    key: Key
+    kind: LetterKind
+    input: int
+    payload: bytes
+    event_time_ms: int | None
+    watermark_ms: int
+    attempt: int
+    due_ms: int
+    first_failed_ms: int
+    attempts: tuple[FailedAttempt, ...]
+    operator: str = ""
+    is_event_timer: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        texts = sum(len(attempt.reason) + len(attempt.traceback) for attempt in self.attempts)
+        return _ENTRY_BYTES + len(self.payload) + texts
+
+    def packed(self) -> tuple[object, ...]:
+        """Return it as the table holds it, without name and key."""
+        attempts = tuple(astuple(attempt) for attempt in self.attempts)
+        return (
+            self.kind.value,
+            self.input,
+            self.payload,
+            self.event_time_ms,
+            self.watermark_ms,
+            self.attempt,
+            self.due_ms,
+            self.first_failed_ms,
+            attempts,
+            self.operator,
+            self.is_event_timer,
+        )
+
+    @classmethod
+    def unpacked(cls, name: bytes, key: Key, packed: tuple[object, ...]) -> Waiting:
+        """Return what `packed` gave."""
+        kind, input, payload, time_ms, watermark_ms, attempt, due_ms, first_ms, attempts, operator, event = (
+            packed
+        )
+        return cls(
+            name,
+            key,
+            LetterKind(str(kind)),
+            input,  # type: ignore[arg-type]
+            payload,  # type: ignore[arg-type]
+            time_ms,  # type: ignore[arg-type]
+            watermark_ms,  # type: ignore[arg-type]
+            attempt,  # type: ignore[arg-type]
+            due_ms,  # type: ignore[arg-type]
+            first_ms,  # type: ignore[arg-type]
+            tuple(FailedAttempt(*each) for each in attempts),  # type: ignore[attr-defined]
+            operator,  # type: ignore[arg-type]
+            event,  # type: ignore[arg-type]
+        )
+
+
+class WaitingRecords:
+    """See the module. Not for several threads.
+
+    Attributes:
+        bytes: what all of them take, about.
+    """
+
+    def __init__(self, table: MapTable) -> None:
+        """``table`` is the chain's; what it holds is taken in by `restored`."""
+        self.bytes = 0
+        self._table = table
+        self._all: dict[bytes, Waiting] = {}
+        self._due: list[tuple[int, int, bytes]] = []
+        self._added = 0
+        self._latest_ms: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._all.values())
+
+    def restored(self, latest_ms: int) -> None:
+        """Take in what the table holds, all of it due at ``latest_ms`` or before."""
+        for key in list(self._table.keys()):
+            for name, packed in self._table.items(key).items():
+                found = Waiting.unpacked(name, key, packed)
+                self._take_in(replace(found, due_ms=min(found.due_ms, latest_ms)))
+
+    def put(self, waiting: Waiting) -> None:
+        """Have a record wait; one of that name is replaced."""
+        old = self._all.get(waiting.name)
+        if old is not None:
+            self.bytes -= old.size
+        self._table.put(waiting.key, waiting.name, waiting.packed())
+        self._take_in(waiting)
+
+    def remove(self, waiting: Waiting) -> None:
+        """The record waits no more."""
+        self.bytes -= self._all.pop(waiting.name).size
+        self._table.remove(waiting.key, waiting.name)
+
+    def no_later_than(self, latest_ms: int) -> None:
+        """All of them, and those to come, are due at ``latest_ms`` of the wall clock or before."""
+        if self._latest_ms is None or latest_ms < self._latest_ms:
+            self._latest_ms = latest_ms
+            self._due = [(min(due_ms, latest_ms), number, name) for due_ms, number, name in self._due]
+            heapq.heapify(self._due)
+
+    @property
+    def due_ms(self) -> int | None:
+        """Wall time (ms) at which the first is due; None if none waits."""
+        while self._due and not self._is_current(self._due[0]):
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def take_due(self, now_ms: int, most: int) -> list[Waiting]:
+        """Return up to ``most`` that are due, the earliest first. Each has to be `put` again, or to be removed."""
+        found: list[Waiting] = []
+        while len(found) < most and (due_ms := self.due_ms) is not None and due_ms <= now_ms:
+            found.append(self._all[heapq.heappop(self._due)[2]])
+        return found
+
+    def _take_in(self, waiting: Waiting) -> None:
+        self._all[waiting.name] = waiting
+        self.bytes += waiting.size
+        self._added += 1
+        due_ms = waiting.due_ms if self._latest_ms is None else min(waiting.due_ms, self._latest_ms)
+        heapq.heappush(self._due, (due_ms, self._added, waiting.name))
+
+    def _is_current(self, due: tuple[int, int, bytes]) -> bool:
+        return due[2] in self._all

@@ -1,0 +1,128 @@
+"""How rows go through a chain: its functions, and the way out behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.clock import Now
+from ftlayer.functions.chains.topology import TimerOutput
+from ftlayer.handler.handler import Handler
+from ftlayer.runtime.protocol.elements import Batch, Idle, Watermark
+from ftlayer.runtime.task.actions import Action
+from ftlayer.runtime.task.lineages import known_of, replayed
+from ftlayer.runtime.task.outlet import Outlet
+from ftlayer.runtime.task.pipeline import OperatorChain
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCounts:
+    """Records of a subtask of a chain that failed.
+
+    Attributes:
+        retried: how often one failed and another attempt followed, in this run.
+        dead: how many were given up, in this run.
+        waiting, waiting_bytes: those that wait for another attempt now.
+    """
+
+    retried: int = 0
+    dead: int = 0
+    waiting: int = 0
+    waiting_bytes: int = 0
+
+
+NO_FAILURES = FailureCounts()
+
+
+class ChainRows(Protocol):
+    """One subtask's; its `ChainTask` owns it."""
+
+    def opened(self, now: Now) -> None:
+        """All functions are open, and state is restored."""
+
+    def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
+        """Run a batch of one input of the chain, and send what came of it."""
+
+    def fired(self, stage: int, fired: dict[str, TimerOutput], now: Now) -> list[Action]:
+        """Send what timers of a stage of the pipeline put out on its way."""
+
+    def again(self, now: Now) -> list[Action]:
+        """Run records whose next attempt is due."""
+
+    def readmit(self, letters: tuple[DeadLetter, ...], now: Now) -> None:
+        """Dead letters are to be tried again."""
+
+    def holds(self, mark: Watermark | Idle) -> bool:
+        """Whether the chain is to keep a mark of its inputs to itself for now."""
+
+    def ends(self, now: Now) -> None:
+        """No more records come, but those that wait: they are not to wait for long."""
+
+    def last(self) -> None:
+        """The chain has said that it is done: what fails from now on has no further attempt."""
+
+    def due_ms(self, now: Now) -> int | None:
+        """Return the monotone time (ms) at which `again` has something to do; None while nothing waits."""
+
+    def hold_ms(self, now: Now) -> int:
+        """Return for how long the chain is to take nothing; 0: it goes on."""
+
+    @property
+    def counts(self) -> FailureCounts:
+        """What has failed so far. Any thread may look."""
+
+
+class WholeBatches:
+    """`ChainRows` where a record that fails is the handler's to settle: a batch goes through as it is."""
+
+    counts = NO_FAILURES
+
+    def __init__(self, pipeline: OperatorChain, handler: Handler, outlet: Outlet) -> None:
+        self._pipeline = pipeline
+        self._handler = handler
+        self._outlet = outlet
+
+    def opened(self, now: Now) -> None:
+        """Do nothing."""
+
+    def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
+        """See `ChainRows.take`."""
+        lineage = batch.lineage
+        fresh = lineage is None or lineage.origins is None or not replayed(lineage).all()
+        passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now, known_of(lineage))
+        return self._outlet.take(lineage, batch.num_rows, passed, now)
+
+    def fired(self, stage: int, fired: dict[str, TimerOutput], now: Now) -> list[Action]:
+        """See `ChainRows.fired`."""
+        passed = self._pipeline.run_behind(stage, fired, now)
+        if passed.failures:
+            # Chains end behind timers where records are tracked: here only the task can fail.
+            self._handler.xor.fail(None, passed.failures)
+        return self._outlet.take_fired(passed.outputs, now)
+
+    def again(self, now: Now) -> list[Action]:
+        """Nothing waits."""
+        return []
+
+    def readmit(self, letters: tuple[DeadLetter, ...], now: Now) -> None:
+        """Nothing may come back."""
+        raise ValueError(f"{len(letters)} dead letters came back to a chain that makes none")
+
+    def holds(self, mark: Watermark | Idle) -> bool:
+        """See `ChainRows.holds`."""
+        return False
+
+    def ends(self, now: Now) -> None:
+        """Nothing waits."""
+
+    def last(self) -> None:
+        """Do nothing."""
+
+    def due_ms(self, now: Now) -> int | None:
+        """See `ChainRows.due_ms`."""
+        return None
+
+    def hold_ms(self, now: Now) -> int:
+        """See `ChainRows.hold_ms`."""
+        return 0
