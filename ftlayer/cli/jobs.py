@@ -195,7 +195,8 @@ def _operators(job: JobDetails) -> Table:
     from ftlayer.monitor.facts import operator_facts
     from ftlayer.monitor.words import spoken
 
-    numbers = ("in/s", "out/s", "in", "out", "busy", "waits", "lag")
+    failing = {"retried": "retried", "to retry": "waiting", "dead": "dead"} if job.mode == "barrier" else {}
+    numbers = ("in/s", "out/s", "in", "out", *failing, "busy", "waits", "lag")
     table = new_table("operator", *numbers, numbers=numbers)
     for operator in operator_facts(job):
         lag = operator["watermark_lag_seconds"]
@@ -205,6 +206,7 @@ def _operators(job: JobDetails) -> Table:
             rate_text(operator["out_per_second"]),
             f"{operator['records_in']:,}",
             f"{operator['records_out']:,}",
+            *(f"{operator[name]:,}" for name in failing.values()),
             f"{operator['busy_ratio']:.0%}",
             f"{operator['back_pressured_ratio']:.0%}",
             "" if lag is None else spoken(round(lag * 1_000)),

@@ -126,6 +126,7 @@ def driver_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None =
             *_circuits(PageLink(Page.JOB, view.vertex, job.owner), job.name, job.circuits),
             *_stuck_functions(view.vertex, job),
             *_checkpoints(view.vertex, job),
+            *_waiting(view.vertex, job),
             *_watermark(view.vertex, job, hour),
         ]
     )
@@ -252,6 +253,16 @@ def _checkpoints(vertex: str, job: JobDetails) -> Iterator[Finding]:
 def _checkpoints_in_a_row(totals: CheckpointTotals) -> str:
     count = totals.failures_in_a_row
     return "the last checkpoint" if count == 1 else f"the last {count} checkpoints"
+
+
+def _waiting(vertex: str, job: JobDetails) -> Iterator[Finding]:
+    """Tell of records that failed in a chain and wait there: as long as they do, it has not done its work."""
+    for key, count in sorted(job.counters.items()):
+        kind, _, uid = key.partition("/")
+        if kind == "waiting" and uid and count:
+            records = "1 record waits" if count == 1 else f"{count:,} records wait"
+            text = f"{records} for a retry in {uid} of {job.name}"
+            yield Finding(Health.LOOK, text, PageLink(Page.JOB, vertex, job.owner, operator=uid))
 
 
 def _watermark(vertex: str, job: JobDetails, hour: Hour | None) -> Iterator[Finding]:

@@ -147,6 +147,14 @@ def test_totals_of_an_operator_outlive_its_subtasks(made: Any) -> None:
     view = made.view(jobs=(job,))
     shown = facts.job_facts(view, job, JobNames((view,)), mask=False)
     assert shown["counters"] == {"records_in": 50}
+    assert (parse["retried"], parse["waiting"], parse["dead"]) == (0, 0, 0)
+
+
+def test_what_failed_in_a_chain_is_shown_with_it(made: Any) -> None:
+    counters = {"retried/parse": 9, "waiting/parse": 2, "dead/parse": 3}
+    job = made.job(plan=JobPlan((PlanNode("parse", ("parse",), 1),), ()), counters=counters)
+    (parse,) = facts.operator_facts(job.job)
+    assert (parse["retried"], parse["waiting"], parse["dead"]) == (9, 2, 3)
 
 
 def test_nothing_that_a_record_says_is_in_masked_facts(made: Any) -> None:

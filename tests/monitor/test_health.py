@@ -71,6 +71,18 @@ def test_a_job_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
             Page.JOB,
         ),
         (
+            made.job(counters={"waiting/parse": 12, "waiting/score": 0, "retried/parse": 40}),
+            Health.LOOK,
+            "12 records wait for a retry in parse of orders",
+            Page.JOB,
+        ),
+        (
+            made.job(counters={"waiting/parse": 1}),
+            Health.LOOK,
+            "1 record waits for a retry in parse of orders",
+            Page.JOB,
+        ),
+        (
             made.job(
                 slots=(SlotDetails(2, "running", busy="parse", busy_ms=61_000, function="parse (job.py:3)"),)
             ),

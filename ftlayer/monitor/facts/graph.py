@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftlayer.monitor.facts.common import Facts, event_time, seconds
 from ftlayer.monitor.facts.masking import masked_failure
-from ftlayer.vertex.calls.jobs import JobDetails, SubtaskDetails
+from ftlayer.vertex.calls.jobs import FAILING, JobDetails, SubtaskDetails
 
 
 def plan_facts(job: JobDetails) -> Facts:
@@ -61,6 +61,7 @@ def _operator(uid: str, names: list[str], subtasks: list[SubtaskDetails], job: J
         "watermark": None if mark is None else event_time(mark),
         "watermark_lag_seconds": None if mark is None else seconds(job.at_ms - mark),
         "late": total("late"),
+        **{name: job.counters.get(f"{name}/{uid}", 0) for name in FAILING},
         "subtasks": [
             {
                 "slot": subtask.slot,

@@ -82,7 +82,7 @@ class JobReport:
                 epoch=core.epoch,
                 uptime_s=(self._ended_ms or moment_ms) / 1_000 - self.started_ms / 1_000,
                 slots=tuple(slot_status(slot, moment_ms) for slot in core.slots),
-                chains=tuple(chain_status(v.uid, totals, rates) for v in self._graph.vertices),
+                chains=tuple(chain_status(v.uid, totals, rates, core.slots) for v in self._graph.vertices),
                 counters={name: value for name, value in totals.items() if "/" not in name},
                 rates={name: rate for name, rate in rates.items() if "/" not in name},
                 histograms=dict(self._histograms(totals)),

@@ -10,7 +10,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.notebook import html_table
 from ftlayer.runtime.driver.events import JobState
-from ftlayer.runtime.driver.meter import DONE, IN
+from ftlayer.runtime.driver.meter import DONE, IN, WAITING
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import StreamStatus
@@ -45,7 +45,9 @@ class SlotStatus:
 class ChainStatus:
     """Records that a chain took and sent, and per second over the last few; of all its subtasks.
 
-    ``late`` are those that came to a join too late to be kept.
+    ``late`` are those that came to a join too late to be kept. In barrier mode with a `FailurePolicy`: attempts behind
+    the first are ``retried``, ``waiting`` are records and timers that wait for their next one, ``dead`` those that were
+    given up. What is done again behind a restore counts again.
     """
 
     uid: str
@@ -54,6 +56,9 @@ class ChainStatus:
     in_per_s: float
     out_per_s: float
     late: int = 0
+    retried: int = 0
+    waiting: int = 0
+    dead: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,7 @@ class JobStatus:
         parts = [self._headline(), self._counted(IN, "in") + self._left_before(), self._counted(name, word)]
         if self.vertex is not None:
             parts.append(self._left(self.vertex))
+        parts += self._failing()
         parts += [
             f"circuit {name or 'of the topology'} {status.state}"
             for name, status in self.circuits.items()
@@ -178,6 +184,17 @@ class JobStatus:
         if self.state is JobState.ENDED:
             return dead
         return f"{vertex.pending + vertex.due:,} pending, {vertex.waiting:,} waiting, {dead}"
+
+    def _failing(self) -> list[str]:
+        """Say what failed in chains with a policy, if anything did."""
+        retried, waiting, dead = (
+            sum(getattr(chain, name) for chain in self.chains) for name in ("retried", "waiting", "dead")
+        )
+        if not (retried or waiting or dead):
+            return []
+        words = [f"{waiting:,} waiting"] if waiting or not self.state.is_final else []
+        words.append(f"{dead:,} dead")
+        return [", ".join(words) + (f" ({retried:,} retried)" if retried else "")]
 
     def _repr_html_(self) -> str:
         """Return it as HTML, for notebooks."""
@@ -228,8 +245,10 @@ def slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
     )
 
 
-def chain_status(uid: str, totals: dict[str, int], rates: dict[str, float]) -> ChainStatus:
-    """Return the status of a chain, by the job's counters and their rates."""
+def chain_status(
+    uid: str, totals: dict[str, int], rates: dict[str, float], slots: Sequence[SlotRecord]
+) -> ChainStatus:
+    """Return the status of a chain, by the job's counters and their rates, and by what slots said last."""
     taken, sent = f"records_in/{uid}", f"records_out/{uid}"
     return ChainStatus(
         uid,
@@ -238,6 +257,13 @@ def chain_status(uid: str, totals: dict[str, int], rates: dict[str, float]) -> C
         rates.get(taken, 0.0),
         rates.get(sent, 0.0),
         totals.get(f"late/{uid}", 0),
+        totals.get(f"retried/{uid}", 0),
+        sum(
+            slot.heartbeat.counters.get(WAITING + uid, 0)
+            for slot in slots
+            if slot.heartbeat is not None and not slot.ended
+        ),
+        totals.get(f"dead/{uid}", 0),
     )
 
 

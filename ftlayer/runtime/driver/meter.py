@@ -12,6 +12,9 @@ WINDOW_MS = 5_000
 IN = "records_in"
 """The counter of records that sources have read."""
 
+WAITING = "waiting/"
+"""What counters of records that wait for a retry begin with; the chain's uid follows. They are no totals."""
+
 DONE = "done"
 """The counter of a tracked job's records that came to be done."""
 
@@ -29,8 +32,9 @@ class Meter:
         self._samples: deque[tuple[int, Counter[str]]] = deque()
 
     def update(self, instance: str, counters: dict[str, int], now_ms: int) -> None:
-        """Take an instance's totals, which only grow."""
+        """Take an instance's totals, which only grow; what waits is left out."""
         before = self._latest.get(instance, {})
+        counters = {name: value for name, value in counters.items() if not name.startswith(WAITING)}
         for name, value in counters.items():
             self._totals[name] += value - before.get(name, 0)
         self._latest[instance] = counters

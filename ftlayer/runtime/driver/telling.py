@@ -20,6 +20,7 @@ from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.labels import partitioner_name
 from ftlayer.vertex.calls.jobs import (
+    FAILING,
     CheckpointDetails,
     CheckpointTotals,
     HistogramDetails,
@@ -100,7 +101,7 @@ class TopologyTelling:
             slots=tuple(_slot(slot) for slot in status.slots),
             subtasks=status.subtasks,
             edges=status.edges,
-            counters=status.counters | _chain_totals(status) | self._written(),
+            counters=status.counters | _chain_totals(status) | self._failing(status) | self._written(),
             rates=status.rates,
             histograms=status.histograms
             | {name: HistogramDetails.of(each) for name, each in times.histograms.items()},
@@ -136,6 +137,15 @@ class TopologyTelling:
                 return self.execution.stack(order.slot)
 
     # ------------------------------------------------------------ checkpoints
+
+    def _failing(self, status: JobStatus) -> dict[str, int]:
+        """Return what failed in chains with a policy; the others have no such numbers."""
+        return {
+            f"{name}/{chain.uid}": getattr(chain, name)
+            for chain in status.chains
+            if self.graph.vertex(chain.uid).failures is not None
+            for name in FAILING
+        }
 
     def _written(self) -> dict[str, int]:
         return (

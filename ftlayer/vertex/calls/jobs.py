@@ -242,6 +242,10 @@ class HistogramDetails:
         return made
 
 
+FAILING = ("retried", "waiting", "dead")
+"""What is counted of records that fail, by chain (``waiting/<uid>``). Those that wait are those of now."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobDetails:
     """A job at one moment, as its driver sees it.
@@ -261,7 +265,8 @@ class JobDetails:
         checkpoint_location: where a query keeps Spark's checkpoint, "" for a topology.
         plan: what it is made of; a board that knows it already asks for none, and it is None.
         counters: totals of the run by name, and of each chain ``records_in/<uid>``, ``records_out/<uid>`` and
-            ``late/<uid>``; ``rates`` are those without a uid per second.
+            ``late/<uid>``, of one with a policy for records that fail `FAILING` too; ``rates`` are those without a uid
+            per second.
         histograms: by ``"<metric>|<part>"``, the part an operator, ``"<source>|<sink>"``, or "" where there is none.
         checkpoints: those under way, and those that ended since what the board says that it knows.
         links: what else there is to look at, by name (``"Spark UI"``).

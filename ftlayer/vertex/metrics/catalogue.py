@@ -160,6 +160,25 @@ OPERATOR_OUT = _counter(
 OPERATOR_LATE = _counter(
     "operator_records_late", "Records that came to an operator too late to be kept.", of="record"
 )
+OPERATOR_FAILING = {
+    "retried": _counter(
+        "operator_records_retried",
+        "Attempts behind the first, of records that failed in an operator's chain in this run.",
+        of="attempt",
+    ),
+    "waiting": _gauge(
+        "operator_records_waiting",
+        "Records that failed in an operator's chain and wait for their next attempt, now.",
+        of="record",
+    ),
+    "dead": _counter(
+        "operator_records_died",
+        "Records that became dead letters in an operator's chain in this run.",
+        of="record",
+    ),
+}
+"""By the name in `ftlayer.vertex.calls.jobs.FAILING`; of chains of barrier mode with a policy for records that fail."""
+
 OPERATOR_BUSY = _gauge(
     "operator_busy_ratio", "Share of the last second in which a subtask of an operator worked.", Merge.LARGEST
 )

@@ -71,6 +71,11 @@ def _add_operators(families: Families, job: JobDetails, owner: Mapping[str, str]
         if each.watermark_ms is not None:
             lag_s = max(job.at_ms - each.watermark_ms, 0) / 1_000
             families.add(catalogue.OPERATOR_WATERMARK_LAG, lag_s, labels)
+    for name, metric in catalogue.OPERATOR_FAILING.items():
+        for key, count in sorted(job.counters.items()):
+            kind, _, uid = key.partition("/")
+            if kind == name and uid:
+                families.add(metric, count, {**owner, "operator": uid})
     for edge in job.edges:
         labels = {**owner, "source": edge.source, "target": edge.target, "slot": str(edge.slot)}
         families.add(catalogue.EDGE_BYTES, edge.queued_bytes, labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftlayer.runtime.driver.job_status import edges_of, subtasks_of
+from ftlayer.runtime.driver.job_status import ChainStatus, chain_status, edges_of, subtasks_of
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import EdgeLoad, Heartbeat, SubtaskLoad
 from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
@@ -30,3 +30,19 @@ def test_edges_between_the_same_chains_are_one(tools: Any) -> None:
         for slot in (0, 1)
         for source, target, size, rows in (("source", "work", 100, 10), ("work", "sink", 7, 1))
     ]
+
+
+def test_what_waits_in_a_chain_is_what_its_slots_say_now() -> None:
+    def saying(waiting: int) -> Heartbeat:
+        return Heartbeat(0, 1, False, counters={"waiting/work": waiting, "dead/work": 1})
+
+    slots = [
+        SlotRecord(0, heartbeat=saying(4)),
+        SlotRecord(1),  # it is gone: what waited there is restored elsewhere
+        SlotRecord(2, heartbeat=saying(3)),
+        SlotRecord(3, heartbeat=saying(2), ended=True),
+    ]
+    totals = {"dead/work": 5, "retried/work": 9}
+    assert chain_status("work", totals, {}, slots) == ChainStatus(
+        "work", 0, 0, 0.0, 0.0, retried=9, waiting=7, dead=5
+    )

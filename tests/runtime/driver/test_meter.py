@@ -112,3 +112,10 @@ def test_records_that_slots_have_read_and_the_vertex_has_not_accepted_are_in_too
     # Dead letters from before were purged.
     meter.update_vertex(StreamStatus(2, 0, 0, 0, -1, 8), 0)
     assert meter.totals == {"records_in": 10, "done": 8}
+
+
+def test_what_waits_is_no_total() -> None:
+    meter = Meter()
+    meter.update("a", {"waiting/parse": 5, "retried/parse": 7}, 0)
+    meter.update("b", {"waiting/parse": 3, "retried/parse": 1}, 1_000)
+    assert meter.totals == {"retried/parse": 8}

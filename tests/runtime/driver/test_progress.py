@@ -48,6 +48,19 @@ def test_the_last_line_says_done_dead_and_failed() -> None:
     assert "6 pending, 4 waiting, 10 dead" in cancelled.line()
 
 
+def test_in_barrier_mode_what_waits_and_what_is_dead_are_said_once_something_has_failed() -> None:
+    parse, score = ChainStatus("parse", 9, 9, 0, 0), ChainStatus("score", 9, 9, 0, 0)
+    barrier = replace(
+        RUNNING, vertex=None, slots=(), counters={"records_in": 9}, rates={}, chains=(parse, score)
+    )
+    assert barrier.line() == "hosts: running · 9 in (0/s) · 0 out (0/s)"
+    failing = (replace(parse, retried=1_200, waiting=12), replace(score, dead=3, waiting=1))
+    assert replace(barrier, chains=failing).line().endswith(" · 13 waiting, 3 dead (1,200 retried)")
+    dead = replace(barrier, chains=(parse, replace(score, dead=3)))
+    assert dead.line().endswith(" · 0 waiting, 3 dead")
+    assert replace(dead, state=JobState.ENDED).line().endswith(" · 3 dead")
+
+
 def test_what_an_earlier_run_left_stands_beside_what_came_in() -> None:
     before = StreamStatus(pending=3, due=0, waiting=4, dead=2, next_due_in_ms=0)
     again = replace(RUNNING, before=before, slots=())

@@ -66,7 +66,13 @@ def topology(step: int = 0) -> JobDetails:
             SubtaskDetails("parse", 1, 5, 5),
         ),
         edges=(EdgeDetails("orders", "parse", 0, 4_096, 12), EdgeDetails("orders", "parse", 1, 100, 1)),
-        counters={"records_in": 90 + step, "checkpoint_bytes": 1_000 * step},
+        counters={
+            "records_in": 90 + step,
+            "checkpoint_bytes": 1_000 * step,
+            "retried/parse": 30 + step,
+            "waiting/parse": 4,
+            "dead/parse": 2 + step,
+        },
         checkpoint_totals=CheckpointTotals(9, 0, 7 + step, 2, 1, 1, 3, 10_000),
         histograms={
             "persist|orders": _histogram(0.004, 10 + step, LATENCY_BOUNDS, root=0xABC),
