@@ -15,7 +15,13 @@ from pyspark import cloudpickle
 
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.coordinator.events import CheckpointEvent
-from ftlayer.checkpoint.coordinator.instructions import Answer, CheckpointInstruction, NotifyAborted, Trigger
+from ftlayer.checkpoint.coordinator.instructions import (
+    Answer,
+    CheckpointInstruction,
+    NotifyAborted,
+    NotifyCompleted,
+    Trigger,
+)
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.clock import Now
@@ -49,7 +55,9 @@ class Driver:
     def __init__(self, world: Any, setting: Setting, case: Case, restore_from: str | None) -> None:
         self.world = world
         self.graph = job_graph(
-            case.build(setting.parallelism).build(), max_parallelism=setting.config.max_parallelism
+            case.build(setting.parallelism).build(),
+            max_parallelism=setting.config.max_parallelism,
+            failures=setting.config.failures,
         )
         self.events = StepQueue()
         self.job = job_thread.JobThread(f"run-{world.lives}", self.events)  # type: ignore[arg-type]
@@ -127,8 +135,17 @@ class Driver:
                 self.triggered.append(barrier.checkpoint)
             case NotifyAborted(checkpoint, _):
                 self.ends[checkpoint] += 1
+            case NotifyCompleted(number):
+                self._note_letters(number)
             case Answer(_, Checkpoint(kind=SnapshotKind.SAVEPOINT) as savepoint):
                 self.world.note_savepoint(savepoint, self.key)
+
+    def _note_letters(self, number: int) -> None:
+        """Keep the dead letters of a complete checkpoint."""
+        for checkpoint in self.rules.completed:
+            if checkpoint.checkpoint == number:
+                letters = [letter for part in checkpoint.subtasks for letter in part.letters]
+                self.world.letters |= {letter.letter: letter for letter in letters}
 
     @property
     def verdict(self) -> Over | None:

@@ -94,6 +94,8 @@ class Moves:
                 raise
             for process in self._world.processes:
                 if process.name == fault.writer:
+                    if fault.itself:
+                        self._world.boxes.ended(process, str(fault))
                     kill(self._world, process)
                     break
 

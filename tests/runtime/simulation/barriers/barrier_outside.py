@@ -17,11 +17,14 @@ class MeantToFailError(RuntimeError):
 
 
 class Dies(BaseException):
-    """A process dies here and now: no code of it runs any more. ``writer`` names it; "" is the driver."""
+    """A process dies here and now: no code of it runs any more. ``writer`` names it; "" is the driver.
 
-    def __init__(self, fault: str, writer: str) -> None:
+    ``itself``: by what it has done, and leaves in writing.
+    """
+
+    def __init__(self, fault: str, writer: str, *, itself: bool = False) -> None:
         super().__init__(fault)
-        self.writer = writer
+        self.writer, self.itself = writer, itself
 
 
 @dataclass
@@ -56,13 +59,15 @@ class Outside:
         armed: faults that wait for their moment.
         writer: names the process that runs now.
         forgotten: up to where readers were told that they may forget, by source.
+        deadly: records, by source, partition and number, that end the process that works on them.
         stuck: metadata that cannot be removed while its driver lives.
     """
 
     worlds: dict[int, Outside] = {}  # noqa: RUF012 - processes of one simulation find it by number
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, deadly: frozenset[tuple[str, int, int]] = frozenset()) -> None:
         self.random = Random(seed)
+        self.deadly = deadly
         self.forgotten: dict[str, int] = {}
         self.number = len(self.worlds) + 1
         self.worlds[self.number] = self
@@ -90,6 +95,9 @@ class Outside:
     def die(self, fault: str) -> None:
         if self.strikes(fault):
             raise Dies(fault, self.writer)
+
+    def end_itself(self) -> None:
+        raise Dies("Segmentation fault", self.writer, itself=True)
 
     def visible(
         self, sink: str, counts: Callable[[int, Rows], bool] = lambda name, rows: True

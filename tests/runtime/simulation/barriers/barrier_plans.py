@@ -77,6 +77,7 @@ class Plan:
     options: dict[str, Any] = field(default_factory=dict)
     count: int = 60
     parts: int = 2
+    deadly: frozenset[tuple[str, int, int]] = frozenset()
 
 
 def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None) -> Plan:

@@ -70,7 +70,8 @@ class Instance(main._Slot):
             self._mailbox.put,
         )
         self._pulse = self._make_pulse()
-        self._control.send(Hello(order.slot, self._instance, f"grpc://slot{order.slot}:1", "simulated", 1))
+        address = f"grpc://slot{order.slot}:1"
+        self._control.send(Hello(order.slot, self._instance, address, "simulated", 1, self._mode.deaths()))
         self.mailbox.resting = True
 
     def turn(self) -> None:

@@ -65,7 +65,8 @@ class Run:
             **plan.options,
         }
         exact = config.get("mode") != "at-least-once"
-        self.case = Case(plan.name, Outside(plan.seed + 2), exact=exact, count=plan.count, parts=plan.parts)
+        outside = Outside(plan.seed + 2, plan.deadly)
+        self.case = Case(plan.name, outside, exact=exact, count=plan.count, parts=plan.parts)
         setting = Setting(TopologyOptions(**options), CheckpointConfig(**config), plan.parallelism)
         self.world = World(self.case, setting, plan.seed, self.directory)
         self.random = Random(plan.seed + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ from ftlayer.checkpoint.storage import deleting
 from ftlayer.checkpoint.storage import driver as storage_driver
 from ftlayer.checkpoint.storage import slot as storage_slot
 from ftlayer.runtime.barrier_mode.driver import checkpoint_io, checkpointing
-from ftlayer.runtime.barrier_mode.slot import shell, snapshotting
+from ftlayer.runtime.barrier_mode.slot import shell, snapshotting, suspecting
 from ftlayer.runtime.driver import job_report, job_thread, planners, reader_planner
 from ftlayer.runtime.slot import links, loop, main, pulse
 from ftlayer.state.snapshots import changelog
@@ -64,6 +65,9 @@ class StandIns:
             (main, "Mailbox", StepMailbox),
             (main, "Pulse", StepPulse),
             (shell, "SnapshotRunner", self._runner),
+            (suspecting, "BlackBox", self._world.boxes.open),
+            (suspecting, "box_directory", lambda parent, job: Path(parent)),
+            (suspecting, "deaths_of", self._world.boxes.deaths),
             (main, "open_reader", partial(step_reader, self._world)),
             (shell, "slot_storage", self._slot_storage(shell.slot_storage)),
             (links, "PeerLink", self._link),

@@ -124,13 +124,15 @@ class Numbers(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass
 class Passing:
-    """Passes records on, and raises when its fault is armed."""
+    """Passes records on, and raises when its fault is armed; deadly ones end the process."""
 
     world: int
     fault: str = "function"
 
     def __call__(self, record: Any) -> Any:
         outside = Outside.worlds[self.world]
+        if record[1:4] in outside.deadly:
+            outside.end_itself()
         outside.trip(self.fault)
         outside.die("die-in-function")
         return record
@@ -235,6 +237,7 @@ class Case:
             for source in self.sources
             for part in range(self.parts)
             for record in numbers(source, part, self.count, self.keys)
+            if record[1:4] not in self.outside.deadly
         }
 
     # ------------------------------------------------------------ building

@@ -16,12 +16,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from barrier_boxes import Boxes
 from barrier_driver import Driver, Setting
 from barrier_moves import Moves
 from barrier_parts import Channels, Control, Link, StepWorker
 from barrier_process import Process
 from barrier_topologies import Case
 
+from ftlayer.checkpoint.letters import DeadLetter
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.loading import all_pieces, paths_of
 from ftlayer.checkpoint.storage.opening import driver_storage, pieces_directory, storage_key
@@ -59,6 +61,8 @@ class World:
         self.killed: set[str] = set()  # processes, and "<life>." for a driver with all that it had
         self.was_undecided = False  # whether a checkpoint might exist whose publishing failed
         self.leaves_copies: set[int] = set()  # lives
+        self.boxes = Boxes(self)
+        self.letters: dict[bytes, DeadLetter] = {}  # of complete checkpoints
         self.in_savepoints: set[int] = set()  # messages that a user's savepoint holds
         self.moves_made: Counter[str] = Counter()
         self.workers: list[StepWorker] = []

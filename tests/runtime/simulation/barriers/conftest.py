@@ -15,6 +15,7 @@ MODULES = (
     "barrier_parts",
     "barrier_storage",
     "barrier_process",
+    "barrier_boxes",
     "barrier_faults",
     "barrier_sources",
     "barrier_driver",
