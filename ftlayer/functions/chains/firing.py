@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from ftlayer.errors import TimerFailedError
+from ftlayer.errors import StateSerializationError, TimerFailedError
 from ftlayer.functions.chains.prepared import Processing
 from ftlayer.functions.chains.preparing import PreparedOperator, ProcessOperator
 from ftlayer.functions.chains.record_segment import RecordSegment
@@ -16,10 +17,19 @@ from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
 from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import VALUES
-from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE, RowFailure, failure_of
 from ftlayer.functions.keyed import Key, Timers
-from ftlayer.functions.outcome import I64, SegmentOutcome
+from ftlayer.functions.outcome import I64, SideOutput, failed_rows, without_rows
 from ftlayer.functions.process import LAST_WATERMARK_MS
+from ftlayer.functions.undo.log import UndoLog
+
+TimerKind = Literal["event", "processing"]
+
+Timer = tuple[Key, int]
+"""A key, and a time in milliseconds since 1970."""
+
+MAIN = ""
+"""The tag of the main output."""
 
 LAST_ROUNDS = 100
 """Behind the last watermark no time passes: a function that goes on setting timers would never come to an end."""
@@ -28,92 +38,244 @@ FIRED_AT_ONCE = 10_000
 """Calls of ``on_timer`` whose results wait as Python objects."""
 
 
+@dataclass(frozen=True, slots=True)
+class FailedTimer:
+    """A timer of ``operator`` that failed, there or in what is behind it: ``failure.operator`` says where."""
+
+    operator: str
+    kind: TimerKind
+    key: Key
+    time_ms: int
+    failure: RowFailure
+
+
+@dataclass(frozen=True, slots=True)
+class FiredTimers:
+    """What came of some timers of one operator.
+
+    Attributes:
+        timers: in the order they were fired in; their places here are the rows of all else.
+        outputs: by tag, `MAIN` first. A timer that failed is no parent in them.
+        times: int64[n], the event time of what each timer gave; None in processing time.
+        failures: one for each timer that failed, ascending.
+    """
+
+    operator: str
+    kind: TimerKind
+    timers: list[Timer]
+    outputs: list[SideOutput]
+    times: I64 | None
+    failures: list[RowFailure]
+
+
 class Firing:
     """One process function with timers, and the rest of its chain.
 
     Attributes:
-        fired: how many timers were fired. Another thread may look.
+        fired: how many timers were fired, again included. Another thread may look.
         tail: what its results go through.
     """
 
-    def __init__(self, operator: ProcessOperator, timers: Timers, rest: Sequence[PreparedOperator]) -> None:
+    def __init__(
+        self,
+        operator: ProcessOperator,
+        timers: Timers,
+        rest: Sequence[PreparedOperator],
+        log: UndoLog | None = None,
+    ) -> None:
+        """``log`` is where the state of all of them notes changes: then a timer fails alone."""
         self.fired = 0
-        self.tail = _tail(operator.step, rest)
+        self.tail = _tail(operator.step, rest, log)
         self.timers = timers
-        self._step = operator.step
+        self.step = operator.step
+        self.log = log
         self._on_timer: Callable[[int, Any], Any] = operator.function.on_timer
+        self._fails = FAILS_RECORD if log is None else FAILS_RECORD_UNDONE
+        self._ends = (MemoryError,) if log is None else (MemoryError, StateSerializationError)
 
-    def event(self, watermark_ms: int) -> Iterator[tuple[SegmentOutcome, I64]]:
-        """Fire what the watermark has reached, in the order of time.
+    def event(self, watermark_ms: int) -> OperatorTimers:
+        """Return what the watermark has reached, in the order of time.
 
-        Timers that are set meanwhile fire too, if they are due. Gives outcomes, each with the times that its
-        parents are places in. Raises `TimerFailedError`.
+        Timers that are set meanwhile fire too, if they are due; without end behind the last watermark, where it raises
+        `TimerFailedError`.
         """
-        most = None
-        if watermark_ms >= LAST_WATERMARK_MS:
-            most = self.fired + LAST_ROUNDS * (self.timers.event_count + 1)
-        while fired := self._fire(partial(self.timers.due_event, watermark_ms), FIRED_AT_ONCE, timed=True):
-            yield fired
-            if most is not None and self.fired > most:
-                raise TimerFailedError(
-                    f"{self._step.uid!r} sets timers of event time in on_timer without end, though no record comes "
-                    "any more; set none once ctx.watermark is LAST_WATERMARK_MS",
-                    self._step.uid,
-                )
+        due = partial(self.timers.due_event, watermark_ms)
+        if watermark_ms < LAST_WATERMARK_MS:
+            return OperatorTimers(self, "event", due)
+        return OperatorTimers(self, "event", due, most=LAST_ROUNDS * (self.timers.event_count + 1))
 
-    def processing(self, now_ms: int) -> Iterator[tuple[SegmentOutcome, I64]]:
-        """Fire what the clock has reached, as `event` does, though not many more than there are at the beginning."""
-        left = self.timers.processing_count
+    def processing(self, now_ms: int) -> OperatorTimers:
+        """Return what the clock has reached, as `event` does, though not many more than there are now."""
         due = partial(self.timers.due_processing, now_ms)
-        while left > 0 and (fired := self._fire(due, min(left, FIRED_AT_ONCE), timed=False)):
-            left -= len(fired[1])
-            yield fired
+        return OperatorTimers(self, "processing", due, enough=self.timers.processing_count)
 
-    def _fire(
-        self, due: Callable[[], tuple[int, list[Key]] | None], enough: int, *, timed: bool
-    ) -> tuple[SegmentOutcome, I64] | None:
-        context = self._step.context
-        calls: list[int] = []
+    def again(self, kind: TimerKind, timers: Sequence[Timer]) -> OperatorTimers:
+        """Return these, whether they are set or not."""
+        return OperatorTimers(self, kind, lambda: None, list(timers))
+
+    def call(self, timer: Timer, place: int, *, timed: bool) -> tuple[list[Any], int, RowFailure | None]:
+        """Fire a timer; return what it gave, with which time, and why it failed.
+
+        With a log its changes are taken back then, or `LateFailure` is raised; without one `TimerFailedError` is.
+        """
+        context, log = self.step.context, self.log
+        key, time_ms = timer
+        context._enter(key, time_ms if timed else None, place)
+        mark = 0 if log is None else len(log.entries)
+        try:
+            results = list(results_of(self._on_timer(time_ms, context)))
+        except self._ends:
+            raise
+        except self._fails as error:
+            failure = failure_of(place, self.step.uid, error, self.step.rules)
+            if log is None:
+                raise timer_failed(failure) from error
+            log.fail(mark, place)
+            return [], time_ms, failure
+        finally:
+            self.fired += 1
+        given = context.timestamp
+        return results, time_ms if given is None else given, None
+
+
+class OperatorTimers:
+    """Timers of one operator on their way, some at a time."""
+
+    def __init__(
+        self,
+        firing: Firing,
+        kind: TimerKind,
+        due: Callable[[], tuple[int, list[Key]] | None],
+        given: Sequence[Timer] = (),
+        *,
+        enough: int | None = None,
+        most: int | None = None,
+    ) -> None:
+        """``given`` are fired, then those that ``due`` says until ``enough`` are; more than ``most`` are an error."""
+        self._firing = firing
+        self._kind: TimerKind = kind
+        self._due = due
+        self._enough = enough
+        self._most = most
+        self._taken = given
+        self._next = 0
+        self._done = 0
+
+    def fire(self, most: int) -> FiredTimers | None:
+        """Fire up to ``most``, at most `FIRED_AT_ONCE`; None: there are none left.
+
+        Without a log raises `TimerFailedError` where one fails. With one, a timer that fails is not set any more; may
+        raise `LateFailure` with a place among those that it took: undone, the log has them set again.
+        """
+        firing, log = self._firing, self._firing.log
+        if self._most is not None and self._done > self._most:
+            raise TimerFailedError(
+                f"{firing.step.uid!r} sets timers of event time in on_timer without end, though no record comes "
+                "any more; set none once ctx.watermark is LAST_WATERMARK_MS",
+                firing.step.uid,
+            )
+        if log is not None:
+            log.begin_segment()
+            if not log.alone:
+                log.add((self._go_back, (self._taken, self._next), self._done))
+        timers: list[Timer] = []
         rows: list[Any] = []
         places: list[int] = []
-        while len(calls) < enough and (found := due()) is not None:
-            time_ms, keys = found
-            for key in keys:
-                context._enter(key, time_ms if timed else None, len(calls))
-                results = self._call(time_ms)
-                rows += results
-                places += [len(calls)] * len(results)
-                given = context.timestamp
-                calls.append(time_ms if given is None else given)
-        if not calls:
+        given: list[int] = []
+        failures: list[RowFailure] = []
+        for timer in self._take(min(most, FIRED_AT_ONCE)):
+            place = len(timers)
+            timers.append(timer)
+            results, time_ms, failure = firing.call(timer, place, timed=self._kind == "event")
+            rows += results
+            places += [place] * len(results)
+            given.append(time_ms)
+            if failure is not None:
+                failures.append(failure)
+        if not timers:
             return None
-        times: I64 = np.array(calls, dtype=np.int64)
-        parents: I64 = np.array(places, dtype=np.int64)
-        outcome = run_segments(self.tail, rows, parents, times if timed else None)
-        own = take_side_outputs(
-            self._step, VALUES, np.arange(len(times), dtype=np.int64), outcome.failures.append
-        )
-        for failure in outcome.failures:
-            raise timer_failed(failure)
-        return SegmentOutcome(outcome.batch, outcome.parents, [], [*own, *outcome.side]), times
+        times: I64 = np.array(given, dtype=np.int64)
+        return self._behind(timers, rows, np.array(places, dtype=np.int64), times, failures)
 
-    def _call(self, time_ms: int) -> list[Any]:
+    def _take(self, most: int) -> Iterator[Timer]:
+        for _ in range(most):
+            if self._next == len(self._taken):
+                if self._enough is not None and self._done >= self._enough:
+                    return
+                due = self._due()
+                if due is None:
+                    return
+                time_ms, keys = due
+                self._taken, self._next = [(key, time_ms) for key in keys], 0
+            timer = self._taken[self._next]
+            self._next += 1
+            self._done += 1
+            yield timer
+
+    def _behind(
+        self, timers: list[Timer], rows: list[Any], parents: I64, times: I64, failures: list[RowFailure]
+    ) -> FiredTimers:
+        """Run what timers gave through the rest of the chain."""
+        firing, log = self._firing, self._firing.log
+        timed = times if self._kind == "event" else None
+
+        def refuse(failure: RowFailure) -> None:
+            if log is None:
+                raise timer_failed(failure)
+            log.late(failure.row)
+            failures.append(failure)
+
+        outcome = run_segments(firing.tail, rows, parents, timed, log)
+        own = take_side_outputs(firing.step, VALUES, np.arange(len(times), dtype=np.int64), refuse)
+        failures += outcome.failures
+        if failures and log is None:
+            raise timer_failed(failures[0])
+        outputs = [SideOutput(MAIN, outcome.batch, outcome.parents), *own, *outcome.side]
+        if failures:
+            failed = failed_rows(failures)
+            outputs = [
+                SideOutput(output.tag, *without_rows(output.batch, output.parents, failed))
+                for output in outputs
+            ]
+        first: dict[int, RowFailure] = {}
+        for failure in failures:
+            first.setdefault(failure.row, failure)
+        ordered = [first[place] for place in sorted(first)]
+        return FiredTimers(firing.step.uid, self._kind, timers, outputs, timed, ordered)
+
+    def _go_back(self, taken: tuple[Sequence[Timer], int], done: int) -> None:
+        self._taken, self._next = taken
+        self._done = done
+
+
+class DueTimers:
+    """Timers of a chain on their way, operator by operator: what one gives comes before the next one's."""
+
+    def __init__(self, operators: Iterator[OperatorTimers], left: Callable[[], None]) -> None:
+        """``left`` is called behind each round; on a `LateFailure` too."""
+        self._operators = operators
+        self._left = left
+        self._current = next(operators, None)
+
+    def fire(self, most: int) -> FiredTimers | None:
+        """Fire up to ``most`` timers of one operator: see `OperatorTimers.fire`; None: there are none left."""
         try:
-            results = list(results_of(self._on_timer(time_ms, self._step.context)))
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise timer_failed(failure_of(0, self._step.uid, error)) from error
-        self.fired += 1
-        return results
+            while self._current is not None:
+                fired = self._current.fire(most)
+                if fired is not None:
+                    return fired
+                self._current = next(self._operators, None)
+            return None
+        finally:
+            self._left()
 
 
-def _tail(step: Processing, rest: Sequence[PreparedOperator]) -> list[Segment]:
+def _tail(step: Processing, rest: Sequence[PreparedOperator], log: UndoLog | None) -> list[Segment]:
     """Return the segments of what is behind ``step``; the first of them takes Python objects."""
-    segments = segments_of(rest, VALUES, step.uid)
+    segments = segments_of(rest, VALUES, step.uid, log=log)
     if segments and isinstance(segments[0], RecordSegment):
         return segments
-    return [RecordSegment([], step.schema, VALUES, step.uid), *segments]
+    return [RecordSegment([], step.schema, VALUES, step.uid, log), *segments]
 
 
 def timer_failed(failure: RowFailure) -> TimerFailedError:

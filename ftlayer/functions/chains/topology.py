@@ -7,7 +7,7 @@ not checked against its schema: a misfit shows where the next one, or the chain'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,15 @@ import pyarrow as pa
 from ftlayer.checks import check_ran
 from ftlayer.errors import FTLayerError, JobError
 from ftlayer.functions.chains.batch_segment import BatchSegment
-from ftlayer.functions.chains.firing import Firing
+from ftlayer.functions.chains.firing import (
+    FIRED_AT_ONCE,
+    MAIN,
+    DueTimers,
+    Firing,
+    OperatorTimers,
+    Timer,
+    TimerKind,
+)
 from ftlayer.functions.chains.preparing import ChainOperator, prepare
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.retiming import gives_times, taken_off
@@ -26,13 +34,12 @@ from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Backend
-from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_rows
+from ftlayer.functions.outcome import I64, SegmentOutcome, failed_rows
 from ftlayer.functions.process import uses_timers
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 
-MAIN = ""
-"""The tag of the main output."""
+__all__ = ["MAIN", "OutputRows", "TimerOutput", "TopologyChain", "TopologyResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +113,7 @@ class TopologyChain:
         self._paths = [segments_of(path[:head], VALUES, log=log) for path in prepared.paths]
         self._behind = None if head is None else segments_of(path[head:], VALUES, log=log)
         self._firings = {
-            process: Firing(process, process.timers, path[process.position + 1 :])
+            process: Firing(process, process.timers, path[process.position + 1 :], log)
             for process in prepared.processes
             if process.timers is not None and uses_timers(process.function)
         }
@@ -235,49 +242,73 @@ class TopologyChain:
             outputs[tag] = OutputRows(output.batch, rows[output.parents], times[output.parents])
         return [replace(failure, row=int(rows[failure.row])) for failure in outcome.failures]
 
+    @property
+    def timed(self) -> frozenset[str]:
+        """The uids of the operators with timers."""
+        return frozenset(process.step.uid for process in self._firings)
+
+    def due_event_timers(self, watermark_ms: int, now_wall_ms: int) -> DueTimers:
+        """Return the timers that the watermark has reached, to be fired operator by operator."""
+        return DueTimers(self._reached(watermark_ms, now_wall_ms), self._fired)
+
+    def due_processing_timers(self, now_wall_ms: int) -> DueTimers:
+        """Return the timers that the wall clock has reached; as `due_event_timers`.
+
+        Timers that are set meanwhile and due at once may wait for the next call.
+        """
+        self._set_clock(now_wall_ms)
+        return DueTimers((f.processing(now_wall_ms) for f in self._firings.values()), self._fired)
+
+    def timers_again(
+        self, operator: str, kind: TimerKind, timers: Sequence[Timer], watermark_ms: int, now_wall_ms: int
+    ) -> DueTimers:
+        """Return timers of one operator (see `timed`) to be fired, whether they are set or not."""
+        self._set_clock(now_wall_ms)
+        (process,) = [process for process in self._firings if process.step.uid == operator]
+        process.step.context.watermark = max(watermark_ms, process.step.context.watermark)
+        return DueTimers(iter([self._firings[process].again(kind, timers)]), self._fired)
+
     def fire_event_timers(self, watermark_ms: int, now_wall_ms: int) -> dict[str, TimerOutput]:
-        """Fire the timers that the watermark has reached, operator by operator; return what they gave, by tag.
+        """Fire the timers that the watermark has reached, of a chain without a log; return what they gave, by tag.
 
         Only outputs with records. Raises `TimerFailedError` if a function does: the slot has to end, since there is
         no record to blame and the timers are gone.
         """
-        return self._fire(lambda firing: firing.event(watermark_ms), now_wall_ms, watermark_ms)
+        return self._fire(self.due_event_timers(watermark_ms, now_wall_ms))
 
     def fire_processing_timers(self, now_wall_ms: int) -> dict[str, TimerOutput]:
-        """Fire the timers that the wall clock has reached; as `fire_event_timers`.
+        """Fire the timers that the wall clock has reached; as `fire_event_timers`."""
+        return self._fire(self.due_processing_timers(now_wall_ms))
 
-        Timers that are set meanwhile and due at once may wait for the next call.
-        """
-        return self._fire(lambda firing: firing.processing(now_wall_ms), now_wall_ms, None)
-
-    def _fire(
-        self,
-        due: Callable[[Firing], Iterator[tuple[SegmentOutcome, I64]]],
-        now_wall_ms: int,
-        watermark_ms: int | None,
-    ) -> dict[str, TimerOutput]:
-        found: dict[str, list[tuple[pa.RecordBatch, I64]]] = {}
-        for process in self._processes:
-            process.step.context.now_ms = now_wall_ms
+    def _reached(self, watermark_ms: int, now_wall_ms: int) -> Iterator[OperatorTimers]:
+        self._set_clock(now_wall_ms)
         for process in self._processes:
             # One after the other: what the timers of one give comes before the next one's watermark.
-            if watermark_ms is not None:
-                process.step.context.watermark = watermark_ms
-            if process not in self._firings:
-                continue
-            for outcome, times in due(self._firings[process]):
-                main = SideOutput(MAIN, outcome.batch, outcome.parents)
-                for output in (main, *outcome.side):
-                    if output.batch.num_rows:
-                        found.setdefault(output.tag, []).append((output.batch, times[output.parents]))
-        self._leave()
+            process.step.context.watermark = watermark_ms
+            if process in self._firings:
+                yield self._firings[process].event(watermark_ms)
+
+    def _set_clock(self, now_wall_ms: int) -> None:
+        for process in self._processes:
+            process.step.context.now_ms = now_wall_ms
+
+    def _fire(self, due: DueTimers) -> dict[str, TimerOutput]:
+        found: dict[str, list[tuple[pa.RecordBatch, I64 | None]]] = {}
+        while (fired := due.fire(FIRED_AT_ONCE)) is not None:
+            for output in fired.outputs:
+                if output.batch.num_rows:
+                    times = None if fired.times is None else fired.times[output.parents]
+                    found.setdefault(output.tag, []).append((output.batch, times))
         return {
-            tag: TimerOutput(
-                concat([batch for batch, _ in pieces], self._schemas[tag]),
-                None if watermark_ms is None else np.concatenate([times for _, times in pieces]),
-            )
+            tag: TimerOutput(concat([batch for batch, _ in pieces], self._schemas[tag]), _joined(pieces))
             for tag, pieces in found.items()
         }
+
+    def _fired(self) -> None:
+        """Leave nothing of a round that was turned round behind."""
+        for process in self._processes:
+            process.step.context._take_side()
+        self._leave()
 
     def _leave(self) -> None:
         for process in self._processes:
@@ -291,6 +322,11 @@ def _without(output: OutputRows, failed: I64) -> OutputRows:
         return output
     times = None if output.times is None else output.times[keep]
     return OutputRows(output.batch.filter(pa.array(keep)), output.parents[keep], times)
+
+
+def _joined(pieces: Sequence[tuple[pa.RecordBatch, I64 | None]]) -> I64 | None:
+    times = [times for _, times in pieces if times is not None]
+    return np.concatenate(times) if times else None
 
 
 def _per_record(segments: Sequence[Segment]) -> list[RecordSegment]:

@@ -9,7 +9,8 @@ from ftlayer.functions.undo.log import UndoLog
 class UndoTimers:
     """The timers of one operator: `ftlayer.functions.keyed.Timers`.
 
-    A timer that was deleted, and is set again by the log, fires behind the others of its time.
+    A timer that was deleted, and is set again by the log, fires behind the others of its time. One that fires alone is
+    gone, also if it fails: whoever fired it has it.
     """
 
     def __init__(self, timers: Timers, log: UndoLog) -> None:
@@ -47,14 +48,14 @@ class UndoTimers:
     def due_event(self, watermark_ms: int) -> tuple[int, list[Key]] | None:
         """See `Timers.due_event`."""
         due = self._timers.due_event(watermark_ms)
-        if due is not None:
+        if due is not None and not self._log.alone:
             self._log.add((self._set_event, *due))
         return due
 
     def due_processing(self, now_ms: int) -> tuple[int, list[Key]] | None:
         """See `Timers.due_processing`."""
         due = self._timers.due_processing(now_ms)
-        if due is not None:
+        if due is not None and not self._log.alone:
             self._log.add((self._set_processing, *due))
         return due
 

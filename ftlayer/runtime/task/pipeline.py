@@ -14,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.clock import Now
+from ftlayer.functions.chains.firing import DueTimers, FailedTimer, Timer, TimerKind
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Backend
+from ftlayer.functions.outcome import failed_rows
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.protocol.elements import MIN_TIME_MS
@@ -54,6 +56,41 @@ class Passed:
 
     outputs: dict[str, Rows]
     failures: list[RowFailure] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What came of some timers of one operator, behind all stages.
+
+    Attributes:
+        timers: in the order they were fired in.
+        passed: the rows that parents and failures name are places in ``timers``.
+    """
+
+    operator: str
+    kind: TimerKind
+    timers: list[Timer]
+    passed: Passed
+
+    @property
+    def size(self) -> int:
+        """How many timers."""
+        return len(self.timers)
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether one of them failed."""
+        return bool(self.passed.failures)
+
+    def failed(self) -> list[FailedTimer]:
+        """Return the timers that failed, each with its first failure."""
+        first: dict[int, RowFailure] = {}
+        for failure in self.passed.failures:
+            first.setdefault(failure.row, failure)
+        return [
+            FailedTimer(self.operator, self.kind, *self.timers[place], first[place])
+            for place in sorted(first)
+        ]
 
 
 @dataclass(slots=True)
@@ -148,6 +185,48 @@ class OperatorChain:
             return self._run(0, Rows(payload, parents, times), fresh, input, now, known, watermark_ms)
         finally:
             self._running = None
+
+    def stage_of_timers(self, operator: str) -> int | None:
+        """Return the stage that an operator with timers is in; None: there is none of this uid."""
+        places = (place for place, stage in enumerate(self.stages) if operator in stage.chain.timed)
+        return next(places, None)
+
+    def due_timers(self, stage: int, kind: TimerKind, now: Now) -> DueTimers:
+        """Return the timers of a stage that its watermark, or the wall clock, has reached; for `fire`."""
+        found = self.stages[stage]
+        if kind == "event":
+            return found.chain.due_event_timers(found.watermark_ms, now.wall_ms)
+        return found.chain.due_processing_timers(now.wall_ms)
+
+    def timers_again(
+        self, stage: int, operator: str, kind: TimerKind, timers: Sequence[Timer], now: Now
+    ) -> DueTimers:
+        """Return timers of an operator in a stage (`stage_of_timers`), whether they are set or not; for `fire`."""
+        found = self.stages[stage]
+        return found.chain.timers_again(operator, kind, timers, found.watermark_ms, now.wall_ms)
+
+    def fire(self, stage: int, due: DueTimers, most: int, now: Now) -> Fired | None:
+        """Fire up to ``most`` timers of one operator of a stage; None: there are none left.
+
+        What they put out goes through the stages behind. With a log raises `LateFailure` with the place of a timer
+        among those that it took: see `OperatorTimers.fire`, which raises the rest.
+        """
+        fired = due.fire(most)
+        if fired is None:
+            return None
+        outputs = {
+            output.tag: Rows(
+                output.batch, output.parents, None if fired.times is None else fired.times[output.parents]
+            )
+            for output in fired.outputs
+        }
+        passed = self._run(stage + 1, outputs.pop(MAIN), True, 0, now, None)
+        if passed.failures:
+            failed = failed_rows(passed.failures)
+            outputs = {tag: rows.keep(~np.isin(rows.parents, failed)) for tag, rows in outputs.items()}
+        passed.outputs |= outputs
+        passed.failures += fired.failures
+        return Fired(fired.operator, fired.kind, fired.timers, passed)
 
     def run_behind(self, stage: int, fired: dict[str, TimerOutput], now: Now) -> Passed:
         """Run what timers of a stage put out through the stages behind it. Its rows are their own parents."""

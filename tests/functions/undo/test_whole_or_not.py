@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.functions.chains import record_segment
+from ftlayer.functions.chains.firing import DueTimers, FiredTimers, TimerKind
 from ftlayer.functions.chains.topology import MAIN, TopologyChain, TopologyResult
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process, Reduce
@@ -24,8 +25,8 @@ SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("id", pa.int64())])
 SIDE = (("side", pa.schema([("id", pa.int64())])),)
 
 Record = tuple[str, Any, int]
-Script = frozenset[tuple[str, int, str]]
-"""What goes wrong: (operator, id of the record, where in the operator)."""
+Script = Set[tuple[str, int, str]]
+"""What goes wrong: (operator, id of the record or time of the timer, where in the operator)."""
 
 
 class ScriptedError(Exception):
@@ -144,8 +145,24 @@ class Keeper(ProcessFunction):
         finally:
             wide["left"] = wide.get("left", 0) + 1
 
-    def on_timer(self, time_ms: int, ctx: Any) -> None:
-        raise AssertionError("no timer fires here")
+    def on_timer(self, time_ms: int, ctx: Any) -> Iterator[Record]:
+        timer = (ctx.key, time_ms, time_ms)
+        at = self.trouble.at
+        number, seen, wide = ctx.value("number", 0), ctx.value("seen"), ctx.broadcast("wide")
+        at(timer, "timer early")
+        number.set(number.get() + 1)
+        names = seen.get() or []
+        names.append(time_ms)
+        at(timer, "timer in place")
+        seen.set(names)
+        wide.setdefault("all", []).append(time_ms)
+        if time_ms % 3 == 0:
+            ctx.timers.event(time_ms + 1)
+        ctx.timers.delete_event(time_ms + 2)
+        ctx.output("side", "no id" if self.trouble.hits(timer, "timer side") else time_ms)
+        yield ctx.key, "no number" if self.trouble.hits(timer, "timer misfit") else number.get(), time_ms
+        at(timer, "timer late")
+        yield ctx.key, len(names), time_ms
 
 
 def batches(trouble: Trouble) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
@@ -166,6 +183,7 @@ PLACES = {
     "process": ("early", "in place", "middle", "side", "late"),
     "batches": ("early",),
 }
+TIMER_PLACES = ("timer early", "timer in place", "timer side", "timer misfit", "timer late")
 
 
 def operators_of(kind: str, uid: str, script: Script) -> list[Any]:
@@ -240,9 +258,21 @@ class Model:
 
     def run(self, kinds: list[str], script: Script, record: Record) -> list[Record] | None:
         """Return what comes of a record, None if it fails: then nothing has changed."""
+        return self._whole(self._through(kinds, 0, script, record))
+
+    def fire(self, kinds: list[str], script: Script, uid: str, timer: tuple[str, int]) -> list[Record] | None:
+        """Return what comes of a timer, None if it fails: then nothing has changed."""
+        key, time_ms = timer
+        place = kinds.index("process")
+        results = Keeper(Trouble(script, uid)).on_timer(time_ms, ModelContext(self, uid, key))
+        return self._whole(
+            out for result in results for out in self._through(kinds, place + 1, script, result)
+        )
+
+    def _whole(self, came: Iterator[Record]) -> list[Record] | None:
         before = copy.deepcopy((self.tables, self.side))
         try:
-            results = list(self._through(kinds, 0, script, record))
+            results = list(came)
             if any(type(v) is not int for _, v, _ in results):
                 raise ScriptedError("misfit at the end")
         except (ScriptedError, TypeError):
@@ -335,6 +365,33 @@ class Run:
         return bool(self.result.failures)
 
 
+@dataclass
+class FiredRun:
+    """`ftlayer.functions.undo.pieces.Piece`."""
+
+    fired: FiredTimers
+
+    @property
+    def size(self) -> int:
+        return len(self.fired.timers)
+
+    @property
+    def has_failures(self) -> bool:
+        return bool(self.fired.failures)
+
+
+def fired_in_pieces(log: UndoLog, due: DueTimers, at_once: int) -> Iterator[FiredTimers]:
+    def run(start: int, most: int) -> FiredRun | None:
+        try:
+            fired = due.fire(most)
+        except LateFailure as late:
+            raise LateFailure(start + late.row) from None
+        return None if fired is None else FiredRun(fired)
+
+    for _, piece in in_pieces(log, at_once, run):
+        yield piece.fired
+
+
 def rows_of(records: list[Record]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(
         [dict(zip(("k", "v", "id"), record, strict=True)) for record in records], SCHEMA
@@ -380,6 +437,85 @@ def programs(draw: st.DrawFn) -> tuple[list[str], list[Record], Script]:
     spots = [(f"{kind}{place}", where) for place, kind in enumerate(kinds) for where in PLACES[kind]]
     hits = draw(st.lists(st.tuples(st.sampled_from(spots), st.integers(0, len(records) - 1)), max_size=10))
     return kinds, records, frozenset((uid, i, where) for (uid, where), i in hits)
+
+
+@st.composite
+def ticking(draw: st.DrawFn) -> tuple[list[str], list[Record], Script]:
+    """Programs with timers, which fail too."""
+    others = st.lists(st.sampled_from(sorted(PLACES.keys() - {"process"})), max_size=2)
+    kinds = [*draw(others), "process", *draw(others)]
+    records = [(k, v, i) for i, (k, v) in enumerate(draw(RECORDS))]
+    spots = [(f"{kind}{place}", where) for place, kind in enumerate(kinds) for where in PLACES[kind]]
+    spots += [(f"process{kinds.index('process')}", where) for where in TIMER_PLACES] * 3
+    hits = draw(st.lists(st.tuples(st.sampled_from(spots), st.integers(0, 12)), max_size=10))
+    return kinds, records, frozenset((uid, i, where) for (uid, where), i in hits)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ticking(), st.integers(1, 50), st.integers(-1, 12), st.booleans())
+def test_a_timer_fires_whole_or_not_at_all(
+    program: tuple[list[str], list[Record], Script], at_once: int, until: int, again: bool
+) -> None:
+    kinds, records, planned = program
+    script = set(planned)
+    log, backend, model = UndoLog(), HeapBackend(), Model()
+    operators = [
+        operator
+        for place, kind in enumerate(kinds)
+        for operator in operators_of(kind, f"{kind}{place}", script)
+    ]
+    chain = TopologyChain(operators, [SCHEMA], backend, log)
+    chain.open()
+    for record in records:
+        log.alone = True
+        if chain.run(rows_of([record]), None, 0, 0).failures:
+            log.undo()
+        log.forget()
+        model.run(kinds, script, record)
+
+    failed: list[tuple[str, tuple[str, int]]] = []
+    uid = f"process{kinds.index('process')}"
+
+    def goes_as_in_the_model(kind: str, due: DueTimers, *, is_again: bool = False) -> None:
+        for fired in fired_in_pieces(log, due, at_once):
+            assert (fired.operator, fired.kind) == (uid, kind)
+            model.side = []
+            expected = []
+            for timer in fired.timers:
+                if not is_again:
+                    # It is gone, also if it fails.
+                    model.table(uid, kind, set).remove(timer)
+                expected.append(model.fire(kinds, script, uid, timer))
+            assert [f.row for f in fired.failures] == [i for i, came in enumerate(expected) if came is None]
+            failed.extend((kind, fired.timers[failure.row]) for failure in fired.failures)
+            outputs = {output.tag: output for output in fired.outputs}
+            main: list[list[Any]] = [[] for _ in fired.timers]
+            for row, parent in zip(tuples(outputs[MAIN].batch), outputs[MAIN].parents.tolist(), strict=True):
+                main[parent].append(row)
+            assert main == [came or [] for came in expected]
+            side = [row[0] for row in tuples(outputs["side"].batch)] if "side" in outputs else []
+            assert side == model.side
+            times = [time_ms for _, time_ms in fired.timers]
+            assert times == sorted(times) or is_again
+        assert not log.entries
+        for name, held in model.tables.items():
+            if name[1] not in ("event", "processing"):
+                assert state_of(backend, *name, held) == held
+
+    goes_as_in_the_model("event", chain.due_event_timers(until, 0))
+    assert not [time_ms for _, time_ms in model.table(uid, "event", set) if time_ms <= until]
+    goes_as_in_the_model("processing", chain.due_processing_timers(until))
+    assert not [time_ms for _, time_ms in model.table(uid, "processing", set) if time_ms <= until]
+    if again:
+        found, failed = failed, []
+        script.clear()
+        kinds_of_time: list[TimerKind] = ["event", "processing"]
+        for kind in kinds_of_time:
+            timers = [timer for k, timer in found if k == kind]
+            goes_as_in_the_model(kind, chain.timers_again(uid, kind, timers, until, until), is_again=True)
+        assert not failed
+    for name in ("event", "processing"):
+        assert state_of(backend, uid, name, None) == model.table(uid, name, set)
 
 
 @settings(max_examples=300, deadline=None)
