@@ -91,8 +91,9 @@ MAX_TRACEBACKS = 4
 
 
 def with_attempt(attempts: tuple[FailedAttempt, ...], newest: FailedAttempt) -> tuple[FailedAttempt, ...]:
-    """Return a record's failed attempts with one more, which gets its number, within their bounds."""
-    newest = replace(newest, number=attempts[-1].number + 1 if attempts else 1)
+    """Return a record's failed attempts with one more, which is given as the first one, within their bounds."""
+    if attempts:
+        newest = replace(newest, number=attempts[-1].number + 1)
     if len(attempts) >= MAX_ATTEMPTS:
         attempts = attempts[:1] + attempts[len(attempts) - MAX_ATTEMPTS + 2 :]
     if len(attempts) >= MAX_TRACEBACKS:

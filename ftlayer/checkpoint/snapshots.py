@@ -153,6 +153,7 @@ class SubtaskSnapshot:
         positions: of a source, by partition: `ftlayer.runtime.connectors.positions`.
         committables: everything that the subtask's sink has not been told to be committed.
         letters: the records that it has given up and was not told to be complete.
+        waiting: how many records wait in it for another attempt.
         readmitted: names of letters that came back, wait for another attempt, and were not told to be complete.
         condemned: digests of records that end processes, which it has given up unseen and was not told to be complete.
         channels: records in flight.
@@ -167,6 +168,7 @@ class SubtaskSnapshot:
     positions: dict[str, bytes] = field(default_factory=dict)
     committables: tuple[Committable, ...] = ()
     letters: tuple[DeadLetter, ...] = ()
+    waiting: int = 0
     readmitted: tuple[bytes, ...] = ()
     condemned: tuple[bytes, ...] = ()
     channels: tuple[ChannelState, ...] = ()

@@ -61,7 +61,8 @@ class ChainCheckpoints:
         )
         if self._letters is not None:
             letters, readmitted = self._letters.snapshot(barrier.checkpoint)
-            part = replace(part, letters=letters, readmitted=readmitted)
+            waiting = self._chain.failures.waiting
+            part = replace(part, letters=letters, waiting=waiting, readmitted=readmitted)
         return actions, ChainSnapshot(part, barrier.checkpoint, frozen, precommitted)
 
     def completed(self, checkpoint: int) -> None:

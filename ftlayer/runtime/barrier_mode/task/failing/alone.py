@@ -251,7 +251,7 @@ class RecordsAlone:
         for row, conviction in convicted:
             keep[row] = False
             attempt = FailedAttempt(
-                0, now.wall_ms, conviction.reason, self._uid, conviction.place, conviction.traceback
+                1, now.wall_ms, conviction.reason, self._uid, conviction.place, conviction.traceback
             )
             self._attempts.condemned(given, row, attempt, now)
         rows = np.flatnonzero(keep)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -53,6 +54,14 @@ class Given:
         )
 
 
+class _Pauses(NamedTuple):
+    """`ftlayer.backoff.Retrying` of a policy, whose durations are read once."""
+
+    max_attempts: int | None
+    backoff_ms: tuple[int, ...]
+    jitter: float
+
+
 class RecordAttempts:
     """See the module. One subtask's; not for several threads.
 
@@ -78,7 +87,7 @@ class RecordAttempts:
         self.retried = 0
         self.is_last = False
         self._uid, self._subtask = chain
-        self._policy = policy
+        self._policy = _Pauses(policy.max_attempts, policy.backoff_ms, policy.jitter)
         self._keys = keys
         self._breakers = breakers
         self._place = place

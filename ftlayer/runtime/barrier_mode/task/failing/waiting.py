@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from ftlayer.checkpoint.letters import FailedAttempt, LetterKind
 from ftlayer.functions.keyed import Key, MapTable
@@ -62,7 +62,10 @@ class Waiting:
 
     def packed(self) -> tuple[object, ...]:
         """Return it as the table holds it, without name and key."""
-        attempts = tuple(astuple(attempt) for attempt in self.attempts)
+        attempts = tuple(
+            (each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)
+            for each in self.attempts
+        )
         return (
             self.kind.value,
             self.input,
