@@ -25,6 +25,7 @@ from ftlayer.functions.chains.firing import (
     OperatorTimers,
     Timer,
     TimerKind,
+    timer_failed,
 )
 from ftlayer.functions.chains.preparing import ChainOperator, prepare
 from ftlayer.functions.chains.record_segment import RecordSegment
@@ -269,10 +270,10 @@ class TopologyChain:
         return DueTimers(iter([self._firings[process].again(kind, timers)]), self._fired)
 
     def fire_event_timers(self, watermark_ms: int, now_wall_ms: int) -> dict[str, TimerOutput]:
-        """Fire the timers that the watermark has reached, of a chain without a log; return what they gave, by tag.
+        """Fire the timers that the watermark has reached, operator by operator; return what they gave, by tag.
 
         Only outputs with records. Raises `TimerFailedError` if a function does: the slot has to end, since there is
-        no record to blame and the timers are gone.
+        no record to blame and the timers are gone. Where a timer is to fail alone, fire `due_event_timers`.
         """
         return self._fire(self.due_event_timers(watermark_ms, now_wall_ms))
 
@@ -293,8 +294,13 @@ class TopologyChain:
             process.step.context.now_ms = now_wall_ms
 
     def _fire(self, due: DueTimers) -> dict[str, TimerOutput]:
+        if self._log is not None:
+            # Who fails ends the task: nobody has to be found among others.
+            self._log.alone = True
         found: dict[str, list[tuple[pa.RecordBatch, I64 | None]]] = {}
         while (fired := due.fire(FIRED_AT_ONCE)) is not None:
+            if fired.failures:
+                raise timer_failed(fired.failures[0])
             for output in fired.outputs:
                 if output.batch.num_rows:
                     times = None if fired.times is None else fired.times[output.parents]

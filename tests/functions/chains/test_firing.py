@@ -15,6 +15,7 @@ from ftlayer.functions.chains import firing
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction, uses_timers
 from ftlayer.functions.steps import CoProcess, Filter, Map, MapBatches, Process, Reduce
+from ftlayer.functions.undo.log import UndoLog
 from ftlayer.state.heap import HeapBackend
 
 KT = pa.schema([("k", pa.string()), ("t", pa.int64())])
@@ -32,8 +33,8 @@ def rows(records: list[Record]) -> pa.RecordBatch:
     )
 
 
-def chain_of(*operators: Any) -> TopologyChain:
-    return TopologyChain(operators, [KT], HeapBackend())
+def chain_of(*operators: Any, log: UndoLog | None = None) -> TopologyChain:
+    return TopologyChain(operators, [KT], HeapBackend(), log)
 
 
 def records_of(output: TimerOutput) -> list[Record]:
@@ -217,9 +218,10 @@ def test_timers_that_are_set_without_end() -> None:
         (lambda self, time, ctx: "text", "wrap it in a list"),
     ],
 )
-def test_a_failure_of_a_timer_names_the_operator(on_timer: Any, says: str) -> None:
+@pytest.mark.parametrize("log", [None, UndoLog()])
+def test_a_failure_of_a_timer_names_the_operator(on_timer: Any, says: str, log: UndoLog | None) -> None:
     function = type("Failing", (Alarm,), {"on_timer": on_timer})()
-    chain = chain_of(Process("p", function, ("k",), KT, (("side", KT),)))
+    chain = chain_of(Process("p", function, ("k",), KT, (("side", KT),)), log=log)
     chain.run(rows([("a", 1)]), None, 0, 0)
     with pytest.raises(TimerFailedError, match="no record can be blamed") as caught:
         chain.fire_event_timers(1, 0)
