@@ -27,6 +27,7 @@ from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
 from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
+from ftlayer.runtime.barrier_mode.driver.letters import check_place
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST, ended_before, open_checkpoints
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
@@ -285,6 +286,7 @@ class StreamEnvironment:
             return Job(EndedJob(ended))
         check_session(self._spark)
         if self._checkpointing is not None:
+            check_place(graph, self._checkpointing, has_vertex=self._board is not None)
             warn_of_losses(self._builder.build())
         taken = taken_task_slots()
         taken.take(graph.name, graph.slots)
@@ -329,6 +331,11 @@ class StreamEnvironment:
         checkpoints = plan = None
         if self._checkpointing is not None:
             checkpoints, plan = open_checkpoints(graph, self._checkpointing, job.job, restore_from)
+            if self._board is not None:
+                keeper_of_letters = self._board.client_for(self._spark)
+                checkpoints = replace(
+                    checkpoints, letters=replace(checkpoints.letters, vertex=keeper_of_letters)
+                )
         slots: SlotModeFactory = UntrackedSlotFactory()
         if plan is not None:
             slots = BarrierSlotFactory(plan)

@@ -12,7 +12,8 @@ meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import unquote
@@ -41,7 +42,9 @@ from ftlayer.checkpoint.storage.letter_table import (
     read_head,
 )
 from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer, is_same
-from ftlayer.errors import CheckpointDamagedError
+from ftlayer.errors import CheckpointDamagedError, CheckpointError
+
+logger = logging.getLogger(__name__)
 
 _LETTERS, _PURGED = ".arrow", ".purged"
 
@@ -86,12 +89,16 @@ class StoredLetters:
         self.job = job
 
     def found(self) -> list[LetterFile]:
-        """See `LetterFiles.found`; a file that makes no sense is raised as `CheckpointDamagedError`."""
+        """See `LetterFiles.found`; one that makes no sense is logged, and left out."""
         found = []
         for entry in self._files.walk():
             if entry.path.endswith(_LETTERS) and not entry.path.startswith("."):
-                location = self._at(entry.path)
-                head = read_head(self._files.read(entry.path, 0, HEAD_BYTES), location)
+                try:
+                    head = read_head(self._files.read(entry.path, 0, HEAD_BYTES), self._at(entry.path))
+                except CheckpointError as error:
+                    if self._files.size(entry.path) is not None:
+                        logger.error("%s; it is left alone", error)
+                    continue
                 found.append(LetterFile(_name(entry.path, _LETTERS), head.letters, head.lasting))
         return sorted(found, key=lambda file: file.name)
 
@@ -117,6 +124,19 @@ class StoredLetters:
         self._files.delete(_path(name))
         for path in self._purged_paths(name):
             self._files.delete(path)
+
+    def letters(self) -> Iterator[tuple[str, DeadLetter]]:
+        """Iterate over all letters with the names of their files. Raises `CheckpointDamagedError`."""
+        for file in self.found():
+            if file.letters:
+                try:
+                    parts = self.read(file.name)
+                except CheckpointDamagedError:
+                    if self._files.size(_path(file.name)) is None:
+                        # Its driver has removed it since it was listed.
+                        continue
+                    raise
+                yield from ((file.name, letter) for part in parts for letter in part)
 
     def purge(self, letters: Collection[bytes]) -> int:
         """Delete letters by their names; returns how many of them were there. A file without others is emptied."""

@@ -187,10 +187,11 @@ def test_the_letters_of_all_jobs_of_a_directory(tmp_path: Path) -> None:
     assert [each.job for each in stored_letters(str(tmp_path), KEY)] == ["an/other", "one"]
 
 
-def test_a_foreign_file_is_told(tmp_path: Path) -> None:
+def test_a_foreign_file_is_told_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stored = StoredLetters(str(tmp_path), "job", KEY)
     directory = tmp_path / "dead-letters" / "job"
     directory.mkdir(parents=True)
     (directory / "run-1.arrow").write_bytes(b"x" * (DIGEST_BYTES + 8))
-    with pytest.raises(CheckpointDamagedError, match="this is no file of dead letters"):
-        stored.found()
+    stored.write(LetterBatch("run-2", (letter(1),)))
+    assert [file.name for file in stored.found()] == ["run-2"]
+    assert "run-1.arrow: this is no file of dead letters" in caplog.text

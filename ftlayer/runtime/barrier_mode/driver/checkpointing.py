@@ -50,6 +50,7 @@ from ftlayer.errors import (
 )
 from ftlayer.runtime.barrier_mode.driver.checkpoint_io import CheckpointIo
 from ftlayer.runtime.barrier_mode.driver.committing import GivenUp
+from ftlayer.runtime.barrier_mode.driver.letters import JobLetters
 from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.restore_points import RestorePoints
 from ftlayer.runtime.driver.driver_mode import JobContext
@@ -104,6 +105,7 @@ class JobCheckpoints:
             later=job.later,
             restored=self._restored,
         )
+        self._letters = JobLetters(parts.letters, job, parts.check_owner)
         self._requests = _Requests()
         self._cancelled = False
 
@@ -119,6 +121,11 @@ class JobCheckpoints:
         """Totals."""
         return self._rules.counts
 
+    @property
+    def unsent_letters(self) -> int:
+        """Dead letters that wait to be sent to the vertex, or to be written where there is none."""
+        return self._letters.unsent
+
     def history(self) -> tuple[CheckpointStats, ...]:
         """Checkpoints under way, and the last 100 others; the latest first."""
         return self._rules.history(system_now())
@@ -132,6 +139,7 @@ class JobCheckpoints:
     def tick(self) -> None:
         """Time has passed."""
         self._handle(CheckpointTick())
+        self._letters.tick()
 
     def said(self, message: FromSlot) -> None:
         """An instance that counts has said something."""
@@ -150,6 +158,7 @@ class JobCheckpoints:
         graph = self._parts.graph
         self._restores.ask(asked)
         self._down.update(asked.slots)
+        self._letters.down(asked.slots)
         sources = [
             (vertex.uid, subtask)
             for vertex in graph.vertices
@@ -166,6 +175,7 @@ class JobCheckpoints:
     def running(self) -> None:
         """All tasks are restored and run."""
         self._io.sweep(self._rules.completed, self._crew.instances)
+        self._letters.running()
         self._handle(TasksRunning())
 
     def backlog(self, source: str, working_off: bool) -> None:
@@ -180,6 +190,7 @@ class JobCheckpoints:
         """The job is being ended: nothing begins any more. Calling it again does no harm."""
         if not self._cancelled:
             self._cancelled = True
+            self._letters.ending()
             self._handle(JobStopping())
 
     def close(
@@ -213,6 +224,7 @@ class JobCheckpoints:
             )
         else:
             self._remove_unretained(state, interrupted=interrupted)
+        self._letters.close(take_events, close_by_s)
         io.close_storage(self._rules.completed, take_events)
         self._requests.refuse_all(f"the job is {state}")
 
@@ -273,11 +285,14 @@ class JobCheckpoints:
     def _carry_out(self, instruction: CheckpointInstruction) -> None:
         match instruction:
             case Trigger(barrier):
+                if barrier.final:
+                    # What came back behind it would be in no checkpoint.
+                    self._letters.ending()
                 self._parts.readers.under_way(self._rules.in_progress)
                 for slot in self._source_slots:
                     self._tell(slot, TriggerCheckpoint(barrier))
             case Publish(checkpoint, location):
-                self._io.publish(checkpoint, location)
+                self._io.publish(self._letters.to_publish(checkpoint), location)
             case CommitSinks(checkpoint):
                 self._io.commit(checkpoint)
             case NotifyCompleted(number):
@@ -287,6 +302,7 @@ class JobCheckpoints:
                 for known in self._rules.completed:
                     if known.checkpoint == number:
                         self._parts.readers.completed(known)
+                        self._letters.stands(known, self._rules.completed)
                         self._happened(CheckpointComplete(_condemned(known)))
             case NotifyAborted(checkpoint, reason):
                 logger.info("checkpoint %d is given up: %s", checkpoint, reason)
@@ -295,6 +311,7 @@ class JobCheckpoints:
                 )
             case Discard(old):
                 self._io.discard(old, self._rules.completed)
+                self._letters.retained(self._rules.completed)
             case DiscardParts(number, parts, location):
                 self._given_up.add(parts)
                 self._io.discard_parts(number, parts, self._rules.completed, location)
@@ -325,6 +342,8 @@ class JobCheckpoints:
 
     def _restored(self, asked: PrepareRestore, checkpoint: Checkpoint | None) -> None:
         self._handle(TasksRestored(checkpoint))
+        if checkpoint is not None:
+            self._letters.stands(checkpoint, self._rules.completed)
         self._abort_given_up(asked.slots)
 
     # ------------------------------------------------------------ small ones

@@ -26,6 +26,7 @@ from ftlayer.errors import CheckpointDamagedError, ConfigError
 from ftlayer.functions.ttl import SUFFIX as TTL_SUFFIX
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, resealed
 from ftlayer.runtime.barrier_mode.driver.compatibility import edge_infos, operator_infos
+from ftlayer.runtime.barrier_mode.driver.letters import open_letters
 from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.driver.restoring import restores
@@ -100,7 +101,8 @@ def open_checkpoints(
         forget_result(config, graph.name)
     committer = Committer(graph, key, allow_unknown=config.allow_unclaimed_state)
     readers = ReaderCheckpoints(graph)
-    parts = JobCheckpointParts(graph, config, run, rules, storage, committer, readers, ownership)
+    letters = open_letters(config, graph.name, key, locations)
+    parts = JobCheckpointParts(graph, config, run, rules, storage, committer, readers, letters, ownership)
     return parts, CheckpointPlan(config, run, key)
 
 

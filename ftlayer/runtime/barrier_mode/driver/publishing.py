@@ -13,6 +13,7 @@ from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.opening import pieces_directory
 from ftlayer.checkpoint.storage.ownership import Ownership
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
+from ftlayer.runtime.barrier_mode.driver.letters import LetterPlaces
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.driver.restoring import restores
 from ftlayer.topology.job_graph import JobGraph
@@ -35,6 +36,7 @@ class JobCheckpointParts:
     storage: DriverStorage
     committer: Committer
     readers: ReaderCheckpoints
+    letters: LetterPlaces
     ownership: Ownership | None = None
 
     def check_owner(self) -> None:

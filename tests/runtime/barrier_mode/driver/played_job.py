@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from unittest.mock import Mock
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
+from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.letters import DeadLetter
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.config import TopologyOptions
@@ -29,6 +32,7 @@ from ftlayer.runtime.protocol.messages import (
     Deploy,
     EndTasks,
     Hello,
+    Readmit,
     SlotEnded,
     SlotFailed,
     StackTaken,
@@ -67,7 +71,8 @@ class Writer(DataSourceStreamWriter):
 class Played:
     """A job of one slot, whose instance does what it is told; it starts its tasks when it is let.
 
-    ``bounded``: its source ends at once. ``declined``: what it says of its part of the first checkpoint.
+    ``bounded``: its source ends at once. ``declined``: what it says of its part of the first checkpoint. ``vertex`` and
+    ``failures`` are for its dead letters: those in ``letters`` are in each snapshot, with ``readmitted``.
     """
 
     def __init__(
@@ -81,9 +86,11 @@ class Played:
         restart: RestartStrategy | None = None,
         declined: SubtaskDeclined | None = None,
         retention: Retention | None = None,
+        vertex: Any = None,
+        failures: FailurePolicy | None = None,
     ) -> None:
         source = Source("numbers", IterableSource((range(3).__iter__,)), ID)
-        vertices = (JobVertex("numbers", (source, Sink("out", WriterSink(Writer(), 1, 1), ID)), 1),)
+        vertices = (JobVertex("numbers", (source, Sink("out", WriterSink(Writer(), 1, 1), ID)), 1, failures),)
         graph = JobGraph("played", vertices, (), tracked=False, max_parallelism=12)
         config = CheckpointConfig(
             interval=None if bounded else "1ms",
@@ -93,6 +100,9 @@ class Played:
         self.thread = JobThread(run)
         self.job = Job(self.thread)
         checkpoints, plan = open_checkpoints(graph, config, run, restore_from)
+        checkpoints = replace(checkpoints, letters=replace(checkpoints.letters, vertex=vertex))
+        self.letters: tuple[DeadLetter, ...] = ()
+        self.readmitted: tuple[bytes, ...] = ()
         self.telling = TopologyTelling(self.thread, graph, "barrier", config)
         self._key, self._starts, self._bounded = plan.key, starts, bounded
         self.triggered: list[int] = []
@@ -156,7 +166,12 @@ class Played:
                     self.say(self._declined)
                     return
                 made = Committable("out", seal(WriterCommitMessage(), self._key), number)
-                self.say(SubtaskAcked(number, SubtaskSnapshot("numbers", 0, committables=(made,))))
+                snapshot = SubtaskSnapshot(
+                    "numbers", 0, committables=(made,), letters=self.letters, readmitted=self.readmitted
+                )
+                self.say(SubtaskAcked(number, snapshot))
+            case Readmit(letters=letters):
+                self.readmitted += tuple(letter.letter for letter in letters)
             case EndTasks():
                 self.say(SlotEnded())
                 self.thread.spark_job_ended(0, 1, None)

@@ -1,0 +1,460 @@
+"""The dead letters of a job, as its driver carries them out: to files, to the vertex, and back into the job."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.checkpoint.storage.dead_letters import StoredLetters, stored_letters
+from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.clock import system_now
+from ftlayer.errors import CheckpointStorageError, ConfigError, StaleOwnerError, VertexUnavailableError
+from ftlayer.functions.steps import Map
+from ftlayer.partitioning.key_groups import HashByKeyGroup, key_groups, subtasks_of
+from ftlayer.partitioning.partitioners import Rebalance
+from ftlayer.records.ipc import as_stream
+from ftlayer.records.selector import KeySelector
+from ftlayer.restart import NoRestart
+from ftlayer.runtime.barrier_mode.driver import readmission
+from ftlayer.runtime.barrier_mode.driver.letter_targets import target_of
+from ftlayer.runtime.barrier_mode.driver.letters import JobLetters, LetterPlaces, check_place, open_letters
+from ftlayer.runtime.barrier_mode.driver.readmission import Target
+from ftlayer.runtime.driver.crew import Crew
+from ftlayer.runtime.driver.driver_mode import JobContext
+from ftlayer.runtime.protocol.messages import Readmit
+from ftlayer.state.snapshots.serializer import Serializer
+from ftlayer.store import MemoryStore
+from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import IterableSource, Source
+from ftlayer.vertex import calls
+from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
+
+WAIT_S = 600
+
+
+@pytest.fixture(autouse=True)
+def _asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readmission, "ASK_EVERY_MS", 20)
+
+
+SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
+KEY = HashByKeyGroup(KeySelector(("n",)), 16)
+POLICY = FailurePolicy()
+
+
+def row(n: int, text: str = "a") -> pa.RecordBatch:
+    """Return a record."""
+    return pa.RecordBatch.from_pylist([{"n": n, "text": text}], SCHEMA)
+
+
+def letter(number: int, chain: str = "count", checkpoint: int = 1, **more: Any) -> DeadLetter:
+    """Return a letter of this number."""
+    fields = {
+        "letter": number.to_bytes(16, "big"),
+        "checkpoint": checkpoint,
+        "chain": chain,
+        "subtask": 0,
+        "input": 0,
+        "kind": LetterKind.RECORD,
+        "operator": "count",
+        "key": b"",
+        "payload": as_stream(row(number)).to_pybytes(),
+        "event_time_ms": None,
+        "attempts": (FailedAttempt(3, 5, "ValueError: no", "count", "slot 0", "Traceback"),),
+        "first_failed_ms": 4,
+        "died_ms": 5,
+    }
+    return DeadLetter(**(fields | more))  # type: ignore[arg-type]
+
+
+def graph_of(parallelism: int = 2, failures: FailurePolicy | None = POLICY) -> JobGraph:
+    """source → count (by key) → show."""
+    source = Source("source", IterableSource(()), SCHEMA)
+    count, show = (Map(uid, lambda record: record, SCHEMA) for uid in ("count", "show"))
+    tail = Map("tail", lambda record: record, SCHEMA)
+    return JobGraph(
+        "job",
+        (
+            JobVertex("source", (source,), parallelism),
+            JobVertex("count", (count, tail), parallelism, failures),
+            JobVertex("show", (show,), parallelism, failures),
+        ),
+        (
+            JobEdge(0, "source", "count", 0, KEY, SCHEMA),
+            JobEdge(1, "count", "show", 0, Rebalance(), SCHEMA),
+        ),
+        tracked=False,
+        max_parallelism=16,
+    )
+
+
+class RulesClient:
+    """A vertex in this process, which may be away."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.is_away = False
+        self.asked: list[str] = []
+        self._lock = threading.Lock()
+        self.layer = FTLayerCore(self.store, LayerOptions(), system_now())
+
+    def call(self, call: Any) -> Any:
+        """Do a call."""
+        with self._lock:
+            self.asked.append(type(call).__name__)
+            if self.is_away:
+                raise VertexUnavailableError("the vertex gives no answer")
+            if isinstance(call, calls.ReadingCall):
+                with self.store.read() as txn:
+                    return self.layer.read(txn, call, system_now())
+            with self.store.write(intake=False) as txn:
+                outcome = self.layer.apply(txn, call, None, system_now())
+            outcome.after()
+            return outcome.reply
+
+    def dead(self) -> list[calls.RecordInfo]:
+        """Return the dead letters."""
+        return list(self.call(calls.ListRecords("dead")).records)
+
+
+@dataclass
+class Driver:
+    """The part of a driver that has letters: its thread is the test's."""
+
+    places: LetterPlaces
+    graph: JobGraph = field(default_factory=graph_of)
+    run: str = "run"
+    owns: bool = True
+    told: list[Any] = field(default_factory=list)
+    events: queue.Queue[Callable[[], None]] = field(default_factory=queue.Queue)
+
+    def __post_init__(self) -> None:
+        context = JobContext(
+            self.run,
+            self.graph,
+            NoRestart(),
+            Crew.__new__(Crew),
+            happened=lambda event: None,
+            later=self.events.put,
+            tell=lambda slot, message: self.told.append((slot, message)),
+        )
+        self.letters = JobLetters(self.places, context, self._check_owner)
+
+    def _check_owner(self) -> None:
+        if not self.owns:
+            raise StaleOwnerError("another driver has taken over")
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Work off events until something is so."""
+        deadline = system_now().mono_ms + WAIT_S * 1_000
+        while not condition():
+            assert system_now().mono_ms < deadline
+            self.letters.tick()
+            try:
+                self.events.get(timeout=0.05)()
+            except queue.Empty:
+                continue
+
+    def complete(self, number: int, *letters: DeadLetter, readmitted: tuple[bytes, ...] = ()) -> Checkpoint:
+        """Take a checkpoint that holds these letters; it is the only one that is kept."""
+        part = SubtaskSnapshot("count", 0, letters=letters, readmitted=readmitted)
+        taken = Checkpoint(number, "job", self.run, "checkpoint", 1, 2, 16, (), (part,))
+        published = self.letters.to_publish(taken)
+        self.letters.stands(published, [published])
+        return published
+
+    def close(self) -> None:
+        """The job is over."""
+        self.letters.close(self._take_events, None)
+
+    def _take_events(self) -> None:
+        while not self.events.empty():
+            self.events.get()()
+
+
+KEY_BYTES = b"k" * 32
+
+
+def places(directory: Path, vertex: Any = None, checkpoints: tuple[str, ...] = ()) -> LetterPlaces:
+    """Return where a job's letters go."""
+    config = CheckpointConfig(directory=str(directory))
+    found = open_letters(config, "job", KEY_BYTES, checkpoints)
+    return LetterPlaces(found.files, found.found, vertex)
+
+
+def in_files(directory: Path) -> dict[str, list[int]]:
+    """Return the numbers of letters by file; emptied ones have none."""
+    stored = StoredLetters(str(directory), "job", KEY_BYTES)
+    found: dict[str, list[int]] = {file.name: [] for file in stored.found()}
+    for name, each in stored.letters():
+        found.setdefault(name, []).append(int.from_bytes(each.letter, "big"))
+    return found
+
+
+# ---------------------------------------------------------------- out
+
+
+def test_letters_go_to_a_file_where_there_is_no_vertex(tmp_path: Path) -> None:
+    driver = Driver(places(tmp_path))
+    driver.complete(1, letter(1), letter(2, "show"))
+    driver.until(lambda: driver.letters.unsent == 0)
+    driver.complete(2)
+    driver.close()
+    assert in_files(tmp_path) == {"run-1": [1, 2]}
+
+
+def test_letters_go_on_to_the_vertex_and_their_file_is_gone_with_its_checkpoint(tmp_path: Path) -> None:
+    vertex = RulesClient()
+    driver = Driver(places(tmp_path, vertex))
+    driver.complete(1, letter(1), letter(2, "show"))
+    driver.until(lambda: len(vertex.dead()) == 2)
+    one, two = vertex.dead()
+    assert (one.stream, one.title, one.source, one.operator, one.reason) == (
+        "job/count",
+        "job",
+        "count",
+        "count",
+        "ValueError: no",
+    )
+    assert one.payload.to_pylist() == [{"n": 1, "text": "a"}]
+    assert (one.attempt, one.history[0].place, two.stream) == (3, "slot 0", "job/show")
+    driver.until(lambda: in_files(tmp_path) == {"run-1": []})
+    driver.complete(2)
+    driver.until(lambda: in_files(tmp_path) == {})
+    with vertex.store.read() as txn:
+        assert not [key for key, _ in txn.scan("meta", b"kept/", b"kept0")]
+    driver.close()
+
+
+def test_a_timer_has_a_row_of_its_own_in_the_vertex(tmp_path: Path) -> None:
+    vertex = RulesClient()
+    driver = Driver(places(tmp_path, vertex))
+    packed = Serializer().pack(7)
+    driver.complete(
+        1, letter(1, kind=LetterKind.TIMER, payload=b"", key=packed, event_time_ms=86_400_000, attempts=())
+    )
+    driver.until(lambda: len(vertex.dead()) == 1)
+    (info,) = vertex.dead()
+    (shown,) = info.payload.to_pylist()
+    assert str(shown["timer"]) == "1970-01-02 00:00:00+00:00"
+    assert (shown["key"], info.operator) == (packed, "count")
+    driver.close()
+
+
+def test_a_vertex_that_is_away_only_leaves_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    vertex = RulesClient()
+    vertex.is_away = True
+    driver = Driver(places(tmp_path, vertex))
+    driver.complete(1, letter(1))
+    driver.until(lambda: in_files(tmp_path) == {"run-1": [1]} and "KeepLetters" not in vertex.asked)
+    driver.complete(2, letter(2, checkpoint=2))
+    driver.until(lambda: len(in_files(tmp_path)) == 2)
+    assert driver.letters.unsent == 2
+    assert caplog.text.count("dead letters wait for the vertex of 'job': the vertex gives no answer") == 1
+    vertex.is_away = False
+    driver.until(lambda: driver.letters.unsent == 0)
+    assert len(vertex.dead()) == 2
+    driver.close()
+
+
+def test_a_storage_that_refuses_files_fails_no_checkpoint_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(places(tmp_path))
+    refused = threading.Event()
+
+    def full(self: LocalFiles, path: str, data: bytes) -> bool:
+        refused.set()
+        raise CheckpointStorageError("it is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalFiles, "publish_new", full)
+        driver.complete(1, letter(1))
+        assert refused.wait(WAIT_S)
+        second = driver.complete(2, letter(2, checkpoint=2))
+    assert [batch.name for batch in second.letters] == ["run-1"]
+    later = Driver(places(tmp_path), run="later")
+    later.letters.stands(second, [second])
+    later.until(lambda: later.letters.unsent == 0)
+    assert in_files(tmp_path) == {"run-1": [1], "run-2": [2]}
+    later.close()
+
+
+def test_the_next_driver_sends_what_is_left_once(tmp_path: Path) -> None:
+    vertex = RulesClient()
+    vertex.is_away = True
+    first = Driver(places(tmp_path, vertex))
+    stands = first.complete(1, letter(1))
+    first.until(lambda: in_files(tmp_path) == {"run-1": [1]})
+    vertex.is_away = False
+    for life in range(3):
+        driver = Driver(places(tmp_path, vertex, (f"{tmp_path}/job/run/chk-1",)), run=f"life{life}")
+        driver.letters.stands(stands, [stands])
+        driver.until(lambda driver=driver: driver.letters.unsent == 0)  # type: ignore[misc]
+        driver.until(lambda: in_files(tmp_path) == {"run-1": []})
+        driver.close()
+    assert len(vertex.dead()) == 1
+    # Its checkpoint is gone with its run: nothing names the file any more.
+    last = Driver(places(tmp_path, vertex), run="last")
+    last.until(lambda: in_files(tmp_path) == {})
+    last.close()
+
+
+def test_who_has_lost_the_job_writes_nothing(tmp_path: Path) -> None:
+    vertex = RulesClient()
+    driver = Driver(places(tmp_path, vertex), owns=False)
+    driver.complete(1, letter(1))
+    driver.close()
+    assert in_files(tmp_path) == {}
+    assert vertex.asked == []
+
+
+def test_who_has_the_job_claims_it_again_from_who_claimed_it_later(tmp_path: Path) -> None:
+    vertex = RulesClient()
+    driver = Driver(places(tmp_path, vertex))
+    driver.complete(1, letter(1))
+    driver.until(lambda: driver.letters.unsent == 0)
+    vertex.call(calls.ClaimJob("job", "an older one that came late"))
+    driver.complete(2, letter(2, checkpoint=2))
+    driver.until(lambda: driver.letters.unsent == 0)
+    assert len(vertex.dead()) == 2
+    driver.close()
+
+
+# ---------------------------------------------------------------- and back
+
+
+def test_a_requeued_letter_comes_back_to_the_subtask_of_its_key(tmp_path: Path) -> None:
+    vertex = RulesClient()
+    driver = Driver(places(tmp_path, vertex))
+    given = [letter(number) for number in range(1, 9)]
+    driver.complete(1, *given)
+    driver.until(lambda: len(vertex.dead()) == 8)
+    driver.letters.running()
+    vertex.call(calls.Requeue(tuple(info.key for info in vertex.dead())))
+    driver.until(lambda: sum(len(message.letters) for _, message in driver.told) == 8)
+    groups = key_groups(KeySelector(("n",)).hash(pa.table({"n": range(1, 9)}).to_batches()[0]), 16)
+    subtasks = dict(zip(range(1, 9), subtasks_of(groups, 2, 16).tolist(), strict=True))
+    assert set(subtasks.values()) == {0, 1}
+    for slot, message in driver.told:
+        assert isinstance(message, Readmit)
+        assert (message.uid, message.subtask) == ("count", slot)
+        for each in message.letters:
+            number = int.from_bytes(each.letter, "big")
+            assert (each, subtasks[number]) == (given[number - 1], slot)
+    driver.complete(2, readmitted=tuple(each.letter for each in given))
+    driver.until(lambda: vertex.call(calls.Stats()).values["waiting"] == 0)
+    assert vertex.dead() == []
+    driver.close()
+
+
+def test_a_letter_that_cannot_go_back_is_dead_again_with_the_reason(tmp_path: Path) -> None:
+    vertex = RulesClient()
+    driver = Driver(places(tmp_path, vertex))
+    driver.complete(1, letter(1, "gone"))
+    driver.until(lambda: len(vertex.dead()) == 1)
+    driver.letters.running()
+    vertex.call(calls.Requeue((vertex.dead()[0].key,)))
+    driver.until(lambda: len(vertex.dead()) == 1)
+    (info,) = vertex.dead()
+    assert [each.reason for each in info.history] == [
+        "ValueError: no",
+        "the job has no operator 'gone' (any more); those with a failure policy are: 'count', 'show'",
+    ]
+    driver.close()
+
+
+def test_what_checkpoints_hold_is_confirmed_at_the_end_too(tmp_path: Path) -> None:
+    vertex = RulesClient()
+    driver = Driver(places(tmp_path, vertex))
+    driver.complete(1, letter(1))
+    driver.until(lambda: len(vertex.dead()) == 1)
+    driver.letters.running()
+    vertex.call(calls.Requeue((vertex.dead()[0].key,)))
+    driver.until(lambda: bool(driver.told))
+    driver.complete(2, readmitted=(letter(1).letter,))
+    driver.close()
+    assert vertex.call(calls.Stats()).values["waiting"] == 0
+
+
+EDITED = as_stream(row(3, "better")).to_pybytes()
+OTHER = as_stream(pa.record_batch({"m": [1]})).to_pybytes()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"chain": "tail"}, "'tail' is chained behind 'count' now"),
+        ({"input": 1}, "'count' has no input 1"),
+        ({"payload": OTHER}, "'count' takes other records now: n int64, text string; this one has m int64"),
+        ({"payload": b"junk"}, "where it belongs in 'count' is not known"),
+        ({"chain": "show", "kind": LetterKind.TIMER, "payload": b""}, "'show' has no key"),
+        ({"chain": "source"}, "'source' has no failure policy"),
+    ],
+)
+def test_why_a_letter_cannot_go_back(wrong: dict[str, Any], reason: str) -> None:
+    said = target_of(letter(1, **wrong), graph_of())
+    assert isinstance(said, str)
+    assert reason in said
+
+
+def test_a_letter_without_a_key_goes_to_the_subtask_it_was_in() -> None:
+    assert target_of(letter(1, "show", subtask=5), graph_of(parallelism=2)) == Target(1, "show", 1)
+
+
+def test_a_letter_follows_its_key_to_another_parallelism() -> None:
+    for parallelism in (1, 2, 5):
+        for number in range(20):
+            target = target_of(letter(number), graph_of(parallelism))
+            group = key_groups(KeySelector(("n",)).hash(row(number)), 16)
+            assert isinstance(target, Target)
+            assert target.subtask == subtasks_of(group, parallelism, 16)[0]
+
+
+def test_a_policy_needs_a_place_for_letters(tmp_path: Path) -> None:
+    in_memory = CheckpointConfig()
+    with pytest.raises(ConfigError, match=r"'count' gives up .* Give CheckpointConfig a directory"):
+        check_place(graph_of(), in_memory, has_vertex=False)
+    check_place(graph_of(), in_memory, has_vertex=True)
+    check_place(graph_of(), CheckpointConfig(directory=str(tmp_path)), has_vertex=False)
+    check_place(graph_of(failures=None), in_memory, has_vertex=False)
+
+
+# ---------------------------------------------------------------- a whole job
+
+
+def test_the_letters_of_a_job_that_ends_are_in_the_vertex_and_nothing_is_left_of_them(
+    play: ModuleType, tmp_path: Path
+) -> None:
+    vertex = RulesClient()
+    play.MAY_COMMIT.set()
+    played = play.Played(tmp_path, starts=False, bounded=True, vertex=vertex, failures=POLICY)
+    played.letters = (letter(1, "numbers"),)
+    played.start_tasks()
+    assert played.job.wait(WAIT_S)
+    play.until(lambda: len(vertex.dead()) == 1)
+    assert vertex.dead()[0].stream == "played/numbers"
+    assert not list((tmp_path / "dead-letters").rglob("*.arrow"))
+
+
+def test_the_letters_of_a_job_without_a_vertex_are_in_files(play: ModuleType, tmp_path: Path) -> None:
+    play.MAY_COMMIT.set()
+    played = play.Played(tmp_path, starts=False, bounded=True, failures=POLICY)
+    played.letters = (letter(1, "numbers"),)
+    played.start_tasks()
+    assert played.job.wait(WAIT_S)
+    (stored,) = stored_letters(str(tmp_path))
+    assert [file.letters for file in stored.found()] == [1]
