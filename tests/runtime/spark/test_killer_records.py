@@ -1,0 +1,65 @@
+"""Records that end the process that works on them, in barrier mode: they alone die, and all other counts are exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ftlayer import CheckpointConfig, FailurePolicy, FixedDelay, StreamEnvironment
+
+pytestmark = pytest.mark.spark
+
+COUNT = 3_000
+KILLERS = {(0, 700): "Segmentation fault", (1, 1_900): "it called os._exit(3)"}
+EXITS = (1, 2_500)
+
+
+def explode(record: Any) -> Any:
+    match record[1:]:
+        case (0, 700):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case (1, 1_900):
+            os._exit(3)
+        case (1, 2_500):
+            sys.exit("it is a failure like others")
+    return record
+
+
+@pytest.fixture(scope="module")
+def kit(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("barrier_job")
+
+
+def test_two_of_6000_records_end_their_process(spark: Any, kit: ModuleType, tmp_path: Path) -> None:
+    env = StreamEnvironment(
+        spark,
+        name="killers",
+        parallelism=2,
+        # One failure of each until it is looked for; the search itself uses up none.
+        restart=FixedDelay(attempts=len(KILLERS), delay="10ms"),
+        checkpointing=CheckpointConfig(
+            interval="100ms",
+            directory=str(tmp_path / "checkpoints"),
+            state_directory=str(tmp_path / "local"),
+            failures=FailurePolicy(max_attempts=1),
+        ),
+    )
+    kit.build(env, tmp_path, count=COUNT, function=explode)
+    job = env.execute_async()
+    try:
+        assert job.wait(600)
+    finally:
+        job.cancel()
+    # Two deaths convict a record, and the first of a search says nothing of any. Both may kill at once.
+    assert 3 <= job.status().restarts <= 3 * len(KILLERS)
+    ledger = kit.Ledger(tmp_path, count=COUNT)
+    ledger.expected = {each for each in ledger.expected if each[1:] not in {*KILLERS, EXITS}}
+    ledger.check()
+    assert list((tmp_path / "local").iterdir()) == []
