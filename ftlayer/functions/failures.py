@@ -37,8 +37,13 @@ class RowFailure:
     uses_attempt: bool = True
 
 
-def failure_of(row: int, operator: str, error: BaseException, rules: RetryRules = NO_RULES) -> RowFailure:
-    """Describe ``error``, raised by ``operator`` for input row ``row``, within bounds; ``rules`` decide on it."""
+def failure_of(
+    row: int, operator: str, error: BaseException, rules: RetryRules = NO_RULES, *, traced: bool = True
+) -> RowFailure:
+    """Describe ``error``, raised by ``operator`` for input row ``row``, within bounds; ``rules`` decide on it.
+
+    ``traced``: with its traceback, whose text takes more time than all else here; what is fatal has it anyhow.
+    """
     said = text_of(error)
     if isinstance(error, FailException):
         reason = said or type(error).__name__
@@ -47,12 +52,7 @@ def failure_of(row: int, operator: str, error: BaseException, rules: RetryRules 
     decision = rules.decide(error)
     if decision.note:
         reason = f"{reason[: MAX_REASON // 2]} ({decision.note})"
-    # The first frame is ours; the user's own code starts below it.
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    if len(text) > MAX_TRACEBACK:
-        half = (MAX_TRACEBACK - 64) // 2
-        text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+    text = _traceback_of(error) if traced or decision.fatal else ""
     return RowFailure(
         row,
         operator,
@@ -62,6 +62,16 @@ def failure_of(row: int, operator: str, error: BaseException, rules: RetryRules 
         decision.after_ms,
         decision.uses_attempt,
     )
+
+
+def _traceback_of(error: BaseException) -> str:
+    # The first frame is ours; the user's own code starts below it.
+    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    if len(text) > MAX_TRACEBACK:
+        half = (MAX_TRACEBACK - 64) // 2
+        text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+    return text
 
 
 def this_process(what: str) -> str:

@@ -127,7 +127,8 @@ class Firing:
         except self._ends:
             raise
         except self._fails as error:
-            failure = failure_of(place, self.step.uid, error, self.step.rules)
+            traced = log is None or log.traced
+            failure = failure_of(place, self.step.uid, error, self.step.rules, traced=traced)
             if log is None:
                 raise timer_failed(failure) from error
             log.fail(mark, place)

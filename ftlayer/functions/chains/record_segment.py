@@ -161,7 +161,8 @@ class _SegmentRun:
         row = int(self._parents[place])
         if self._log is not None:
             self._log.fail(mark, row)
-        self._failures.append(failure_of(row, self._uids[step], error, self._rules[step]))
+        traced = self._log is None or self._log.traced
+        self._failures.append(failure_of(row, self._uids[step], error, self._rules[step], traced=traced))
 
     def _refuse(self, failure: RowFailure) -> None:
         """A result does not fit its schema."""

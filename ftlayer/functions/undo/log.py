@@ -39,15 +39,17 @@ class UndoLog:
             garbage collector busy. Its length is a mark for `fail`.
         add: takes ``(restore, key, old)``, before the change or right behind it.
         alone: the log is of one record, so that a late failure turns nothing round.
+        traced: failures are to have their tracebacks: that a failing record is tried again may be all of it.
     """
 
-    __slots__ = ("_columns", "_copied", "_is_mixed", "add", "alone", "entries")
+    __slots__ = ("_columns", "_copied", "_is_mixed", "add", "alone", "entries", "traced")
 
     def __init__(self) -> None:
         """Begin with no changes."""
         self.entries: list[Any] = []
         self.add: Callable[[tuple[Restore, Any, Any]], None] = self.entries.extend
         self.alone = False
+        self.traced = True
         # Where something lies that can be changed in place, and was copied: the place of the copy in the log.
         self._copied: dict[Hashable, int] = {}
         # Changes of tables that have columns of their own: how to restore, keys, old values.

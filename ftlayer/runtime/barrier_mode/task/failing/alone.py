@@ -220,6 +220,7 @@ class RecordsAlone:
         if not given.payload.num_rows:
             return []
         actions: list[Action] = []
+        self._log.traced = self._attempts.may_end(given)
         for _, piece in in_pieces(self._log, given.payload.num_rows, partial(self._piece, given, now)):
             actions += self._out.send(piece.given, piece.routed, now)
         return actions

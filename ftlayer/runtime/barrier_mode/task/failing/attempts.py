@@ -94,6 +94,12 @@ class RecordAttempts:
         self._serializer = Serializer()
         self._shares = [may_share(schema) for schema in keys.inputs]
 
+    def may_end(self, given: Given) -> bool:
+        """Whether a failure of one of the rows may be its last: its traceback is kept then."""
+        most = self._policy.max_attempts
+        attempt = max((waiting.attempt for waiting in given.waiting), default=1)
+        return self.is_last or (most is not None and attempt >= most)
+
     def ended(self, given: Given, failures: Sequence[RowFailure], now: Now) -> None:
         """All rows were tried; ``failures`` are those of rows that failed, one each."""
         if self._breakers:
