@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ftlayer.checkpoint.letters import DeadLetter
 from ftlayer.clock import Now
-from ftlayer.functions.chains.topology import TimerOutput
+from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.handler.handler import Handler
 from ftlayer.runtime.protocol.elements import Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
@@ -44,8 +44,8 @@ class ChainRows(Protocol):
     def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
         """Run a batch of one input of the chain, and send what came of it."""
 
-    def fired(self, stage: int, fired: dict[str, TimerOutput], now: Now) -> list[Action]:
-        """Send what timers of a stage of the pipeline put out on its way."""
+    def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
+        """Fire the timers of a stage of the pipeline that are due, and send what they put out on its way."""
 
     def again(self, now: Now) -> list[Action]:
         """Run records whose next attempt is due."""
@@ -93,8 +93,15 @@ class WholeBatches:
         passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now, known_of(lineage))
         return self._outlet.take(lineage, batch.num_rows, passed, now)
 
-    def fired(self, stage: int, fired: dict[str, TimerOutput], now: Now) -> list[Action]:
-        """See `ChainRows.fired`."""
+    def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
+        """See `ChainRows.fire`."""
+        found = self._pipeline.stages[stage]
+        if kind == "event":
+            fired = found.chain.fire_event_timers(found.watermark_ms, now.wall_ms)
+        else:
+            fired = found.chain.fire_processing_timers(now.wall_ms)
+        if not fired:
+            return []
         passed = self._pipeline.run_behind(stage, fired, now)
         if passed.failures:
             # Chains end behind timers where records are tracked: here only the task can fail.

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 
 from ftlayer.clock import Now
-from ftlayer.functions.chains.topology import TimerOutput
 from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import (
@@ -190,10 +189,6 @@ class ChainTask:
             actions.extend(self._event_time_moved(now))
         return [*actions, *self._let_go(now)]
 
-    def _fired(self, place: int, fired: dict[str, TimerOutput], now: Now) -> list[Action]:
-        """Send what timers of a stage put out on its way."""
-        return self._rows.fired(place, fired, now) if fired else []
-
     # ------------------------------------------------------------ event time
 
     def _let_go(self, now: Now) -> list[Action]:
@@ -250,7 +245,7 @@ class ChainTask:
         due = stage.chain.next_event_ms
         if due is None or due > stage.watermark_ms:
             return []
-        return self._fired(place, stage.chain.fire_event_timers(stage.watermark_ms, now.wall_ms), now)
+        return self._rows.fire(place, "event", now)
 
     # ------------------------------------------------------------ time and end
 
@@ -265,7 +260,7 @@ class ChainTask:
         for place, stage in enumerate(self._pipeline.stages):
             due = stage.chain.next_processing_ms
             if due is not None and due <= now.wall_ms:
-                actions.extend(self._fired(place, stage.chain.fire_processing_timers(now.wall_ms), now))
+                actions.extend(self._rows.fire(place, "processing", now))
         actions.extend(self._event_time_moved(now))
         actions.extend(self._again(now))
         due_ms = self._outlet.due_ms

@@ -15,8 +15,7 @@ from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterKind
 from ftlayer.clock import Now
 from ftlayer.errors import IncompatibleCheckpointError
-from ftlayer.functions.chains.firing import timer_failed
-from ftlayer.functions.chains.topology import TimerOutput
+from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.functions.current import UNTRACKED, Known, Tries
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.undo.pieces import in_pieces
@@ -24,6 +23,7 @@ from ftlayer.records.tries import pack_tries
 from ftlayer.runtime.barrier_mode.task.failing.attempts import Given, RecordAttempts
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.payloads import rows_of
+from ftlayer.runtime.barrier_mode.task.failing.timers import TimersAlone
 from ftlayer.runtime.barrier_mode.task.failing.waiting import Waiting
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
@@ -52,9 +52,6 @@ class WayOut(Protocol):
     def send(self, given: Given, routed: Routed, now: Now) -> list[Action]:
         """Send them; says what became of the records, now or later, to the chain's `RecordAttempts`."""
 
-    def fired(self, passed: Passed, now: Now) -> list[Action]:
-        """Send what timers put out."""
-
 
 class ToChannels:
     """`WayOut` to channels: a record is through when what came of it is sent."""
@@ -71,10 +68,6 @@ class ToChannels:
         """See `WayOut.send`."""
         self._attempts.ended(given, routed.failures, now)
         return self._outlet.send(None, given.payload.num_rows, routed)
-
-    def fired(self, passed: Passed, now: Now) -> list[Action]:
-        """See `WayOut.fired`."""
-        return self._outlet.take_fired(passed.outputs, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +103,11 @@ class RecordsAlone:
         attempts: RecordAttempts,
         breakers: Breakers,
         out: WayOut,
+        timers: TimersAlone | None,
         suspects: Suspects,
         inputs: Sequence[pa.Schema],
     ) -> None:
-        """``inputs`` are the schemas of what the chain takes."""
+        """``inputs`` are the schemas of what the chain takes. ``timers`` None: it is a sink."""
         self.send_letters: Callable[[Sequence[DeadLetter]], list[Action]] | None = None
         self._uid = uid
         self._policy = policy
@@ -122,6 +116,7 @@ class RecordsAlone:
         self._attempts = attempts
         self._breakers = breakers
         self._out = out
+        self._timers = timers
         self._suspects = suspects
         self._inputs = inputs
 
@@ -136,13 +131,10 @@ class RecordsAlone:
         watermark_ms = self._pipeline.stages[0].watermark_ms
         return self._run(Given(input, batch.payload, batch.times, watermark_ms), now)
 
-    def fired(self, stage: int, fired: dict[str, TimerOutput], now: Now) -> list[Action]:
-        """See `ChainRows.fired`."""
-        passed = self._pipeline.run_behind(stage, fired, now)
-        for failure in passed.failures:
-            raise timer_failed(failure)
-        self._log.forget()
-        return self._out.fired(passed, now)
+    def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
+        """See `ChainRows.fire`."""
+        assert self._timers is not None, f"{self._uid!r} is a sink"
+        return [*self._timers.fire(stage, kind, now), *self._letters_sent()]
 
     def again(self, now: Now) -> list[Action]:
         """See `ChainRows.again`."""
@@ -153,7 +145,11 @@ class RecordsAlone:
         actions: list[Action] = []
         for _, group in groupby(sorted(records, key=_alike), key=_alike):
             actions += self._run(self._given(list(group)), now)
-        return actions
+        timers = [waiting for waiting in due if waiting.kind is LetterKind.TIMER]
+        if timers:
+            assert self._timers is not None, f"{self._uid!r} is a sink"
+            actions += self._timers.again(timers, now)
+        return [*actions, *self._letters_sent()]
 
     def readmit(self, letters: tuple[DeadLetter, ...], now: Now) -> None:
         """See `ChainRows.readmit`."""
@@ -204,9 +200,12 @@ class RecordsAlone:
             if self._suspects.one_at_a_time
             else self._run_together(given, now)
         )
-        if self.send_letters is not None and (letters := self._attempts.letters.take()):
-            actions += self.send_letters(letters)
-        return actions
+        return [*actions, *self._letters_sent()]
+
+    def _letters_sent(self) -> list[Action]:
+        if self.send_letters is None or not (letters := self._attempts.letters.take()):
+            return []
+        return self.send_letters(letters)
 
     def _run_one_by_one(self, given: Given, now: Now) -> list[Action]:
         actions: list[Action] = []

@@ -101,15 +101,14 @@ class RecordAttempts:
         return self.is_last or (most is not None and attempt >= most)
 
     def ended(self, given: Given, failures: Sequence[RowFailure], now: Now) -> None:
-        """All rows were tried; ``failures`` are those of rows that failed, one each."""
+        """All rows were tried; ``failures`` are those of rows that failed, of which the first counts."""
+        failed = first_of_each(failures)
         if self._breakers:
-            self._breakers.outcome(given.payload.num_rows, failures, now.mono_ms)
-        if given.waiting:
-            failed = {failure.row for failure in failures}
-            for row, waiting in enumerate(given.waiting):
-                if row not in failed:
-                    self.waiting.remove(waiting)
-        for failure in failures:
+            self._breakers.outcome(given.payload.num_rows, [*failed.values()], now.mono_ms)
+        for row, waiting in enumerate(given.waiting):
+            if row not in failed:
+                self.waiting.remove(waiting)
+        for failure in failed.values():
             self._failed(given, failure, now)
 
     def timer_through(self, timer: Waiting) -> None:
@@ -195,7 +194,7 @@ class RecordAttempts:
     def _decide(self, waiting: Waiting, failure: RowFailure, now: Now, *, waited: bool) -> None:
         attempts = with_attempt(
             waiting.attempts,
-            FailedAttempt(0, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback),
+            FailedAttempt(1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback),
         )
         ended: Ended = self._breakers.held(failure)
         seed = int.from_bytes(waiting.name[:8])
@@ -231,3 +230,11 @@ class RecordAttempts:
                 waiting.is_event_timer,
             )
         )
+
+
+def first_of_each(failures: Sequence[RowFailure]) -> dict[int, RowFailure]:
+    """Return the first failure of each row."""
+    first: dict[int, RowFailure] = {}
+    for failure in failures:
+        first.setdefault(failure.row, failure)
+    return first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import RecordAttempts
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.keys import DRAWN_KEY, HeadKeys
 from ftlayer.runtime.barrier_mode.task.failing.sink import RowsToSink
+from ftlayer.runtime.barrier_mode.task.failing.timers import TimersAlone
 from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE, WaitingRecords
 from ftlayer.runtime.barrier_mode.task.letter_rows import letter_rows
 from ftlayer.runtime.task.actions import Action
@@ -73,7 +75,15 @@ def failing_alone(
     out = ToChannels(outlet, attempts) if isinstance(outlet, ChannelOutlet) else outlet
 
     def make(pipeline: OperatorChain) -> RecordsAlone:
-        return RecordsAlone(plan.uid, policy, pipeline, log, attempts, breakers, out, suspects, plan.inputs)
+        timers = None
+        if isinstance(outlet, ChannelOutlet):
+            timers = TimersAlone(pipeline, log, outlet, attempts)
+        rows = RecordsAlone(
+            plan.uid, policy, pipeline, log, attempts, breakers, out, timers, suspects, plan.inputs
+        )
+        if plan.graph.sends_letters(plan.uid):
+            rows.send_letters = partial(_sent, emitter, plan.graph.name)
+        return rows
 
     return FailingAlone(RowsAlone(log, make), outlet, attempts)
 

@@ -45,10 +45,6 @@ class RowsToSink:
         self._attempts.ended(given, self._sink.write(given.payload, now.mono_ms).failures, now)
         return []
 
-    def fired(self, passed: Passed, now: Now) -> list[Action]:
-        """There are no timers before the sink."""
-        raise NotImplementedError
-
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """Rows come by `send`."""
         raise NotImplementedError

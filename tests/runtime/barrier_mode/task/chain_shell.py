@@ -1,0 +1,124 @@
+"""A chain of barrier mode without a slot: its graph, a backend that copies everything, and its events."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.pieces import Piece, Scope
+from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, Redistribution, StatePiece
+from ftlayer.clock import Now
+from ftlayer.partitioning.key_groups import HashByKeyGroup
+from ftlayer.partitioning.partitioners import Rebalance
+from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.task.actions import Action, Send
+from ftlayer.state.contract import BackendSnapshot
+from ftlayer.state.heap import HeapBackend
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
+
+ROW = pa.schema([("key", pa.string()), ("n", pa.int64())])
+IN = Channel(0, 0, 0)
+
+
+def no_cancel() -> bool:
+    return False
+
+
+class Writer:
+    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE) -> Piece:
+        data = b"".join(chunks)
+        return Piece(b"", len(data), data)
+
+
+class ModelFrozen:
+    def __init__(self, backend: ModelBackend, checkpoint: int) -> None:
+        self.backend, self.checkpoint = backend, checkpoint
+        self.state = backend.copied()
+        self.released = False
+
+    def write(self, writer: Any, cancelled: Callable[[], bool]) -> BackendSnapshot:
+        old = StatePiece("entries", Piece(b"", 40), 1, self.checkpoint - 1)
+        new = StatePiece("entries", writer.write([b"12345"]), 1, self.checkpoint)
+        self.backend.written[self.checkpoint] = self.state
+        states = (OperatorState("sum", "list", Redistribution.SPLIT, (b"abc",)),)
+        return BackendSnapshot(KeyedSnapshot(0, 8, (), (old, new)), states)
+
+    def release(self) -> None:
+        assert not self.released
+        self.released = True
+
+
+class ModelBackend(HeapBackend):
+    """Copies everything at once; notes what it is told."""
+
+    def __init__(self, state: Any = None) -> None:
+        super().__init__()
+        if state is not None:
+            self._states, self._timers = copy.deepcopy(state)
+        self.written: dict[int, Any] = {}
+        self.said: list[Any] = []
+        self.tended: list[int] = []
+        self.handled = 0
+        self.is_full = False
+        self.is_open = False
+
+    def copied(self) -> Any:
+        return copy.deepcopy((self._states, self._timers))
+
+    def opened(self) -> None:
+        self.is_open = True
+
+    def freeze(self, barrier: Barrier, now_ms: int = 0) -> ModelFrozen:
+        return ModelFrozen(self, barrier.checkpoint)
+
+    def completed(self, checkpoint: int) -> None:
+        self.said.append(("completed", checkpoint))
+
+    def aborted(self, checkpoint: int) -> None:
+        self.said.append(("aborted", checkpoint))
+
+    def tend(self, now_ms: int, handled: int = 0) -> None:
+        assert "closed" not in self.said
+        self.tended.append(now_ms)
+        self.handled += handled
+
+    def close(self) -> None:
+        self.said.append("closed")
+
+
+def graph(*operators: Any, schema: pa.Schema = ROW, parallelism: int = 1, inputs: int = 1) -> JobGraph:
+    sources = [
+        JobVertex(f"src{i}", (Source(f"src{i}", IterableSource(()), schema),), 1) for i in range(inputs)
+    ]
+    chain = JobVertex(operators[0].uid, operators, parallelism)
+    vertices = [*sources, chain]
+    key = HashByKeyGroup(KeySelector(("key",)), 8)
+    edges = [JobEdge(i, f"src{i}", chain.uid, i, key, schema) for i in range(inputs)]
+    if not isinstance(operators[-1], Sink):
+        vertices.append(JobVertex("end", (Sink("end", FunctionSink(print), ROW),), 1))
+        edges.append(JobEdge(inputs, chain.uid, "end", 0, Rebalance(), ROW))
+    return JobGraph("job", tuple(vertices), tuple(edges), tracked=False, max_parallelism=8)
+
+
+def batch(*rows: tuple[str, int]) -> Batch:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return Batch(pa.record_batch(columns, schema=ROW))
+
+
+def sent(actions: list[Action]) -> list[tuple[str, int]]:
+    return [
+        tuple(row.values())
+        for action in actions
+        if isinstance(action, Send) and isinstance(action.element, Batch)
+        for row in action.element.payload.to_pylist()
+    ]
+
+
+def now(mono_ms: int, wall_ms: int | None = None) -> Now:
+    return Now(mono_ms, mono_ms if wall_ms is None else wall_ms)

@@ -1,0 +1,249 @@
+"""Chains of barrier mode whose records fail alone: the task, its state and its letters, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from chain_shell import IN, ROW, ModelBackend, Writer, batch, graph, no_cancel, now, sent
+
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.letters import DeadLetter, LetterKind
+from ftlayer.failures import PermanentFailure
+from ftlayer.functions.current import current_record
+from ftlayer.functions.process import ProcessFunction
+from ftlayer.functions.steps import Process
+from ftlayer.runtime.barrier_mode.task.failing.alone import LAST_PAUSE_MS, LOOK_MS
+from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Watermark
+from ftlayer.runtime.protocol.messages import DataEnded, Readmit
+from ftlayer.runtime.task.actions import HoldInput, Send
+from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
+from ftlayer.runtime.task.suspects import NO_SUSPECTS
+from ftlayer.topology.job_graph import JobGraph
+
+POLICY = FailurePolicy(max_attempts=3, backoff=(1_000, 5_000), jitter=0)
+
+
+class Scripted(ProcessFunction):
+    """Counts a key's records, then raises for those that the script names, in their first attempts."""
+
+    def __init__(self, fails: Mapping[int, int]) -> None:
+        self.fails = fails
+
+    def open(self, ctx: Any) -> None:
+        self.count = ctx.value("count", 0)
+        self.seen = ctx.list("seen")
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        key, number = record
+        self.count.set(self.count.get() + 1)
+        self.seen.append(number)
+        yield key, self.count.get()
+        if number < 0:
+            raise PermanentFailure("negative")
+        if current_record().attempt <= self.fails.get(number, 0):
+            raise ValueError(f"no {number}")
+
+
+class Task:
+    """A chain with one process function, and its clock."""
+
+    def __init__(
+        self, function: ProcessFunction, policy: FailurePolicy = POLICY, backend: Any = None, at_ms: int = 0
+    ) -> None:
+        self.backend = ModelBackend() if backend is None else backend
+        made = graph(Process("p", function, ("key",), ROW))
+        vertices = [
+            vertex if vertex.uid != "p" else type(vertex)("p", vertex.operators, 1, policy)
+            for vertex in made.vertices
+        ]
+        job = JobGraph("job", tuple(vertices), made.edges, tracked=False, max_parallelism=8)
+        keys: dict[str, pa.Schema] = {}
+
+        def open_backend(chain: str, subtask: int, asked: Mapping[str, pa.Schema]) -> Any:
+            keys.update(asked)
+            return self.backend
+
+        mode = BarrierTaskMode({}, open_backend, lambda *_: None, lambda _: NO_SUSPECTS, "here")
+        self.task: Any = build_task(job, "p", 0, mode)
+        self.checkpoints = mode.checkpointed["p", 0]
+        self.time = at_ms
+        self.task.handle(TaskStart(), self.now)
+
+    @property
+    def now(self) -> Any:
+        return now(self.time)
+
+    def give(self, *rows: tuple[str, int]) -> list[Any]:
+        return self.task.handle(ElementCame(IN, batch(*rows)), self.now)
+
+    def watermark(self, time_ms: int = MAX_TIME_MS) -> list[Any]:
+        return self.task.handle(ElementCame(IN, Watermark(time_ms)), self.now)
+
+    def after(self, ms: int) -> list[Any]:
+        self.time += ms
+        return self.task.handle(TimeCame(), self.now)
+
+    def snapshot(self, checkpoint: int) -> Any:
+        _, pending = self.checkpoints.snapshot(Barrier(checkpoint, 0), self.now)
+        part = pending.write(Writer(), no_cancel)
+        pending.release()
+        return part
+
+
+def reasons(letters: tuple[DeadLetter, ...]) -> list[str]:
+    return [letter.attempts[-1].reason for letter in letters]
+
+
+def told_end(actions: list[Any]) -> bool:
+    return any(isinstance(action, DataEnded) for action in actions)
+
+
+def test_a_record_that_fails_changes_nothing_and_comes_again_when_its_pause_is_over() -> None:
+    task = Task(Scripted({2: 1}))
+    assert sent(task.give(("a", 1), ("a", 2), ("a", 3))) == [("a", 1), ("a", 2)]
+    assert task.task.failures.waiting == 1
+    assert sent(task.after(999)) == []
+    assert sent(task.after(1)) == [("a", 3)]
+    assert task.task.failures.waiting == 0
+    assert task.backend.state("p").lists("seen").get("a") == [1, 3, 2]
+
+
+def test_a_record_without_an_attempt_left_is_a_letter_of_every_checkpoint_until_one_is_complete() -> None:
+    task = Task(Scripted({2: 9}))
+    task.give(("a", 2))
+    assert task.snapshot(1).letters == ()
+    task.after(1_000)
+    task.after(5_000)
+    (letter,) = task.snapshot(2).letters
+    assert (letter.chain, letter.operator, letter.kind, letter.checkpoint) == ("p", "p", LetterKind.RECORD, 2)
+    assert [attempt.number for attempt in letter.attempts] == [1, 2, 3]
+    assert {attempt.place for attempt in letter.attempts} == {"here"}
+    assert pa.ipc.open_stream(letter.payload).read_all().to_pylist() == [{"key": "a", "n": 2}]
+    assert task.snapshot(3).letters == (letter,)
+    task.checkpoints.completed(2)
+    assert task.snapshot(4).letters == ()
+
+
+def test_a_failure_that_says_so_has_no_further_attempt() -> None:
+    task = Task(Scripted({}))
+    task.give(("a", -1), ("b", -2), ("a", 1))
+    assert reasons(task.snapshot(1).letters) == ["negative", "negative"]
+    assert task.backend.state("p").lists("seen").get("a") == [1]
+
+
+def test_records_that_wait_are_in_the_checkpoint_and_wait_no_longer_behind_a_restore() -> None:
+    task = Task(Scripted({2: 1}))
+    task.give(("a", 1), ("a", 2))
+    part = task.snapshot(1)
+    assert part.waiting == 1
+    again = Task(Scripted({2: 1}), backend=ModelBackend(task.backend.written[1]), at_ms=100)
+    assert again.task.failures.waiting == 1
+    assert sent(again.after(900)) == [("a", 2)]
+
+
+def test_a_chain_keeps_the_last_watermark_until_nothing_waits_and_says_then_that_it_is_done() -> None:
+    task = Task(Scripted({2: 1}), FailurePolicy(max_attempts=3, backoff="1h"))
+    task.give(("a", 2))
+    actions = task.watermark()
+    assert not any(isinstance(action, Send) for action in actions)
+    assert not told_end(actions)
+    actions = task.after(LAST_PAUSE_MS)
+    assert sent(actions) == [("a", 1)]
+    marks = [action.element for action in actions if isinstance(action, Send)][1:]
+    assert marks == [Watermark(MAX_TIME_MS)]
+    assert told_end(actions)
+
+
+def test_a_chain_in_which_nothing_waits_passes_the_last_watermark_on_at_once() -> None:
+    task = Task(Scripted({}))
+    task.give(("a", 1))
+    assert told_end(task.watermark())
+    assert not told_end(task.after(1))
+
+
+def test_other_watermarks_go_by_unless_the_policy_holds_them() -> None:
+    for holds in (False, True):
+        policy = FailurePolicy(max_attempts=3, backoff=1_000, jitter=0, hold_watermark=holds)
+        task = Task(Scripted({2: 1}), policy)
+        task.give(("a", 2))
+        marks = [action.element for action in task.watermark(7) if isinstance(action, Send)]
+        assert marks == ([] if holds else [Watermark(7)])
+        later = [action.element for action in task.after(1_000) if isinstance(action, Send)]
+        assert later[1:] == ([Watermark(7)] if holds else [])
+
+
+def test_a_chain_that_holds_too_much_takes_nothing_until_there_is_room() -> None:
+    task = Task(Scripted({2: 1}), FailurePolicy(max_attempts=3, backoff=1_000, jitter=0, max_waiting=1))
+    assert HoldInput(LOOK_MS) in task.give(("a", 2))
+    assert not any(isinstance(action, HoldInput) for action in task.after(1_000))
+
+
+def test_a_breaker_that_opens_makes_pauses_and_uses_up_no_attempt() -> None:
+    task = Task(Scripted({1: 1}), FailurePolicy(max_attempts=1, backoff=1, jitter=0, max_failing=0))
+    assert any(isinstance(action, HoldInput) for action in task.give(("a", 1), ("a", 2)))
+    assert task.task.failures.waiting == 1
+    assert task.snapshot(1).letters == ()
+    assert sent(task.after(10)) == []
+    # The trial fails and counts for nothing: the breaker is open again.
+    task.after(1_000)
+    assert task.task.failures.waiting == 1
+
+
+def test_a_letter_that_comes_back_is_a_record_with_all_its_attempts_and_named_until_complete() -> None:
+    function = Scripted({2: 9})
+    task = Task(function)
+    task.give(("a", 2))
+    task.after(1_000)
+    task.after(5_000)
+    (letter,) = task.snapshot(1).letters
+    task.checkpoints.completed(1)
+    function.fails = {}
+    for _ in range(2):
+        task.task.handle(Readmit("p", 0, (letter,)), task.now)
+    assert sent(task.after(0)) == [("a", 1)]
+    assert task.snapshot(2).readmitted == (letter.letter,)
+    task.checkpoints.completed(2)
+    assert task.snapshot(3).readmitted == ()
+
+
+class Alarmed(ProcessFunction):
+    """Sets a timer for each record, and counts in it before it raises."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails = fails
+
+    def open(self, ctx: Any) -> None:
+        self.fired = ctx.value("fired", 0)
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        ctx.timers.processing(record[1])
+        return []
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        self.fired.set(self.fired.get() + 1)
+        yield ctx.key, self.fired.get()
+        if ctx.key == "bad" and self.fails:
+            self.fails -= 1
+            raise ValueError("not now")
+
+
+@pytest.mark.parametrize("fails", [1, 3])
+def test_a_timer_that_fails_fires_again_or_is_a_letter(fails: int) -> None:
+    task = Task(Alarmed(fails))
+    task.give(("bad", 10), ("good", 10))
+    assert sent(task.after(10)) == [("good", 1)]
+    again = [*sent(task.after(1_000)), *sent(task.after(5_000))]
+    letters = task.snapshot(1).letters
+    if fails == 1:
+        assert again == [("bad", 1)]
+        assert letters == ()
+    else:
+        assert again == []
+        assert [(letter.kind, letter.event_time_ms) for letter in letters] == [(LetterKind.TIMER, 10)]
+        assert task.backend.state("p").values("fired").get("bad") is None
