@@ -10,9 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ftlayer import CheckpointConfig, FailurePolicy, FixedDelay, StreamEnvironment
+from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.storage.dead_letters import stored_letters
 
 pytestmark = pytest.mark.spark
 
@@ -63,3 +66,22 @@ def test_two_of_6000_records_end_their_process(spark: Any, kit: ModuleType, tmp_
     ledger.expected = {each for each in ledger.expected if each[1:] not in {*KILLERS, EXITS}}
     ledger.check()
     assert list((tmp_path / "local").iterdir()) == []
+
+    (stored,) = stored_letters(str(tmp_path / "checkpoints"))
+    letters = [each for file in stored.found() for part in stored.read(file.name) for each in part]
+    dead = {_place(letter): letter for letter in letters}
+    assert len(letters) == len(dead)
+    assert dead.keys() == {*KILLERS, EXITS}
+    assert {letter.operator for letter in letters} == {"passing"}
+    for place, cause in KILLERS.items():
+        attempt = dead[place].attempts[-1]
+        assert attempt.reason.endswith(f"ended while it ran this record and no other, twice: {cause}")
+        assert attempt.place in ("slot 0", "slot 1")
+    assert "in explode" in dead[0, 700].attempts[-1].traceback
+    assert dead[EXITS].attempts[-1].reason == "SystemExit: it is a failure like others"
+
+
+def _place(letter: DeadLetter) -> tuple[int, int]:
+    """Return partition and number of a dead record."""
+    (row,) = pa.ipc.open_stream(letter.payload).read_all().to_pylist()
+    return row["partition"], row["number"]
