@@ -6,11 +6,19 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ftlayer import CheckpointConfig, Context, Job, ProcessFunction, Retention, StreamEnvironment
+from ftlayer import (
+    CheckpointConfig,
+    Context,
+    FailurePolicy,
+    Job,
+    ProcessFunction,
+    Retention,
+    StreamEnvironment,
+)
 from ftlayer.demo.events import Event
-from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Word, kind_of, reason_of, words_of
-from ftlayer.demo.layout import RunDirectory
-from ftlayer.demo.topology import PARALLELISM, follow, read_lines
+from ftlayer.demo.functions import ENRICHED_SCHEMA
+from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
+from ftlayer.demo.topology import PARALLELISM, enriched_words, follow
 from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.runtime.environment import LATEST
 from ftlayer.sinks import FileSink
@@ -20,19 +28,6 @@ if TYPE_CHECKING:
 
 INTERVAL = "500ms"
 COUNTED_SCHEMA = ENRICHED_SCHEMA + ", count long"
-REJECTED_SCHEMA = "line string, reason string"
-
-
-class Parse(ProcessFunction):
-    """Words of a line. In barrier mode a function that raises restarts the job, so a bad line goes aside instead."""
-
-    def process(self, record: str, ctx: Context) -> list[Word]:
-        """Return the words, or none and put out the line as ``rejected``."""
-        try:
-            return list(words_of(record))
-        except ValueError as error:
-            ctx.output("rejected", (record.partition("\t")[0], reason_of(error)))
-            return []
 
 
 class Count(ProcessFunction):
@@ -49,11 +44,6 @@ class Count(ProcessFunction):
         yield (*record, count)
 
 
-def with_kind(record: Word) -> tuple[str, int, str, str]:
-    """Return a word with its kind."""
-    return (*record, kind_of(record[2]))
-
-
 def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], None]) -> None:
     """Run the topology to its end; started again, it goes on from its latest checkpoint."""
     config = CheckpointConfig(
@@ -61,15 +51,14 @@ def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], No
         directory=str(directory.checkpoints),
         savepoint_directory=str(directory.savepoints),
         retention=Retention.RETAIN_ON_CANCELLATION,
+        failures=FailurePolicy(max_attempts=MAX_ATTEMPTS, backoff=BACKOFF),
     )
     env = StreamEnvironment(spark, name="demo", parallelism=PARALLELISM, checkpointing=config)
-    words = read_lines(env, directory).process(
-        Parse(), WORDS_SCHEMA, side={"rejected": REJECTED_SCHEMA}, uid="parse"
-    )
-    words.side_output("rejected").sink(FileSink(str(directory.rejected)), uid="rejected")
+    words = enriched_words(env, directory)
+    # A dead letter is a record like others: this sink has each of them exactly once, whatever is killed.
+    words.dead_letters().sink(FileSink(str(directory.dead_letters)), uid="dead")
     (
-        words.map(with_kind, ENRICHED_SCHEMA, uid="kind")
-        .key_by("word")
+        words.key_by("word")
         .process(Count(), COUNTED_SCHEMA, uid="count")
         .sink(FileSink(str(directory.output)), uid="sink")
     )
@@ -86,6 +75,7 @@ def _figures(status: JobStatus) -> dict[str, int]:
         "checkpoints": counts.completed,
         "failed": counts.failed,
         "restores": counts.restored,
+        "waiting": sum(chain.waiting for chain in status.chains),
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftlayer.demo.functions import split_record
 from ftlayer.demo.ledger import DeadLine, HandChanges
 
 MAX_ATTEMPTS = 3
@@ -33,9 +34,9 @@ class RunDirectory:
         return self.root / "output"
 
     @property
-    def rejected(self) -> Path:
-        """The sink of lines that a topology with checkpoints could not parse."""
-        return self.root / "rejected"
+    def dead_letters(self) -> Path:
+        """The sink of the dead letters of a topology with checkpoints."""
+        return self.root / "dead-letters"
 
     @property
     def checkpoint(self) -> Path:
@@ -110,7 +111,7 @@ class RunDirectory:
         """Yield the rows in the topology's sink, file by file, as columns."""
         return _columns(self.output)
 
-    def dead_letters(self) -> Iterator[DeadLine]:
+    def dead_lines(self) -> Iterator[DeadLine]:
         """Yield the dead letters that the driver wrote down."""
         with self.dead.open(encoding="utf-8") as file:
             for line in file:
@@ -121,11 +122,14 @@ class RunDirectory:
         """Return what people have done to dead letters, as the driver wrote it down."""
         return HandChanges(**json.loads(self.changes.read_text("utf-8")))
 
-    def rejected_lines(self) -> Iterator[DeadLine]:
-        """Yield the lines that the topology with checkpoints put aside."""
-        for columns in _columns(self.rejected):
-            for line, reason in zip(columns["line"], columns["reason"], strict=True):
-                yield DeadLine(line, reason, 1)
+    def dead_lines_in_files(self) -> Iterator[DeadLine]:
+        """Yield the dead letters in the sink of the topology with checkpoints."""
+        for columns in _columns(self.dead_letters):
+            for record, reason, attempts in zip(
+                columns["record"], columns["reason"], columns["attempts"], strict=True
+            ):
+                line, _ = split_record(json.loads(record)["value"])
+                yield DeadLine(line, reason, attempts)
 
 
 def _columns(directory: Path) -> Iterator[Columns]:

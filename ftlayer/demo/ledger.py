@@ -181,20 +181,27 @@ def settle_tracked(
     return _settle(expected, sink, dead_letters, max_attempts, changes, sort)
 
 
-def settle_checkpointed(expected: Expected, sink: Iterable[Columns], rejected: Iterable[DeadLine]) -> Ledger:
+def settle_checkpointed(
+    expected: Expected,
+    sink: Iterable[Columns],
+    dead_letters: Iterable[DeadLine],
+    *,
+    max_attempts: int,
+    has_failed: Callable[[str], bool],
+) -> Ledger:
     """Hold what a topology in barrier mode has written against what is expected: each line once, and exact counts.
 
-    The sink has a column ``count`` too: which occurrence of its word a row is.
+    The sink has a column ``count`` too: which occurrence of its word a row is. A line of which one of its words had
+    failed (``has_failed``) was tried again, and is there once all the same.
     """
     rows = list(sink)
-    ledger = _settle(
-        expected,
-        rows,
-        rejected,
-        1,
-        HandChanges(),
-        lambda line, repeated: "duplicated" if repeated else "first_try",
-    )
+
+    def sort(line: str, repeated: bool) -> str:
+        if repeated:
+            return "duplicated"
+        return "after_replay" if has_failed(line) else "first_try"
+
+    ledger = _settle(expected, rows, dead_letters, max_attempts, HandChanges(), sort)
     counts: dict[str, list[int]] = {}
     for columns in rows:
         for word, count in zip(columns["word"], columns["count"], strict=True):

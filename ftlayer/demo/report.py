@@ -81,7 +81,7 @@ def _ledger_table(kind: Kind, ledger: Ledger) -> Table:
     for account, meaning in BY_HAND.items():
         if count := getattr(ledger, account):
             table.add_row(f"{count:,}", meaning)
-    table.add_row(f"{ledger.dead:,}", DEAD[kind])
+    table.add_row(f"{ledger.dead:,}", DEAD)
     for reason, count in ledger.dead_by_reason.most_common():
         table.add_row("", f"{count:,}  {reason}")
     for fault, meaning in faults(kind).items():
@@ -121,9 +121,9 @@ def _checkpoint_table(checkpoints: Checkpoints) -> Table:
 def print_next(console: Console, kind: Kind, directory: RunDirectory, *, kept: bool) -> None:
     """Say where the run is, and what to look at."""
     dead = "ftlayer inspect {store} --list dead", "the dead letters, as the vertex stores them"
-    rejected = "{root}/rejected", "the lines that were put aside"
+    in_files = "{root}/dead-letters", "the dead letters, in files"
     places = [
-        rejected if kind is Kind.CHECKPOINTED else dead,
+        in_files if kind is Kind.CHECKPOINTED else dead,
         (
             "{root}/output",
             "the rows that were written, " + ("a directory a batch" if kind is Kind.QUERY else "in files"),

@@ -109,7 +109,7 @@ def _settle(kind: Kind, directory: RunDirectory, *, killed: bool) -> Ledger:
             return settle_query(
                 expected,
                 directory.sink_batches(),
-                directory.dead_letters(),
+                directory.dead_lines(),
                 max_attempts=MAX_ATTEMPTS,
                 changes=directory.hand_changes(),
             )
@@ -117,14 +117,20 @@ def _settle(kind: Kind, directory: RunDirectory, *, killed: bool) -> Ledger:
             return settle_tracked(
                 expected,
                 directory.sink_files(),
-                directory.dead_letters(),
+                directory.dead_lines(),
                 max_attempts=MAX_ATTEMPTS,
                 changes=directory.hand_changes(),
                 has_failed=Service(str(directory.service)).has_failed,
                 killed=killed,
             )
         case Kind.CHECKPOINTED:
-            return settle_checkpointed(expected, directory.sink_files(), directory.rejected_lines())
+            return settle_checkpointed(
+                expected,
+                directory.sink_files(),
+                directory.dead_lines_in_files(),
+                max_attempts=MAX_ATTEMPTS,
+                has_failed=Service(str(directory.service)).has_failed,
+            )
 
 
 def _remove(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demo's two topologies share this: their input at a steady pace, and how they tell of themselves."""
+"""The demo's two topologies share this: their input at a steady pace, its words, and how they tell of themselves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftlayer import Job, JobState, StreamEnvironment, partitions
 from ftlayer.demo.events import Event, Progress, Started, Starting
+from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
 from ftlayer.demo.layout import RunDirectory
 from ftlayer.demo.text import FILES_A_BATCH
 from ftlayer.errors import JobError
@@ -80,10 +81,26 @@ POLL_S = 0.1
 Figures = Callable[[JobStatus], Mapping[str, int]]
 
 
-def read_lines(env: StreamEnvironment, directory: RunDirectory) -> DataStream:
-    """Return the stream of the input's records, in one column ``value``."""
+@dataclass(frozen=True)
+class EnrichWord:
+    """Adds what the service says of a word."""
+
+    service: Service
+
+    def __call__(self, record: Word) -> tuple[str, int, str, str]:
+        """Return the record with its kind."""
+        line, _, word = record
+        return (*record, self.service.kind(line, word))
+
+
+def enriched_words(env: StreamEnvironment, directory: RunDirectory) -> DataStream:
+    """Return the stream of the words of all lines, with their kinds."""
     parts = input_partitions(directory.input, directory.marks)
-    return env.source(partitions(*parts), "value string", uid="lines")
+    return (
+        env.source(partitions(*parts), "value string", uid="lines")
+        .flat_map(words_of, WORDS_SCHEMA, uid="parse")
+        .map(EnrichWord(Service(str(directory.service))), ENRICHED_SCHEMA, uid="enrich")
+    )
 
 
 def follow(job: Job, directory: RunDirectory, tell: Callable[[Event], None], figures: Figures) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftlayer import FTLayer, StreamEnvironment
 from ftlayer.demo.dead import write_changes, write_dead_letters
 from ftlayer.demo.events import Event, Starting
-from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
 from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
-from ftlayer.demo.topology import PARALLELISM, follow, read_lines
+from ftlayer.demo.topology import PARALLELISM, enriched_words, follow
 from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.sinks import FileSink
 
@@ -20,18 +18,6 @@ if TYPE_CHECKING:
 
 TIMEOUT = "2m"
 """Longer than a slot is away on any machine: a record is replayed for a failure or a kill, and for nothing else."""
-
-
-@dataclass(frozen=True)
-class EnrichWord:
-    """Adds what the service says of a word."""
-
-    service: Service
-
-    def __call__(self, record: Word) -> tuple[str, int, str, str]:
-        """Return the record with its kind."""
-        line, _, word = record
-        return (*record, self.service.kind(line, word))
 
 
 def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], None]) -> None:
@@ -43,9 +29,7 @@ def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], No
         layer.client_for(spark)
         env = StreamEnvironment(spark, layer, name="demo", parallelism=PARALLELISM)
         (
-            read_lines(env, directory)
-            .flat_map(words_of, WORDS_SCHEMA, uid="parse")
-            .map(EnrichWord(Service(str(directory.service))), ENRICHED_SCHEMA, uid="enrich")
+            enriched_words(env, directory)
             .key_by("word")
             .sink(FileSink(str(directory.output)), every="250ms", uid="sink")
         )

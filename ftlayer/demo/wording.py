@@ -13,8 +13,8 @@ _THROUGH = {
     "→ sink. ftlayer is wrapped around it.",
     Kind.TRACKED: "a continuous topology in two slots of Spark, as they come in: parse → enrich → key_by → sink. Its "
     "vertex stores and follows every record (acker mode).",
-    Kind.CHECKPOINTED: "a continuous topology in two slots of Spark, as they come in: parse → key_by → count → sink. "
-    "Twice a second barriers take a snapshot of all state (barrier mode).",
+    Kind.CHECKPOINTED: "a continuous topology in two slots of Spark, as they come in: parse → enrich → key_by → count "
+    "→ sink. Twice a second barriers take a snapshot of all state (barrier mode).",
 }
 
 _BAD_LINES = {
@@ -22,7 +22,8 @@ _BAD_LINES = {
     f"each restart. Here such a line fails alone: it is tried {MAX_ATTEMPTS} times, then kept as a dead letter.",
     Kind.TRACKED: f"Some lines cannot be parsed. Such a line fails alone: it is tried {MAX_ATTEMPTS} times, then kept "
     "as a dead letter.",
-    Kind.CHECKPOINTED: "Some lines cannot be parsed. The parser puts them out aside, into a sink of their own.",
+    Kind.CHECKPOINTED: "Some lines cannot be parsed. Such a line fails alone, and all that it had changed is taken "
+    f"back: it is tried {MAX_ATTEMPTS} times, then it is a dead letter, in a sink of its own.",
 }
 
 _SERVICE = "The enrichment service does not answer now and then. Just the line concerned is tried again."
@@ -43,8 +44,10 @@ def explanation(kind: Kind, prepared: PreparedInput, victims: Sequence[Victim]) 
     lines = [
         f"{prepared.lines:,} lines of text ({prepared.title}, {prepared.sources} files) go through {through}",
         f"• {_BAD_LINES[kind]}",
-        f"• {_COUNTS if kind is Kind.CHECKPOINTED else _SERVICE}",
+        f"• {_SERVICE}",
     ]
+    if kind is Kind.CHECKPOINTED:
+        lines.append(f"• {_COUNTS}")
     if victims:
         names = ", then ".join(_PHRASES[victim] for victim in dict.fromkeys(victims))
         where = "In the middle of a batch" if kind is Kind.QUERY else "In the middle of it"
@@ -64,7 +67,10 @@ ACCOUNTS: dict[Kind, dict[str, str]] = {
         "after_replay": "done after a replay: failed at first, passed later",
         "repeated": "done, and some rows written again: on their way at a kill (acker mode: at least once)",
     },
-    Kind.CHECKPOINTED: {"first_try": "done"},
+    Kind.CHECKPOINTED: {
+        "first_try": "done at the first try",
+        "after_replay": "done after a retry: failed at first, passed later",
+    },
 }
 """The ledger's counts of lines that are done."""
 
@@ -74,17 +80,13 @@ BY_HAND = {
 }
 """The ledger's counts of lines that people have decided about; shown where there are some."""
 
-DEAD = {
-    Kind.QUERY: f"dead letters, after {MAX_ATTEMPTS} attempts each:",
-    Kind.TRACKED: f"dead letters, after {MAX_ATTEMPTS} attempts each:",
-    Kind.CHECKPOINTED: "put aside by the parser:",
-}
+DEAD = f"dead letters, after {MAX_ATTEMPTS} attempts each:"
 
 FAULTS = {
-    "lost": "neither in the sink nor {aside}",
+    "lost": "neither in the sink nor a dead letter",
     "duplicated": "there more than once",
     "altered": "other rows, or another reason, than the recount has",
-    "misplaced": "in the sink instead of {aside}, the other way round, or both",
+    "misplaced": "in the sink instead of a dead letter, the other way round, or both",
     "unknown": "never in the input",
 }
 """Counts that must be 0, and what others would mean."""
@@ -94,15 +96,14 @@ MISCOUNTED = "words whose occurrences are not numbered 1, 2, 3, … without gaps
 BALANCED = {
     Kind.QUERY: "every line is in the sink exactly once, or is a dead letter exactly once{purged}.",
     Kind.TRACKED: "every line is in the sink, or is a dead letter exactly once{purged}.",
-    Kind.CHECKPOINTED: "every line is in the sink exactly once, or was put aside exactly once, and every "
-    "count is exact.",
+    Kind.CHECKPOINTED: "every line is in the sink exactly once, or is a dead letter exactly once, and every count is "
+    "exact.",
 }
 
 
 def faults(kind: Kind) -> dict[str, str]:
     """Return the faults that this kind of run can have, and what each would mean."""
-    aside = "put aside" if kind is Kind.CHECKPOINTED else "a dead letter"
-    found = {name: meaning.format(aside=aside) for name, meaning in FAULTS.items()}
+    found = dict(FAULTS)
     if kind is Kind.TRACKED:
         found["duplicated"] = "there more than once, though nothing was replayed"
     if kind is Kind.CHECKPOINTED:

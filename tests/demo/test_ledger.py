@@ -278,9 +278,14 @@ class TopologyRun(Run):
             killed=killed,
         )
 
-    def settle_checkpointed(self, columns: dict[str, list[Any]] | None = None) -> Ledger:
-        rejected = [DeadLine(letter.line, letter.reason, 1) for letter in self.dead]
-        return settle_checkpointed(self.expected, [columns or self.columns()], rejected)
+    def settle_checkpointed(self, columns: dict[str, list[Any]] | None = None, *, failed: str = "") -> Ledger:
+        return settle_checkpointed(
+            self.expected,
+            [columns or self.columns()],
+            self.dead,
+            max_attempts=3,
+            has_failed=lambda line: line == failed,
+        )
 
 
 @pytest.fixture
@@ -323,6 +328,14 @@ def test_a_replay_excuses_no_missing_row(topology: TopologyRun) -> None:
     topology.sink[1] += topology.rows_of("a.py:1")
     ledger = topology.settle_tracked(failed="a.py:1", killed=True)
     assert (ledger.altered, ledger.balanced) == (1, False)
+
+
+def test_in_barrier_mode_a_retry_is_no_excuse_for_a_second_row(topology: TopologyRun) -> None:
+    ledger = topology.settle_checkpointed(failed="a.py:1")
+    assert (ledger.first_try, ledger.after_replay, ledger.balanced) == (4, 1, True)
+    topology.sink[1].append(topology.rows_of("a.py:1")[0])
+    ledger = topology.settle_checkpointed(failed="a.py:1")
+    assert (ledger.duplicated, ledger.balanced) == (1, False)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5])
