@@ -6,11 +6,14 @@ import secrets
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ftlayer.functions.chains.prepared import NAN, KeyColumns
 from ftlayer.functions.conversion import VALUES, records_in_form
 from ftlayer.functions.keyed import Key
+from ftlayer.partitioning.key_groups import key_groups
+from ftlayer.records.keyhash import spark_hash
 from ftlayer.topology.facts import keys_of
 from ftlayer.topology.operators import Operator
 
@@ -26,6 +29,28 @@ DRAWN_KEY = pa.schema([("number", pa.int64())])
 """The type of the keys of records in a chain whose head has no key."""
 
 
+DRAWN_AT_ONCE = 64
+
+
+class DrawnKeys:
+    """Numbers in the place of keys, whose key groups are the subtask's own: state of other groups is not restored."""
+
+    def __init__(self, groups: range, max_parallelism: int) -> None:
+        """``groups`` are the subtask's, of ``max_parallelism``."""
+        self._groups = groups
+        self._max_parallelism = max_parallelism
+        self._drawn: list[int] = []
+
+    def draw(self) -> int:
+        """Return another number."""
+        while not self._drawn:
+            numbers = np.frombuffer(secrets.token_bytes(8 * DRAWN_AT_ONCE), np.int64)
+            found = key_groups(spark_hash([pa.array(numbers)]), self._max_parallelism)
+            mine = (found >= self._groups.start) & (found < self._groups.stop)
+            self._drawn = numbers[mine].tolist()
+        return self._drawn.pop()
+
+
 class HeadKeys:
     """See the module.
 
@@ -34,8 +59,9 @@ class HeadKeys:
         are_columns: records have keys of their own; False: a number is drawn for each.
     """
 
-    def __init__(self, head: Operator | None, inputs: Sequence[pa.Schema]) -> None:
+    def __init__(self, head: Operator | None, inputs: Sequence[pa.Schema], drawn: DrawnKeys) -> None:
         """``head`` is the first operator of the chain that is a function, if there is one."""
+        self._drawn = drawn
         self.inputs = tuple(inputs)
         columns = [()] * len(inputs) if head is None else keys_of(head)
         self._keys = [
@@ -57,7 +83,7 @@ class HeadKeys:
 
     def drawn(self) -> int:
         """Return a number for a record without a key."""
-        return secrets.randbits(63)
+        return self._drawn.draw()
 
 
 def _is_hashable(key: Any) -> bool:

@@ -12,10 +12,11 @@ import pyarrow as pa
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import DeadLetter
 from ftlayer.functions.undo.log import UndoLog
+from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels
 from ftlayer.runtime.barrier_mode.task.failing.attempts import RecordAttempts
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
-from ftlayer.runtime.barrier_mode.task.failing.keys import DRAWN_KEY, HeadKeys
+from ftlayer.runtime.barrier_mode.task.failing.keys import DRAWN_KEY, DrawnKeys, HeadKeys
 from ftlayer.runtime.barrier_mode.task.failing.sink import RowsToSink
 from ftlayer.runtime.barrier_mode.task.failing.timers import TimersAlone
 from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE, WaitingRecords
@@ -64,7 +65,7 @@ def failing_alone(
     attempts = RecordAttempts(
         (plan.uid, plan.subtask),
         policy,
-        HeadKeys(plan.vertex.operators[0], plan.inputs),
+        HeadKeys(plan.vertex.operators[0], plan.inputs, _drawn_keys(plan)),
         WaitingRecords(table),
         breakers,
         place,
@@ -86,6 +87,11 @@ def failing_alone(
         return rows
 
     return FailingAlone(RowsAlone(log, make), outlet, attempts)
+
+
+def _drawn_keys(plan: ChainPlan) -> DrawnKeys:
+    most = plan.graph.max_parallelism
+    return DrawnKeys(groups_of(plan.subtask, plan.vertex.parallelism, most), most)
 
 
 def _sent(emitter: Emitter, job: str, letters: Sequence[DeadLetter]) -> list[Action]:
