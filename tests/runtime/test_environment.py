@@ -320,5 +320,5 @@ def test_with_checkpoints_there_is_no_circuit_breaker() -> None:
         StreamEnvironment(**given, max_failing="5%")
     env: Any = StreamEnvironment(**given)
     env.source([1], "n int", uid="numbers", max_failing="5%").sink(print)
-    with pytest.raises(UnsupportedError, match="'numbers': max_failing is about single records that fail"):
+    with pytest.raises(UnsupportedError, match="'numbers': max_failing of a source is for acker mode"):
         env.job_graph()

@@ -81,13 +81,21 @@ def open_letters(config: CheckpointConfig, job: str, key: bytes, checkpoints: Se
 
 
 def check_place(graph: JobGraph, config: CheckpointConfig, *, has_vertex: bool) -> None:
-    """Raise `ConfigError` for a job whose records may die, and whose letters would be gone with its driver."""
-    dying = [vertex.uid for vertex in graph.vertices if vertex.failures is not None]
+    """Raise `ConfigError` for a job whose records may die, and whose letters would be gone with its driver.
+
+    Letters that are records of the topology (`DataStream.dead_letters`) need no place.
+    """
+    dying = [
+        vertex.uid
+        for vertex in graph.vertices
+        if vertex.failures is not None and not graph.sends_letters(vertex.uid)
+    ]
     if dying and config.directory is None and not has_vertex:
         raise ConfigError(
             f"failures, directory: a record that {dying[0]!r} gives up becomes a dead letter, and there is no place "
             "for it: without a directory checkpoints and letters are in the driver's memory. Give CheckpointConfig a "
-            "directory, or the environment a vertex: board=FTLayer.connect(…)"
+            "directory, or the environment a vertex: board=FTLayer.connect(…); or let the letters of each chain go to "
+            "dead_letters().sink(…), and say on_failure='fail' for its sinks"
         )
 
 

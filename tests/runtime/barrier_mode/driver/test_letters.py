@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,6 +36,7 @@ from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.state.snapshots.serializer import Serializer
 from ftlayer.store import MemoryStore
+from ftlayer.topology.facts import LETTERS
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex import calls
@@ -431,6 +432,16 @@ def test_a_policy_needs_a_place_for_letters(tmp_path: Path) -> None:
     check_place(graph_of(), in_memory, has_vertex=True)
     check_place(graph_of(), CheckpointConfig(directory=str(tmp_path)), has_vertex=False)
     check_place(graph_of(failures=None), in_memory, has_vertex=False)
+
+
+def test_letters_that_are_records_of_the_topology_need_no_place() -> None:
+    in_memory, graph = CheckpointConfig(), graph_of()
+    of_count, of_show = (
+        JobEdge(2, uid, "show", 0, Rebalance(), SCHEMA, LETTERS) for uid in ("count", "show")
+    )
+    with pytest.raises(ConfigError, match="'show' gives up"):
+        check_place(replace(graph, edges=(*graph.edges, of_count)), in_memory, has_vertex=False)
+    check_place(replace(graph, edges=(*graph.edges, of_count, of_show)), in_memory, has_vertex=False)
 
 
 # ---------------------------------------------------------------- a whole job
