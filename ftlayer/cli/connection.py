@@ -81,22 +81,31 @@ class Asking:
 
     @contextmanager
     def gatherer(
-        self, *, follow: bool = False, shows_killed: bool = False, checkpoints: Sequence[str] = ()
+        self,
+        *,
+        follow: bool = False,
+        shows_killed: bool = False,
+        checkpoints: Sequence[str] = (),
+        key: bytes | None = None,
+        only_there: bool = False,
     ) -> Iterator[Gatherer]:
         """Give what asks the vertices, after it has asked them all once.
 
         With ``follow`` programs that begin later are found too, where no vertex is named. ``checkpoints`` are
-        directories with what drivers have said last. Says of each that gives no answer why, but of those whose driver
-        was killed: a command that ``shows_killed`` does. Raises `ConfigError`, and where none answers, and none is to
-        be shown as killed, what the first one raised.
+        directories with what drivers have said last, and with dead letters, signed with ``key`` (None: the one that
+        is kept there); with ``only_there`` no vertex is asked beside them that is not named. Says of each that gives
+        no answer why, but of those whose driver was killed: a command that ``shows_killed`` does. Raises
+        `ConfigError`, and where none answers, and none is to be shown as killed, what the first one raised.
         """
         # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from ftlayer.monitor.gather import Gatherer
         from ftlayer.monitor.stored import StoredReports
 
-        stored = tuple(StoredReports(url) for url in checkpoints)
-        sources = self._sources(shows_killed=shows_killed, may_be_none=bool(stored))
+        stored = tuple(StoredReports(url, key) for url in checkpoints)
+        sources: tuple[VertexSource, ...] = ()
+        if not (stored and only_there and not self.vertex):
+            sources = self._sources(shows_killed=shows_killed, may_be_none=bool(stored))
 
         def look() -> tuple[VertexSource | StoredReports, ...]:
             return (*(_sources_now() if follows else sources), *stored)

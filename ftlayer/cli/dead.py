@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,7 @@ from ftlayer.clock import system_now
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.printable import printable, printing_console
+from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer
@@ -38,12 +40,23 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Dead letters of running vertices: group, list, show, edit, requeue, purge, export.",
+    help="Dead letters of running vertices, or beside checkpoints: group, list, show, edit, requeue, purge, export.",
 )
 
 Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys as `ftlayer dead list` shows them.")]
 SomeKeys = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY...]", help="Keys as `ftlayer dead list` shows them.")
+]
+Checkpoints = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="A directory with checkpoints: the dead letters there, of jobs without a vertex; repeatable.",
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the bytes of CheckpointConfig.key, for --checkpoints of jobs that had one."),
 ]
 Everything = Annotated[bool, typer.Option("--all", help="All dead letters there are.")]
 DryRun = Annotated[
@@ -57,11 +70,18 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 @app.command()
 @asking
-def group(where: WhereText = "", wide: Wide = False, *, asking: Asking) -> None:
+def group(
+    where: WhereText = "",
+    wide: Wide = False,
+    checkpoints: Checkpoints = None,
+    key_file: KeyFile = None,
+    *,
+    asking: Asking,
+) -> None:
     """Count dead letters by stream, operator and kind of reason, the largest group first."""
     from ftlayer.monitor.names import JobNames
 
-    with asking.gatherer() as gatherer:
+    with _gatherer(asking, checkpoints, key_file) as gatherer:
         names = JobNames(gatherer.views())
         groups = _grouped(gatherer, _selections(gatherer, where), names)
         if not groups:
@@ -76,6 +96,8 @@ def list_dead(
     limit: Limit = 20,
     newest: Annotated[bool, typer.Option("--newest", help="From the latest on.")] = False,
     wide: Wide = False,
+    checkpoints: Checkpoints = None,
+    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
@@ -85,7 +107,7 @@ def list_dead(
     from ftlayer.monitor.search import Search
 
     now_ms = system_now().wall_ms
-    with asking.gatherer() as gatherer:
+    with _gatherer(asking, checkpoints, key_file) as gatherer:
         views = gatherer.views()
         names = JobNames(views)
         selections = [replace(each, newest=newest) for each in _selections(gatherer, where)]
@@ -105,13 +127,13 @@ def list_dead(
 
 @app.command()
 @asking
-def show(keys: Keys, *, asking: Asking) -> None:
+def show(keys: Keys, checkpoints: Checkpoints = None, key_file: KeyFile = None, *, asking: Asking) -> None:
     """Show everything that is known of dead letters: record, attempts, traceback."""
     from ftlayer.monitor.facts import record_facts
     from ftlayer.monitor.names import JobNames
 
     wanted = parsed_keys(keys)
-    with asking.gatherer() as gatherer:
+    with _gatherer(asking, checkpoints, key_file) as gatherer:
         names = JobNames(gatherer.views())
         several = len(keepers(gatherer)) > 1
         found = list(found_by_keys(gatherer, wanted))
@@ -139,11 +161,14 @@ def requeue(
     everything: Everything = False,
     dry_run: DryRun = False,
     yes: Yes = False,
+    checkpoints: Checkpoints = None,
+    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
     """Give dead letters their attempts back; their job gets them again at once. Asks, unless keys are named."""
-    _change(asking, "requeue", keys, where, everything, dry_run=dry_run, ask=not (keys or yes))
+    with _gatherer(asking, checkpoints, key_file) as gatherer:
+        _change(asking, gatherer, "requeue", keys, where, everything, dry_run=dry_run, ask=not (keys or yes))
 
 
 @app.command()
@@ -154,11 +179,14 @@ def purge(
     everything: Everything = False,
     dry_run: DryRun = False,
     yes: Yes = False,
+    checkpoints: Checkpoints = None,
+    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
     """Delete dead letters permanently."""
-    _change(asking, "purge", keys, where, everything, dry_run=dry_run, ask=not yes)
+    with _gatherer(asking, checkpoints, key_file) as gatherer:
+        _change(asking, gatherer, "purge", keys, where, everything, dry_run=dry_run, ask=not yes)
 
 
 @app.command()
@@ -173,6 +201,8 @@ def edit(
         Path | None, typer.Option("--from", help="File with the record as JSON, every column of it.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new record; change nothing.")] = False,
+    checkpoints: Checkpoints = None,
+    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
@@ -183,7 +213,7 @@ def edit(
     from ftlayer.vertex.calls import Changed, Edit, EditAndRequeue
 
     (wanted,) = parsed_keys([key])
-    with asking.gatherer() as gatherer:
+    with _gatherer(asking, checkpoints, key_file) as gatherer:
         found = list(found_by_keys(gatherer, (wanted,)))
         if not found:
             warn(f"there is no dead letter {key}")
@@ -216,6 +246,8 @@ def export(
     where: WhereText = "",
     format: Annotated[ExportFormat | None, typer.Option(help="Else the ending of the file says it.")] = None,
     dry_run: DryRun = False,
+    checkpoints: Checkpoints = None,
+    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
@@ -224,7 +256,7 @@ def export(
     from ftlayer.monitor.names import JobNames
 
     wanted = format_for(output, format)
-    with asking.gatherer() as gatherer:
+    with _gatherer(asking, checkpoints, key_file) as gatherer:
         names = JobNames(gatherer.views())
         selections = _selections(gatherer, where)
         if dry_run:
@@ -238,8 +270,17 @@ def export(
             typer.echo(printable(f"exported {count:,} to {output}"))
 
 
+def _gatherer(
+    asking: Asking, checkpoints: list[str] | None, key_file: Path | None
+) -> AbstractContextManager[Gatherer]:
+    """Return what asks the vertices, or the directories that are named in their place."""
+    key = None if key_file is None else read_secret(key_file, "--key-file")
+    return asking.gatherer(checkpoints=checkpoints or (), key=key, only_there=True)
+
+
 def _change(
     asking: Asking,
+    gatherer: Gatherer,
     action: str,
     keys: list[str] | None,
     where: str,
@@ -255,20 +296,19 @@ def _change(
     if sum(map(bool, (keys, where, everything))) != 1:
         raise ConfigError("name the dead letters by their keys or by --where, or say --all")
     wanted = parsed_keys(keys) if keys else ()
-    with asking.gatherer() as gatherer:
-        names = JobNames(gatherer.views())
-        selections = _selections(gatherer, where, wanted)
-        if dry_run:
+    names = JobNames(gatherer.views())
+    selections = _selections(gatherer, where, wanted)
+    if dry_run:
+        _print_groups(asking, _grouped(gatherer, selections, names), names)
+        return
+    letters = _letters(gatherer, selections, names)
+    _check_keys(letters, wanted)
+    count = len(letters.keys)
+    if ask and count:
+        if not asking.as_json:
             _print_groups(asking, _grouped(gatherer, selections, names), names)
-            return
-        letters = _letters(gatherer, selections, names)
-        _check_keys(letters, wanted)
-        count = len(letters.keys)
-        if ask and count:
-            if not asking.as_json:
-                _print_groups(asking, _grouped(gatherer, selections, names), names)
-            typer.confirm(_QUESTIONS[action].format(f"{count:,}"), abort=True, err=True)
-        changed = _changed(gatherer, Change(action), letters)
+        typer.confirm(_QUESTIONS[action].format(f"{count:,}"), abort=True, err=True)
+    changed = _changed(gatherer, Change(action), letters)
     asked = len(wanted) or count
     if asking.as_json:
         print_json({"action": action, "asked": asked, "changed": changed})

@@ -63,7 +63,10 @@ def keepers(gatherer: Gatherer) -> list[str]:
     """Return the vertices that keep records and answer. Raises `ConfigError` where none does."""
     there = [view.vertex for view in gatherer.views() if view.is_up and view.has_records]
     if not there:
-        raise ConfigError("--vertex: none of the vertices keeps records: jobs in barrier mode have none")
+        raise ConfigError(
+            "--vertex, --checkpoints: none of them keeps records: jobs in barrier mode have none but dead letters, if "
+            "they have a failure policy"
+        )
     return there
 
 

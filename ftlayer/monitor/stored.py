@@ -1,5 +1,7 @@
 """What drivers that are gone have said last of their jobs: beside checkpoints, or in the store of their vertex.
 
+The dead letters of jobs without a vertex are beside their checkpoints, too.
+
 Directories with checkpoints are looked at as boards are. Nothing can be asked of a job there.
 """
 
@@ -17,6 +19,7 @@ from ftlayer.checkpoint.storage.loading import check_directory
 from ftlayer.clock import Now
 from ftlayer.errors import UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.monitor.sources import short_name
+from ftlayer.monitor.stored_letters import LetterReader
 from ftlayer.store import LmdbStore
 from ftlayer.vertex.calls import (
     AnnouncedJob,
@@ -41,9 +44,13 @@ _STEP_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class StoredReports:
-    """A directory that has checkpoints somewhere below it, as a source; ``url`` is a path, or a URL of fsspec's."""
+    """A directory that has checkpoints somewhere below it, as a source; ``url`` is a path, or a URL of fsspec's.
+
+    ``key`` is `CheckpointConfig.key` of the jobs; None: the one that is kept with their checkpoints.
+    """
 
     url: str
+    key: bytes | None = None
 
     @property
     def name(self) -> str:
@@ -76,15 +83,16 @@ class StoredReports:
 
     def client(self, clock: Callable[[], Now]) -> ReportReader:
         """Return what answers for it."""
-        return ReportReader(self.address, clock)
+        return ReportReader(self.address, clock, self.key)
 
 
 class ReportReader:
     """Answers as a board does, from the files of a directory."""
 
-    def __init__(self, url: str, clock: Callable[[], Now]) -> None:
+    def __init__(self, url: str, clock: Callable[[], Now], key: bytes | None = None) -> None:
         self._url = url
         self._clock = clock
+        self._letters = LetterReader(url, key)
 
     def call(self, call: Call, *, deadline_ms: int | None = None) -> Reply:
         """Answer a call.
@@ -105,10 +113,13 @@ class ReportReader:
             case ListAudit():
                 return AuditPage((), b"")
             case _:
-                raise UnsupportedError(
-                    f"{type(call).__name__}: {self._url} has what drivers have said last. To ask something of a job, "
-                    "start its program"
-                )
+                answer = self._letters.answer(call)
+                if answer is None:
+                    raise UnsupportedError(
+                        f"{type(call).__name__}: {self._url} has what drivers have said last. To ask something of a "
+                        "job, start its program"
+                    )
+                return answer
 
     def close(self) -> None:
         """Nothing is open."""

@@ -22,14 +22,15 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.letters import LETTER_BYTES, DeadLetter, LetterBatch
 from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.files import FileStatus
 from ftlayer.checkpoint.storage.keys import key_of
 from ftlayer.checkpoint.storage.layout import (
     DEAD_LETTERS,
+    job_directory,
     join,
     last_name,
     letters_directory,
     new_unique,
-    normal,
     part,
 )
 from ftlayer.checkpoint.storage.letter_table import (
@@ -125,6 +126,10 @@ class StoredLetters:
         for path in self._purged_paths(name):
             self._files.delete(path)
 
+    def status(self) -> tuple[FileStatus, ...]:
+        """Return all files as they are: while it stays the same, so do the letters."""
+        return tuple(sorted(self._files.walk(), key=lambda entry: entry.path))
+
     def letters(self) -> Iterator[tuple[str, DeadLetter]]:
         """Iterate over all letters with the names of their files. Raises `CheckpointDamagedError`."""
         for file in self.found():
@@ -138,15 +143,15 @@ class StoredLetters:
                     raise
                 yield from ((file.name, letter) for part in parts for letter in part)
 
-    def purge(self, letters: Collection[bytes]) -> int:
-        """Delete letters by their names; returns how many of them were there. A file without others is emptied."""
-        count = 0
+    def purge(self, letters: Collection[bytes]) -> set[bytes]:
+        """Delete letters by their names; returns those that were there. A file without others is emptied."""
+        found: set[bytes] = set()
         for file in self.found():
             if file.letters:
-                count += self._purge_of(file.name, letters)
-        return count
+                found.update(self._purge_of(file.name, letters))
+        return found
 
-    def _purge_of(self, name: str, letters: Collection[bytes]) -> int:
+    def _purge_of(self, name: str, letters: Collection[bytes]) -> list[bytes]:
         there = [letter.letter for each in self.read(name) for letter in each]
         gone = [letter for letter in there if letter in letters]
         if gone and len(gone) == len(there):
@@ -155,7 +160,7 @@ class StoredLetters:
             data = b"".join(gone)
             path = f"{part(name)}.{new_unique()}{_PURGED}"
             self._files.publish(path, data + self._signer.letters(name, data))
-        return len(gone)
+        return gone
 
     def _decoded(self, name: str) -> tuple[LettersHead, list[pa.RecordBatch]]:
         path = _path(name)
@@ -212,15 +217,23 @@ class LettersInMemory:
 
 
 def stored_letters(url: str, key: bytes | None = None) -> list[StoredLetters]:
-    """Return the letters of all jobs of a directory of checkpoints.
+    """Return the letters of all jobs that have, or had, some somewhere below a directory.
 
     ``key`` is `CheckpointConfig.key` of the jobs; None: the one that is kept with their checkpoints. Raises
     `CheckpointStorageError` if there is none.
     """
-    directory = normal(url)
-    files = open_files(join(directory, DEAD_LETTERS))
-    jobs = sorted({entry.path.partition("/")[0] for entry in files.walk() if "/" in entry.path})
-    return [StoredLetters(directory, unquote(job), key_of(join(directory, job), key)) for job in jobs]
+    files = open_files(url)
+    found: set[tuple[str, str]] = set()
+    for entry in files.walk():
+        parts = entry.path.split("/")
+        if DEAD_LETTERS in parts[-3:-2] and parts[-1].endswith(_LETTERS) and not parts[-1].startswith("."):
+            found.add(("/".join(parts[:-3]), unquote(parts[-2])))
+    places = [
+        (join(files.url, directory) if directory else files.url, job) for directory, job in sorted(found)
+    ]
+    return [
+        StoredLetters(directory, job, key_of(job_directory(directory, job), key)) for directory, job in places
+    ]
 
 
 def _path(name: str) -> str:

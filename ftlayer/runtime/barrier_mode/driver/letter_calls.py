@@ -7,15 +7,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import msgpack
-import pyarrow as pa
 
+from ftlayer.checkpoint.letter_rows import attempts_of, payload_of
 from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterKind
 from ftlayer.errors import CheckpointDamagedError, FTLayerError, MalformedRequestError, StaleOwnerError
-from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
+from ftlayer.records.ipc import as_stream
 from ftlayer.transport.codec import plain_codec
 from ftlayer.vertex.calls import (
     MAX_KEYS,
-    Attempt,
     ClaimJob,
     ForgetLetters,
     GetRequeued,
@@ -123,21 +122,8 @@ class LetterCalls:
 
 def kept_letter(letter: DeadLetter) -> KeptLetter:
     """Return a letter as the vertex keeps it. Raises `CheckpointDamagedError` for a payload that is no row."""
-    try:
-        payload = _timer_row(letter) if letter.kind is LetterKind.TIMER else read_one_batch(letter.payload)
-    except UNREADABLE as error:
-        raise CheckpointDamagedError(
-            f"a dead letter of {letter.chain!r} has a record that cannot be read: {error}"
-        ) from error
     facts: bytes = msgpack.packb(plain_codec(DeadLetter).pack(replace(letter, payload=b"", attempts=())))
-    attempts = tuple(
-        Attempt(each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)
-        for each in letter.attempts
-    )
-    # Every letter of the vertex has an attempt: it is shown by its last one.
-    return KeptLetter(
-        letter.letter, facts, payload, attempts or (Attempt(1, letter.died_ms, "", letter.operator),)
-    )
+    return KeptLetter(letter.letter, facts, payload_of(letter), attempts_of(letter))
 
 
 def letter_of(requeued: RequeuedLetter) -> DeadLetter:
@@ -159,12 +145,6 @@ def letter_of(requeued: RequeuedLetter) -> DeadLetter:
     payload = b"" if is_timer else as_stream(requeued.payload).to_pybytes()
     key = b"" if requeued.edited and not is_timer else letter.key
     return replace(letter, payload=payload, attempts=attempts, key=key)
-
-
-def _timer_row(letter: DeadLetter) -> pa.RecordBatch:
-    """Return what is shown of a timer, which has no record."""
-    time = pa.array([letter.event_time_ms], pa.timestamp("ms", "UTC"))
-    return pa.RecordBatch.from_arrays([time, pa.array([letter.key], pa.binary())], ["timer", "key"])
 
 
 def _cut(keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
