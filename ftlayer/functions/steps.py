@@ -98,7 +98,8 @@ class Reduce:
     """Running aggregate a key: the first record of a key as it is, then ``function(aggregate, record)``.
 
     With ``create`` it begins with ``function(create(), record)``, and may be of another schema than the records.
-    Emits the new aggregate for every record. ``keys`` are columns.
+    Emits the new aggregate for every record. ``keys`` are columns. ``in_place``: the function may change an aggregate
+    that it is given, so that a copy is kept where a failing record's changes are to be taken back.
     """
 
     uid: str
@@ -108,13 +109,14 @@ class Reduce:
     volatile_state: bool = False
     create: Callable[[], Any] | None = None
     rules: RetryRules = NO_RULES
+    in_place: bool = True
 
 
 @dataclass(frozen=True)
 class Process:
     """A `ftlayer.functions.process.ProcessFunction`, with keyed state and timers where there are ``keys``.
 
-    ``side`` names its side outputs and what each carries.
+    ``side`` names its side outputs and what each carries. ``in_place`` as in `Reduce`, of the values that it reads.
     """
 
     uid: str
@@ -125,6 +127,7 @@ class Process:
     volatile_state: bool = False
     rules: RetryRules = NO_RULES
     rate_limit: float | None = None
+    in_place: bool = True
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ class CoProcess:
     side: tuple[tuple[str, pa.Schema], ...] = ()
     volatile_state: bool = False
     rules: RetryRules = NO_RULES
+    in_place: bool = True
 
 
 RecordStep = Map | FlatMap | Filter

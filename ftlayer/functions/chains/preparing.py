@@ -15,6 +15,7 @@ from ftlayer.functions.context import Context
 from ftlayer.functions.keyed import Backend, Timers
 from ftlayer.functions.process import uses_timers
 from ftlayer.functions.steps import CoProcess, Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
+from ftlayer.functions.undo.backend import UndoBackend
 
 ChainOperator = Map | FlatMap | Filter | MapBatches | MapAsync | Reduce | Process | CoProcess
 PreparedOperator = PreparedStep | MapBatches | MapAsync
@@ -48,11 +49,12 @@ def prepare(operators: Sequence[ChainOperator], inputs: Sequence[pa.Schema], bac
     processes: list[ProcessOperator] = []
     schema = inputs[0]
     for position, operator in enumerate(operators):
+        own = _backend_of(operator, backend)
         if isinstance(operator, Process | CoProcess):
-            process, steps = _prepare_process(position, operator, schema, inputs, backend)
+            process, steps = _prepare_process(position, operator, schema, inputs, own)
             processes.append(process)
         else:
-            steps = [_prepare_step(operator, schema, backend)] * len(paths)
+            steps = [_prepare_step(operator, schema, own)] * len(paths)
         for path, step in zip(paths, steps, strict=True):
             path.append(step)
         schema = operator.schema
@@ -76,6 +78,11 @@ def _check(operators: Sequence[ChainOperator], inputs: Sequence[pa.Schema]) -> N
     takes = 2 if operators and isinstance(operators[0], CoProcess) else 1
     if len(inputs) != takes:
         raise InvalidTopologyError(f"a chain that takes {takes} inputs got the schemas of {len(inputs)}")
+
+
+def _backend_of(operator: ChainOperator, backend: Backend) -> Backend:
+    changes_values = not isinstance(operator, Reduce | Process | CoProcess) or operator.in_place
+    return backend if changes_values or not isinstance(backend, UndoBackend) else backend.uncopied()
 
 
 def _prepare_step(operator: ChainOperator, schema: pa.Schema, backend: Backend) -> PreparedOperator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ftlayer.functions.keyed import Backend, KeyedState, OperatorStates
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo.log import Changes, Uncopied, UndoLog
 from ftlayer.functions.undo.operator_state import logged
 from ftlayer.functions.undo.tables import UndoLists, UndoMaps, UndoValues
 from ftlayer.functions.undo.timers import UndoTimers
@@ -14,13 +14,19 @@ from ftlayer.functions.undo.timers import UndoTimers
 class UndoBackend:
     """`ftlayer.functions.keyed.Backend`: what functions change through it goes into ``log``."""
 
-    def __init__(self, backend: Backend, log: UndoLog) -> None:
+    def __init__(self, backend: Backend, log: UndoLog, *, copies: bool = True) -> None:
+        """``copies``: what functions read is copied where they could change it in place."""
         self._backend = backend
         self._log = log
+        self._changes: Changes = log if copies else Uncopied(log)
+
+    def uncopied(self) -> UndoBackend:
+        """Return the same for functions that change no value in place."""
+        return UndoBackend(self._backend, self._log, copies=False)
 
     def state(self, uid: str) -> UndoState:
         """See `Backend.state`."""
-        return UndoState(self._backend.state(uid), self._log)
+        return UndoState(self._backend.state(uid), self._changes)
 
     def timers(self, uid: str) -> UndoTimers:
         """See `Backend.timers`."""
@@ -29,14 +35,14 @@ class UndoBackend:
     def operators(self, uid: str) -> OperatorStates:
         """See `Backend.operators`."""
         states = self._backend.operators(uid)
-        states.log_changes(partial(logged, log=self._log))
+        states.log_changes(partial(logged, log=self._changes))
         return states
 
 
 class UndoState:
     """The keyed state of one operator: `ftlayer.functions.keyed.KeyedState`."""
 
-    def __init__(self, state: KeyedState, log: UndoLog) -> None:
+    def __init__(self, state: KeyedState, log: Changes) -> None:
         self._state = state
         self._log = log
         # One object a table: the log tells places by them.

@@ -10,7 +10,7 @@ Anchors: undo logs of databases (Mohan et al., ARIES, ACM TODS 17(1), 1992), her
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Protocol
 
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.values import is_immutable, private_copy
@@ -29,6 +29,22 @@ class LateFailure(Exception):  # noqa: N818 - no error: it turns the chain round
     def __init__(self, row: int) -> None:
         super().__init__(row)
         self.row = row
+
+
+class Changes(Protocol):
+    """Where tables note what functions do: an `UndoLog`, or one without copies.
+
+    Attributes:
+        add: see `UndoLog`.
+    """
+
+    add: Callable[[tuple[Restore, Any, Any]], None]
+
+    def columns(self, restore: Restore) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+        """See `UndoLog.columns`."""
+
+    def read(self, restore: Restore, key: Any, value: Any, where: Hashable) -> None:
+        """See `UndoLog.read`."""
 
 
 class UndoLog:
@@ -94,7 +110,7 @@ class UndoLog:
             raise StateSerializationError(
                 f"the state of the key {key!r:.100} holds a {type(value).__name__} that cannot be copied "
                 f"({type(error).__name__}: {error}), so what a failing record does to it could not be taken back; "
-                "keep values that can be copied"
+                "keep values that can be copied, or say in_place=False where the function changes none in place"
             ) from error
         self._copied[where] = len(self.entries)
         self.add((restore, key, copy))
@@ -143,6 +159,17 @@ class UndoLog:
         copied = self._copied
         while copied and next(reversed(copied.values())) >= mark:
             copied.popitem()
+
+
+class Uncopied:
+    """A log's way in for functions that change no value in place: what they read is not copied."""
+
+    def __init__(self, log: UndoLog) -> None:
+        self.add = log.add
+        self.columns = log.columns
+
+    def read(self, restore: Restore, key: Any, value: Any, where: Hashable) -> None:
+        """See `UndoLog.read`: nothing has to be kept."""
 
 
 def _read_again(copied: int, _: object) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo.log import Changes
 from ftlayer.functions.undo.tables import ABSENT
 from ftlayer.functions.values import ATOMS, is_immutable
 
 
-def logged(state: Any, log: UndoLog) -> UndoItems | UndoBroadcast:
+def logged(state: Any, log: Changes) -> UndoItems | UndoBroadcast:
     """Return a list, or a mapping, of operator state with changes that go into ``log``."""
     return UndoBroadcast(state, log) if isinstance(state, dict) else UndoItems(state, log)
 
@@ -24,7 +24,7 @@ class UndoItems(list[Any]):
 
     __slots__ = ("_log",)
 
-    def __init__(self, items: Iterable[Any], log: UndoLog) -> None:
+    def __init__(self, items: Iterable[Any], log: Changes) -> None:
         super().__init__(items)
         self._log = log
 
@@ -115,7 +115,7 @@ class UndoBroadcast(dict[Any, Any]):
 
     __slots__ = ("_log",)
 
-    def __init__(self, items: dict[Any, Any], log: UndoLog) -> None:
+    def __init__(self, items: dict[Any, Any], log: Changes) -> None:
         super().__init__(items)
         self._log = log
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ftlayer.functions.keyed import Key, ListTable, MapTable
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo.log import Changes
 from ftlayer.functions.values import ATOMS, is_immutable
 
 
@@ -31,7 +31,7 @@ class UndoValues(MutableMapping[Key, Any]):
         log: where changes go.
     """
 
-    def __init__(self, table: MutableMapping[Key, Any], log: UndoLog) -> None:
+    def __init__(self, table: MutableMapping[Key, Any], log: Changes) -> None:
         self.table = table
         self.log = log
         self._add = log.add
@@ -98,7 +98,7 @@ class UndoValues(MutableMapping[Key, Any]):
 class UndoLists:
     """A table of lists: `ftlayer.functions.keyed.ListTable`."""
 
-    def __init__(self, table: ListTable, log: UndoLog) -> None:
+    def __init__(self, table: ListTable, log: Changes) -> None:
         self._table = table
         self._log = log
 
@@ -136,7 +136,7 @@ class UndoLists:
 class UndoMaps:
     """A table of mappings: `ftlayer.functions.keyed.MapTable`."""
 
-    def __init__(self, table: MapTable, log: UndoLog) -> None:
+    def __init__(self, table: MapTable, log: Changes) -> None:
         self._table = table
         self._log = log
 

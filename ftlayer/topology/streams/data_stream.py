@@ -404,6 +404,8 @@ class DataStream:
         side: Sides | None,
         volatile_state: bool,
         options: RatedOptions,
+        *,
+        in_place: bool = True,
     ) -> DataStream:
         from ftlayer.functions.process import ProcessFunction
 
@@ -412,7 +414,8 @@ class DataStream:
         to = self._output(schema, "process")
         sides = self._graph.side_schemas(side)
         return self._then(
-            lambda uid: Process(uid, function, keys, to, sides, volatile_state, rules, rate), options
+            lambda uid: Process(uid, function, keys, to, sides, volatile_state, rules, rate, in_place),
+            options,
         )
 
     def _then(

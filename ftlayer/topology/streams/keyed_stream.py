@@ -42,17 +42,22 @@ class KeyedStream(DataStream):
         function: Callable[[Any, Any], Any],
         *,
         volatile_state: bool = False,
+        in_place: bool = True,
         **options: Unpack[FunctionOptions],
     ) -> DataStream:
         """Emit for each record the aggregate of its key: the first record, then ``function(aggregate, record)``.
 
         ``volatile_state`` says that the aggregates may be lost with their slot, which has to be said with fault
-        tolerance on.
+        tolerance on. ``in_place=False`` says that ``function`` changes no aggregate that it is given: with a
+        `FailurePolicy` none is copied then, and what it does change, a failing record leaves changed.
         """
         check_function(function, "reduce", takes=2)
         rules = rules_in(options, "reduce")
         return self._then(
-            lambda uid: Reduce(uid, function, self.keys, self.schema, volatile_state, rules=rules), options
+            lambda uid: Reduce(
+                uid, function, self.keys, self.schema, volatile_state, rules=rules, in_place=in_place
+            ),
+            options,
         )
 
     @takes_options(FunctionOptions)
@@ -63,18 +68,21 @@ class KeyedStream(DataStream):
         schema: Schema,
         *,
         volatile_state: bool = False,
+        in_place: bool = True,
         **options: Unpack[FunctionOptions],
     ) -> DataStream:
         """Emit for each record the aggregate of its key: ``add(create(), record)``, then ``add(aggregate, record)``.
 
-        The aggregate is a record of ``schema`` (what ``create`` returns need not be). ``volatile_state`` as in
-        `reduce`.
+        The aggregate is a record of ``schema`` (what ``create`` returns need not be). ``volatile_state`` and
+        ``in_place`` as in `reduce`.
         """
         check_function(create, "aggregate: create", takes=0)
         check_function(add, "aggregate: add", takes=2)
         to = self._graph.schema(schema, "aggregate")
         rules = rules_in(options, "aggregate")
-        return self._then(lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create, rules), options)
+        return self._then(
+            lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create, rules, in_place), options
+        )
 
     @takes_options(RatedOptions)
     def process(
@@ -84,13 +92,15 @@ class KeyedStream(DataStream):
         *,
         side: Sides | None = None,
         volatile_state: bool = False,
+        in_place: bool = True,
         **options: Unpack[RatedOptions],
     ) -> DataStream:
         """Run a `ProcessFunction` with state and timers of each key, and side outputs (`side_output`).
 
-        ``volatile_state`` as in `reduce`, ``rate_limit`` as in `map`; timers are not limited.
+        ``volatile_state`` and ``in_place`` (of all values that it reads from state) as in `reduce`, ``rate_limit`` as
+        in `map`; timers are not limited.
         """
-        return self._process(self.keys, function, schema, side, volatile_state, options)
+        return self._process(self.keys, function, schema, side, volatile_state, options, in_place=in_place)
 
     def window(self, windows: WindowKind) -> WindowedStream:
         """Cut the stream into windows of event time: `tumbling`, `sliding` or `session` say which.
@@ -160,11 +170,12 @@ class ConnectedStreams:
         *,
         side: Sides | None = None,
         volatile_state: bool = False,
+        in_place: bool = True,
         **options: Unpack[FunctionOptions],
     ) -> DataStream:
         """Run a `CoProcessFunction`, with state and timers of each key where both streams have keys.
 
-        ``volatile_state`` as in `KeyedStream.reduce`.
+        ``volatile_state`` and ``in_place`` as in `KeyedStream.process`.
         """
         from ftlayer.functions.process import CoProcessFunction
 
@@ -178,7 +189,7 @@ class ConnectedStreams:
         inputs = (left.schema, right.schema)
         rules = rules_in(options, "process")
         return left._then(
-            lambda uid: CoProcess(uid, function, keys, inputs, to, sides, volatile_state, rules),
+            lambda uid: CoProcess(uid, function, keys, inputs, to, sides, volatile_state, rules, in_place),
             options,
             others=[right],
         )
