@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,12 +57,29 @@ def details(checkpoint: Checkpoint) -> Facts:
             for part in checkpoint.subtasks
             for partition, position in sorted(part.positions.items())
         ],
+        "letters": _letters(checkpoint),
         "uncommitted": [
             {"sink": one.sink, "subtask": part.subtask, "checkpoint": one.checkpoint}
             for part in checkpoint.subtasks
             for one in part.committables
         ],
     }
+
+
+def _letters(checkpoint: Checkpoint) -> list[Facts]:
+    """Return by chain how many records it has given up for the first time in this checkpoint, and got back.
+
+    What is ``unwritten`` is of earlier checkpoints, and in no file yet.
+    """
+    own = Counter(letter.chain for part in checkpoint.subtasks for letter in part.letters)
+    unwritten = Counter(letter.chain for batch in checkpoint.letters for letter in batch.letters)
+    back = Counter({part.uid: 0 for part in checkpoint.subtasks})
+    for part in checkpoint.subtasks:
+        back[part.uid] += len(part.readmitted)
+    return [
+        {"chain": chain, "dead": own[chain], "readmitted": back[chain], "unwritten": unwritten[chain]}
+        for chain in sorted({*own, *unwritten, *(uid for uid, count in back.items() if count)})
+    ]
 
 
 def _sizes(chain: str, parts: list[SubtaskSnapshot]) -> Facts:

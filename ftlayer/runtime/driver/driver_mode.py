@@ -54,6 +54,10 @@ class CheckpointCalls(Protocol):
     def retained(self) -> tuple[str, ...]:
         """Where the checkpoints lie that the job may go back to, the oldest first; none in the driver's memory."""
 
+    @property
+    def unsent_letters(self) -> int:
+        """Dead letters that wait to be sent to the vertex, or to be written where there is none."""
+
     def savepoint_location(self, directory: str) -> str:
         """Return the URL of a new savepoint in ``directory`` ("": the configured one); any thread."""
 

@@ -14,6 +14,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.errors import UnsupportedError
 from ftlayer.printable import shortened
 from ftlayer.runtime.driver.checkpoint_times import CheckpointTimes
+from ftlayer.runtime.driver.driver_mode import CheckpointCalls
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import JobStatus, SlotStatus
 from ftlayer.runtime.driver.job_thread import JobThread
@@ -49,6 +50,12 @@ MAX_FAILED_CHECKPOINTS = 50
 class _Checkpoints:
     history: tuple[CheckpointStats, ...] = ()
     retained: tuple[str, ...] = ()
+    unsent_letters: int = 0
+
+    @classmethod
+    def of(cls, calls: CheckpointCalls) -> _Checkpoints:
+        """Return what is known now; the job's thread, or behind its end."""
+        return cls(calls.history(), calls.retained(), calls.unsent_letters)
 
 
 @dataclass(slots=True)
@@ -148,9 +155,12 @@ class TopologyTelling:
         }
 
     def _written(self) -> dict[str, int]:
-        return (
-            {} if self.checkpointing is None else {"checkpoint_bytes": self._checkpoint_times.written_bytes}
-        )
+        if self.checkpointing is None:
+            return {}
+        written = {"checkpoint_bytes": self._checkpoint_times.written_bytes}
+        if any(vertex.failures is not None for vertex in self.graph.vertices):
+            written["letters_unsent"] = self._checkpoints.unsent_letters
+        return written
 
     def _look_at_checkpoints(self, final: bool) -> _Checkpoints:
         """Return what the job's thread said last; it may be busy with a commit."""
@@ -159,11 +169,11 @@ class TopologyTelling:
         calls = self.execution.checkpoints
         if final:
             # The thread has ended: nothing changes any more.
-            self._checkpoints = _Checkpoints(calls.history(), calls.retained())
+            self._checkpoints = _Checkpoints.of(calls)
             return self._checkpoints
         if self._asked is None:
             self._asked = answer = Future[_Checkpoints]()
-            self.execution.later(lambda: answer.set_result(_Checkpoints(calls.history(), calls.retained())))
+            self.execution.later(lambda: answer.set_result(_Checkpoints.of(calls)))
         with contextlib.suppress(TimeoutError):  # what is known is told then
             self._checkpoints, self._asked = self._asked.result(ASK_S), None
         return self._checkpoints

@@ -231,6 +231,11 @@ CHECKPOINTS = _counter(
 CHECKPOINT_BYTES = _counter(
     "checkpoint_written_bytes", "Bytes that completed checkpoints of this run have written."
 )
+LETTERS_UNSENT = _gauge(
+    "dead_letters_unsent",
+    "Dead letters of a topology in barrier mode that wait to be sent to its vertex, or to be written to a file, now.",
+    of="record",
+)
 CHECKPOINT_FAILURES = _gauge(
     "checkpoint_failures_in_a_row",
     "Checkpoints that have failed since the last one that completed.",

@@ -98,6 +98,8 @@ def _add_checkpoints(families: Families, job: JobDetails, owner: Mapping[str, st
     families.add(catalogue.CHECKPOINT_FAILURES, totals.failures_in_a_row, owner)
     if "checkpoint_bytes" in job.counters:
         families.add(catalogue.CHECKPOINT_BYTES, job.counters["checkpoint_bytes"], owner)
+    if "letters_unsent" in job.counters:
+        families.add(catalogue.LETTERS_UNSENT, job.counters["letters_unsent"], owner)
 
 
 def _add_histograms(families: Families, job: JobDetails, owner: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ import msgpack
 import pytest
 from typer.testing import CliRunner
 
+from ftlayer.checkpoint.letters import DeadLetter, LetterBatch, LetterKind
 from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
@@ -24,6 +25,7 @@ from ftlayer.checkpoint.snapshots import (
     TableInfo,
 )
 from ftlayer.checkpoint.storage.opening import new_savepoint
+from ftlayer.checkpoint.storage.report import details
 from ftlayer.cli.main import app
 
 LARGE = b"x" * 300_000
@@ -123,7 +125,19 @@ def test_a_checkpoint_is_shown(left: Left) -> None:
     facts = json.loads(ftlayer("show", left.savepoint + "/_metadata", "--json")[1])
     assert facts["kind"] == "savepoint"
     assert facts["sizes"][0]["keyed_entries"] == 12
+    assert facts["letters"] == []
     assert facts["uncommitted"] == [{"sink": "sink", "subtask": 0, "checkpoint": 3}]
+
+
+def test_letters_of_a_checkpoint_are_counted_by_chain(made: Any) -> None:
+    letter = DeadLetter(bytes(16), 2, "parse", 0, 0, LetterKind.RECORD, "parse", b"", b"", None, (), 1, 2)
+    back = dataclasses.replace(made.subtask([]), letters=(letter, letter), readmitted=(b"x",))
+    uid = back.uid
+    checkpoint = dataclasses.replace(made.checkpoint(3, back), letters=(LetterBatch("run-2", (letter,)),))
+    assert details(checkpoint)["letters"] == [
+        {"chain": chain, "dead": dead, "readmitted": readmitted, "unwritten": unwritten}
+        for chain, dead, readmitted, unwritten in sorted([("parse", 2, 0, 1), (uid, 0, 1, 0)])
+    ]
 
 
 def test_what_is_no_checkpoint_names_those_below(left: Left, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def topology(step: int = 0) -> JobDetails:
         counters={
             "records_in": 90 + step,
             "checkpoint_bytes": 1_000 * step,
+            "letters_unsent": 5,
             "retried/parse": 30 + step,
             "waiting/parse": 4,
             "dead/parse": 2 + step,

@@ -464,6 +464,7 @@ def test_the_letters_of_a_job_that_ends_are_in_the_vertex_and_nothing_is_left_of
 def test_the_letters_of_a_job_without_a_vertex_are_in_files(play: ModuleType, tmp_path: Path) -> None:
     play.MAY_COMMIT.set()
     played = play.Played(tmp_path, starts=False, bounded=True, failures=POLICY)
+    assert played.telling.details(0, with_plan=False).counters["letters_unsent"] == 0
     played.letters = (letter(1, "numbers"),)
     played.start_tasks()
     assert played.job.wait(WAIT_S)
