@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -428,6 +430,8 @@ class World(RuleBasedStateMachine):
         self.current: dict[int, Process | None] = dict.fromkeys(range(3))
         self.asked: dict[int, PrepareRestore] = {}
         self.checkpoint = 0
+        self.deaths: Counter[bytes] = Counter()  # by what was in hand
+        self.deaths_since = 0  # the last complete checkpoint
         self.over: Over | None = None
         self.carry_out(self.core.start(0))
 
@@ -454,8 +458,10 @@ class World(RuleBasedStateMachine):
 
     def told(self, process: Process, message: object) -> None:
         match message:
-            case Deploy(epoch, _, peers, _, restore):
+            case Deploy(epoch, _, peers, _, restore, armed, convictions):
                 assert process.deployed is None
+                assert armed or not self.deaths_since
+                assert all(self.deaths[each.digest] >= 2 for each in convictions)
                 region = next(region for region in self.regions if process.slot in region)
                 assert {peer.slot for peer in peers} == region
                 process.deployed = 0 if restore is None else restore.checkpoint
@@ -471,12 +477,15 @@ class World(RuleBasedStateMachine):
         self.core.validate()
         self.carry_out(instructions)
 
-    @rule(slot=st.integers(0, 2))
-    def starts(self, slot: int) -> None:
+    @rule(slot=st.integers(0, 2), in_hand=st.lists(st.sampled_from([b"", b"1", b"2"]), max_size=3))
+    def starts(self, slot: int, in_hand: Sequence[bytes] = ()) -> None:
         if self.jobs[slot] is not None and self.current[slot] is None:
             self.names += 1
             self.current[slot] = Process(f"i{self.names}", slot)
-            self.event(hello(slot, f"i{self.names}"))
+            self.deaths.update(in_hand)
+            self.deaths_since += len(in_hand)
+            deaths = [death(f"i{self.names}-{place}", digest) for place, digest in enumerate(in_hand)]
+            self.event(hello(slot, f"i{self.names}", *deaths))
 
     @rule(slot=st.integers(0, 2))
     def is_restored(self, slot: int) -> None:
@@ -521,9 +530,11 @@ class World(RuleBasedStateMachine):
             self.event(RestoreFailed(asked.number, CheckpointError("away")))
 
     @precondition(lambda self: self.core.state is JobState.RUNNING)
-    @rule()
-    def completes(self) -> None:
+    @rule(condemned=st.frozensets(st.sampled_from([b"1", b"2"])))
+    def completes(self, condemned: frozenset[bytes]) -> None:
         self.checkpoint += 1
+        self.deaths_since = 0
+        self.event(CheckpointComplete(frozenset(("explode", digest) for digest in condemned)))
 
     @rule(passed=st.integers(1, 400))
     def time_passes(self, passed: int) -> None:

@@ -312,7 +312,7 @@ def test_a_convict_is_kept_from_the_chain_until_a_checkpoint_that_holds_it_is_co
     suspects.completed(1)
     assert suspects.one_at_a_time
     assert suspects.snapshot(2) == suspects.snapshot(3) == (notes.seen[0],)
-    suspects.completed(3)
+    suspects.completed(2)
     assert suspects.snapshot(4) == ()
     assert suspects.convicted(rows) == ()
     assert not suspects.one_at_a_time
