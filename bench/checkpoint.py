@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,32 @@ import numpy as np
 from bench.harness import Target, note
 from bench.jobs import SLOTS, Jobs, bytewax_rate, has_bytewax, session, wait_until
 from bench.topology import (
+    COUNTED,
+    ID,
+    KEYED,
     PACE_S,
     PACED_PER_S,
     STAMPED,
     STAMPED_COUNT,
     Delays,
     Discard,
+    count,
     count_stamped,
+    ids,
+    last,
     last_stamped,
     no_stamp,
+    none_yet,
     python_job,
     read_delays,
     read_marks,
     stamp,
+    with_key,
 )
+from ftlayer import ProcessFunction, current_record
+
+Build = Callable[[Any, Path, int], None]
+"""Adds a job of so many records to an environment."""
 
 TARGETS = {
     "throughput_on_off_heap": Target(at_least=0.9),
@@ -53,6 +65,10 @@ TARGETS = {
     "unaligned_vs_aligned": Target(at_most=0.1),
     "debloat_checkpoint_s": Target(at_most=6),
     "recovery_s": Target(at_most=1.5),
+    "failures_on_off_heap": Target(at_least=0.95),
+    "failures_on_off_lmdb": Target(at_least=0.95),
+    "failing_1pct": Target(at_least=0.75),
+    "process_function_rollback": Target(at_least=0.85),
 }
 
 BLOB_BYTES = 1_024
@@ -123,6 +139,26 @@ def to_number(record: tuple[int, bytes]) -> int:
     return record[0]
 
 
+class TwoValues(ProcessFunction):
+    """A process function that keeps a count and the latest id of each key."""
+
+    def open(self, ctx: Any) -> None:
+        self._count, self._latest = ctx.value("count", 0), ctx.value("latest", 0)
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        count = self._count.get() + 1
+        self._count.set(count)
+        self._latest.set(max(self._latest.get(), record[0]))
+        return [(record[1], count)]
+
+
+def count_or_fail(each: int, aggregate: tuple[Any, int], record: tuple[int, str]) -> tuple[str, int]:
+    """Count; one record of ``each`` fails at its first attempt."""
+    if record[0] % each == 0 and current_record().attempt == 1:
+        raise ValueError(record[0])
+    return count(aggregate, record)
+
+
 def passing(number: int) -> int:
     return number
 
@@ -175,11 +211,11 @@ class Bench(Jobs):
             checkpointing=checkpointing,
         )
 
-    def rate(self, records: int, **config: Any) -> tuple[float, Any]:
-        """Run the job with checkpoints; return records a second, and the handle."""
+    def rate(self, records: int, build: Build = python_job, **config: Any) -> tuple[float, Any]:
+        """Run a job with checkpoints; return records a second, and the handle."""
         folder = self.folder()
         env = self.environment(folder, **config)
-        python_job(env, folder, records)
+        build(env, folder, records)
         job = env.execute_async()
         job.wait()
         return _rate(folder, records), job
@@ -283,6 +319,25 @@ class Bench(Jobs):
         return float((min(firsts) - killed) / 1e9)
 
 
+def two_values_job(env: Any, folder: Path, records: int) -> None:
+    """The job of `bench.topology` with a process function in the place of the aggregate."""
+    from ftlayer import partitions
+
+    parts = [partial(ids, str(folder), first, records) for first in range(SLOTS)]
+    keyed = env.source(partitions(*parts), ID).map(with_key, KEYED).key_by("key")
+    keyed.process(TwoValues(), COUNTED).sink(Discard(str(folder)))
+
+
+def failing_job(env: Any, folder: Path, records: int, *, each: int) -> None:
+    """The job of `bench.topology`, where one record of ``each`` fails behind the aggregate at its first attempt."""
+    from ftlayer import partitions
+
+    parts = [partial(ids, str(folder), first, records) for first in range(SLOTS)]
+    keyed = env.source(partitions(*parts), ID).map(with_key, KEYED).key_by("key")
+    counted = keyed.aggregate(none_yet, partial(count_or_fail, each), COUNTED)
+    counted.map(last, COUNTED).sink(Discard(str(folder)))
+
+
 def steady_job(env: Any, folder: Path, begin: float, seconds: float) -> None:
     """10,000 records a second, which are the same ones when they are read again."""
     from ftlayer import partitions
@@ -362,9 +417,32 @@ def _on_and_off(bench: Bench, records: int, rounds: int) -> dict[str, float]:
     return found
 
 
+def _with_policy(bench: Bench, records: int, rounds: int) -> dict[str, float]:
+    """Run jobs with a policy for failing records and without, in turn; medians of the ratios."""
+    from ftlayer import FailurePolicy
+
+    policy = FailurePolicy(backoff=("100ms",))
+
+    def ratio(build: Build, over: Build, without: FailurePolicy | None = None, **config: Any) -> float:
+        ratios = []
+        for _ in range(rounds):
+            plain, _ = bench.rate(records, over, failures=without, **config)
+            ratios.append(bench.rate(records, build, failures=policy, **config)[0] / plain)
+        return statistics.median(ratios)
+
+    none_fails, some_fail = partial(failing_job, each=1 << 60), partial(failing_job, each=100)
+    return {
+        "failures_on_off_heap": ratio(python_job, python_job, backend="heap"),
+        "failures_on_off_lmdb": ratio(python_job, python_job, backend="lmdb"),
+        "failing_1pct": ratio(some_fail, none_fails, policy),
+        "process_function_rollback": ratio(two_values_job, two_values_job),
+    }
+
+
 def _measured(bench: Bench, records: int, quick: bool) -> dict[str, float]:
     bench.rate(300_000)
     found = _on_and_off(bench, records, rounds=1 if quick else ROUNDS)
+    found |= _with_policy(bench, records // 2, rounds=3 if quick else ROUNDS)
     found["records_per_s_python"] = found["records_per_s_heap"]
     found["incremental_bytes"] = bench.incremental(20_000 if quick else 200_000)
     aligned = bench.back_pressured()
