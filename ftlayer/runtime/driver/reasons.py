@@ -124,6 +124,13 @@ def convicted_by_deaths(death: Death) -> Conviction:
     )
 
 
+def died(death: Death) -> str:
+    """Return what became of a slot's process."""
+    in_hand = f", with a record of {death.chain!r} in hand" if death.digest else ""
+    stack = f"\n{death.stack}" if death.stack else ""
+    return f"slot {death.slot}: its process ended itself{in_hand}: {death.cause}{stack}"
+
+
 def given_up(error: FTLayerError, quick_losses: int) -> FTLayerError:
     """Return why a slot is given up; says so if a record may end the processes that work on it."""
     if quick_losses < SUSPICIOUS_LOSSES:

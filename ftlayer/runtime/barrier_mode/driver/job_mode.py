@@ -160,7 +160,7 @@ class BarrierJob:
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
         """See `JobMode`."""
         if isinstance(message, Hello):
-            self._search.died(message.deaths)
+            return [FailureNoted(news) for news in self._search.died(message.deaths)]
         return []
 
     def explained(self, error: FTLayerError) -> FTLayerError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ftlayer.runtime.driver.job_status import IsolationStatus
-from ftlayer.runtime.driver.reasons import convicted_by_deaths
+from ftlayer.runtime.driver.reasons import convicted_by_deaths, died
 from ftlayer.runtime.protocol.deaths import Conviction, Death
 
 MOST_EXCUSED = 8
@@ -59,12 +59,17 @@ class KillerSearch:
         self._excused += 1
         return True
 
-    def died(self, deaths: Iterable[Death]) -> None:
-        """Take what a slot has found of processes that are gone. Several slots may find the same."""
+    def died(self, deaths: Iterable[Death]) -> list[str]:
+        """Take what a slot has found of processes that are gone; return what is news of it, in words.
+
+        Several slots may find the same.
+        """
+        news = []
         for death in deaths:
             if death.instance not in self._known:
                 self._known.add(death.instance)
-                self._look_into(death)
+                news += [died(death), *self._look_into(death)]
+        return news
 
     def deployed(self) -> None:
         """Tasks begin again: checkpoints count from now on."""
@@ -88,18 +93,17 @@ class KillerSearch:
         both = self._accused & self._convicted.keys()
         assert not both, f"{both} are convicted, and accused as well"
 
-    def _look_into(self, death: Death) -> None:
+    def _look_into(self, death: Death) -> list[str]:
         self.active = True
-        if not death.digest:
-            return
         record = death.chain, death.digest
         # It may have died before its process knew of the conviction.
-        if record in self._convicted:
-            return
+        if not death.digest or record in self._convicted:
+            return []
         if record not in self._accused:
             self._accused.add(record)
-            return
+            return []
         self._accused.remove(record)
-        self._convicted[record] = convicted_by_deaths(death)
+        self._convicted[record] = conviction = convicted_by_deaths(death)
         self._found += 1
         self._excused = 0
+        return [f"{death.chain!r} makes a record a dead letter: {conviction.reason}"]

@@ -32,9 +32,14 @@ def test_two_deaths_over_one_record_convict_it() -> None:
     search = searching()
     assert search.active
     assert search.convictions == ()
-    search.died([death("b", b"1")])
+    (news,) = search.died([death("b", b"1")])
+    assert (
+        news
+        == "slot 0: its process ended itself, with a record of 'explode' in hand: Segmentation fault\nin explode"
+    )
     assert search.convictions == ()
-    search.died([death("c", b"1", "os._exit(3)")])
+    _, news = search.died([death("c", b"1", "os._exit(3)")])
+    assert news.startswith("'explode' makes a record a dead letter: ")
     (found,) = search.convictions
     assert (found.chain, found.digest, found.traceback, found.place) == (CHAIN, b"1", "in explode", "slot 0")
     assert found.reason.endswith("while it ran this record and no other, twice: os._exit(3)")
@@ -45,7 +50,7 @@ def test_two_deaths_over_one_record_convict_it() -> None:
 def test_a_death_that_two_slots_report_is_one() -> None:
     search = searching()
     search.died([death("b", b"1")])
-    search.died([death("b", b"1")])
+    assert search.died([death("b", b"1")]) == []
     assert search.convictions == ()
 
 
