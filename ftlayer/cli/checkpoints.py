@@ -211,6 +211,8 @@ def _print_details(facts: Facts) -> None:
                 f"{uid} {size_text(n)}" for uid, n in size["operator_state_bytes"].items()
             ),
             "in flight": f"{size['in_flight_records']:,} ({size_text(size['in_flight_bytes'])})",
+            "to retry": f"{size['waiting_records']:,}",
+            "dead": f"{size['dead_letters']:,}",
         }
         for size in facts["sizes"]
     ]
