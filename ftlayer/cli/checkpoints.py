@@ -212,7 +212,6 @@ def _print_details(facts: Facts) -> None:
             ),
             "in flight": f"{size['in_flight_records']:,} ({size_text(size['in_flight_bytes'])})",
             "to retry": f"{size['waiting_records']:,}",
-            "dead": f"{size['dead_letters']:,}",
         }
         for size in facts["sizes"]
     ]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference-checkpointing.md").read_text("utf-8")
@@ -35,15 +36,25 @@ def rows(first: str) -> dict[str, str]:
 
 
 def value(text: str) -> Any:
-    number, _, unit = text.strip("`").partition(" ")
-    if unit:
+    text = text.strip("`")
+    number, _, unit = text.partition(" ")
+    if unit in UNITS:
         return int(number) * UNITS[unit]
-    return eval(number, {"CheckpointingMode": CheckpointingMode, "Retention": Retention})
+    return eval(text, {"CheckpointingMode": CheckpointingMode, "Retention": Retention})
 
 
 def test_every_option_is_in_a_table_with_its_default() -> None:
     found = {name: value(default) for name, default in rows("field").items()}
     assert found == {field.name: field.default for field in dataclasses.fields(CheckpointConfig)}
+
+
+def test_every_option_of_a_failure_policy_is_there_with_its_default() -> None:
+    section = PAGE.partition("### Records that fail\n")[2].partition("\n## ")[0]
+    found: dict[str, Any] = {}
+    for names, default in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]*) \|", section, re.MULTILINE):
+        found |= {name: value(default) for name in re.findall(r"`(\w+)`", names)}
+    assert found.pop("failures") is None
+    assert found == {field.name: field.default for field in dataclasses.fields(FailurePolicy)}
 
 
 @pytest.mark.parametrize("key", FLINK.split())

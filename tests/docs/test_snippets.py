@@ -450,6 +450,7 @@ def test_every_metric_is_listed() -> None:
 
 def test_every_metric_of_prometheus_is_listed() -> None:
     told = [*catalogue.RECORDS.values(), *catalogue.VERTEX.values(), *catalogue.BATCH_ROWS.values()]
+    told += catalogue.OPERATOR_FAILING.values()
     for module in (catalogue, console_metrics):
         told += [value for value in vars(module).values() if isinstance(value, Metric)]
     names = {f"{each.name}_total" if each.kind is MetricKind.COUNTER else each.name for each in told}

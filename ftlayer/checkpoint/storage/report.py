@@ -99,7 +99,6 @@ def _sizes(chain: str, parts: list[SubtaskSnapshot]) -> Facts:
         "in_flight_bytes": sum(channel.frames.length for part in parts for channel in part.channels),
         "in_flight_records": sum(channel.count for part in parts for channel in part.channels),
         "waiting_records": sum(part.waiting for part in parts),
-        "dead_letters": sum(len(part.letters) for part in parts),
         "written_bytes": sum(part.written_bytes for part in parts),
     }
 

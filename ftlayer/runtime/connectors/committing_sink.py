@@ -78,6 +78,9 @@ class CommittingWriterBody:
     due_ms: int | None = None
     """See `SinkBody.due_ms`: barriers come by themselves."""
 
+    refused = 0
+    """See `CommittingSinkBody`."""
+
     def __init__(
         self,
         uid: str,
@@ -216,6 +219,7 @@ class CommittingWriterBody:
                 break
         with self._lock:
             self._refused += [_Refused(checkpoint, letter) for letter in letters]
+            self.refused += len(letters)
 
     def _without(
         self, batches: Sequence[pa.RecordBatch], rejected: RowsRejected

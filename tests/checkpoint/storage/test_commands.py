@@ -15,6 +15,7 @@ from ftlayer.checkpoint.letters import DeadLetter, LetterBatch, LetterKind
 from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
+    Checkpoint,
     Committable,
     KeyedSnapshot,
     OperatorInfo,
@@ -22,6 +23,7 @@ from ftlayer.checkpoint.snapshots import (
     Redistribution,
     SnapshotTimes,
     StatePiece,
+    SubtaskSnapshot,
     TableInfo,
 )
 from ftlayer.checkpoint.storage.opening import new_savepoint
@@ -125,6 +127,7 @@ def test_a_checkpoint_is_shown(left: Left) -> None:
     facts = json.loads(ftlayer("show", left.savepoint + "/_metadata", "--json")[1])
     assert facts["kind"] == "savepoint"
     assert facts["sizes"][0]["keyed_entries"] == 12
+    assert facts["sizes"][0]["waiting_records"] == 0
     assert facts["letters"] == []
     assert facts["uncommitted"] == [{"sink": "sink", "subtask": 0, "checkpoint": 3}]
 
@@ -138,6 +141,16 @@ def test_letters_of_a_checkpoint_are_counted_by_chain(made: Any) -> None:
         {"chain": chain, "dead": dead, "readmitted": readmitted, "unwritten": unwritten}
         for chain, dead, readmitted, unwritten in sorted([("parse", 2, 0, 1), (uid, 0, 1, 0)])
     ]
+
+
+def test_records_that_wait_are_counted_by_chain() -> None:
+    parts = (
+        SubtaskSnapshot("parse", 0, waiting=3),
+        SubtaskSnapshot("parse", 1, waiting=1),
+        SubtaskSnapshot("out", 0),
+    )
+    facts = details(Checkpoint(1, "shop", "run", "checkpoint", 0, 1, 8, (), parts))
+    assert {size["chain"]: size["waiting_records"] for size in facts["sizes"]} == {"parse": 4, "out": 0}
 
 
 def test_what_is_no_checkpoint_names_those_below(left: Left, tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_the_others_are_written_again_and_the_refused_are_letters_of_the_same_ch
     (attempt,) = first.attempts
     assert (attempt.number, attempt.reason, attempt.place) == (1, "ValueError: no 2", "here")
     assert attempt.at_ms == first.died_ms == first.first_failed_ms > 0
+    assert body.refused == 2
 
 
 def test_a_text_is_a_reason_too() -> None:
@@ -194,11 +195,15 @@ def test_without_a_policy_the_option_is_named() -> None:
         body.precommit(1)()
 
 
-def test_a_snapshot_has_them_beside_the_committables() -> None:
+def test_a_snapshot_has_them_beside_the_committables_and_behind_the_chains_own() -> None:
     body = sink(Plain({2}))
     body.write(ids(1, 2), 0)
-    written: SubtaskSnapshot = ChainSnapshot("out", 3, 5, None, body.precommit(5)).write(None, lambda: False)  # type: ignore[arg-type]
-    assert [row_of(letter) for letter in written.letters] == [2]
+    own = DeadLetter(b"o" * LETTER_BYTES, 5, "out", 3, 0, LetterKind.RECORD, "out", b"", b"", None, (), 0, 0)
+    part = SubtaskSnapshot("out", 3, letters=(own,))
+    written = ChainSnapshot(part, 5, None, body.precommit(5)).write(None, lambda: False)  # type: ignore[arg-type]
+    first, refused = written.letters
+    assert first == own
+    assert row_of(refused) == 2
     assert len(written.committables) == 1
 
 

@@ -53,7 +53,12 @@ class Checkpointed(Protocol):
 
 
 class CommittingSinkBody(SinkBody, Protocol):
-    """A sink whose rows become visible with the checkpoint that holds them."""
+    """A sink whose rows become visible with the checkpoint that holds them.
+
+    ``refused``: how many rows its writer has refused so far. Any thread may look.
+    """
+
+    refused: int
 
     def precommit(self, checkpoint: int) -> Callable[[], SinkPart]:
         """Set aside the rows so far, and return what writes them (in another thread, once).

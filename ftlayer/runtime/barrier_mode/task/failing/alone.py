@@ -46,6 +46,10 @@ MOST_AT_ONCE = 1_000
 class WayOut(Protocol):
     """The end of a chain whose records fail alone."""
 
+    @property
+    def refused(self) -> int:
+        """How many rows have died behind the chain, in its sink."""
+
     def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
         """Ask where rows go. May raise `LateFailure`."""
 
@@ -55,6 +59,8 @@ class WayOut(Protocol):
 
 class ToChannels:
     """`WayOut` to channels: a record is through when what came of it is sent."""
+
+    refused = 0
 
     def __init__(self, outlet: ChannelOutlet, attempts: RecordAttempts) -> None:
         self._outlet = outlet
@@ -188,7 +194,10 @@ class RecordsAlone:
         """See `ChainRows.counts`."""
         attempts = self._attempts
         return FailureCounts(
-            attempts.retried, attempts.letters.made, len(attempts.waiting), attempts.waiting.bytes
+            attempts.retried,
+            attempts.letters.made + self._out.refused,
+            len(attempts.waiting),
+            attempts.waiting.bytes,
         )
 
     # ------------------------------------------------------------ rows

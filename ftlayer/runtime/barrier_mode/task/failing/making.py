@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import DeadLetter
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.partitioning.key_groups import groups_of
+from ftlayer.runtime.barrier_mode.task.contract import CommittingSinkBody
 from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels
 from ftlayer.runtime.barrier_mode.task.failing.attempts import RecordAttempts
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
@@ -30,6 +32,7 @@ from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.runtime.task.suspects import Suspects
 from ftlayer.state.contract import CheckpointedBackend
 from ftlayer.topology.facts import LETTERS, rules_of_operator
+from ftlayer.topology.operators import WriterSink
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,11 @@ def failing_alone(
     )
     log = UndoLog()
     emitter = plan.emitter()
-    outlet = ChannelOutlet(plan.handler, emitter) if sink is None else RowsToSink(sink, attempts, emitter)
+    outlet: ChannelOutlet | RowsToSink = ChannelOutlet(plan.handler, emitter)
+    if plan.sink is not None and sink is not None:
+        commits = isinstance(plan.sink.connector, WriterSink)
+        committing = cast(CommittingSinkBody, sink) if commits else None
+        outlet = RowsToSink(sink, attempts, emitter, committing)
     out = ToChannels(outlet, attempts) if isinstance(outlet, ChannelOutlet) else outlet
 
     def make(pipeline: OperatorChain) -> RecordsAlone:

@@ -6,6 +6,7 @@ from ftlayer.clock import Now
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.records.ids import NO_ROOTS
+from ftlayer.runtime.barrier_mode.task.contract import CommittingSinkBody
 from ftlayer.runtime.barrier_mode.task.failing.attempts import Given, RecordAttempts
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action
@@ -29,12 +30,27 @@ class RowsToSink:
     waiting = False
     held = NO_ROOTS
 
-    def __init__(self, sink: SinkBody, attempts: RecordAttempts, emitter: Emitter) -> None:
-        """``emitter`` sends marks to those that take the sink's dead letters."""
+    def __init__(
+        self,
+        sink: SinkBody,
+        attempts: RecordAttempts,
+        emitter: Emitter,
+        committing: CommittingSinkBody | None = None,
+    ) -> None:
+        """``emitter`` sends marks to those that take the sink's dead letters.
+
+        ``committing`` is the sink, if its rows become visible with their checkpoint.
+        """
         self.latencies = SinkLatencies()
         self._sink = sink
+        self._committing = committing
         self._attempts = attempts
         self._emitter = emitter
+
+    @property
+    def refused(self) -> int:
+        """See `WayOut.refused`."""
+        return 0 if self._committing is None else self._committing.refused
 
     def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
         """See `WayOut.route`: there are no functions before the sink, and no state."""
