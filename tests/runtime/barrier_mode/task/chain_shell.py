@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.letters import DeadLetter
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, Redistribution, StatePiece
 from ftlayer.clock import Now
+from ftlayer.functions.process import ProcessFunction
+from ftlayer.functions.steps import Process
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Watermark
+from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.runtime.task.actions import Action, Send
+from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
+from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -24,6 +33,9 @@ from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Sourc
 
 ROW = pa.schema([("key", pa.string()), ("n", pa.int64())])
 IN = Channel(0, 0, 0)
+
+
+RETRYING = FailurePolicy(max_attempts=3, backoff=(1_000, 5_000), jitter=0)
 
 
 def no_cancel() -> bool:
@@ -122,3 +134,62 @@ def sent(actions: list[Action]) -> list[tuple[str, int]]:
 
 def now(mono_ms: int, wall_ms: int | None = None) -> Now:
     return Now(mono_ms, mono_ms if wall_ms is None else wall_ms)
+
+
+class FailingChain:
+    """A chain with a failure policy, of one process function or as it is given, and its clock."""
+
+    def __init__(
+        self,
+        function: ProcessFunction | tuple[Any, ...],
+        policy: FailurePolicy = RETRYING,
+        backend: Any = None,
+        at_ms: int = 0,
+        schema: pa.Schema = ROW,
+    ) -> None:
+        self.backend = ModelBackend() if backend is None else backend
+        operators = function if isinstance(function, tuple) else (Process("p", function, ("key",), schema),)
+        made = graph(*operators, schema=schema)
+        vertices = [
+            vertex if vertex.uid != "p" else type(vertex)("p", vertex.operators, 1, policy)
+            for vertex in made.vertices
+        ]
+        job = JobGraph("job", tuple(vertices), made.edges, tracked=False, max_parallelism=8)
+        keys: dict[str, pa.Schema] = {}
+
+        def open_backend(chain: str, subtask: int, asked: Mapping[str, pa.Schema]) -> Any:
+            keys.update(asked)
+            return self.backend
+
+        mode = BarrierTaskMode({}, open_backend, lambda *_: None, lambda _: NO_SUSPECTS, "here")
+        self.task: Any = build_task(job, "p", 0, mode)
+        self.checkpoints = mode.checkpointed["p", 0]
+        self.time, self.schema = at_ms, schema
+        self.task.handle(TaskStart(), self.now)
+
+    @property
+    def now(self) -> Any:
+        return now(self.time)
+
+    def give(self, *rows: tuple[Any, ...]) -> list[Any]:
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        return self.take(pa.record_batch(columns, schema=self.schema))
+
+    def take(self, payload: pa.RecordBatch) -> list[Any]:
+        return self.task.handle(ElementCame(IN, Batch(payload)), self.now)
+
+    def readmit(self, *letters: DeadLetter) -> list[Any]:
+        return self.task.handle(Readmit("p", 0, letters), self.now)
+
+    def watermark(self, time_ms: int = MAX_TIME_MS) -> list[Any]:
+        return self.task.handle(ElementCame(IN, Watermark(time_ms)), self.now)
+
+    def after(self, ms: int) -> list[Any]:
+        self.time += ms
+        return self.task.handle(TimeCame(), self.now)
+
+    def snapshot(self, checkpoint: int) -> Any:
+        _, pending = self.checkpoints.snapshot(Barrier(checkpoint, 0), self.now)
+        part = pending.write(Writer(), no_cancel)
+        pending.release()
+        return part

@@ -7,26 +7,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chain_shell import IN, ROW, ModelBackend, Writer, batch, graph, no_cancel, now, sent
+from chain_shell import FailingChain as Task
+from chain_shell import ModelBackend, sent
 
-from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import DeadLetter, LetterKind
 from ftlayer.failures import PermanentFailure
 from ftlayer.functions.current import current_record
 from ftlayer.functions.process import ProcessFunction
-from ftlayer.functions.steps import Process
 from ftlayer.runtime.barrier_mode.task.failing.alone import LAST_PAUSE_MS, LOOK_MS
-from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Watermark
 from ftlayer.runtime.protocol.messages import DataEnded, Readmit
 from ftlayer.runtime.task.actions import HoldInput, Send
-from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
-from ftlayer.runtime.task.suspects import NO_SUSPECTS
-from ftlayer.topology.job_graph import JobGraph
-
-POLICY = FailurePolicy(max_attempts=3, backoff=(1_000, 5_000), jitter=0)
 
 
 class Scripted(ProcessFunction):
@@ -48,52 +40,6 @@ class Scripted(ProcessFunction):
             raise PermanentFailure("negative")
         if current_record().attempt <= self.fails.get(number, 0):
             raise ValueError(f"no {number}")
-
-
-class Task:
-    """A chain with one process function, and its clock."""
-
-    def __init__(
-        self, function: ProcessFunction, policy: FailurePolicy = POLICY, backend: Any = None, at_ms: int = 0
-    ) -> None:
-        self.backend = ModelBackend() if backend is None else backend
-        made = graph(Process("p", function, ("key",), ROW))
-        vertices = [
-            vertex if vertex.uid != "p" else type(vertex)("p", vertex.operators, 1, policy)
-            for vertex in made.vertices
-        ]
-        job = JobGraph("job", tuple(vertices), made.edges, tracked=False, max_parallelism=8)
-        keys: dict[str, pa.Schema] = {}
-
-        def open_backend(chain: str, subtask: int, asked: Mapping[str, pa.Schema]) -> Any:
-            keys.update(asked)
-            return self.backend
-
-        mode = BarrierTaskMode({}, open_backend, lambda *_: None, lambda _: NO_SUSPECTS, "here")
-        self.task: Any = build_task(job, "p", 0, mode)
-        self.checkpoints = mode.checkpointed["p", 0]
-        self.time = at_ms
-        self.task.handle(TaskStart(), self.now)
-
-    @property
-    def now(self) -> Any:
-        return now(self.time)
-
-    def give(self, *rows: tuple[str, int]) -> list[Any]:
-        return self.task.handle(ElementCame(IN, batch(*rows)), self.now)
-
-    def watermark(self, time_ms: int = MAX_TIME_MS) -> list[Any]:
-        return self.task.handle(ElementCame(IN, Watermark(time_ms)), self.now)
-
-    def after(self, ms: int) -> list[Any]:
-        self.time += ms
-        return self.task.handle(TimeCame(), self.now)
-
-    def snapshot(self, checkpoint: int) -> Any:
-        _, pending = self.checkpoints.snapshot(Barrier(checkpoint, 0), self.now)
-        part = pending.write(Writer(), no_cancel)
-        pending.release()
-        return part
 
 
 def reasons(letters: tuple[DeadLetter, ...]) -> list[str]:

@@ -15,13 +15,7 @@ from pyspark import cloudpickle
 
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.coordinator.events import CheckpointEvent
-from ftlayer.checkpoint.coordinator.instructions import (
-    Answer,
-    CheckpointInstruction,
-    NotifyAborted,
-    NotifyCompleted,
-    Trigger,
-)
+from ftlayer.checkpoint.coordinator.instructions import Answer, CheckpointInstruction, NotifyAborted, Trigger
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.clock import Now
@@ -125,6 +119,7 @@ class Driver:
             self.rules.validate()
             for instruction in instructions:
                 self._note(instruction)
+            self._note_complete()
             return instructions
 
         self.rules.handle = watched  # type: ignore[method-assign]
@@ -135,17 +130,12 @@ class Driver:
                 self.triggered.append(barrier.checkpoint)
             case NotifyAborted(checkpoint, _):
                 self.ends[checkpoint] += 1
-            case NotifyCompleted(number):
-                self._note_letters(number)
             case Answer(_, Checkpoint(kind=SnapshotKind.SAVEPOINT) as savepoint):
                 self.world.note_savepoint(savepoint, self.key)
 
-    def _note_letters(self, number: int) -> None:
-        """Keep the dead letters of a complete checkpoint."""
+    def _note_complete(self) -> None:
         for checkpoint in self.rules.completed:
-            if checkpoint.checkpoint == number:
-                letters = [letter for part in checkpoint.subtasks for letter in part.letters]
-                self.world.letters |= {letter.letter: letter for letter in letters}
+            self.world.note_complete(checkpoint, self.key)
 
     @property
     def verdict(self) -> Over | None:

@@ -59,6 +59,7 @@ class Outside:
         armed: faults that wait for their moment.
         writer: names the process that runs now.
         forgotten: up to where readers were told that they may forget, by source.
+        noted: records, by source, partition and number, that a function has been given.
         deadly: records, by source, partition and number, that end the process that works on them.
         stuck: metadata that cannot be removed while its driver lives.
     """
@@ -72,6 +73,7 @@ class Outside:
         self.number = len(self.worlds) + 1
         self.worlds[self.number] = self
         self.staged: dict[int, Rows] = {}
+        self.noted: Counter[tuple[str, int, int]] = Counter()
         self.log: list[int] = []
         self.wrong: list[str] = []
         self.armed: Counter[str] = Counter()

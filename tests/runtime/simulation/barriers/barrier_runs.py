@@ -258,6 +258,10 @@ class Run:
     def _begin(self, restore_from: str) -> None:
         self.expected, self.extent = {JobState.ENDED}, Extent.WHOLE
         before = self.world.setting.parallelism
+        restored = self.world.latest() if restore_from == LATEST else self.world.load(restore_from)
+        if restored is not None:
+            # It may have been complete in the storage alone.
+            self.world.note_complete(restored, self.world.driver.key)
         try:
             self.world.begin(restore_from, self.random.randint(1, 3))
         except IncompatibleCheckpointError:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ from ftlayer.checkpoint.storage import driver as storage_driver
 from ftlayer.checkpoint.storage import slot as storage_slot
 from ftlayer.runtime.barrier_mode.driver import checkpoint_io, checkpointing
 from ftlayer.runtime.barrier_mode.slot import shell, snapshotting, suspecting
+from ftlayer.runtime.barrier_mode.task.failing import attempts, keys
 from ftlayer.runtime.driver import job_report, job_thread, planners, reader_planner
 from ftlayer.runtime.slot import links, loop, main, pulse
 from ftlayer.state.snapshots import changelog
@@ -47,6 +49,7 @@ class StandIns:
 
     def __init__(self, world: Any) -> None:
         self._world = world
+        self._names = Random(world.setting.parallelism)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -77,6 +80,9 @@ class StandIns:
             (storage_slot, "LocalCopies", self._copies(storage_slot.LocalCopies)),
             (deleting, "ThreadPoolExecutor", InlineExecutor),
             (storage_driver, "open_files", self._files(storage_driver.open_files)),
+            # Names of letters decide about pauses: a seed's run is the same each time.
+            (attempts, "secrets", SimpleNamespace(token_bytes=self._names.randbytes)),
+            (keys, "secrets", SimpleNamespace(token_bytes=self._names.randbytes)),
             (changelog, "Thread", self._log),
             (changelog, "Condition", StepCondition),
             (planners, "threading", threads_of(IdleThread)),

@@ -16,6 +16,7 @@ from barrier_outside import Outside, Rows, Writer, by_key
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.config import FTStatus
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.restart import FixedDelay
@@ -311,6 +312,9 @@ class Case:
         self._sink(read.key_by("key").process(function, COUNTED, uid="counting"), "out", parallelism)
 
     # ------------------------------------------------------------ checking
+
+    def completed(self, checkpoint: Checkpoint, letters: int, key: bytes) -> None:
+        """A checkpoint is complete; so many letters are dead by now. ``key`` unseals what users' code made."""
 
     def check(self, extent: Extent = Extent.WHOLE, counts: Counts = everything) -> None:
         """Lost, duplicated and out of order within a key are 0, and every count is exact.

@@ -62,6 +62,7 @@ class World:
         self.was_undecided = False  # whether a checkpoint might exist whose publishing failed
         self.leaves_copies: set[int] = set()  # lives
         self.boxes = Boxes(self)
+        self.complete: set[tuple[str, int]] = set()  # checkpoints, by run and number
         self.letters: dict[bytes, DeadLetter] = {}  # of complete checkpoints
         self.in_savepoints: set[int] = set()  # messages that a user's savepoint holds
         self.moves_made: Counter[str] = Counter()
@@ -130,6 +131,15 @@ class World:
 
     def note_savepoint(self, savepoint: Checkpoint, key: bytes) -> None:
         self.in_savepoints |= self.in_savepoint(savepoint, key)
+
+    def note_complete(self, checkpoint: Checkpoint, key: bytes) -> None:
+        """Keep the dead letters of a checkpoint that is complete, and look at what else it holds."""
+        if (checkpoint.run, checkpoint.checkpoint) in self.complete:
+            return
+        self.complete.add((checkpoint.run, checkpoint.checkpoint))
+        letters = [letter for part in checkpoint.subtasks for letter in part.letters]
+        self.letters |= {letter.letter: letter for letter in letters}
+        self.case.completed(checkpoint, len(self.letters), key)
 
     def in_savepoint(self, savepoint: Checkpoint, key: bytes) -> set[int]:
         """Return the names of the messages that it holds."""

@@ -22,6 +22,7 @@ MODULES = (
     "barrier_standins",
     "barrier_moves",
     "barrier_world",
+    "barrier_failing",
     "barrier_runs",
 )
 

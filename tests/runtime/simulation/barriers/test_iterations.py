@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ftlayer import FailurePolicy
 from ftlayer.config import FTStatus
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.topology.builder import GraphBuilder
@@ -113,6 +114,9 @@ class Loop:
         """What has left, and never entered again."""
         return set(self.outside.visible("left")) - set(self.outside.visible("entered"))
 
+    def completed(self, *_: Any) -> None:
+        """A checkpoint is complete."""
+
     def check(self, extent: Any, *_: Any) -> None:
         """Check that nothing is lost but on the feedback edge, and nothing is there twice.
 
@@ -203,3 +207,20 @@ def test_anything_happens(loops: Any) -> None:
 def test_campaign(loops: Any, first: int) -> None:
     for seed in range(first, first + 50):
         loops.Run(drawn(loops, seed)).run()
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_loop_does_not_end_while_records_wait_in_it_for_another_attempt(
+    loops: Any, parallelism: int
+) -> None:
+    """Their pause is longer than the loop waits for what comes back."""
+    policy = FailurePolicy(max_attempts=9, backoff="3s")
+    for seed in range(3):
+        # One early, one that may be the last to go round.
+        events = tuple((move, "function") for move in (200 + 40 * seed, 800, 900, 1_000, 1_100, 1_200, 1_300))
+        plan = loops.Plan(
+            "loop", seed, parallelism, events, {"failures": policy, "interval": 50}, count=10 + 10 * seed
+        )
+        run = loops.Run(plan).run()
+        assert run.outside.fired["function"]
+        assert not run.case.lost

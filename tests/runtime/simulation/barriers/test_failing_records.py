@@ -1,0 +1,75 @@
+"""Whole jobs in barrier mode whose records fail: each goes through a chain whole or not at all, or is dead once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftlayer import FailurePolicy
+
+NAMES = ("keyed", "both", "odd", "routed", "timed", "refused", "noted")
+MODES = ("aligned", "at-least-once", "unaligned", "turning")
+ACTS = ("kill", "kill-all", "driver", "savepoint", "stop", "commit-middle")
+PAUSES: Any = {"backoff": ("2ms", "10ms"), "jitter": 0.5}
+CAMPAIGN = int(os.environ.get("FTLAYER_SEEDS", "3000")) // 3
+
+
+@pytest.fixture
+def failing(runs: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`barrier_runs`, whose topologies fail."""
+    monkeypatch.setattr(runs, "Case", sys.modules["barrier_failing"].FailingCase)
+    return runs
+
+
+def run(runs: Any, plan: Any) -> Any:
+    """Run a plan with a policy, and look at the dead letters too."""
+    attempts = sys.modules["barrier_failing"].MAX_ATTEMPTS
+    policy = FailurePolicy(max_attempts=attempts, **PAUSES)
+    plan = replace(plan, config={"failures": policy, **plan.config})
+    done = runs.Run(plan).run()
+    try:
+        done.case.check_letters(list(done.world.letters.values()), done.extent)
+    except BaseException as error:
+        error.add_note(f"{plan}\nhappened: {done.happened}")
+        raise
+    return done
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_but_records_fails(failing: Any, name: str) -> None:
+    # Each of them in one mode; the campaign has them all.
+    config = {**failing.MODES[MODES[NAMES.index(name) % 4]], "interval": 10}
+    done = run(failing, failing.Plan(name, 1, config=config))
+    assert len(done.world.letters) == len(done.case.dead) > 2
+    assert done.world.driver.job.core.restarts == 0
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_one_thing_happens(failing: Any, mode: str, act: str) -> None:
+    place = ACTS.index(act) + MODES.index(mode)
+    move = (80, 300, 500)[place % 3]
+    config = {**failing.MODES[mode], "interval": 10, "backend": ("heap", "lmdb")[place % 2]}
+    run(failing, failing.Plan(NAMES[place % 6], move, events=((move, act),), config=config))
+
+
+def drawn(runs: Any, seed: int) -> Any:
+    plan = runs.drawn(seed, names=NAMES)
+    # Faults of the simulation's functions are failures of records, too: as many as the policy bears.
+    return replace(plan, count=min(plan.count, 60))
+
+
+def test_anything_happens(failing: Any) -> None:
+    for seed in range(6):
+        run(failing, drawn(failing, seed))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first", range(1_000, 1_000 + CAMPAIGN, 50))
+def test_campaign(failing: Any, first: int) -> None:
+    for seed in range(first, first + 50):
+        run(failing, drawn(failing, seed))
