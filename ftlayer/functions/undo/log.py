@@ -40,6 +40,10 @@ class Changes(Protocol):
 
     add: Callable[[tuple[Restore, Any, Any]], None]
 
+    @property
+    def copies(self) -> bool:
+        """Whether `read` does anything."""
+
     def columns(self, restore: Restore) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
         """See `UndoLog.columns`."""
 
@@ -54,10 +58,12 @@ class UndoLog:
         entries: restore, key and old value of each change, one behind the other: so many tuples would keep Python's
             garbage collector busy. Its length is a mark for `fail`.
         add: takes ``(restore, key, old)``, before the change or right behind it.
+        copies: see `Changes`.
         alone: the log is of one record, so that a late failure turns nothing round.
         traced: failures are to have their tracebacks: that a failing record is tried again may be all of it.
     """
 
+    copies = True
     __slots__ = ("_columns", "_copied", "_is_mixed", "add", "alone", "entries", "traced")
 
     def __init__(self) -> None:
@@ -76,7 +82,7 @@ class UndoLog:
         """Return what takes the keys, and what takes the old values, of one table's changes.
 
         For a table that is changed when nothing can fail any more in the loop, so that `fail` has nothing to take back;
-        it costs a third of `add`.
+        it costs a third of `add`. `undo` takes them back behind all of `entries`.
         """
         keys: list[Any] = []
         olds: list[Any] = []
@@ -163,6 +169,8 @@ class UndoLog:
 
 class Uncopied:
     """A log's way in for functions that change no value in place: what they read is not copied."""
+
+    copies = False
 
     def __init__(self, log: UndoLog) -> None:
         self.add = log.add
