@@ -17,6 +17,7 @@ setup(
                 "native/keyhash.c",
                 "native/msgpack.c",
                 "native/exits.c",
+                "native/value_handle.c",
             ],
             depends=["native/native.h", "native/arrow_c.h", "native/column.h", "native/murmur3.h"],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],

@@ -1,5 +1,10 @@
+from collections.abc import Callable
+from typing import Any, final, overload
+
 import numpy as np
 import numpy.typing as npt
+
+from ftlayer.functions.handles import ValueHandle
 
 _U64 = npt.NDArray[np.uint64]
 _I64 = npt.NDArray[np.int64]
@@ -33,3 +38,23 @@ def write_records(
 def msgpack_cost(data: object, most: int, /) -> int: ...
 def hash_column(schema: object, array: object, hashes: _I32, /) -> None: ...
 def mark_exit(page: object, place: int, /) -> None: ...
+
+@final
+class DictValueHandle(ValueHandle):  # registered there
+    @overload
+    def __init__(
+        self, context: object, table: dict[Any, Any], pop: Callable[[Any, None], object], default: Any, /
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        context: object,
+        table: dict[Any, Any],
+        pop: Callable[[Any, None], object],
+        default: Any,
+        entries: list[Any],
+        restore: Callable[[Any, Any], object],
+        read: Callable[[Any, Any], object],
+        absent: object,
+        /,
+    ) -> None: ...

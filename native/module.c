@@ -27,4 +27,8 @@ static struct PyModuleDef module = {
     .m_methods = methods,
 };
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *made = PyModule_Create(&module);
+    if (made != NULL && add_value_handle(made) != 0) Py_CLEAR(made);
+    return made;
+}

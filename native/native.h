@@ -69,4 +69,7 @@ PyObject *native_hash_column(PyObject *self, PyObject *args);
 /* exits.c; it holds on to a buffer, and sets a byte of it when the process ends by exit() */
 PyObject *native_mark_exit(PyObject *self, PyObject *args);
 
+/* value_handle.c; adds the class DictValueHandle. 0, or -1 with an error */
+int add_value_handle(PyObject *module);
+
 #endif

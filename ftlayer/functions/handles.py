@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, ValuesView
 from typing import Any, Protocol
 
 from ftlayer.functions.keyed import Key, ListTable, MapTable
 from ftlayer.functions.ttl import StateTtl
+from ftlayer.records.kernels import native
 
 
 class Call(Protocol):
@@ -16,7 +18,7 @@ class Call(Protocol):
     now_ms: int
 
 
-class ValueHandle:
+class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C, which are registered
     """One value a key."""
 
     __slots__ = ("_context", "_table", "default", "ttl")
@@ -44,6 +46,9 @@ class ValueHandle:
     def clear(self) -> None:
         """Remove the value."""
         self._table.pop(self._context.key, None)
+
+
+ValueHandle.register(native.DictValueHandle)
 
 
 class ListHandle:

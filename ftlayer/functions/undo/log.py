@@ -35,9 +35,10 @@ class Changes(Protocol):
     """Where tables note what functions do: an `UndoLog`, or one without copies.
 
     Attributes:
-        add: see `UndoLog`.
+        add, entries: see `UndoLog`.
     """
 
+    entries: list[Any]
     add: Callable[[tuple[Restore, Any, Any]], None]
 
     @property
@@ -56,7 +57,7 @@ class UndoLog:
 
     Attributes:
         entries: restore, key and old value of each change, one behind the other: so many tuples would keep Python's
-            garbage collector busy. Its length is a mark for `fail`.
+            garbage collector busy. Its length is a mark for `fail`. It stays the same list.
         add: takes ``(restore, key, old)``, before the change or right behind it.
         copies: see `Changes`.
         alone: the log is of one record, so that a late failure turns nothing round.
@@ -173,6 +174,7 @@ class Uncopied:
     copies = False
 
     def __init__(self, log: UndoLog) -> None:
+        self.entries = log.entries
         self.add = log.add
         self.columns = log.columns
 
