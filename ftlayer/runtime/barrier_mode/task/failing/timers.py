@@ -76,6 +76,7 @@ class TimersAlone:
 
     def _fire(self, stage: int, due: DueTimers, waited: Waited, now: Now) -> list[Action]:
         actions: list[Action] = []
+        self._log.traced = True
         for _, piece in in_pieces(self._log, FIRED_AT_ONCE, partial(self._piece, stage, due, now)):
             self._settle(piece, waited, now)
             actions += self._outlet.send(None, piece.size, piece.routed)
