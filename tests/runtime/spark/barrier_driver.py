@@ -1,6 +1,7 @@
-"""A driver in barrier mode that may be killed at any moment: ``python barrier_driver.py DIRECTORY COUNT PACE``.
+"""A driver in barrier mode that may be killed at any moment: ``python barrier_driver.py DIRECTORY COUNT PACE [FAILS]``.
 
-It goes on from the latest checkpoint there is, and exits with 0 when everything is through.
+It goes on from the latest checkpoint there is, and exits with 0 when everything is through. With a fourth argument
+records fail, and are tried again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from ftlayer import CheckpointConfig, FixedDelay, Retention, StreamEnvironment
+from ftlayer import CheckpointConfig, FailurePolicy, FixedDelay, Retention, StreamEnvironment
 from ftlayer.runtime.environment import LATEST
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rescaling import load_kit
 
 
-def main(directory: Path, count: int, pace_s: float) -> None:
+def main(directory: Path, count: int, pace_s: float, *, fails: bool) -> None:
     """Run one life."""
     kit = load_kit()
     spark = (
@@ -34,13 +35,15 @@ def main(directory: Path, count: int, pace_s: float) -> None:
         retention=Retention.RETAIN_ON_CANCELLATION,
         backend="lmdb",
         incremental=True,
+        failures=FailurePolicy(max_attempts=2, backoff="50ms") if fails else None,
     )
     restart = FixedDelay(attempts=1_000, delay="10ms")
     env = StreamEnvironment(spark, name="driven", parallelism=2, checkpointing=config, restart=restart)
-    kit.build(env, directory, count=count, pace_s=pace_s)
+    functions = {"function": kit.stumble, "process": kit.Tallying()} if fails else {}
+    kit.build(env, directory, count=count, pace_s=pace_s, **functions)
     env.execute_async(restore_from=LATEST).wait()
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), fails=len(sys.argv) > 4)

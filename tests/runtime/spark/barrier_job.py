@@ -20,7 +20,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from ftlayer import Context, ProcessFunction, partitions
+from ftlayer import Context, ProcessFunction, current_record, partitions
+from ftlayer.checkpoint.storage.dead_letters import stored_letters
+from ftlayer.records.ipc import read_one_batch
 
 NUMBERED = pa.schema([("key", pa.string()), ("partition", pa.int64()), ("number", pa.int64())])
 COUNTED = pa.schema([*NUMBERED, ("count", pa.int64())])
@@ -87,6 +89,33 @@ def numbers(partition: int, count: int, keys: int, pace_s: float, gate: Path | N
         yield f"k{(number * 7 + partition) % keys}", partition, number
 
 
+class Tallying(ProcessFunction):
+    """Counts a key. (Records that were tried again come in any order.)"""
+
+    def process(self, record: Any, ctx: Context) -> Iterator[Any]:
+        key, partition, number = record
+        count = ctx.value("count", 0)
+        count.set(count.get() + 1)
+        yield key, partition, number, count.get()
+        if fate(partition, number + 1) == "stumbles" and current_record().attempt < 2:
+            raise ValueError(f"half way through {record}")
+
+
+def fate(partition: int, number: int) -> str:
+    """Return what becomes of a record at `stumble`: 2 in 100 fail once, 1 in 250 always."""
+    if (number + partition) % 250 == 11:
+        return "dies"
+    return "stumbles" if (number + partition) % 50 == 3 else "passes"
+
+
+def stumble(record: Any) -> Any:
+    """Pass a record on, unless it fails."""
+    its = fate(*record[1:])
+    if its == "dies" or (its == "stumbles" and current_record().attempt < 2):
+        raise ValueError(f"{record} {its}")
+    return record
+
+
 @dataclass
 class FailOnce:
     """Passes records on, and raises once for a number; a file says that it has."""
@@ -146,8 +175,21 @@ class Ledger:
         names = os.listdir(out) if out.exists() else []
         return [json.loads(line) for name in names for line in (out / name).read_text().splitlines()]
 
-    def check(self) -> None:
-        """Lost, duplicated and out of order within a key are 0, and every count is exact."""
+    def check_dead(self, checkpoints: Path) -> None:
+        """Each record that always fails is a dead letter once, and no other is; `check` asks for all others."""
+        rows = [
+            read_one_batch(letter.payload).to_pylist()[0]
+            for stored in stored_letters(str(checkpoints))
+            for _, letter in stored.letters()
+        ]
+        dead = [(row["key"], row["partition"], row["number"]) for row in rows]
+        expected = {each for each in self.expected if fate(*each[1:]) == "dies"}
+        assert len(dead) == len(set(dead)), f"{len(dead) - len(set(dead))} letters are doubled"
+        assert set(dead) == expected
+        self.expected -= expected
+
+    def check(self, *, in_order: bool = True) -> None:
+        """Lost, duplicated and (unless that is not asked for) out of order within a key are 0; every count is exact."""
         rows = self.rows()
         seen = [(row["key"], row["partition"], row["number"]) for row in rows]
         assert len(seen) == len(set(seen)), f"{len(seen) - len(set(seen))} duplicated"
@@ -159,7 +201,7 @@ class Ledger:
         for key, its in counts.items():
             assert sorted(row["count"] for row in its) == list(range(1, len(its) + 1)), key
             by_partition: dict[int, list[dict[str, Any]]] = defaultdict(list)
-            for row in sorted(its, key=lambda row: row["count"]):
+            for row in sorted(its, key=lambda row: row["count"]) if in_order else ():
                 by_partition[row["partition"]].append(row["number"])
             for order in by_partition.values():
                 assert order == sorted(order), f"{key} is out of order"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer import CheckpointConfig, FixedDelay, StreamEnvironment, TopologyOptions
+from ftlayer import CheckpointConfig, FailurePolicy, FixedDelay, StreamEnvironment, TopologyOptions
 
 pytestmark = pytest.mark.spark
 
@@ -44,7 +44,8 @@ def start(spark: Any, kit: ModuleType, tmp_path: Path) -> Iterator[Callable[...,
             restart=FixedDelay(attempts=1_000, delay="10ms"),
             checkpointing=CheckpointConfig(**config),
         )
-        kit.build(env, tmp_path, count=count, pace_s=0.08)
+        functions = {"function": kit.stumble, "process": kit.Tallying()} if "failures" in config else {}
+        kit.build(env, tmp_path, count=count, pace_s=0.08, **functions)
         jobs.append(env.execute_async())
         return jobs[-1]
 
@@ -101,6 +102,38 @@ def _kill_at_random(job: Any, draw: random.Random, kills: int, longest_s: float)
     return done
 
 
+FAILURES = FailurePolicy(max_attempts=2, backoff="50ms")
+
+
+def test_records_fail_while_slots_are_killed(
+    start: Callable[..., Any], kit: ModuleType, tmp_path: Path
+) -> None:
+    job = start(
+        5_000, failures=FAILURES, backend="lmdb", incremental=True, retention="retain-on-cancellation"
+    )
+    assert until(job, lambda: job.status().checkpoints.completed >= 2)
+    assert _kill_at_random(job, random.Random(5), 2, 0.5)
+    assert job.wait(600)
+    ledger = kit.Ledger(tmp_path, count=5_000)
+    ledger.check_dead(tmp_path / "checkpoints")
+    ledger.check(in_order=False)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("seed", range(4))
+def test_records_fail_while_slots_are_killed_20_times(
+    start: Callable[..., Any], kit: ModuleType, tmp_path: Path, seed: int
+) -> None:
+    config = [{}, {"unaligned": True}, {"changelog": True, "backend": "lmdb"}, {"max_concurrent": 3}][seed]
+    job = start(60_000, failures=FAILURES, **config)
+    _kill_at_random(job, random.Random(seed), 20, 2.0)
+    assert job.wait(600)
+    ledger = kit.Ledger(tmp_path, count=60_000)
+    ledger.check_dead(tmp_path / "checkpoints")
+    ledger.check(in_order=False)
+
+
 @pytest.mark.campaign
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("seed", range(6))
@@ -125,8 +158,8 @@ def test_slots_are_killed_20_times(
 class Driver:
     """The lives of a driver."""
 
-    def __init__(self, kit: ModuleType, directory: Path, count: int) -> None:
-        self.directory, self.count = directory, count
+    def __init__(self, kit: ModuleType, directory: Path, count: int, *more: str) -> None:
+        self.directory, self.count, self.more = directory, count, more
         self.ledger = kit.Ledger(directory, count=count)
 
     def life(self, kill_after_s: float | None) -> int:
@@ -135,7 +168,7 @@ class Driver:
         before = len(self.ledger.rows())
         with (self.directory / "driver.txt").open("ab") as log:
             pace = "0.1" if kill_after_s is not None else "0"
-            command = [sys.executable, str(script), str(self.directory), str(self.count), pace]
+            command = [sys.executable, str(script), str(self.directory), str(self.count), pace, *self.more]
             process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             if kill_after_s is None:
@@ -175,3 +208,16 @@ def test_a_driver_is_killed_20_times(kit: ModuleType, tmp_path: Path, seed: int)
         assert driver.life(draw.uniform(0, 1.5)) == -signal.SIGKILL, driver.log()
     assert driver.life(None) == 0, driver.log()
     driver.ledger.check()
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("seed", range(2))
+def test_records_fail_while_the_driver_is_killed_10_times(kit: ModuleType, tmp_path: Path, seed: int) -> None:
+    driver = Driver(kit, tmp_path, 40_000, "fails")
+    draw = random.Random(seed)
+    for _ in range(10):
+        assert driver.life(draw.uniform(0, 1.5)) == -signal.SIGKILL, driver.log()
+    assert driver.life(None) == 0, driver.log()
+    driver.ledger.check_dead(tmp_path / "checkpoints")
+    driver.ledger.check(in_order=False)
