@@ -28,6 +28,9 @@ TimerKind = Literal["event", "processing"]
 Timer = tuple[Key, int]
 """A key, and a time in milliseconds since 1970."""
 
+TimerGuard = Callable[[str, TimerKind, Timer], None]
+"""``guard(operator, kind, timer)`` is called right before ``on_timer`` is; what it raises fails the timer."""
+
 MAIN = ""
 """The tag of the main output."""
 
@@ -113,16 +116,20 @@ class Firing:
         """Return these, whether they are set or not."""
         return OperatorTimers(self, kind, lambda: None, list(timers))
 
-    def call(self, timer: Timer, place: int, *, timed: bool) -> tuple[list[Any], int, RowFailure | None]:
+    def call(
+        self, timer: Timer, place: int, kind: TimerKind, guard: TimerGuard | None
+    ) -> tuple[list[Any], int, RowFailure | None]:
         """Fire a timer; return what it gave, with which time, and why it failed.
 
         With a log its changes are taken back then, or `LateFailure` is raised; without one `TimerFailedError` is.
         """
         context, log = self.step.context, self.log
         key, time_ms = timer
-        context._enter(key, time_ms if timed else None, place)
+        context._enter(key, time_ms if kind == "event" else None, place)
         mark = 0 if log is None else len(log.entries)
         try:
+            if guard is not None:
+                guard(self.step.uid, kind, timer)
             results = list(results_of(self._on_timer(time_ms, context)))
         except self._ends:
             raise
@@ -162,7 +169,7 @@ class OperatorTimers:
         self._next = 0
         self._done = 0
 
-    def fire(self, most: int) -> FiredTimers | None:
+    def fire(self, most: int, guard: TimerGuard | None = None) -> FiredTimers | None:
         """Fire up to ``most``, at most `FIRED_AT_ONCE`; None: there are none left.
 
         Without a log raises `TimerFailedError` where one fails. With one, a timer that fails is not set any more; may
@@ -187,7 +194,7 @@ class OperatorTimers:
         for timer in self._take(min(most, FIRED_AT_ONCE)):
             place = len(timers)
             timers.append(timer)
-            results, time_ms, failure = firing.call(timer, place, timed=self._kind == "event")
+            results, time_ms, failure = firing.call(timer, place, self._kind, guard)
             rows += results
             places += [place] * len(results)
             given.append(time_ms)
@@ -258,11 +265,11 @@ class DueTimers:
         self._left = left
         self._current = next(operators, None)
 
-    def fire(self, most: int) -> FiredTimers | None:
+    def fire(self, most: int, guard: TimerGuard | None = None) -> FiredTimers | None:
         """Fire up to ``most`` timers of one operator: see `OperatorTimers.fire`; None: there are none left."""
         try:
             while self._current is not None:
-                fired = self._current.fire(most)
+                fired = self._current.fire(most, guard)
                 if fired is not None:
                     return fired
                 self._current = next(self._operators, None)

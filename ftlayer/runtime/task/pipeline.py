@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.clock import Now
-from ftlayer.functions.chains.firing import DueTimers, FailedTimer, Timer, TimerKind
+from ftlayer.functions.chains.firing import DueTimers, FailedTimer, Timer, TimerGuard, TimerKind
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.current import UNTRACKED, Known, running
@@ -205,13 +205,15 @@ class OperatorChain:
         found = self.stages[stage]
         return found.chain.timers_again(operator, kind, timers, found.watermark_ms, now.wall_ms)
 
-    def fire(self, stage: int, due: DueTimers, most: int, now: Now) -> Fired | None:
+    def fire(
+        self, stage: int, due: DueTimers, most: int, now: Now, guard: TimerGuard | None = None
+    ) -> Fired | None:
         """Fire up to ``most`` timers of one operator of a stage; None: there are none left.
 
         What they put out goes through the stages behind. With a log raises `LateFailure` with the place of a timer
         among those that it took: see `OperatorTimers.fire`, which raises the rest.
         """
-        fired = due.fire(most)
+        fired = due.fire(most, guard)
         if fired is None:
             return None
         outputs = {

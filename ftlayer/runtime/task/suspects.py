@@ -1,9 +1,9 @@
-"""Which rows of a chain end, or may end, the process that works on them."""
+"""Which rows and timers of a chain end, or may end, the process that works on them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -15,7 +15,10 @@ class Suspects(Protocol):
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether rows go through the chain and its outlet one by one, each between `about_to` and `over`."""
+        """Whether rows go through the chain and its outlet one by one, each between `about_to` and `over`.
+
+        So do timers, by `fires`.
+        """
 
     def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
         """Return the rows that must not come to user code again, ascending: the caller makes them dead letters.
@@ -26,8 +29,15 @@ class Suspects(Protocol):
     def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
         """This row is next to go to user code."""
 
+    @property
+    def looks_at_timers(self) -> bool:
+        """Whether `fires` is to be asked of each timer."""
+
+    def fires(self, operator: str, kind: str, key: Any, time_ms: int) -> Conviction | None:
+        """This timer is next to be fired; a convicted one must not be."""
+
     def over(self) -> None:
-        """It has passed, or failed."""
+        """The row, or the timer, has passed, or failed."""
 
     def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
         """Return the digests of rows that `convicted` has named: this checkpoint is going to hold them as dead.
@@ -50,6 +60,12 @@ class _NoSuspects:
 
     def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
         """Nothing is noted."""
+
+    looks_at_timers = False
+
+    def fires(self, operator: str, kind: str, key: Any, time_ms: int) -> Conviction | None:
+        """Nothing is noted."""
+        return None
 
     def over(self) -> None:
         """Nothing was."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ftlayer.runtime.barrier_mode.task.row_digests import row_digests
+from ftlayer.runtime.barrier_mode.task.row_digests import row_digests, timer_digest
 from ftlayer.runtime.protocol.deaths import Conviction
 
 CHECKPOINTS_ARMED = 2
@@ -57,6 +57,21 @@ class ChainSuspects:
     def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
         """See `Suspects`."""
         self._notes.about_to(self._chain, row_digests(payload.slice(row, 1), input)[0])
+
+    @property
+    def looks_at_timers(self) -> bool:
+        """See `Suspects`."""
+        return self.one_at_a_time or bool(self._convictions)
+
+    def fires(self, operator: str, kind: str, key: Any, time_ms: int) -> Conviction | None:
+        """See `Suspects`."""
+        digest = timer_digest(operator, kind, key, time_ms)
+        conviction = self._convictions.get(digest)
+        if conviction is not None:
+            self._held_since.setdefault(digest, 0)
+        elif self.one_at_a_time:
+            self._notes.about_to(self._chain, digest)
+        return conviction
 
     def over(self) -> None:
         """See `Suspects`."""

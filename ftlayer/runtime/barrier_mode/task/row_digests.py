@@ -1,8 +1,9 @@
-"""Digests of records by their values, the same wherever in a batch a record lies."""
+"""Digests of records by their values, the same wherever in a batch a record lies, and of timers."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,6 +28,12 @@ def row_digests(rows: pa.RecordBatch, input: int) -> list[bytes]:
         data = _bytes_of(rows, place) if unreadable else repr(record).encode("utf-8", "surrogatepass")
         digests.append(blake2b(data, digest_size=DIGEST_BYTES, salt=salt, person=b"ftlayer row").digest())
     return digests
+
+
+def timer_digest(operator: str, kind: str, key: Any, time_ms: int) -> bytes:
+    """Return the digest of a timer."""
+    data = repr((operator, kind, key, time_ms)).encode("utf-8", "surrogatepass")
+    return blake2b(data, digest_size=DIGEST_BYTES, person=b"ftlayer timer").digest()
 
 
 def _bytes_of(rows: pa.RecordBatch, place: int) -> bytes:

@@ -25,7 +25,7 @@ from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.runtime.task.actions import Action, Send
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
-from ftlayer.runtime.task.suspects import NO_SUSPECTS
+from ftlayer.runtime.task.suspects import NO_SUSPECTS, Suspects
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -146,6 +146,7 @@ class FailingChain:
         backend: Any = None,
         at_ms: int = 0,
         schema: pa.Schema = ROW,
+        suspects: Suspects = NO_SUSPECTS,
     ) -> None:
         self.backend = ModelBackend() if backend is None else backend
         operators = function if isinstance(function, tuple) else (Process("p", function, ("key",), schema),)
@@ -161,7 +162,7 @@ class FailingChain:
             keys.update(asked)
             return self.backend
 
-        mode = BarrierTaskMode({}, open_backend, lambda *_: None, lambda _: NO_SUSPECTS, "here")
+        mode = BarrierTaskMode({}, open_backend, lambda *_: None, lambda _: suspects, "here")
         self.task: Any = build_task(job, "p", 0, mode)
         self.checkpoints = mode.checkpointed["p", 0]
         self.time, self.schema = at_ms, schema

@@ -22,11 +22,10 @@ class StepBox:
     cause: str = ""
 
     def about_to(self, chain: str, digest: bytes) -> None:
-        assert self.in_hand is None
+        assert self.in_hand in (None, (chain, digest))
         self.in_hand = chain, digest
 
     def over(self) -> None:
-        assert self.in_hand is not None
         self.in_hand = None
 
     def close(self) -> None:

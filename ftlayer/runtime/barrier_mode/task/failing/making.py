@@ -85,7 +85,7 @@ def failing_alone(
     def make(pipeline: OperatorChain) -> RecordsAlone:
         timers = None
         if isinstance(outlet, ChannelOutlet):
-            timers = TimersAlone(pipeline, log, outlet, attempts)
+            timers = TimersAlone(pipeline, log, outlet, attempts, suspects)
         rows = RecordsAlone(
             plan.uid, policy, pipeline, log, attempts, breakers, out, timers, suspects, plan.inputs
         )

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import groupby
 
 from ftlayer.clock import Now
+from ftlayer.failures import PermanentFailure
 from ftlayer.functions.chains.firing import FIRED_AT_ONCE, DueTimers, Timer, TimerKind
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.undo.log import LateFailure, UndoLog
@@ -17,6 +18,7 @@ from ftlayer.runtime.barrier_mode.task.failing.waiting import Waiting
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.outlet import ChannelOutlet, Routed
 from ftlayer.runtime.task.pipeline import Fired, OperatorChain
+from ftlayer.runtime.task.suspects import Suspects
 
 Waited = Mapping[Timer, Waiting]
 """Timers of one operator that failed before."""
@@ -44,12 +46,18 @@ class TimersAlone:
     """See the module. One subtask's; not for several threads."""
 
     def __init__(
-        self, pipeline: OperatorChain, log: UndoLog, outlet: ChannelOutlet, attempts: RecordAttempts
+        self,
+        pipeline: OperatorChain,
+        log: UndoLog,
+        outlet: ChannelOutlet,
+        attempts: RecordAttempts,
+        suspects: Suspects,
     ) -> None:
         self._pipeline = pipeline
         self._log = log
         self._outlet = outlet
         self._attempts = attempts
+        self._suspects = suspects
 
     def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
         """Fire what is due in a stage of the pipeline."""
@@ -80,14 +88,27 @@ class TimersAlone:
         for _, piece in in_pieces(self._log, FIRED_AT_ONCE, partial(self._piece, stage, due, now)):
             self._settle(piece, waited, now)
             actions += self._outlet.send(None, piece.size, piece.routed)
+            self._suspects.over()
         return actions
 
     def _piece(self, stage: int, due: DueTimers, now: Now, start: int, most: int) -> _Piece | None:
+        suspects = self._suspects
+        if suspects.one_at_a_time:
+            most = 1
+        guard = self._check if suspects.looks_at_timers else None
         try:
-            fired = self._pipeline.fire(stage, due, most, now)
+            fired = self._pipeline.fire(stage, due, most, now, guard)
             return None if fired is None else _Piece(fired, self._outlet.route(fired.passed, self._log))
         except LateFailure as late:
             raise LateFailure(start + late.row) from None
+
+    def _check(self, operator: str, kind: TimerKind, timer: Timer) -> None:
+        """Fail a timer that ends the process."""
+        conviction = self._suspects.fires(operator, kind, *timer)
+        if conviction is not None:
+            error = PermanentFailure(conviction.reason)
+            error.add_note(f"{conviction.place}: {conviction.traceback}")
+            raise error
 
     def _settle(self, piece: _Piece, waited: Waited, now: Now) -> None:
         failures = first_of_each(piece.routed.failures)
