@@ -230,7 +230,7 @@ def _print_details(facts: Facts) -> None:
     ]
     _print_rows(console, "durations", durations)
     _print_rows(console, "positions", facts["positions"])
-    _print_rows(console, "dead letters", facts["letters"])
+    _print_rows(console, "letters on their way", facts["letters"])
     _print_rows(console, "to be committed", facts["uncommitted"])
 
 

@@ -53,6 +53,7 @@ LETTERS_SCHEMA = pa.schema(
         pa.field("attempts", pa.list_(ATTEMPT_TYPE), nullable=False),
         pa.field("first_failed_ms", pa.int64(), nullable=False),
         pa.field("died_ms", pa.int64(), nullable=False),
+        pa.field("is_event_timer", pa.bool_(), nullable=False),
     ]
 )
 """A letter is a row; ``payload`` is an IPC stream with one row."""

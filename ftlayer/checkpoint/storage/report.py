@@ -67,18 +67,15 @@ def details(checkpoint: Checkpoint) -> Facts:
 
 
 def _letters(checkpoint: Checkpoint) -> list[Facts]:
-    """Return by chain how many records it has given up for the first time in this checkpoint, and got back.
-
-    What is ``unwritten`` is of earlier checkpoints, and in no file yet.
-    """
-    own = Counter(letter.chain for part in checkpoint.subtasks for letter in part.letters)
-    unwritten = Counter(letter.chain for batch in checkpoint.letters for letter in batch.letters)
-    back = Counter({part.uid: 0 for part in checkpoint.subtasks})
+    """Return by chain how many letters came back to it, and how many of earlier checkpoints are in no file yet."""
+    back = {part.uid: 0 for part in checkpoint.subtasks}
     for part in checkpoint.subtasks:
         back[part.uid] += len(part.readmitted)
+    unwritten = Counter(letter.chain for batch in checkpoint.letters for letter in batch.letters)
     return [
-        {"chain": chain, "dead": own[chain], "readmitted": back[chain], "unwritten": unwritten[chain]}
-        for chain in sorted({*own, *unwritten, *(uid for uid, count in back.items() if count)})
+        {"chain": chain, "readmitted": back.get(chain, 0), "unwritten": unwritten[chain]}
+        for chain in sorted({*back, *unwritten})
+        if back.get(chain) or unwritten[chain]
     ]
 
 

@@ -15,7 +15,6 @@ from ftlayer.checkpoint.letters import DeadLetter, LetterBatch, LetterKind
 from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
-    Checkpoint,
     Committable,
     KeyedSnapshot,
     OperatorInfo,
@@ -23,7 +22,6 @@ from ftlayer.checkpoint.snapshots import (
     Redistribution,
     SnapshotTimes,
     StatePiece,
-    SubtaskSnapshot,
     TableInfo,
 )
 from ftlayer.checkpoint.storage.opening import new_savepoint
@@ -138,19 +136,9 @@ def test_letters_of_a_checkpoint_are_counted_by_chain(made: Any) -> None:
     uid = back.uid
     checkpoint = dataclasses.replace(made.checkpoint(3, back), letters=(LetterBatch("run-2", (letter,)),))
     assert details(checkpoint)["letters"] == [
-        {"chain": chain, "dead": dead, "readmitted": readmitted, "unwritten": unwritten}
-        for chain, dead, readmitted, unwritten in sorted([("parse", 2, 0, 1), (uid, 0, 1, 0)])
+        {"chain": chain, "readmitted": readmitted, "unwritten": unwritten}
+        for chain, readmitted, unwritten in sorted([("parse", 0, 1), (uid, 1, 0)])
     ]
-
-
-def test_records_that_wait_are_counted_by_chain() -> None:
-    parts = (
-        SubtaskSnapshot("parse", 0, waiting=3),
-        SubtaskSnapshot("parse", 1, waiting=1),
-        SubtaskSnapshot("out", 0),
-    )
-    facts = details(Checkpoint(1, "shop", "run", "checkpoint", 0, 1, 8, (), parts))
-    assert {size["chain"]: size["waiting_records"] for size in facts["sizes"]} == {"parse": 4, "out": 0}
 
 
 def test_what_is_no_checkpoint_names_those_below(left: Left, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -45,7 +46,15 @@ LETTERS = st.builds(
     st.lists(ATTEMPTS, max_size=3).map(tuple),
     WALL,
     WALL,
+    st.booleans(),
 )
+
+
+def test_files_have_all_fields_of_letters() -> None:
+    assert letter_table.LETTERS_SCHEMA.names == [field.name for field in fields(DeadLetter)]
+    assert [field.name for field in letter_table.ATTEMPT_TYPE] == [
+        field.name for field in fields(FailedAttempt)
+    ]
 
 
 def letter(number: int, chain: str = "parse", payload: bytes = b"") -> DeadLetter:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from chain_shell import ROW, ModelBackend, sent
 from chain_shell import FailingChain as Task
-from chain_shell import ModelBackend, sent
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import DeadLetter, LetterKind
 from ftlayer.failures import PermanentFailure
 from ftlayer.functions.current import current_record
 from ftlayer.functions.process import ProcessFunction
+from ftlayer.records.ipc import as_stream
 from ftlayer.runtime.barrier_mode.task.failing.alone import LAST_PAUSE_MS, LOOK_MS
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Watermark
 from ftlayer.runtime.protocol.messages import DataEnded, Readmit
@@ -156,6 +158,20 @@ def test_a_letter_that_comes_back_is_a_record_with_all_its_attempts_and_named_un
     assert task.snapshot(2).readmitted == (letter.letter,)
     task.checkpoints.completed(2)
     assert task.snapshot(3).readmitted == ()
+
+
+def test_a_letter_that_was_edited_comes_back_under_the_key_of_its_new_record() -> None:
+    function = Scripted({2: 9})
+    task = Task(function)
+    task.give(("b", 1), ("a", 2))
+    task.after(1_000)
+    task.after(5_000)
+    (letter,) = task.snapshot(1).letters
+    edited = pa.RecordBatch.from_arrays([pa.array(["b"]), pa.array([3])], schema=ROW)
+    task.task.handle(
+        Readmit("p", 0, (replace(letter, key=b"", payload=as_stream(edited).to_pybytes()),)), task.now
+    )
+    assert sent(task.after(0)) == [("b", 2)]
 
 
 class Alarmed(ProcessFunction):

@@ -17,6 +17,7 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Key
 from ftlayer.records.alone import may_share, row_alone
 from ftlayer.records.ids import I64Array
+from ftlayer.records.ipc import read_one_batch
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.keys import NO_KEY, HeadKeys
 from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
@@ -148,24 +149,27 @@ class RecordAttempts:
         """A dead letter is to be tried again, from its first attempt on."""
         if not self.letters.readmit(letter.letter):
             return
-        key = unpack(letter.key) if letter.key else NO_KEY
-        self.waiting.put(
-            Waiting(
-                secrets.token_bytes(LETTER_BYTES),
-                self._keys.drawn() if key is NO_KEY else key,
-                letter.kind,
-                letter.input,
-                letter.payload,
-                letter.event_time_ms,
-                0,
-                1,
-                now.wall_ms,
-                now.wall_ms,
-                letter.attempts,
-                letter.operator if letter.kind is LetterKind.TIMER else "",
-                letter.is_event_timer,
-            )
+        # A record may have been edited, or come from a subtask of other key groups: its own key is what counts.
+        is_timer = letter.kind is LetterKind.TIMER
+        waiting = Waiting(
+            secrets.token_bytes(LETTER_BYTES),
+            unpack(letter.key) if is_timer else self._keys.of(read_one_batch(letter.payload), letter.input),
+            letter.kind,
+            letter.input,
+            letter.payload,
+            letter.event_time_ms,
+            0,
+            1,
+            now.wall_ms,
+            now.wall_ms,
+            letter.attempts,
+            letter.operator if is_timer else "",
+            letter.is_event_timer,
         )
+        if waiting.key is NO_KEY:
+            self._bury(waiting, letter.attempts, letter.operator, now)
+        else:
+            self.waiting.put(waiting)
 
     # ------------------------------------------------------------ one record
 
