@@ -40,7 +40,8 @@ class FailurePolicy:
         backoff: the pause before attempt 2, 3, …, one or a list; the last one serves all later ones.
         jitter: the share of a pause, 0 to 1, that is drawn.
         retry_on, dead_on: which errors are worth another attempt; an operator's own rules are asked first.
-        max_waiting: bytes of waiting records in a subtask of a chain; beyond it, the chain takes no new input.
+        max_waiting: bytes of waiting records in a subtask of a chain; beyond it, the chain takes no new input,
+            and tries again ten times a second.
         hold_watermark: the chain holds its output's watermark back to that of its waiting records.
         max_failing: a share (``"5%"``) or a number a minute (``100``, ``"100/min"``) of the records of a subtask of a
             chain; while more fail, it pauses. Operators with a ``max_failing`` of their own are not counted.

@@ -70,7 +70,9 @@ class ChainTask:
         self._opened = False
         self._closing = False
         self._ended = False
+        # Marks that have not entered, and not left, for records that wait.
         self._held: Watermark | Idle | None = None
+        self._leaving: Watermark | Idle | None = None
         # The last watermark has gone its way; and nothing waits any more behind it, so that this was told.
         self._is_last = self._told_last = False
 
@@ -93,6 +95,8 @@ class ChainTask:
                 self._gate.reset(channel)
                 return self.gate_moved(now)
             case Readmit(letters=letters):
+                if self._closing:
+                    return []  # They are still where they came from, and come with the job's next start.
                 self._rows.readmit(letters, now)
                 return self._wake(now)
             case RowsPersisted(ticket):
@@ -195,18 +199,31 @@ class ChainTask:
         """Pass on what the inputs have said of event time, unless records wait that it is not to overtake."""
         actions: list[Action] = []
         mark = self._held
-        if mark is not None and self._rows.holds(mark):
-            if mark == Watermark(MAX_TIME_MS):
-                self._rows.ends(now)
-        elif mark is not None:
+        if mark is not None and not self._keeps(mark, now):
             self._held = None
             actions = self._before(0, mark, now)
             self._is_last = self._is_last or mark == Watermark(MAX_TIME_MS)
+        actions.extend(self._leave(now))
         if self._is_last and not self._told_last and not self._rows.counts.waiting:
             self._told_last = True
             self._rows.last()
             actions.extend(self._companion.data_ended())
         return actions
+
+    def _leave(self, now: Now) -> list[Action]:
+        """Send on what has come through, unless timers, or records of its own event time, wait that are before it."""
+        mark = self._leaving
+        if mark is None or self._keeps(mark, now):
+            return []
+        self._leaving = None
+        return self._outlet.mark(mark)
+
+    def _keeps(self, mark: Watermark | Idle, now: Now) -> bool:
+        if not self._rows.holds(mark):
+            return False
+        if mark == Watermark(MAX_TIME_MS):
+            self._rows.ends(now)
+        return True
 
     def _event_time_moved(self, now: Now) -> list[Action]:
         """Say what the chain's own watermarks are now, and fire timers that were set behind a watermark."""
@@ -237,7 +254,9 @@ class ChainTask:
             self._pipeline.stages[place].watermark_ms = mark.time_ms
             actions.extend(self._fire(place, now))
         last = place + 1 == len(self._pipeline.stages)
-        actions.extend(self._outlet.mark(mark) if last else self._before(place + 1, mark, now))
+        if last:
+            self._leaving = mark
+        actions.extend(self._leave(now) if last else self._before(place + 1, mark, now))
         return actions
 
     def _fire(self, place: int, now: Now) -> list[Action]:

@@ -22,7 +22,7 @@ from ftlayer.functions.undo.pieces import in_pieces
 from ftlayer.records.tries import pack_tries
 from ftlayer.runtime.barrier_mode.task.failing.attempts import Given, RecordAttempts
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
-from ftlayer.runtime.barrier_mode.task.failing.payloads import rows_of
+from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, rows_of
 from ftlayer.runtime.barrier_mode.task.failing.timers import TimersAlone
 from ftlayer.runtime.barrier_mode.task.failing.waiting import Waiting
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Idle, Watermark
@@ -36,7 +36,7 @@ LAST_PAUSE_MS = 1_000
 """The longest pause before an attempt once no more records come: the job's end waits for it."""
 
 LOOK_MS = 100
-"""How often a chain that holds too much looks whether there is room again."""
+"""The longest pause in a chain that holds too much, and how often it looks whether there is room again."""
 
 
 MOST_AT_ONCE = 1_000
@@ -125,6 +125,7 @@ class RecordsAlone:
         self._timers = timers
         self._suspects = suspects
         self._inputs = inputs
+        self._ends = False
 
     def opened(self, now: Now) -> None:
         """See `ChainRows.opened`: restored records wait no longer than from their beginning."""
@@ -135,12 +136,16 @@ class RecordsAlone:
     def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
         """See `ChainRows.take`."""
         watermark_ms = self._pipeline.stages[0].watermark_ms
-        return self._run(Given(input, batch.payload, batch.times, watermark_ms), now)
+        actions = self._run(Given(input, batch.payload, batch.times, watermark_ms), now)
+        self._hurry(now)
+        return actions
 
     def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
         """See `ChainRows.fire`."""
         assert self._timers is not None, f"{self._uid!r} is a sink"
-        return [*self._timers.fire(stage, kind, now), *self._letters_sent()]
+        actions = self._timers.fire(stage, kind, now)
+        self._hurry(now)
+        return [*actions, *self._letters_sent()]
 
     def again(self, now: Now) -> list[Action]:
         """See `ChainRows.again`."""
@@ -155,6 +160,7 @@ class RecordsAlone:
         if timers:
             assert self._timers is not None, f"{self._uid!r} is a sink"
             actions += self._timers.again(timers, now)
+        self._hurry(now)
         return [*actions, *self._letters_sent()]
 
     def readmit(self, letters: tuple[DeadLetter, ...], now: Now) -> None:
@@ -163,6 +169,7 @@ class RecordsAlone:
             return  # They are still where they came from, and come with the job's next start.
         for letter in letters:
             self._attempts.readmit(letter, now)
+        self._hurry(now)
 
     def holds(self, mark: Watermark | Idle) -> bool:
         """See `ChainRows.holds`."""
@@ -171,7 +178,8 @@ class RecordsAlone:
 
     def ends(self, now: Now) -> None:
         """See `ChainRows.ends`."""
-        self._attempts.waiting.no_later_than(now.wall_ms + LAST_PAUSE_MS)
+        self._ends = True
+        self._hurry(now)
 
     def last(self) -> None:
         """See `ChainRows.last`."""
@@ -186,8 +194,7 @@ class RecordsAlone:
 
     def hold_ms(self, now: Now) -> int:
         """See `ChainRows.hold_ms`."""
-        is_full = self._attempts.waiting.bytes > self._policy.max_waiting
-        return max(LOOK_MS if is_full else 0, self._breakers.pause_ms(now.mono_ms))
+        return max(LOOK_MS if self._is_full else 0, self._breakers.pause_ms(now.mono_ms))
 
     @property
     def counts(self) -> FailureCounts:
@@ -199,6 +206,14 @@ class RecordsAlone:
             len(attempts.waiting),
             attempts.waiting.bytes,
         )
+
+    @property
+    def _is_full(self) -> bool:
+        return self._attempts.waiting.bytes > self._policy.max_waiting
+
+    def _hurry(self, now: Now) -> None:
+        """See that nothing waits for long where the chain waits for it."""
+        self._attempts.hurry(LOOK_MS if self._is_full else LAST_PAUSE_MS if self._ends else None, now)
 
     # ------------------------------------------------------------ rows
 
@@ -278,11 +293,10 @@ class RecordsAlone:
         schema = self._inputs[first.input]
         try:
             payload = rows_of([record.payload for record in records], schema)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except OtherColumnsError as error:
             raise IncompatibleCheckpointError(
-                f"{self._uid!r}: a record that waits for another attempt has other columns than its input has now "
-                f"({schema}): {error}. Restore with the program that took the checkpoint until none waits, or drop "
-                f"them: allow_unclaimed_state"
+                f"{self._uid!r}: a record waits for another attempt, and {error}. Restore with the program that took "
+                "the checkpoint until none waits"
             ) from error
         times = [record.event_time_ms for record in records]
         known = None if times[0] is None else np.array(times, np.int64)

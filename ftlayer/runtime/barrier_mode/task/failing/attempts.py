@@ -17,11 +17,10 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Key
 from ftlayer.records.alone import may_share, row_alone
 from ftlayer.records.ids import I64Array
-from ftlayer.records.ipc import read_one_batch
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.keys import NO_KEY, HeadKeys
 from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
-from ftlayer.runtime.barrier_mode.task.failing.payloads import payload_of
+from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, payload_of, rows_of
 from ftlayer.runtime.barrier_mode.task.failing.waiting import Waiting, WaitingRecords
 from ftlayer.state.snapshots.serializer import Serializer, unpack
 
@@ -94,6 +93,13 @@ class RecordAttempts:
         self._place = place
         self._serializer = Serializer()
         self._shares = [may_share(schema) for schema in keys.inputs]
+        self._most_pause_ms: int | None = None
+
+    def hurry(self, most_ms: int | None, now: Now) -> None:
+        """From now on no pause is longer than this; None: they are what policy and functions say."""
+        if most_ms is not None and (self._most_pause_ms is None or most_ms < self._most_pause_ms):
+            self.waiting.no_later_than(now.wall_ms + most_ms)
+        self._most_pause_ms = most_ms
 
     def may_end(self, given: Given) -> bool:
         """Whether a failure of one of the rows may be its last: its traceback is kept then."""
@@ -146,15 +152,16 @@ class RecordAttempts:
             self.waiting.remove(waiting)
 
     def readmit(self, letter: DeadLetter, now: Now) -> None:
-        """A dead letter is to be tried again, from its first attempt on."""
+        """A dead letter is to be tried again, from its first attempt on; one that does not fit is dead again."""
         if not self.letters.readmit(letter.letter):
             return
-        # A record may have been edited, or come from a subtask of other key groups: its own key is what counts.
+        key, problem = self._readmitted(letter)
         is_timer = letter.kind is LetterKind.TIMER
         waiting = Waiting(
             secrets.token_bytes(LETTER_BYTES),
-            unpack(letter.key) if is_timer else self._keys.of(read_one_batch(letter.payload), letter.input),
-            letter.kind,
+            key,
+            # A row that a sink refused comes into its chain as a record.
+            LetterKind.TIMER if is_timer else LetterKind.RECORD,
             letter.input,
             letter.payload,
             letter.event_time_ms,
@@ -166,10 +173,29 @@ class RecordAttempts:
             letter.operator if is_timer else "",
             letter.is_event_timer,
         )
-        if waiting.key is NO_KEY:
-            self._bury(waiting, letter.attempts, letter.operator, now)
+        if problem:
+            attempt = FailedAttempt(1, now.wall_ms, problem, letter.operator, self._place)
+            self._bury(waiting, with_attempt(letter.attempts, attempt), letter.operator, now)
         else:
             self.waiting.put(waiting)
+
+    def _readmitted(self, letter: DeadLetter) -> tuple[Key, str]:
+        """Return a letter's key in the chain, and why it cannot be tried again: "" if it can.
+
+        Of a record the key is read anew: somebody may have edited it.
+        """
+        if letter.kind is LetterKind.TIMER:
+            return unpack(letter.key), ""
+        if letter.input >= len(self._keys.inputs):
+            return NO_KEY, f"the chain has no input {letter.input} any more"
+        try:
+            row = rows_of([letter.payload], self._keys.inputs[letter.input])
+        except OtherColumnsError as error:
+            return NO_KEY, str(error)
+        except (pa.ArrowException, OSError, StopIteration) as error:
+            return NO_KEY, f"its record cannot be read: {error}"
+        key = self._keys.of(row, letter.input)
+        return key, "its key cannot be read" if key is NO_KEY else ""
 
     # ------------------------------------------------------------ one record
 
@@ -205,9 +231,10 @@ class RecordAttempts:
         retry = next_attempt(self._policy, seed, waiting.attempt, ended, wall_ms=now.wall_ms)
         if retry is not None and not self.is_last and waiting.key is not NO_KEY:
             self.retried += 1
-            self.waiting.put(
-                replace(waiting, attempt=retry.attempt, due_ms=retry.not_before_ms, attempts=attempts)
-            )
+            due_ms = retry.not_before_ms
+            if self._most_pause_ms is not None:
+                due_ms = min(due_ms, now.wall_ms + self._most_pause_ms)
+            self.waiting.put(replace(waiting, attempt=retry.attempt, due_ms=due_ms, attempts=attempts))
             return
         self._bury(waiting, attempts, failure.operator, now)
         if waited:

@@ -117,7 +117,6 @@ class WaitingRecords:
         self._all: dict[bytes, Waiting] = {}
         self._due: list[tuple[int, int, bytes]] = []
         self._added = 0
-        self._latest_ms: int | None = None
 
     def __len__(self) -> int:
         return len(self._all)
@@ -146,11 +145,9 @@ class WaitingRecords:
         self._table.remove(waiting.key, waiting.name)
 
     def no_later_than(self, latest_ms: int) -> None:
-        """All of them, and those to come, are due at ``latest_ms`` of the wall clock or before."""
-        if self._latest_ms is None or latest_ms < self._latest_ms:
-            self._latest_ms = latest_ms
-            self._due = [(min(due_ms, latest_ms), number, name) for due_ms, number, name in self._due]
-            heapq.heapify(self._due)
+        """All that wait now are due at ``latest_ms`` of the wall clock or before."""
+        self._due = [(min(due_ms, latest_ms), number, name) for due_ms, number, name in self._due]
+        heapq.heapify(self._due)
 
     @property
     def due_ms(self) -> int | None:
@@ -170,8 +167,7 @@ class WaitingRecords:
         self._all[waiting.name] = waiting
         self.bytes += waiting.size
         self._added += 1
-        due_ms = waiting.due_ms if self._latest_ms is None else min(waiting.due_ms, self._latest_ms)
-        heapq.heappush(self._due, (due_ms, self._added, waiting.name))
+        heapq.heappush(self._due, (waiting.due_ms, self._added, waiting.name))
 
     def _is_current(self, due: tuple[int, int, bytes]) -> bool:
         return due[2] in self._all
