@@ -6,6 +6,7 @@ whatever becomes of the process. `LastWords` come behind the page. While its pro
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -60,13 +61,15 @@ class BlackBox:
         self._file, new = tempfile.mkstemp(dir=directory, prefix="new-")
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX)
-            os.ftruncate(self._file, _PAGE)
-            os.lseek(self._file, _PAGE, os.SEEK_SET)
+            # A hole that the disk has no room for would end the process at its first note, by SIGBUS.
+            if os.write(self._file, bytes(_PAGE)) < _PAGE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
             self._page = mmap.mmap(self._file, _PAGE)
             _HEAD.pack_into(self._page, _HEAD_AT, _MAGIC, slot, instance.encode())
             os.rename(new, self._path)
         except BaseException:
             os.close(self._file)
+            Path(new).unlink(missing_ok=True)
             raise
         self._last_words = LastWords(self._file, self._exits, self._page, _EXIT_OF_C_AT)
 

@@ -161,6 +161,16 @@ def test_a_box_is_locked_before_it_has_its_name(tmp_path: Path, monkeypatch: pyt
     assert happened == ["lock", "rename"]
 
 
+def test_a_full_disk_is_an_error_at_once_and_no_signal_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = box_directory(str(tmp_path), "job")
+    monkeypatch.setattr(os, "write", lambda *_: 100)
+    with pytest.raises(OSError, match="No space left"):
+        BlackBox(directory, 0, "instance", CHAINS)
+    assert list(directory.iterdir()) == []
+
+
 def test_behind_it_the_process_is_as_it_was(tmp_path: Path) -> None:
     before, enabled = os._exit, faulthandler.is_enabled()
     box = BlackBox(box_directory(str(tmp_path), "job"), 0, "instance", CHAINS)
