@@ -126,7 +126,7 @@ def driver_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None =
             *_circuits(PageLink(Page.JOB, view.vertex, job.owner), job.name, job.circuits),
             *_stuck_functions(view.vertex, job),
             *_checkpoints(view.vertex, job),
-            *_waiting(view.vertex, job),
+            *_failing(view.vertex, job),
             *_watermark(view.vertex, job, hour),
         ]
     )
@@ -255,14 +255,21 @@ def _checkpoints_in_a_row(totals: CheckpointTotals) -> str:
     return "the last checkpoint" if count == 1 else f"the last {count} checkpoints"
 
 
-def _waiting(vertex: str, job: JobDetails) -> Iterator[Finding]:
-    """Tell of records that failed in a chain and wait there: as long as they do, it has not done its work."""
+def _failing(vertex: str, job: JobDetails) -> Iterator[Finding]:
+    """Tell of records that failed in a chain and wait there, and of a chain that pauses for their sake."""
     for key, count in sorted(job.counters.items()):
         kind, _, uid = key.partition("/")
+        place = PageLink(Page.JOB, vertex, job.owner, operator=uid)
         if kind == "waiting" and uid and count:
             records = "1 record waits" if count == 1 else f"{count:,} records wait"
-            text = f"{records} for a retry in {uid} of {job.name}"
-            yield Finding(Health.LOOK, text, PageLink(Page.JOB, vertex, job.owner, operator=uid))
+            yield Finding(Health.LOOK, f"{records} for a retry in {uid} of {job.name}", place)
+        elif kind == "paused" and uid and count:
+            where = "1 subtask" if count == 1 else f"{count:,} subtasks"
+            text = (
+                f"{uid} of {job.name} takes no new records in {where}: more fail than max_failing allows, or more wait "
+                "than max_waiting does"
+            )
+            yield Finding(Health.LOOK, text, place)
 
 
 def _watermark(vertex: str, job: JobDetails, hour: Hour | None) -> Iterator[Finding]:

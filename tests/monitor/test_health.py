@@ -83,6 +83,13 @@ def test_a_job_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
             Page.JOB,
         ),
         (
+            made.job(counters={"paused/parse": 2, "paused/score": 0}),
+            Health.LOOK,
+            "parse of orders takes no new records in 2 subtasks: more fail than max_failing allows, or more wait than "
+            "max_waiting does",
+            Page.JOB,
+        ),
+        (
             made.job(
                 slots=(SlotDetails(2, "running", busy="parse", busy_ms=61_000, function="parse (job.py:3)"),)
             ),

@@ -10,7 +10,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.notebook import html_table
 from ftlayer.runtime.driver.events import JobState
-from ftlayer.runtime.driver.meter import DONE, IN, WAITING
+from ftlayer.runtime.driver.meter import DONE, IN
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import StreamStatus
@@ -47,7 +47,8 @@ class ChainStatus:
 
     ``late`` are those that came to a join too late to be kept. In barrier mode with a `FailurePolicy`: attempts behind
     the first are ``retried``, ``waiting`` are records and timers that wait for their next one, ``dead`` those that were
-    given up. What is done again behind a restore counts again.
+    given up, ``paused`` subtasks that take no input now, since too many fail (``max_failing``) or wait
+    (``max_waiting``). What is done again behind a restore counts again.
     """
 
     uid: str
@@ -59,6 +60,7 @@ class ChainStatus:
     retried: int = 0
     waiting: int = 0
     dead: int = 0
+    paused: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,11 @@ class JobStatus:
             return []
         words = [f"{waiting:,} waiting"] if waiting or not self.state.is_final else []
         words.append(f"{dead:,} dead")
-        return [", ".join(words) + (f" ({retried:,} retried)" if retried else "")]
+        paused = [chain.uid for chain in self.chains if chain.paused and not self.state.is_final]
+        return [
+            ", ".join(words) + (f" ({retried:,} retried)" if retried else ""),
+            *(f"{uid} paused" for uid in paused),
+        ]
 
     def _repr_html_(self) -> str:
         """Return it as HTML, for notebooks."""
@@ -258,13 +264,16 @@ def chain_status(
         rates.get(sent, 0.0),
         totals.get(f"late/{uid}", 0),
         totals.get(f"retried/{uid}", 0),
-        sum(
-            slot.heartbeat.counters.get(WAITING + uid, 0)
-            for slot in slots
-            if slot.heartbeat is not None and not slot.ended
-        ),
+        _now(f"waiting/{uid}", slots),
         totals.get(f"dead/{uid}", 0),
+        _now(f"paused/{uid}", slots),
     )
+
+
+def _now(counter: str, slots: Sequence[SlotRecord]) -> int:
+    """Add up what slots that run said last."""
+    beats = [slot.heartbeat for slot in slots if slot.heartbeat is not None and not slot.ended]
+    return sum(beat.counters.get(counter, 0) for beat in beats)
 
 
 def subtasks_of(slots: Sequence[SlotRecord]) -> Iterator[SubtaskDetails]:

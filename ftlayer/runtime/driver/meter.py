@@ -12,8 +12,8 @@ WINDOW_MS = 5_000
 IN = "records_in"
 """The counter of records that sources have read."""
 
-WAITING = "waiting/"
-"""What counters of records that wait for a retry begin with; the chain's uid follows. They are no totals."""
+NOW = ("waiting/", "waiting_bytes/", "paused/")
+"""What counters begin with that say how it is now, and are no totals; the uid of a chain follows."""
 
 DONE = "done"
 """The counter of a tracked job's records that came to be done."""
@@ -32,9 +32,9 @@ class Meter:
         self._samples: deque[tuple[int, Counter[str]]] = deque()
 
     def update(self, instance: str, counters: dict[str, int], now_ms: int) -> None:
-        """Take an instance's totals, which only grow; what waits is left out."""
+        """Take an instance's totals, which only grow; what is no total is left out."""
         before = self._latest.get(instance, {})
-        counters = {name: value for name, value in counters.items() if not name.startswith(WAITING)}
+        counters = {name: value for name, value in counters.items() if not name.startswith(NOW)}
         for name, value in counters.items():
             self._totals[name] += value - before.get(name, 0)
         self._latest[instance] = counters

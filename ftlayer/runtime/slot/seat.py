@@ -194,8 +194,8 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
 
     ``records_in`` counts what sources read, ``records_out`` what chains without outputs were given, and
     ``…/<uid>`` what a chain took and sent (a copy a channel), ``late`` what came to joins too late to be kept,
-    ``retried/<uid>``, ``dead/<uid>``, ``waiting/<uid>`` and ``waiting_bytes/<uid>`` what `FailureCounts` says, and the
-    counters of `END_TO_END` how old records were at sinks.
+    ``retried/<uid>``, ``dead/<uid>``, ``waiting/<uid>``, ``waiting_bytes/<uid>`` and ``paused/<uid>`` what
+    `FailureCounts` says, and the counters of `END_TO_END` how old records were at sinks.
     """
     counters = Counter(dict.fromkeys(("records_in", "records_out", "late"), 0))
     for seat in seats:
@@ -213,6 +213,7 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
             counters[f"dead/{seat.uid}"] += failures.dead
             counters[f"waiting/{seat.uid}"] += failures.waiting
             counters[f"waiting_bytes/{seat.uid}"] += failures.waiting_bytes
+            counters[f"paused/{seat.uid}"] += failures.paused
     return dict(counters)
 
 

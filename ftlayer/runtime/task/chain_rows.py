@@ -24,12 +24,14 @@ class FailureCounts:
         retried: how often one failed and another attempt followed, in this run.
         dead: how many were given up, in this run.
         waiting, waiting_bytes: those that wait for another attempt now.
+        paused: it takes no input now, since too many fail or wait.
     """
 
     retried: int = 0
     dead: int = 0
     waiting: int = 0
     waiting_bytes: int = 0
+    paused: bool = False
 
 
 NO_FAILURES = FailureCounts()

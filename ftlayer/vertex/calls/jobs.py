@@ -242,8 +242,11 @@ class HistogramDetails:
         return made
 
 
-FAILING = ("retried", "waiting", "dead")
-"""What is counted of records that fail, by chain (``waiting/<uid>``). Those that wait are those of now."""
+FAILING = ("retried", "waiting", "dead", "paused")
+"""What is counted of records that fail, by chain (``waiting/<uid>``).
+
+Those that wait are those of now; ``paused`` are subtasks that take no input now, since too many fail or wait.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,11 @@ OPERATOR_FAILING = {
         "Records that became dead letters in an operator's chain in this run.",
         of="record",
     ),
+    "paused": _gauge(
+        "operator_paused",
+        "Subtasks of an operator's chain that take no input now, since too many of its records fail or wait.",
+        of="subtask",
+    ),
 }
 """By the name in `ftlayer.vertex.calls.jobs.FAILING`; of chains of barrier mode with a policy for records that fail."""
 

@@ -34,7 +34,7 @@ def test_edges_between_the_same_chains_are_one(tools: Any) -> None:
 
 def test_what_waits_in_a_chain_is_what_its_slots_say_now() -> None:
     def saying(waiting: int) -> Heartbeat:
-        return Heartbeat(0, 1, False, counters={"waiting/work": waiting, "dead/work": 1})
+        return Heartbeat(0, 1, False, counters={"waiting/work": waiting, "dead/work": 1, "paused/work": 1})
 
     slots = [
         SlotRecord(0, heartbeat=saying(4)),
@@ -44,5 +44,5 @@ def test_what_waits_in_a_chain_is_what_its_slots_say_now() -> None:
     ]
     totals = {"dead/work": 5, "retried/work": 9}
     assert chain_status("work", totals, {}, slots) == ChainStatus(
-        "work", 0, 0, 0.0, 0.0, retried=9, waiting=7, dead=5
+        "work", 0, 0, 0.0, 0.0, retried=9, waiting=7, dead=5, paused=2
     )

@@ -116,6 +116,6 @@ def test_records_that_slots_have_read_and_the_vertex_has_not_accepted_are_in_too
 
 def test_what_waits_is_no_total() -> None:
     meter = Meter()
-    meter.update("a", {"waiting/parse": 5, "retried/parse": 7}, 0)
+    meter.update("a", {"waiting/parse": 5, "retried/parse": 7, "paused/parse": 1}, 0)
     meter.update("b", {"waiting/parse": 3, "retried/parse": 1}, 1_000)
     assert meter.totals == {"retried/parse": 8}

@@ -56,6 +56,8 @@ def test_in_barrier_mode_what_waits_and_what_is_dead_are_said_once_something_has
     assert barrier.line() == "hosts: running · 9 in (0/s) · 0 out (0/s)"
     failing = (replace(parse, retried=1_200, waiting=12), replace(score, dead=3, waiting=1))
     assert replace(barrier, chains=failing).line().endswith(" · 13 waiting, 3 dead (1,200 retried)")
+    pausing = (replace(parse, waiting=12, paused=2), score)
+    assert replace(barrier, chains=pausing).line().endswith(" · 12 waiting, 0 dead · parse paused")
     dead = replace(barrier, chains=(parse, replace(score, dead=3)))
     assert dead.line().endswith(" · 0 waiting, 3 dead")
     assert replace(dead, state=JobState.ENDED).line().endswith(" · 3 dead")

@@ -73,6 +73,7 @@ def topology(step: int = 0) -> JobDetails:
             "retried/parse": 30 + step,
             "waiting/parse": 4,
             "dead/parse": 2 + step,
+            "paused/parse": 1,
         },
         checkpoint_totals=CheckpointTotals(9, 0, 7 + step, 2, 1, 1, 3, 10_000),
         histograms={

@@ -373,7 +373,7 @@ def test_a_failing_function_fails_the_slot_and_is_named() -> None:
 
     task, _ = build(graph(Map("first", lambda row: row, ROW), Map("bad", bad, ROW)), "first")
     task.handle(TaskStart(), now(0))
-    with pytest.raises(JobError, match=r"'bad' failed: ValueError: not a"):
+    with pytest.raises(JobError, match=r"'bad' failed: ValueError: not a.*failures=FailurePolicy"):
         task.handle(ElementCame(IN, batch(("a", 1))), now(0))
 
 

@@ -128,14 +128,18 @@ def test_other_watermarks_go_by_unless_the_policy_holds_them() -> None:
 
 def test_a_chain_that_holds_too_much_takes_nothing_until_there_is_room() -> None:
     task = Task(Scripted({2: 1}), FailurePolicy(max_attempts=3, backoff=1_000, jitter=0, max_waiting=1))
+    assert not task.task.failures.paused
     assert HoldInput(LOOK_MS) in task.give(("a", 2))
+    assert task.task.failures.paused
     assert not any(isinstance(action, HoldInput) for action in task.after(1_000))
+    assert not task.task.failures.paused
 
 
 def test_a_breaker_that_opens_makes_pauses_and_uses_up_no_attempt() -> None:
     task = Task(Scripted({1: 1}), FailurePolicy(max_attempts=1, backoff=1, jitter=0, max_failing=0))
     assert any(isinstance(action, HoldInput) for action in task.give(("a", 1), ("a", 2)))
     assert task.task.failures.waiting == 1
+    assert task.task.failures.paused
     assert task.snapshot(1).letters == ()
     assert sent(task.after(10)) == []
     # The trial fails and counts for nothing: the breaker is open again.

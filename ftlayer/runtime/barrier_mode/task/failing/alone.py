@@ -205,6 +205,7 @@ class RecordsAlone:
             attempts.letters.made + self._out.refused,
             len(attempts.waiting),
             attempts.waiting.bytes,
+            self._is_full or self._breakers.is_open,
         )
 
     @property

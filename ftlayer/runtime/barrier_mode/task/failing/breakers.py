@@ -39,6 +39,12 @@ class Breakers:
             return failure
         return replace(failure, uses_attempt=False, after_ms=failure.after_ms or 0)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether one of them is not closed. Any thread may look."""
+        every = [*self._own.values(), *([] if self._rest is None else [self._rest])]
+        return any(breaker.state is not CircuitState.CLOSED for breaker in every)
+
     def pause_ms(self, now_ms: int) -> int:
         """Return for how long the chain takes nothing; 0: it goes on, if only for a trial."""
         every = [*self._own.values(), *([] if self._rest is None else [self._rest])]
