@@ -73,18 +73,20 @@ class Both(CoProcessFunction):
 
     def process_right(self, record: Record, ctx: Any) -> Iterator[Record]:
         key, time_ms, number = record
-        fields, last = ctx.map("fields", ttl=TTL), ctx.value("last", 0)
+        fields, marks, last = ctx.map("fields", ttl=TTL), ctx.map("marks"), ctx.value("last", 0)
         self.at("early", number)
         field = time_ms % 3
         fields[field] = [*(fields.get(field) or []), number]
         self.at("middle", number)
-        if number % 2 == 0 and fields.get((field + 1) % 3) is not None:
-            del fields[(field + 1) % 3]
+        # Numbers are not copied when they are read.
+        if number % 2 == 0 and (field + 1) % 3 in marks:
+            del marks[(field + 1) % 3]
+        marks[field] = number
         last.set(last.get() + number)
         ctx.timers.delete_event(time_ms + 1)
         yield key, sum(len(fields.get(name) or []) for name in range(3)), number
         self.at("late", number)
-        yield key, last.get(), number
+        yield key, last.get() + sum(marks.values()), number
 
     def on_timer(self, time_ms: int, ctx: Any) -> Iterator[Record]:
         last = ctx.value("last", 0)
