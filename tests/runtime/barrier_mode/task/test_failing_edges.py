@@ -16,7 +16,7 @@ from ftlayer.failures import PermanentFailure, RetryLater
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, Process
 from ftlayer.runtime.barrier_mode.task.failing.alone import LAST_PAUSE_MS, LOOK_MS
-from ftlayer.runtime.barrier_mode.task.failing.payloads import payload_of
+from ftlayer.runtime.barrier_mode.task.failing.payloads import RowPacker
 from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Watermark
 from ftlayer.runtime.protocol.messages import DataEnded
@@ -229,7 +229,7 @@ def dead(function: Raising, *rows: tuple[Any, ...]) -> tuple[FailingChain, Any]:
 def test_an_edited_letter_waits_under_the_key_of_its_record(is_named: bool) -> None:
     chain, (letter,) = dead(Raising(None), ("a", 1))
     row = pa.record_batch([["b"], [7]], schema=ROW)
-    chain.readmit(replace(letter, payload=payload_of(row), key=letter.key if is_named else b""))
+    chain.readmit(replace(letter, payload=RowPacker().pack(row), key=letter.key if is_named else b""))
     assert list(chain.backend.state("p").maps(WAITING_TABLE).keys()) == ["b"]
     assert sent(chain.after(0)) == [("b", 1)]
 
@@ -245,7 +245,7 @@ def test_a_letter_that_the_chain_cannot_take_is_dead_again_and_says_why() -> Non
     chain, (letter,) = dead(Raising(None), ("a", 1))
     other = pa.record_batch([["b"], ["x"]], names=["key", "n"])
     chain.readmit(
-        replace(letter, payload=payload_of(other)),
+        replace(letter, payload=RowPacker().pack(other)),
         replace(letter, letter=b"i" * 16, input=3),
         replace(letter, letter=b"p" * 16, payload=b"nonsense"),
     )

@@ -20,7 +20,7 @@ from ftlayer.records.ids import I64Array
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.keys import NO_KEY, HeadKeys
 from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
-from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, payload_of, rows_of
+from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, RowPacker, rows_of
 from ftlayer.runtime.barrier_mode.task.failing.waiting import Waiting, WaitingRecords
 from ftlayer.state.snapshots.serializer import Serializer, unpack
 
@@ -93,6 +93,7 @@ class RecordAttempts:
         self._place = place
         self._serializer = Serializer()
         self._shares = [may_share(schema) for schema in keys.inputs]
+        self._packers = [RowPacker() for _ in keys.inputs]
         self._most_pause_ms: int | None = None
 
     def hurry(self, most_ms: int | None, now: Now) -> None:
@@ -212,7 +213,7 @@ class RecordAttempts:
             self._keys.of(own, given.input),
             LetterKind.RECORD,
             given.input,
-            payload_of(own),
+            self._packers[given.input].pack(own),
             None if given.times is None else int(given.times[row]),
             given.watermark_ms,
             1,
