@@ -112,7 +112,7 @@ def test_state_that_cannot_be_written_is_named(running: Running) -> None:
     backend: Any = open_backend(CheckpointConfig(directory="/chk"), spec, None, Storage(), "")  # type: ignore[arg-type]
     backend.state("count").values("held")[1] = threading.Lock()
     frozen = backend.freeze(Barrier(1, 0))
-    declined = running.take(ChainSnapshot(*KEY, 1, frozen, None))
+    declined = running.take(ChainSnapshot(SubtaskSnapshot(*KEY), 1, frozen, None))
     assert declined.code == StateSerializationError.code
     assert "operator 'count', table 'held'" in declined.reason
     assert "lock" in declined.reason
