@@ -213,6 +213,11 @@ class JobCheckpoints:
         for _ in range(3):
             io.settle(take_events)
         self._abort_given_up(range(self._parts.graph.slots))
+        # Before the result says that nothing is left to do, and before the checkpoints go that alone hold them.
+        if not self._letters.write_all(take_events, close_by_s):
+            self._say_what_keeps_checkpoints()
+            self._end(state, take_events, close_by_s)
+            return
         if state is JobState.ENDED:
             io.keep_result(self._rules.completed)
             io.settle(take_events)
@@ -224,9 +229,20 @@ class JobCheckpoints:
             )
         else:
             self._remove_unretained(state, interrupted=interrupted)
+        self._end(state, take_events, close_by_s)
+
+    def _end(self, state: JobState, take_events: Callable[[], None], close_by_s: float | None) -> None:
+        """End the threads; what the rules know as complete stays."""
         self._letters.close(take_events, close_by_s)
-        io.close_storage(self._rules.completed, take_events)
+        self._io.close_storage(self._rules.completed, take_events)
         self._requests.refuse_all(f"the job is {state}")
+
+    def _say_what_keeps_checkpoints(self) -> None:
+        logger.error(
+            "dead letters of %r could not be written, so its last checkpoints stay where they are, whatever its "
+            "retention says: started again with restore_from='latest' it writes them",
+            self._parts.graph.name,
+        )
 
     def _remove_unretained(self, state: JobState, *, interrupted: bool) -> None:
         instructions = self._rules.handle(JobOver(_end_of(state, interrupted)), system_now())

@@ -19,10 +19,17 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.dead_letters import LetterFiles, LettersInMemory, StoredLetters
 from ftlayer.checkpoint.storage.layout import last_name, parent, part
 from ftlayer.clock import system_now
-from ftlayer.errors import CheckpointDamagedError, CheckpointError, ConfigError, FTLayerError
+from ftlayer.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    ConfigError,
+    FTLayerError,
+    StaleOwnerError,
+)
 from ftlayer.runtime.barrier_mode.driver.letter_calls import LetterCalls
 from ftlayer.runtime.barrier_mode.driver.letter_targets import target_of
 from ftlayer.runtime.barrier_mode.driver.outbox import (
+    FIRST_PAUSE_MS,
     EmptyFile,
     ForgetBatch,
     FoundFile,
@@ -47,8 +54,11 @@ from ftlayer.runtime.worker import Worker
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.client.client import VertexClient
 
-CLOSE_WAIT_S = 5.0
-"""How long the end of a job waits for letters to be written and sent: what is left is done by the next driver."""
+WRITE_WAIT_S = 30.0
+"""How long the end of a job waits for letters to be written. They are in its last checkpoint alone before that."""
+
+SEND_WAIT_S = 5.0
+"""How long it waits for them to be sent then: what is left is done by the next driver, where there are files."""
 
 T = TypeVar("T")
 
@@ -121,7 +131,7 @@ class JobLetters:
         self._vertex = Worker("letters-vertex", _failed)
         self._under_way = 0
         self._is_heard = threading.Event()
-        self._begun = self._closed = False
+        self._begun = self._closed = self._is_taken_over = False
         self._said_away = False
 
     # ------------------------------------------------------------ what is known
@@ -165,7 +175,7 @@ class JobLetters:
 
     def tick(self) -> None:
         """Do what there is to be done now."""
-        if self._closed:
+        if self._closed or self._is_taken_over:
             return
         now_ms = system_now().mono_ms
         if self._calls is not None and self._chains:
@@ -178,29 +188,67 @@ class JobLetters:
             self._do(work)
 
     def close(self, take_events: Callable[[], None], close_by_s: float | None) -> None:
-        """The job is over: go on for a while with what is to be done, and end the threads.
+        """The job is over: go on for a while with what is to be done, and end the threads. Behind `write_all`.
 
         ``take_events`` calls what `JobContext.later` was given meanwhile.
         """
-        until = time.monotonic() + CLOSE_WAIT_S
-        if close_by_s is not None:
-            until = min(until, close_by_s)
         self.ending()
-        self.tick()
-        while self._under_way and (left_s := until - time.monotonic()) > 0:
-            self._is_heard.wait(left_s)
-            self._is_heard.clear()
-            take_events()
+        wait_s = WRITE_WAIT_S if isinstance(self._files, LettersInMemory) else SEND_WAIT_S
+        self._go_on(lambda: not self._under_way, take_events, wait_s, close_by_s)
         self._closed = True
         if self.unsent and self._calls is not None:
-            logger.warning(
-                "%r: %d dead letters have not been sent to the vertex; they are in the files of its checkpoints, and "
-                "its next start sends them",
+            self._say_what_is_unsent()
+        self._storage.stop()
+        self._vertex.stop()
+
+    def write_all(self, take_events: Callable[[], None], close_by_s: float | None) -> bool:
+        """The job is over: wait until all letters of its checkpoints are in files; returns whether they are.
+
+        Before that the checkpoints have to stay: nothing else has the letters.
+        """
+        self.ending()
+
+        def are_written() -> bool:
+            # Another driver has what this one has left.
+            return self._is_taken_over or not self._outbox.unwritten
+
+        self._go_on(are_written, take_events, WRITE_WAIT_S, close_by_s)
+        return are_written()
+
+    def _go_on(
+        self,
+        is_enough: Callable[[], bool],
+        take_events: Callable[[], None],
+        wait_s: float,
+        close_by_s: float | None,
+    ) -> None:
+        """Do what there is to be done until it is enough, or too late."""
+        until = time.monotonic() + wait_s
+        if close_by_s is not None:
+            until = min(until, close_by_s)
+        self.tick()
+        while not is_enough() and (left_s := until - time.monotonic()) > 0:
+            # What has failed is tried again behind a pause, of which nobody tells.
+            self._is_heard.wait(min(left_s, FIRST_PAUSE_MS / 1_000))
+            self._is_heard.clear()
+            take_events()
+            self.tick()
+
+    def _say_what_is_unsent(self) -> None:
+        if isinstance(self._files, LettersInMemory):
+            logger.error(
+                "%r: %d of its dead letters could not be sent to the vertex, and are lost with its driver's memory; "
+                "with CheckpointConfig(directory=…) they would be in files",
                 self._graph.name,
                 self.unsent,
             )
-        self._storage.stop()
-        self._vertex.stop()
+        else:
+            logger.warning(
+                "%r: %d of its dead letters have not been sent to the vertex; they are in files beside its "
+                "checkpoints, and its next start sends them",
+                self._graph.name,
+                self.unsent,
+            )
 
     # ------------------------------------------------------------ the outbox
 
@@ -264,7 +312,11 @@ class JobLetters:
             self._check_owner()
             return work()
 
-        self._run(self._storage, guarded, done, failed)
+        def not_done(error: FTLayerError) -> None:
+            self._is_taken_over = self._is_taken_over or isinstance(error, StaleOwnerError)
+            failed(error)
+
+        self._run(self._storage, guarded, done, not_done)
 
     def _do_in_vertex(
         self,

@@ -223,6 +223,11 @@ class LetterOutbox:
     # ------------------------------------------------------------ views
 
     @property
+    def unwritten(self) -> int:
+        """Letters that no file holds yet: they are in a checkpoint alone."""
+        return sum(entry.letters for entry in self._entries.values() if entry.batch is not None)
+
+    @property
     def unsent(self) -> int:
         """Letters that wait to be sent to the vertex, or to be written where there is none."""
         last = _Stage.WRITTEN if self._has_vertex else _Stage.UNWRITTEN

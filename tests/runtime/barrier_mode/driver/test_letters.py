@@ -17,7 +17,8 @@ from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
-from ftlayer.checkpoint.storage.dead_letters import StoredLetters, stored_letters
+from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters, stored_letters
+from ftlayer.checkpoint.storage.driver import FileDriverStorage
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.clock import system_now
 from ftlayer.errors import CheckpointStorageError, ConfigError, StaleOwnerError, VertexUnavailableError
@@ -27,7 +28,7 @@ from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.ipc import as_stream
 from ftlayer.records.selector import KeySelector
 from ftlayer.restart import NoRestart
-from ftlayer.runtime.barrier_mode.driver import readmission
+from ftlayer.runtime.barrier_mode.driver import checkpoint_io, letters, readmission
 from ftlayer.runtime.barrier_mode.driver.letter_targets import target_of
 from ftlayer.runtime.barrier_mode.driver.letters import JobLetters, LetterPlaces, check_place, open_letters
 from ftlayer.runtime.barrier_mode.driver.readmission import Target
@@ -318,6 +319,7 @@ def test_who_has_lost_the_job_writes_nothing(tmp_path: Path) -> None:
     vertex = RulesClient()
     driver = Driver(places(tmp_path, vertex), owns=False)
     driver.complete(1, letter(1))
+    assert driver.letters.write_all(driver._take_events, None)
     driver.close()
     assert in_files(tmp_path) == {}
     assert vertex.asked == []
@@ -470,3 +472,73 @@ def test_the_letters_of_a_job_without_a_vertex_are_in_files(play: ModuleType, tm
     assert played.job.wait(WAIT_S)
     (stored,) = stored_letters(str(tmp_path))
     assert [file.letters for file in stored.found()] == [1]
+
+
+def test_letters_are_written_before_the_job_says_that_it_has_ended_and_removes_what_holds_them(
+    play: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a driver that dies at any step of the end has the letters in a file, or in a checkpoint that is restored."""
+    steps: list[str] = []
+
+    def watched(owner: Any, name: str, step: str) -> None:
+        real = getattr(owner, name)
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            result = real(*arguments, **named)
+            steps.append(step)
+            return result
+
+        monkeypatch.setattr(owner, name, noted)
+
+    watched(LocalFiles, "publish_new", "letters")
+    watched(checkpoint_io, "put_result", "result")
+    watched(FileDriverStorage, "discard", "removal")
+    play.MAY_COMMIT.set()
+    played = play.Played(tmp_path, starts=False, bounded=True, failures=POLICY)
+    played.letters = (letter(1, "numbers"),)
+    played.start_tasks()
+    assert played.job.wait(WAIT_S)
+    assert steps == ["letters", "result", "removal"]
+
+
+def test_a_job_whose_letters_cannot_be_written_keeps_its_checkpoint_and_its_next_start_writes_them(
+    play: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: LocalFiles, path: str, data: bytes) -> bool:
+        raise CheckpointStorageError("it is full")
+
+    play.MAY_COMMIT.set()
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalFiles, "publish_new", full)
+        broken.setattr(letters, "WRITE_WAIT_S", 0.1)
+        played = play.Played(tmp_path, starts=False, bounded=True, failures=POLICY)
+        played.letters = (letter(1, "numbers"),)
+        played.start_tasks()
+        assert played.job.wait(WAIT_S)
+    assert "dead letters of 'played' could not be written, so its last checkpoints stay" in caplog.text
+    assert [path.parent.name for path in tmp_path.rglob("_metadata")] == ["chk-1"]
+    assert not list(tmp_path.rglob("_result"))
+    again = play.Played(tmp_path, bounded=True, run="played-2", restore_from="latest", failures=POLICY)
+    assert again.job.wait(WAIT_S)
+    (stored,) = stored_letters(str(tmp_path))
+    assert [(file.name, file.letters) for file in stored.found()] == [("played-1-1", 1)]
+    assert not list(tmp_path.rglob("_metadata"))
+
+
+def test_letters_without_files_are_waited_for_and_lost_ones_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    vertex = RulesClient()
+    driver = Driver(LetterPlaces(LettersInMemory(), (), vertex))
+    driver.complete(1, letter(1))
+    driver.close()
+    assert len(vertex.dead()) == 1
+    assert driver.letters.unsent == 0
+    vertex.is_away = True
+    again = Driver(LetterPlaces(LettersInMemory(), (), vertex))
+    again.complete(1, letter(2))
+    again.close()
+    assert (
+        "1 of its dead letters could not be sent to the vertex, and are lost with its driver's memory"
+        in caplog.text
+    )
