@@ -42,7 +42,7 @@ class FailurePolicy:
         retry_on, dead_on: which errors are worth another attempt; an operator's own rules are asked first.
         max_waiting: bytes of waiting records in a subtask of a chain; beyond it, the chain takes no new input,
             and tries again ten times a second.
-        hold_watermark: the chain holds its output's watermark back to that of its waiting records.
+        hold_watermark: the chain keeps its output's watermark back while anything waits in it.
         max_failing: a share (``"5%"``) or a number a minute (``100``, ``"100/min"``) of the records of a subtask of a
             chain; while more fail, it pauses. Operators with a ``max_failing`` of their own are not counted.
     """

@@ -195,7 +195,9 @@ def _operators(job: JobDetails) -> Table:
     from ftlayer.monitor.facts import operator_facts
     from ftlayer.monitor.words import spoken
 
-    failing = {"retried": "retried", "to retry": "waiting", "dead": "dead"} if job.mode == "barrier" else {}
+    # Of a job without a policy for records that fail a line has to stay short.
+    has_policy = any(name.startswith("waiting/") for name in job.counters)
+    failing = {"retried": "retried", "to retry": "waiting", "dead": "dead"} if has_policy else {}
     numbers = ("in/s", "out/s", "in", "out", *failing, "busy", "waits", "lag")
     table = new_table("operator", *numbers, numbers=numbers)
     for operator in operator_facts(job):

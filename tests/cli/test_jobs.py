@@ -151,6 +151,19 @@ def test_a_job_is_shown_in_full(vertex: EmbeddedVertex, store: Path) -> None:
     assert "Spark UI   http://w1:4040" in output
 
 
+def test_what_failed_in_a_chain_is_shown_where_there_is_a_policy(vertex: EmbeddedVertex, store: Path) -> None:
+    _, output, _ = ftlayer("jobs", "orders", "--vertex", store)
+    assert "to retry" not in output
+    counters = {"retried/parse": 4_711, "waiting/parse": 12, "dead/parse": 37, "paused/parse": 1}
+    with vertex.client() as client:
+        client.call(calls.AnnounceJob(replace(topology(), counters=counters)))
+    _, output, _ = ftlayer("jobs", "orders", "--vertex", store, columns=120)
+    assert "look here: 12 records wait for a retry in parse of orders" in output
+    assert "look here: parse of orders takes no new records in 1 subtask" in output
+    (row,) = [line.split() for line in output.splitlines() if line.startswith("parse ") and "4,711" in line]
+    assert row[5:8] == ["4,711", "12", "37"]
+
+
 def test_json_has_the_same(vertex: EmbeddedVertex, store: Path) -> None:
     overview = json.loads(ftlayer("jobs", "--json", "--vertex", store)[1])
     assert {job["name"] for job in overview["jobs"]} >= {"orders", "clean-orders"}

@@ -52,6 +52,15 @@ def test_a_topology(visitor: Any, vertex: Any, topology: Any) -> None:
     assert ">Stack" not in text
 
 
+def test_what_failed_in_a_chain_is_shown_with_its_operator(visitor: Any, vertex: Any, topology: Any) -> None:
+    vertex.announce(topology(counters={"retried/parse": 4711, "waiting/parse": 12, "dead/parse": 37}))
+    text = visitor.log_in("reader").get("/jobs/shop:orders").text
+    assert "12 records wait for a retry in parse of orders" in text
+    assert '<td class="num">4,711</td>' in text
+    assert '<td class="num high">12</td>' in text
+    assert '<td class="num high">37</td>' in text
+
+
 def test_a_query(visitor: Any, vertex: Any, console: Any, query: Any) -> None:
     """Its batches by phase, and the way to Spark's own page."""
     vertex.announce(query())
