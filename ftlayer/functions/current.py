@@ -13,12 +13,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from ftlayer.errors import UnsupportedError
 from ftlayer.functions.outcome import I64
 from ftlayer.records.ids import U64Array
-from ftlayer.records.tries import FIRST_TRY, attempts_of, first_failed_of, tries_or_first
+from ftlayer.records.tries import FIRST_TRY, tries_or_first, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +143,9 @@ def current_tries(rows: I64) -> U64Array:
 
 def record_of(tries: int, origin: int | None) -> CurrentRecord:
     """Return a record's attempt and first failure from its packed form."""
-    packed = np.array([tries], np.uint64)
-    first_ms = int(first_failed_of(packed)[0])
+    attempt, first_ms = unpacked(tries)
     first = dt.datetime.fromtimestamp(first_ms / 1_000, dt.UTC) if first_ms else None
-    return CurrentRecord(int(attempts_of(packed)[0]), first, origin)
+    return CurrentRecord(attempt, first, origin)
 
 
 def worst(one: CurrentRecord, other: CurrentRecord) -> CurrentRecord:

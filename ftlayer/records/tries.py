@@ -37,6 +37,11 @@ def first_failed_of(tries: U64Array) -> I64Array:
     return (tries & np.uint64(_MAX_TIME)).astype(np.int64)
 
 
+def unpacked(tries: int) -> tuple[int, int]:
+    """Return the attempt of one record, and the time of its first failure as `first_failed_of`."""
+    return tries >> _TIME_BITS, tries & _MAX_TIME
+
+
 def tries_or_first(tries: U64Array | None, n: int) -> U64Array:
     """Return ``tries``, or those of ``n`` records that have not failed."""
     return np.full(n, FIRST_TRY, np.uint64) if tries is None else tries

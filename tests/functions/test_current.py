@@ -15,7 +15,7 @@ from ftlayer.errors import UnsupportedError
 from ftlayer.functions.chains.chain import CHUNK_ROWS, Chain
 from ftlayer.functions.current import CurrentRecord, Tries, current_record
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
-from ftlayer.records.tries import FIRST_TRY, attempts_of, first_failed_of, pack_tries
+from ftlayer.records.tries import FIRST_TRY, attempts_of, first_failed_of, pack_tries, unpacked
 from ftlayer.spark.stages.known import NOTHING_TRIED, TriedRoots, isolated
 
 V = pa.schema([("v", pa.int64())])
@@ -28,6 +28,9 @@ def test_tries_are_packed_up_to_their_bounds(tries: list[tuple[int, int]]) -> No
     packed = pack_tries(attempts, failed)
     assert attempts_of(packed).tolist() == [min(attempt, 2**20 - 1) for attempt, _ in tries]
     assert first_failed_of(packed).tolist() == [min(ms, 2**44 - 1) for _, ms in tries]
+    assert list(map(unpacked, packed.tolist())) == list(
+        zip(attempts_of(packed), first_failed_of(packed), strict=True)
+    )
     assert first_failed_of(pack_tries(attempts, None)).tolist() == [0] * len(tries)
 
 
