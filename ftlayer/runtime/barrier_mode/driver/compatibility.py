@@ -13,6 +13,7 @@ from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Custom, Partitioner
 from ftlayer.partitioning.replay import ReplayPartitioner
 from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE
 from ftlayer.runtime.connectors.positions import partition_index
 from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.topology.facts import inputs_of
@@ -79,13 +80,20 @@ def check_fits(checkpoint: Checkpoint, graph: JobGraph) -> None:
 
 
 def unclaimed(checkpoint: Checkpoint, graph: JobGraph) -> dict[str, tuple[str, str]]:
-    """Say what belongs to operators, or partitions of sources, that the graph has no more.
+    """Say what belongs to operators, partitions of sources, or heads of chains, that the graph has no more.
 
     Returns one text for each kind of thing and operator, with the operator and the thing's name in it, if it has one.
     """
     known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
     found = {text: (uid, name) for uid, name, text in _belongings(checkpoint) if uid not in known}
+    waiting = {vertex.uid for vertex in graph.vertices if vertex.failures is not None}
     for part in checkpoint.subtasks:
+        if part.waiting and part.uid in known and part.uid not in waiting:
+            text = (
+                f"records that wait for another attempt, and enter at {part.uid!r}, where no chain with a failure "
+                "policy begins (restore with the chains, and the policies, that they had until none waits)"
+            )
+            found[text] = part.uid, WAITING_TABLE
         for partition in part.positions:
             if part.uid in known and not has_partition(graph.vertex(part.uid), partition):
                 text = f"the position of partition {partition_index(partition)} of source {part.uid!r}"

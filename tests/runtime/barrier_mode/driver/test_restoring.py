@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
@@ -32,6 +33,7 @@ from ftlayer.partitioning.partitioners import Broadcast, Custom, Forward, Global
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.barrier_mode.driver.compatibility import edge_infos, operator_infos
 from ftlayer.runtime.barrier_mode.driver.restoring import restores
+from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE
 from ftlayer.topology.facts import keys_of
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Operator, Sink, Source
@@ -474,6 +476,34 @@ def test_a_key_of_another_type() -> None:
         restores(checkpoint_of(line(1, 1)), after, allow_unclaimed=True)
     # Without state it does not matter.
     assigned(checkpoint_of(line(1, 1), []), after)
+
+
+def with_policy(of: JobGraph) -> JobGraph:
+    vertices = (
+        vertex if isinstance(vertex.operators[0], Source) else replace(vertex, failures=FailurePolicy())
+        for vertex in of.vertices
+    )
+    return replace(of, vertices=tuple(vertices))
+
+
+def test_records_that_wait_are_restored_where_a_chain_with_a_policy_begins_or_refused() -> None:
+    """Nothing of them is dropped in silence: state of a chain is opened under the uid of its head."""
+    before = with_policy(graph((1, (source(),)), (2, (keep("first"),)), (2, (keep("second"), sink()))))
+    parts = [replace(part, waiting=part.uid == "second") for part in snapshots(before)]
+    checkpoint = checkpoint_of(before, parts)
+    assigned(checkpoint, before)
+    longer = graph((1, (source(),)), (2, (keep("first"), keep("second"), sink())))
+    without = graph((1, (source(),)), (2, (keep("first"),)), (2, (keep("second"), sink())))
+    for after in (with_policy(longer), without):
+        with pytest.raises(
+            IncompatibleCheckpointError, match="wait for another attempt, and enter at 'second'"
+        ):
+            restores(checkpoint, after, allow_unclaimed=False)
+        found = restores(checkpoint, after, allow_unclaimed=(f"second/{WAITING_TABLE}",))
+        assert len(found.dropped) == 1
+    # Those of the other chain enter at its head, and go the same way.
+    parts = [replace(part, waiting=part.uid == "first") for part in snapshots(before)]
+    assert not restores(checkpoint_of(before, parts), with_policy(longer), allow_unclaimed=False).dropped
 
 
 def test_positions_of_partitions_that_vanished_are_refused_unless_they_are_named() -> None:
