@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from operator import index
+from typing import SupportsIndex
 
 import numpy as np
 import pyarrow as pa
@@ -73,12 +74,11 @@ class RowRejections:
         return left, letters
 
     def _number(self, row: object) -> int:
-        try:
-            return index(row)  # type: ignore[arg-type]
-        except TypeError:
+        if isinstance(row, bool) or not isinstance(row, SupportsIndex):
             raise ConfigError(
                 f"RowsRejected for row {row!r}: expected its number among the rows of this write, from 0"
-            ) from None
+            )
+        return index(row)
 
     def _letter(self, batch: pa.RecordBatch, row: int, error: Exception | str) -> DeadLetter:
         failure = (

@@ -175,6 +175,8 @@ def test_rows_that_were_written_before_their_barrier_have_its_letters(
         ({2: "x"}, "RowsRejected for row 2, of 2"),
         ({-1: "x"}, "RowsRejected for row -1"),
         ({"a": "x"}, "RowsRejected for row 'a'"),
+        ({True: "x"}, "RowsRejected for row True: expected its number"),
+        ({1.0: "x"}, "RowsRejected for row 1.0: expected its number"),
     ],
 )
 def test_rows_that_are_none_decline_the_checkpoint(named: dict[Any, Any], said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import cast
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import Process, Reduce
 from ftlayer.handler.handler import Handler, NonFTHandler
+from ftlayer.partitioning.partitioners import Broadcast
 from ftlayer.runtime.barrier_mode.task.chain_checkpoints import ChainCheckpoints
 from ftlayer.runtime.barrier_mode.task.companion import BarrierCompanion
 from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, CommittingSinkBody
@@ -44,6 +46,11 @@ REMEDY = (
     "that fails is tried again, and then a dead letter; all others go on)"
 )
 """Behind the reason for which a record fails the job."""
+
+NO_REMEDY = (
+    " (its input is broadcast, so that no FailurePolicy holds for it: catch the error in the function)"
+)
+"""The same of an operator that has no policy whatever is said."""
 
 
 class BarrierTaskMode:
@@ -93,7 +100,7 @@ class BarrierTaskMode:
 
     def handler(self, uid: str) -> Handler:
         """See `TaskMode.handler`: no record is followed."""
-        return NonFTHandler(REMEDY)
+        return NonFTHandler()
 
     def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
         """See `TaskMode.source`."""
@@ -113,6 +120,8 @@ class BarrierTaskMode:
 
     def chain(self, plan: ChainPlan) -> Task:
         """See `TaskMode.chain`."""
+        broadcast = any(isinstance(edge.partitioner, Broadcast) for edge in plan.graph.edges_into(plan.uid))
+        plan = replace(plan, handler=NonFTHandler(NO_REMEDY if broadcast else REMEDY))
         backend = self._backend(plan)
         policy = plan.vertex.failures
         companion = BarrierCompanion(plan.uid, plan.subtask, backend, keeps_failed=policy is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +22,7 @@ from ftlayer.checkpoint.snapshots import (
 from ftlayer.errors import InvalidTopologyError, JobError, ProtocolError, SnapshotCancelledError, SourceError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
-from ftlayer.partitioning.partitioners import Rebalance
+from ftlayer.partitioning.partitioners import Broadcast, Rebalance
 from ftlayer.runtime.barrier_mode.task.companion import LOOK_MS
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key
@@ -374,6 +375,20 @@ def test_a_failing_function_fails_the_slot_and_is_named() -> None:
     task, _ = build(graph(Map("first", lambda row: row, ROW), Map("bad", bad, ROW)), "first")
     task.handle(TaskStart(), now(0))
     with pytest.raises(JobError, match=r"'bad' failed: ValueError: not a.*failures=FailurePolicy"):
+        task.handle(ElementCame(IN, batch(("a", 1))), now(0))
+
+
+def test_of_what_is_broadcast_no_policy_is_advised() -> None:
+    def bad(row: Any) -> Any:
+        raise ValueError("no")
+
+    job = graph(Map("bad", bad, ROW))
+    copies = dataclasses.replace(job.edges[0], partitioner=Broadcast())
+    task, _ = build(dataclasses.replace(job, edges=(copies, *job.edges[1:])), "bad")
+    task.handle(TaskStart(), now(0))
+    with pytest.raises(
+        JobError, match=r"'bad' failed: ValueError: no \(its input is broadcast.*catch the error"
+    ):
         task.handle(ElementCame(IN, batch(("a", 1))), now(0))
 
 
