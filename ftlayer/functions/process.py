@@ -17,8 +17,8 @@ LAST_WATERMARK_MS = 2**63 - 1
 class ProcessFunction:
     """Takes records of one input.
 
-    A record whose `process` raises fails, with all it has put out. What it changed of the state, and the timers
-    it set, stay as they are: a replay of it meets them.
+    A record whose `process` raises fails, with all it has put out. In barrier mode with a `FailurePolicy` what it
+    changed of the state, and the timers it set, are as if it had never come; else they stay, and a replay meets them.
     """
 
     def open(self, ctx: Context) -> None:
