@@ -1,0 +1,63 @@
+"""Dead letters of jobs without a vertex, in a console that was given their directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from starlette.testclient import TestClient
+
+from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterBatch, LetterKind
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.storage.dead_letters import StoredLetters
+from ftlayer.checkpoint.storage.keys import storage_key
+from ftlayer.console.app import create_app
+from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.state import Console
+from ftlayer.monitor.gather import Gatherer
+from ftlayer.monitor.stored import StoredReports
+from ftlayer.records.ipc import as_stream
+
+
+def test_letters_in_files_are_among_the_dead_letters(
+    login_file: Path, manual_clock: Callable[..., Any], kit: Any, tmp_path: Path
+) -> None:
+    directory = str(tmp_path / "checkpoints")
+    stored = StoredLetters(directory, "orders", storage_key(CheckpointConfig(directory=directory), "orders"))
+    attempt = FailedAttempt(1, 5_000, "ValueError: no number: 'x'", "parse", "slot 0", "Traceback: here")
+    payload = as_stream(pa.record_batch({"line": ["a line that is no order"]})).to_pybytes()
+    letter = DeadLetter(
+        b"a letter's name.",
+        1,
+        "parse",
+        0,
+        0,
+        LetterKind.RECORD,
+        "parse",
+        b"",
+        payload,
+        None,
+        (attempt,),
+        5,
+        5,
+    )
+    stored.write(LetterBatch("run-1", (letter,)))
+    clock = manual_clock()
+    gatherer = Gatherer(lambda: (StoredReports(directory),), clock=clock)
+    console = Console.of(ConsoleOptions(login_file=login_file, checkpoints=(directory,)), gatherer, clock)
+    console.watch.refresh()
+    with TestClient(create_app(console), "http://127.0.0.1:7080", follow_redirects=False) as client:
+        headers = {"authorization": f"Bearer {kit.tokens['operator']}"}
+        groups = client.get("/api/v1/dead/groups", headers=headers)
+        assert groups.status_code == 200, groups.text
+        assert [(each["stream"], each["operator"], each["count"]) for each in groups.json()["items"]] == [
+            ("orders/parse", "parse", 1)
+        ]
+        client.post(
+            "/login", data={"token": kit.tokens["operator"]}, headers={"origin": "http://127.0.0.1:7080"}
+        )
+        page = client.get("/dead")
+        assert (page.status_code, "orders/parse" in page.text) == (200, True)
+    console.watch.close()
