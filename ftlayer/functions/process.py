@@ -31,7 +31,8 @@ class ProcessFunction:
     def on_timer(self, time_ms: int, ctx: Context) -> Iterable[Any] | None:
         """Take the timer that was set for ``time_ms`` and ``ctx.key``; return records as `process` does.
 
-        An exception here ends the slot, since there is no record to blame. A function that sets a timer of
+        An exception here ends the slot, since there is no record to blame; with a `FailurePolicy` in barrier mode the
+        timer is tried again, as a record is. A function that sets a timer of
         event time in every call has to stop once ``ctx.watermark`` is `LAST_WATERMARK_MS`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method on_timer(time_ms, ctx)")
