@@ -99,6 +99,10 @@ def test_what_is_found(directory: Path, wanted: dict[str, Any], found: list[int]
     assert numbers(LetterReader(str(directory)), **wanted) == found
 
 
+def test_the_directory_of_letters_may_be_named_itself(directory: Path) -> None:
+    assert numbers(LetterReader(str(directory / "dead-letters"))) == [1, 2, 3, 4, 5]
+
+
 def test_groups_and_their_letters(directory: Path) -> None:
     reader = LetterReader(str(directory))
     groups = reader.answer(calls.DeadGroups())

@@ -31,6 +31,7 @@ from ftlayer.checkpoint.storage.layout import (
     last_name,
     letters_directory,
     new_unique,
+    parent,
     part,
 )
 from ftlayer.checkpoint.storage.letter_table import (
@@ -220,9 +221,10 @@ def stored_letters(url: str, key: bytes | None = None) -> list[StoredLetters]:
     """Return the letters of all jobs that have, or had, some somewhere below a directory.
 
     ``key`` is `CheckpointConfig.key` of the jobs; None: the one that is kept with their checkpoints. Raises
-    `CheckpointStorageError` if there is none.
+    `CheckpointStorageError` if there is none. The directory of letters itself is taken for the one that it is in: there
+    is the key.
     """
-    files = open_files(url)
+    files = open_files(parent(url) if last_name(url) == DEAD_LETTERS else url)
     found: set[tuple[str, str]] = set()
     for entry in files.walk():
         parts = entry.path.split("/")
