@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.storage.last_reports import find_reports
+from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.errors import CheckpointDamagedError
 from ftlayer.jobs.kept_reports import ReportKeeper
 from ftlayer.vertex.calls import JobDetails
 
@@ -59,3 +62,22 @@ def test_a_directory_that_is_full_ends_no_job_and_is_tried_again(
         PAUSE.wait(0.01)
     place.unlink()
     assert until(tmp_path, "running").counters["announcements_failed"] >= 1
+
+
+def test_a_report_that_its_job_removes_meanwhile_hides_no_other(
+    keeper: ReportKeeper, telling: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper.add(telling, str(tmp_path / "stays"))
+    until(tmp_path / "stays", "running")
+    shutil.copytree(tmp_path / "stays", tmp_path / "goes")
+    read = LocalFiles.read
+
+    def gone(files: LocalFiles, path: str) -> bytes:
+        if path.startswith("goes"):
+            raise CheckpointDamagedError(f"{path} is missing") from FileNotFoundError(path)
+        return read(files, path)
+
+    monkeypatch.setattr(LocalFiles, "read", gone)
+    assert [report.location for report in find_reports(str(tmp_path))] == [
+        str(tmp_path / "stays" / "j" / "_last")
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import LAST_REPORT, job_directory, join, last_name
 from ftlayer.errors import CheckpointDamagedError, MalformedRequestError
 from ftlayer.transport.codec import plain_codec
@@ -40,11 +41,23 @@ def find_reports(url: str) -> list[LastReport]:
     files = open_files(url)
     kept = [entry for entry in files.walk() if last_name(entry.path) == LAST_REPORT]
     kept.sort(key=lambda entry: entry.modified_ms, reverse=True)
-    found = [
-        LastReport(join(files.url, entry.path), _read(join(files.url, entry.path), files.read(entry.path)))
-        for entry in kept[:MOST_REPORTS]
-    ]
+    found = []
+    for entry in kept[:MOST_REPORTS]:
+        location = join(files.url, entry.path)
+        data = _data(files, entry.path)
+        if data is not None:
+            found.append(LastReport(location, _read(location, data)))
     return sorted(found, key=lambda report: report.job.at_ms, reverse=True)
+
+
+def _data(files: Files, path: str) -> bytes | None:
+    """Return what a file holds; None where its job has removed it meanwhile."""
+    try:
+        return files.read(path)
+    except CheckpointDamagedError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def _read(location: str, data: bytes) -> JobDetails:
