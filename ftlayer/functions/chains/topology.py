@@ -7,7 +7,7 @@ not checked against its schema: a misfit shows where the next one, or the chain'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -96,11 +96,12 @@ class TopologyChain:
         inputs: Sequence[pa.Schema],
         backend: Backend,
         log: UndoLog | None = None,
+        inside: Collection[str] = (),
     ) -> None:
         """Prepare ``operators``; ``inputs`` are the schemas of what the first one takes (two for a `CoProcess`).
 
         With ``log``, what a row that fails has changed is taken back. The caller keeps the log: it is emptied when the
-        results have gone their way.
+        results have gone their way. ``inside`` are uids of operators that `run` may begin with; others are passed over.
 
         Raises InvalidTopologyError if they cannot be run as a chain: a `CoProcess` that is not the first, two
         side outputs of one name, keys that a schema lacks.
@@ -118,13 +119,23 @@ class TopologyChain:
             for process in prepared.processes
             if process.timers is not None and uses_timers(process.function)
         }
+        self._inside = {
+            step.uid: segments_of(path[place:], VALUES, log=log)
+            for place, step in enumerate(path)
+            if step.uid in inside
+        }
         self._schemas = {MAIN: operators[-1].schema if operators else inputs[0]}
         for process in prepared.processes:
             self._schemas |= dict(process.step.side)
         tails = [firing.tail for firing in self._firings.values()]
-        self._running = [_per_record(path) for path in self._paths]
-        all_segments = [*self._paths, self._behind or [], *tails]
+        starts = [*self._paths, *self._inside.values()]
+        self._running = [_per_record(segments) for segments in starts]
+        all_segments = [*starts, self._behind or [], *tails]
         self._counting = [s for segments in all_segments for s in segments if not isinstance(s, BatchSegment)]
+
+    def begins_at(self, uid: str) -> bool:
+        """Whether `run` may begin with this operator."""
+        return uid in self._inside
 
     def open(self) -> None:
         """Open all process functions; what one raises goes up, as an error with the operator's uid."""
@@ -180,7 +191,14 @@ class TopologyChain:
         )
 
     def run(
-        self, batch: pa.RecordBatch, times: I64 | None, watermark_ms: int, now_wall_ms: int, *, input: int = 0
+        self,
+        batch: pa.RecordBatch,
+        times: I64 | None,
+        watermark_ms: int,
+        now_wall_ms: int,
+        *,
+        input: int = 0,
+        enters: str = "",
     ) -> TopologyResult:
         """Run n rows of one input.
 
@@ -190,6 +208,7 @@ class TopologyChain:
             watermark_ms: the watermark now. Timers that are set, and lie behind it, wait for `fire_event_timers`.
             now_wall_ms: the wall clock, ms since 1970.
             input: 0, or 1 for the second input of a `CoProcess`.
+            enters: uid of the operator to begin with; the first one where it is none of those that `begins_at` names.
 
         With a log, raises `LateFailure` if all that the batch has changed has to be taken back, to run it in pieces.
         """
@@ -197,7 +216,10 @@ class TopologyChain:
             process.step.context.watermark = watermark_ms
             process.step.context.now_ms = now_wall_ms
         try:
-            outputs, failures = self._run(self._paths[input], batch, times)
+            if self.begins_at(enters):
+                outputs, failures = self._run(self._inside[enters], None, batch, times)
+            else:
+                outputs, failures = self._run(self._paths[input], self._behind, batch, times)
         except LateFailure:
             for process in self._processes:
                 process.step.context._take_side()
@@ -215,15 +237,19 @@ class TopologyChain:
         return TopologyResult(kept, [first[row] for row in sorted(first)])
 
     def _run(
-        self, path: Sequence[Segment], batch: pa.RecordBatch, times: I64 | None
+        self,
+        path: Sequence[Segment],
+        behind: Sequence[Segment] | None,
+        batch: pa.RecordBatch,
+        times: I64 | None,
     ) -> tuple[dict[str, OutputRows], list[RowFailure]]:
         rows = np.arange(batch.num_rows, dtype=np.int64)
         outcome = run_segments(path, batch, rows, times, self._log)
         outputs = self._outputs(outcome)
-        if self._behind is None:
+        if behind is None:
             return outputs, outcome.failures
         with running(UNTRACKED, lambda: None):
-            return outputs, [*outcome.failures, *self._run_behind(self._behind, outputs)]
+            return outputs, [*outcome.failures, *self._run_behind(behind, outputs)]
 
     def _outputs(self, outcome: SegmentOutcome) -> dict[str, OutputRows]:
         outputs = {MAIN: OutputRows(outcome.batch, outcome.parents)}

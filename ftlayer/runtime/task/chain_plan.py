@@ -38,10 +38,17 @@ NoFunction = Source | Replay | Join | IterationHead | IterationTail | Sink
 
 @dataclass(frozen=True)
 class RowsAlone:
-    """What a chain needs whose records fail alone: the log that takes back what they change, and what runs them."""
+    """What a chain needs whose records fail alone.
+
+    Attributes:
+        log: takes back what they change.
+        make: makes what runs them.
+        inside: uids of operators behind the chain's head at which records may enter.
+    """
 
     log: UndoLog
     make: Callable[[OperatorChain], ChainRows]
+    inside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,8 @@ class ChainPlan:
 
         ``alone``: its records fail alone; None: a record that fails is settled by the chain's handler.
         """
-        pipeline = OperatorChain(self.functions, self.inputs, backend, None if alone is None else alone.log)
+        log, inside = (None, ()) if alone is None else (alone.log, alone.inside)
+        pipeline = OperatorChain(self.functions, self.inputs, backend, log, inside)
         rows: ChainRows = (
             WholeBatches(pipeline, self.handler, outlet) if alone is None else alone.make(pipeline)
         )

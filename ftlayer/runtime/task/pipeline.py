@@ -117,10 +117,11 @@ class OperatorChain:
         inputs: Sequence[pa.Schema],
         backend: Backend,
         log: UndoLog | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
         """``inputs`` are the schemas of what the first operator takes; ``log`` as in `TopologyChain`.
 
-        Raises what `TopologyChain` raises.
+        ``inside`` are uids of operators that `run` may begin with. Raises what `TopologyChain` raises.
         """
         self._log = log
         cuts = [place for place, operator in enumerate(operators) if isinstance(operator, AssignWatermarks)]
@@ -132,7 +133,8 @@ class OperatorChain:
             if generator is None and start == end and cuts:
                 continue  # the chain begins with an AssignWatermarks
             functions = [op for op in operators[start:end] if not isinstance(op, AssignWatermarks)]
-            self.stages.append(ChainStage(generator, TopologyChain(functions, inputs, backend, log)))
+            chain = TopologyChain(functions, inputs, backend, log, inside)
+            self.stages.append(ChainStage(generator, chain))
             if start < end:
                 inputs = [operators[end - 1].schema]
 
@@ -173,16 +175,21 @@ class OperatorChain:
         now: Now,
         known: Known = UNTRACKED,
         watermark_ms: int = MIN_TIME_MS,
+        enters: str = "",
     ) -> Passed:
         """Run a batch of one input. ``fresh``: it holds more than replays; ``known``: what functions may ask of it.
 
-        ``watermark_ms``: where the first stage is not so far, its functions are told this one.
+        ``watermark_ms``: where the first stage is not so far, its functions are told this one. ``enters``: uid of the
+        operator to begin with, "" for the first one.
 
         With a log, raises `LateFailure` for a row of the batch: see `TopologyChain.run`.
         """
         parents: I64Array = np.arange(payload.num_rows, dtype=np.int64)
         try:
-            return self._run(0, Rows(payload, parents, times), fresh, input, now, known, watermark_ms)
+            first = self._stage_of(enters) if enters else 0
+            return self._run(
+                first, Rows(payload, parents, times), fresh, input, now, known, watermark_ms, enters
+            )
         finally:
             self._running = None
 
@@ -230,6 +237,15 @@ class OperatorChain:
         passed.failures += fired.failures
         return Fired(fired.operator, fired.kind, fired.timers, passed)
 
+    def _stage_of(self, uid: str) -> int:
+        """Return the stage that an operator inside the chain is of, or that it begins."""
+        return next(
+            place
+            for place, stage in enumerate(self.stages)
+            if stage.chain.begins_at(uid)
+            or (stage.generator is not None and stage.generator.operator.uid == uid)
+        )
+
     def run_behind(self, stage: int, fired: dict[str, TimerOutput], now: Now) -> Passed:
         """Run what timers of a stage put out through the stages behind it. Its rows are their own parents."""
         outputs = {
@@ -252,12 +268,14 @@ class OperatorChain:
         now: Now,
         known: Known | None,
         watermark_ms: int = MIN_TIME_MS,
+        enters: str = "",
     ) -> Passed:
         """Run rows through the stages from ``first`` on; ``known`` is None for what timers put out."""
         passed = Passed({MAIN: rows})
         for stage in self.stages[first:]:
-            self._through(stage, passed, fresh, input, now, known, max(watermark_ms, stage.watermark_ms))
-            input, watermark_ms = 0, MIN_TIME_MS
+            told_ms = max(watermark_ms, stage.watermark_ms)
+            self._through(stage, passed, fresh, input, now, known, told_ms, enters)
+            input, watermark_ms, enters = 0, MIN_TIME_MS, ""
         if passed.failures and len(self.stages) > 1:
             # A stage knows nothing of rows that come from the same parent and were not in it.
             failed = [failure.row for failure in passed.failures]
@@ -275,9 +293,11 @@ class OperatorChain:
         now: Now,
         known: Known | None,
         watermark_ms: int,
+        enters: str,
     ) -> None:
         rows = passed.outputs[MAIN]
-        if stage.generator is not None:
+        # A row that enters behind the generator has its time.
+        if stage.generator is not None and not stage.chain.begins_at(enters):
             rows = self._timed(stage.generator, rows, passed.failures)
             if rows.times is not None:
                 stage.generator.observe(rows.times, fresh, now.mono_ms)
@@ -287,7 +307,9 @@ class OperatorChain:
             if known is not None:
                 stack.enter_context(running(known, lambda: stage.chain.row, rows.parents))
             try:
-                result = stage.chain.run(rows.payload, rows.times, watermark_ms, now.wall_ms, input=input)
+                result = stage.chain.run(
+                    rows.payload, rows.times, watermark_ms, now.wall_ms, input=input, enters=enters
+                )
             except LateFailure as late:
                 raise LateFailure(int(rows.parents[late.row])) from None
         for tag, output in result.outputs.items():

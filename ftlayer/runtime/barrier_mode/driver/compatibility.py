@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.snapshots import Checkpoint, EdgeInfo, OperatorInfo
+from ftlayer.checkpoint.snapshots import Checkpoint, EdgeInfo, OperatorInfo, SubtaskSnapshot
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions.ttl import plain_name
 from ftlayer.partitioning.key_groups import HashByKeyGroup
@@ -86,19 +86,32 @@ def unclaimed(checkpoint: Checkpoint, graph: JobGraph) -> dict[str, tuple[str, s
     """
     known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
     found = {text: (uid, name) for uid, name, text in _belongings(checkpoint) if uid not in known}
-    waiting = {vertex.uid for vertex in graph.vertices if vertex.failures is not None}
+    retrying = {
+        operator.uid
+        for vertex in graph.vertices
+        if vertex.failures is not None
+        for operator in vertex.operators
+    }
     for part in checkpoint.subtasks:
-        if part.waiting and part.uid in known and part.uid not in waiting:
+        for uid in sorted(_waited_at(part) & known - retrying):
             text = (
-                f"records that wait for another attempt, and enter at {part.uid!r}, where no chain with a failure "
-                "policy begins (restore with the chains, and the policies, that they had until none waits)"
+                f"records that wait for another attempt, and enter at {uid!r}, which has no failure policy any more "
+                "(restore with the policy until none waits)"
             )
-            found[text] = part.uid, WAITING_TABLE
+            found[text] = uid, WAITING_TABLE
         for partition in part.positions:
             if part.uid in known and not has_partition(graph.vertex(part.uid), partition):
                 text = f"the position of partition {partition_index(partition)} of source {part.uid!r}"
                 found[text] = part.uid, f"partition-{partition_index(partition)}"
     return found
+
+
+def _waited_at(part: SubtaskSnapshot) -> set[str]:
+    """Return the operators at which records that wait in this part may enter."""
+    if not part.waiting:
+        return set()
+    tables = () if part.keyed is None else part.keyed.tables
+    return {part.uid, *(table.operator for table in tables if table.name == WAITING_TABLE)}
 
 
 def has_partition(vertex: JobVertex, partition: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -16,7 +16,7 @@ from ftlayer.partitioning.partitioners import Broadcast
 from ftlayer.runtime.barrier_mode.task.chain_checkpoints import ChainCheckpoints
 from ftlayer.runtime.barrier_mode.task.companion import BarrierCompanion
 from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, CommittingSinkBody
-from ftlayer.runtime.barrier_mode.task.failing.making import failing_alone, keys_with_waiting
+from ftlayer.runtime.barrier_mode.task.failing.making import entered_inside, failing_alone, keys_with_waiting
 from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
 from ftlayer.runtime.barrier_mode.task.source_task import CheckpointedSourceTask
 from ftlayer.runtime.task.chain_plan import ChainPlan
@@ -122,8 +122,9 @@ class BarrierTaskMode:
         """See `TaskMode.chain`."""
         broadcast = any(isinstance(edge.partitioner, Broadcast) for edge in plan.graph.edges_into(plan.uid))
         plan = replace(plan, handler=NonFTHandler(NO_REMEDY if broadcast else REMEDY))
-        backend = self._backend(plan)
         policy = plan.vertex.failures
+        inside = {} if policy is None else entered_inside(plan, self._restored.get((plan.uid, plan.subtask)))
+        backend = self._backend(plan, inside)
         companion = BarrierCompanion(plan.uid, plan.subtask, backend, keeps_failed=policy is not None)
         body = None
         if plan.sink is not None:
@@ -132,7 +133,7 @@ class BarrierTaskMode:
         failing = None
         if policy is not None:
             assert backend is not None
-            failing = failing_alone(plan, policy, backend.backend, body, suspects, self._place)
+            failing = failing_alone(plan, policy, backend.backend, body, suspects, self._place, inside)
             outlet: Outlet = failing.outlet
         elif body is None:
             outlet = ChannelOutlet(plan.handler, plan.emitter())
@@ -146,11 +147,11 @@ class BarrierTaskMode:
         self.checkpointed[plan.uid, plan.subtask] = ChainCheckpoints(task, companion, sink, suspects, letters)
         return task
 
-    def _backend(self, plan: ChainPlan) -> SharedBackend | None:
+    def _backend(self, plan: ChainPlan, inside: Iterable[str]) -> SharedBackend | None:
         """Open the state of a chain that can keep some: of its functions, or records that wait."""
         keys = key_schemas(plan.functions, plan.inputs)
         if plan.vertex.failures is not None:
-            keys = keys_with_waiting(plan, keys)
+            keys = keys_with_waiting(plan, inside, keys)
         elif not any(isinstance(operator, Process | CoProcess | Reduce) for operator in plan.functions):
             return None
         return SharedBackend(self._open_backend(plan.uid, plan.subtask, keys))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,13 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import DeadLetter
 from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, Redistribution, StatePiece
+from ftlayer.checkpoint.snapshots import (
+    KeyedSnapshot,
+    OperatorState,
+    Redistribution,
+    StatePiece,
+    SubtaskRestore,
+)
 from ftlayer.clock import Now
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process
@@ -147,13 +154,14 @@ class FailingChain:
         at_ms: int = 0,
         schema: pa.Schema = ROW,
         suspects: Suspects = NO_SUSPECTS,
+        restored: SubtaskRestore | None = None,
     ) -> None:
         self.backend = ModelBackend() if backend is None else backend
         operators = function if isinstance(function, tuple) else (Process("p", function, ("key",), schema),)
         made = graph(*operators, schema=schema)
+        uid = operators[0].uid
         vertices = [
-            vertex if vertex.uid != "p" else type(vertex)("p", vertex.operators, 1, policy)
-            for vertex in made.vertices
+            vertex if vertex.uid != uid else replace(vertex, failures=policy) for vertex in made.vertices
         ]
         job = JobGraph("job", tuple(vertices), made.edges, tracked=False, max_parallelism=8)
         keys: dict[str, pa.Schema] = {}
@@ -162,9 +170,10 @@ class FailingChain:
             keys.update(asked)
             return self.backend
 
-        mode = BarrierTaskMode({}, open_backend, lambda *_: None, lambda _: suspects, "here")
-        self.task: Any = build_task(job, "p", 0, mode)
-        self.checkpoints = mode.checkpointed["p", 0]
+        restores = {} if restored is None else {(uid, 0): restored}
+        mode = BarrierTaskMode(restores, open_backend, lambda *_: None, lambda _: suspects, "here")
+        self.task: Any = build_task(job, uid, 0, mode)
+        self.checkpoints = mode.checkpointed[uid, 0]
         self.time, self.schema = at_ms, schema
         self.task.handle(TaskStart(), self.now)
 

@@ -11,8 +11,10 @@ from chain_shell import IN, ROW, FailingChain, ModelBackend, sent
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import LetterKind
+from ftlayer.checkpoint.snapshots import KeyedSnapshot, SubtaskRestore, TableInfo
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.failures import PermanentFailure, RetryLater
+from ftlayer.functions.current import current_record
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, Process
 from ftlayer.runtime.barrier_mode.task.failing.alone import LAST_PAUSE_MS, LOOK_MS
@@ -310,3 +312,43 @@ def test_records_of_any_key_wait_and_come_again(kind: pa.DataType, keys: list[An
     assert part.waiting == 2 * len(keys)
     again = chain(Numbers(None), ModelBackend(first.backend.written[1]))
     assert sorted(sent(again.after(5_000))) == sorted([("k", 1), ("k", 2)] * len(keys))
+
+
+def once(record: Any) -> Any:
+    if current_record().attempt < 2:
+        raise ValueError("not yet")
+    return record[0], record[1] + 1
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_a_record_that_waits_enters_at_its_operator_though_others_stand_before_it_now(before: int) -> None:
+    calls: list[int] = []
+
+    def counted(record: Any) -> Any:
+        calls.append(record[1])
+        return record
+
+    once_more = Map("b", once, ROW)
+    old = FailingChain((once_more,))
+    old.give(("a", 1))
+    assert old.snapshot(1).waiting == 1
+    new = [Map(f"a{place}", counted, ROW) for place in range(before)]
+    table = TableInfo(0, "b", WAITING_TABLE, "map", "msgpack", 1)
+    chain = FailingChain(
+        (
+            *new,
+            AssignWatermarks("times", "n", 0, 1_000, ROW),
+            once_more,
+            Map("c", lambda r: (r[0], r[1] * 10), ROW),
+        ),
+        backend=ModelBackend(old.backend.written[1]),
+        restored=SubtaskRestore("a0", 0, keyed=(KeyedSnapshot(0, 8, (table,), ()),)),
+    )
+    assert chain.task.failures.waiting == 1
+    assert sent(chain.after(1_000)) == [("a", 20)]
+    assert calls == []
+    assert chain.task.failures.waiting == 0
+    # One that fails from now on enters at the new head.
+    assert sent(chain.give(("a", 5))) == []
+    assert sent(chain.after(1_000)) == [("a", 60)]
+    assert calls == [5, 5] * before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -38,6 +38,8 @@ LAST_PAUSE_MS = 1_000
 LOOK_MS = 100
 """The longest pause in a chain that holds too much, and how often it looks whether there is room again."""
 
+
+NO_SCHEMAS: Mapping[str, pa.Schema] = {}
 
 MOST_AT_ONCE = 1_000
 """Records that are tried again together."""
@@ -112,8 +114,12 @@ class RecordsAlone:
         timers: TimersAlone | None,
         suspects: Suspects,
         inputs: Sequence[pa.Schema],
+        inside: Mapping[str, pa.Schema] = NO_SCHEMAS,
     ) -> None:
-        """``inputs`` are the schemas of what the chain takes. ``timers`` None: it is a sink."""
+        """``inputs`` are the schemas of what the chain takes. ``timers`` None: it is a sink.
+
+        ``inside`` are those of operators behind its head at which restored records enter.
+        """
         self.send_letters: Callable[[Sequence[DeadLetter]], list[Action]] | None = None
         self._uid = uid
         self._policy = policy
@@ -125,6 +131,7 @@ class RecordsAlone:
         self._timers = timers
         self._suspects = suspects
         self._inputs = inputs
+        self._inside = inside
         self._ends = False
 
     def opened(self, now: Now) -> None:
@@ -262,6 +269,7 @@ class RecordsAlone:
                 now,
                 _known(part.waiting),
                 watermark_ms=part.watermark_ms,
+                enters=part.enters,
             )
             return _Piece(part, self._out.route(part, passed, self._log))
         except LateFailure as late:
@@ -286,18 +294,19 @@ class RecordsAlone:
             None if given.times is None else given.times[rows],
             given.watermark_ms,
             [given.waiting[row] for row in rows.tolist()] if given.waiting else (),
+            given.enters,
         )
 
     def _given(self, records: list[Waiting]) -> Given:
-        """Make rows of records that waited, all of one input."""
+        """Make rows of records that waited, all of one input, or of one operator inside the chain."""
         first = records[0]
-        schema = self._inputs[first.input]
+        schema = self._inside[first.enters] if first.enters else self._inputs[first.input]
         try:
             payload = rows_of([record.payload for record in records], schema)
         except OtherColumnsError as error:
             raise IncompatibleCheckpointError(
-                f"{self._uid!r}: a record waits for another attempt, and {error}. Restore with the program that took "
-                "the checkpoint until none waits"
+                f"{first.enters or self._uid!r}: a record waits for another attempt, and {error}. Restore with the "
+                "program that took the checkpoint until none waits"
             ) from error
         times = [record.event_time_ms for record in records]
         known = None if times[0] is None else np.array(times, np.int64)
@@ -305,11 +314,11 @@ class RecordsAlone:
         watermark_ms = max(
             self._pipeline.stages[0].watermark_ms, *(record.watermark_ms for record in records)
         )
-        return Given(first.input, payload, known, watermark_ms, records)
+        return Given(first.input, payload, known, watermark_ms, records, first.enters)
 
 
-def _alike(waiting: Waiting) -> tuple[int, bool]:
-    return waiting.input, waiting.event_time_ms is None
+def _alike(waiting: Waiting) -> tuple[str, int, bool]:
+    return waiting.enters, waiting.input, waiting.event_time_ms is None
 
 
 def _known(waiting: Sequence[Waiting]) -> Known:

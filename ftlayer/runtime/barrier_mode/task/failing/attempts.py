@@ -35,6 +35,7 @@ class Given:
         times: int64[n], event times (ms since 1970); None without.
         watermark_ms: the chain's.
         waiting: n records that they are, if they were tried before.
+        enters: uid of the operator that they go to first; "" for the chain's head.
     """
 
     input: int
@@ -42,6 +43,7 @@ class Given:
     times: I64Array | None
     watermark_ms: int
     waiting: Sequence[Waiting] = ()
+    enters: str = ""
 
     def part(self, start: int, most: int) -> Given:
         """Return up to ``most`` of the rows, from ``start`` on."""

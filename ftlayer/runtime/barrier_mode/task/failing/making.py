@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -12,10 +13,11 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.runtime.barrier_mode.task.contract import CommittingSinkBody
-from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels
+from ftlayer.runtime.barrier_mode.task.failing.alone import NO_SCHEMAS, RecordsAlone, ToChannels
 from ftlayer.runtime.barrier_mode.task.failing.attempts import RecordAttempts
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.keys import DRAWN_KEY, DrawnKeys, HeadKeys
@@ -44,9 +46,28 @@ class FailingAlone:
     attempts: RecordAttempts
 
 
-def keys_with_waiting(plan: ChainPlan, keys: dict[str, pa.Schema]) -> dict[str, pa.Schema]:
-    """Return the key columns of the chain's operators, with those of the records that wait at its head."""
-    return {plan.uid: DRAWN_KEY, **keys}
+def entered_inside(plan: ChainPlan, restored: SubtaskRestore | None) -> dict[str, pa.Schema]:
+    """Return the operators behind the chain's head at which restored records enter, and what they take.
+
+    They were heads of chains when the checkpoint was taken, and others have been put before them since.
+    """
+    tables = () if restored is None else (table for part in restored.keyed for table in part.tables)
+    heads = {table.operator for table in tables if table.name == WAITING_TABLE}
+    return {
+        operator.uid: before.schema
+        for before, operator in pairwise(plan.vertex.operators)
+        if operator.uid in heads
+    }
+
+
+def keys_with_waiting(
+    plan: ChainPlan, inside: Iterable[str], keys: dict[str, pa.Schema]
+) -> dict[str, pa.Schema]:
+    """Return the key columns of the chain's operators, with those of the records that wait.
+
+    ``inside`` are the operators of `entered_inside`.
+    """
+    return {**dict.fromkeys((plan.uid, *inside), DRAWN_KEY), **keys}
 
 
 def failing_alone(
@@ -56,8 +77,12 @@ def failing_alone(
     sink: SinkBody | None,
     suspects: Suspects,
     place: str,
+    inside: Mapping[str, pa.Schema] = NO_SCHEMAS,
 ) -> FailingAlone:
-    """Make them. ``sink`` None: the chain has outputs. ``place`` says in words which process this is."""
+    """Make them. ``sink`` None: the chain has outputs. ``place`` says in words which process this is.
+
+    ``inside`` is what `entered_inside` gives.
+    """
     own = {
         operator.uid: limit
         for operator in plan.vertex.operators
@@ -69,7 +94,7 @@ def failing_alone(
         (plan.uid, plan.subtask),
         policy,
         HeadKeys(plan.vertex.operators[0], plan.inputs, _drawn_keys(plan)),
-        WaitingRecords(table),
+        WaitingRecords(table, {uid: backend.state(uid).maps(WAITING_TABLE) for uid in inside}),
         breakers,
         place,
     )
@@ -87,13 +112,13 @@ def failing_alone(
         if isinstance(outlet, ChannelOutlet):
             timers = TimersAlone(pipeline, log, outlet, attempts, suspects)
         rows = RecordsAlone(
-            plan.uid, policy, pipeline, log, attempts, breakers, out, timers, suspects, plan.inputs
+            plan.uid, policy, pipeline, log, attempts, breakers, out, timers, suspects, plan.inputs, inside
         )
         if plan.graph.sends_letters(plan.uid):
             rows.send_letters = partial(_sent, emitter, plan.graph.name)
         return rows
 
-    return FailingAlone(RowsAlone(log, make), outlet, attempts)
+    return FailingAlone(RowsAlone(log, make, tuple(inside)), outlet, attempts)
 
 
 def _drawn_keys(plan: ChainPlan) -> DrawnKeys:

@@ -1,13 +1,14 @@
 """Records that wait for another attempt: a table of the chain's state, and in memory what is due when.
 
 The table is filed under the operator at the chain's head, by the records' keys there, so that a record is restored
-where its key goes. Records of a chain without a key lie under numbers that are drawn.
+where its key goes. Records of a chain without a key lie under numbers that are drawn. An operator that was a head when
+a checkpoint was taken, and has others before it now, has a table of its own: its records enter the chain there.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ftlayer.checkpoint.letters import FailedAttempt, LetterKind
@@ -15,6 +16,8 @@ from ftlayer.functions.keyed import Key, MapTable
 
 WAITING_TABLE = "waiting for another attempt"
 """Name of the table. A user's state of that name would be another kind of table, and is refused."""
+
+NO_TABLES: Mapping[str, MapTable] = {}
 
 _ENTRY_BYTES = 256
 """What an entry takes besides its texts and its payload, about."""
@@ -38,6 +41,7 @@ class Waiting:
         attempts: those that failed.
         operator: whose timer it is; "" for a record.
         is_event_timer: a timer of event time, not of processing time.
+        enters: uid of the operator that it goes to first; "" for the chain's head.
     """
 
     name: bytes
@@ -53,6 +57,7 @@ class Waiting:
     attempts: tuple[FailedAttempt, ...]
     operator: str = ""
     is_event_timer: bool = False
+    enters: str = ""
 
     @property
     def size(self) -> int:
@@ -61,7 +66,7 @@ class Waiting:
         return _ENTRY_BYTES + len(self.payload) + texts
 
     def packed(self) -> tuple[object, ...]:
-        """Return it as the table holds it, without name and key."""
+        """Return it as the table holds it, without name, key and where it enters."""
         attempts = tuple(
             (each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)
             for each in self.attempts
@@ -81,7 +86,7 @@ class Waiting:
         )
 
     @classmethod
-    def unpacked(cls, name: bytes, key: Key, packed: tuple[object, ...]) -> Waiting:
+    def unpacked(cls, name: bytes, key: Key, packed: tuple[object, ...], enters: str = "") -> Waiting:
         """Return what `packed` gave."""
         kind, input, payload, time_ms, watermark_ms, attempt, due_ms, first_ms, attempts, operator, event = (
             packed
@@ -100,6 +105,7 @@ class Waiting:
             tuple(FailedAttempt(*each) for each in attempts),  # type: ignore[attr-defined]
             operator,  # type: ignore[arg-type]
             event,  # type: ignore[arg-type]
+            enters,
         )
 
 
@@ -110,10 +116,13 @@ class WaitingRecords:
         bytes: what all of them take, about.
     """
 
-    def __init__(self, table: MapTable) -> None:
-        """``table`` is the chain's; what it holds is taken in by `restored`."""
+    def __init__(self, table: MapTable, inside: Mapping[str, MapTable] = NO_TABLES) -> None:
+        """``table`` is the chain's, ``inside`` those of operators behind its head; `restored` takes in what they hold.
+
+        No record comes to wait in one of ``inside`` that did not before.
+        """
         self.bytes = 0
-        self._table = table
+        self._tables = {"": table, **inside}
         self._all: dict[bytes, Waiting] = {}
         self._due: list[tuple[int, int, bytes]] = []
         self._added = 0
@@ -125,24 +134,25 @@ class WaitingRecords:
         return iter(self._all.values())
 
     def restored(self, latest_ms: int) -> None:
-        """Take in what the table holds, all of it due at ``latest_ms`` or before."""
-        for key in list(self._table.keys()):
-            for name, packed in self._table.items(key).items():
-                found = Waiting.unpacked(name, key, packed)
-                self._take_in(replace(found, due_ms=min(found.due_ms, latest_ms)))
+        """Take in what the tables hold, all of it due at ``latest_ms`` or before."""
+        for enters, table in self._tables.items():
+            for key in list(table.keys()):
+                for name, packed in table.items(key).items():
+                    found = Waiting.unpacked(name, key, packed, enters)
+                    self._take_in(replace(found, due_ms=min(found.due_ms, latest_ms)))
 
     def put(self, waiting: Waiting) -> None:
         """Have a record wait; one of that name is replaced."""
         old = self._all.get(waiting.name)
         if old is not None:
             self.bytes -= old.size
-        self._table.put(waiting.key, waiting.name, waiting.packed())
+        self._tables[waiting.enters].put(waiting.key, waiting.name, waiting.packed())
         self._take_in(waiting)
 
     def remove(self, waiting: Waiting) -> None:
         """The record waits no more."""
         self.bytes -= self._all.pop(waiting.name).size
-        self._table.remove(waiting.key, waiting.name)
+        self._tables[waiting.enters].remove(waiting.key, waiting.name)
 
     def no_later_than(self, latest_ms: int) -> None:
         """All that wait now are due at ``latest_ms`` of the wall clock or before."""
