@@ -161,7 +161,7 @@ class JobStatus:
             parts.append(
                 "no new record was read: its sources have none, an earlier run of this name has read them to their end "
                 "(another name or another directory begins anew; in barrier mode restore_from=None does), or it was "
-                "drained before it had come to where that run had been"
+                "drained, or stopped, before it had come to where that run had been"
             )
         return " · ".join(parts)
 
