@@ -131,6 +131,7 @@ SMOKE = (
     "docs/test_checkpointing_reference.py",
     "functions/chains/test_chain.py",
     "functions/test_conversion.py",
+    "functions/undo/test_value_handles.py",
     "handler/test_record_ids.py",
     "jobs/test_orders.py",
     "monitor/test_health.py",

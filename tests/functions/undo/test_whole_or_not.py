@@ -451,7 +451,7 @@ def ticking(draw: st.DrawFn) -> tuple[list[str], list[Record], Script]:
     return kinds, records, frozenset((uid, i, where) for (uid, where), i in hits)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(ticking(), st.integers(1, 50), st.integers(-1, 12), st.booleans())
 def test_a_timer_fires_whole_or_not_at_all(
     program: tuple[list[str], list[Record], Script], at_once: int, until: int, again: bool
@@ -518,7 +518,7 @@ def test_a_timer_fires_whole_or_not_at_all(
         assert state_of(backend, uid, name, None) == model.table(uid, name, set)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(programs(), st.integers(1, 50), st.integers(1, 50))
 @example(
     (

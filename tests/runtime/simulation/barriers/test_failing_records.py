@@ -49,9 +49,9 @@ def test_nothing_but_records_fails(failing: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("mode", MODES[:2])
-def test_one_thing_happens(failing: Any, mode: str, act: str) -> None:
-    place = ACTS.index(act) + MODES.index(mode)
+def test_one_thing_happens(failing: Any, act: str) -> None:
+    place = ACTS.index(act)
+    mode = MODES[place % 2]
     move = (80, 300, 500)[place % 3]
     config = {**failing.MODES[mode], "interval": 10, "backend": ("heap", "lmdb")[place % 2]}
     run(failing, failing.Plan(NAMES[place % 6], move, events=((move, act),), config=config))
@@ -64,7 +64,7 @@ def drawn(runs: Any, seed: int) -> Any:
 
 
 def test_anything_happens(failing: Any) -> None:
-    for seed in range(6):
+    for seed in range(3):
         run(failing, drawn(failing, seed))
 
 

@@ -229,13 +229,12 @@ class StumblingLoop(Loop):
         return entered.rebalance().process(Stumbling(), GOING, uid="stumbling")
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_loop_does_not_end_while_records_wait_in_it_for_another_attempt(
-    loops: Any, parallelism: int, monkeypatch: pytest.MonkeyPatch
+    loops: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their pause is longer than the loop waits for what comes back."""
     monkeypatch.setattr(loops, "Case", StumblingLoop)
     config = {"failures": FailurePolicy(max_attempts=3, backoff="800ms", jitter=0), "interval": 50}
-    run = loops.Run(loops.Plan("loop", 1, parallelism, (), config, count=6)).run()
+    run = loops.Run(loops.Plan("loop", 1, 3, (), config, count=6)).run()
     assert not run.case.lost
     assert not run.world.letters
