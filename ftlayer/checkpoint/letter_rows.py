@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import DeadLetter, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.errors import CheckpointDamagedError
 from ftlayer.records.ipc import UNREADABLE, read_one_batch
 from ftlayer.vertex.calls import Attempt
 
 
-def payload_of(letter: DeadLetter) -> pa.RecordBatch:
+def payload_of(letter: ChainLetter) -> pa.RecordBatch:
     """Return the one row of a letter; a timer has one with its time and its key, as that is packed.
 
     Raises `CheckpointDamagedError` for a payload that is no row.
@@ -26,7 +26,7 @@ def payload_of(letter: DeadLetter) -> pa.RecordBatch:
         ) from error
 
 
-def attempts_of(letter: DeadLetter) -> tuple[Attempt, ...]:
+def attempts_of(letter: ChainLetter) -> tuple[Attempt, ...]:
     """Return the failed attempts of a letter; there is one at the least, since letters are shown by their last."""
     attempts = tuple(
         Attempt(each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)

@@ -36,7 +36,7 @@ class FailedAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class ChainLetter:
     """A record, a timer or a sink's row that the chain with the uid ``chain`` has given up.
 
     Attributes:
@@ -79,7 +79,7 @@ class LetterBatch:
     """
 
     name: str
-    letters: tuple[DeadLetter, ...]
+    letters: tuple[ChainLetter, ...]
     lasting: bool = False
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ftlayer.checkpoint.letters import DeadLetter, LetterBatch
+from ftlayer.checkpoint.letters import ChainLetter, LetterBatch
 from ftlayer.checkpoint.pieces import Piece
 
 # ---------------------------------------------------------------- state
@@ -106,7 +106,7 @@ class SinkPart:
     """A sink's part in one subtask's snapshot, as the fields of the same names in `SubtaskSnapshot`."""
 
     committables: tuple[Committable, ...] = ()
-    letters: tuple[DeadLetter, ...] = ()
+    letters: tuple[ChainLetter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class SubtaskSnapshot:
     operators: tuple[OperatorState, ...] = ()
     positions: dict[str, bytes] = field(default_factory=dict)
     committables: tuple[Committable, ...] = ()
-    letters: tuple[DeadLetter, ...] = ()
+    letters: tuple[ChainLetter, ...] = ()
     waiting: int = 0
     readmitted: tuple[bytes, ...] = ()
     condemned: tuple[bytes, ...] = ()

@@ -30,7 +30,7 @@ def write_dead_letters(layer: FTLayer, directory: RunDirectory) -> None:
 
 
 def write_changes(layer: FTLayer, directory: RunDirectory) -> None:
-    """Write how many letters were requeued, edited and purged, by whoever: the audit log has all of it."""
+    """Write how many letters were requeued, edited and purged, by anybody: the audit log has all of it."""
     changes = dict.fromkeys(NAMES.values(), 0)
     more = b""
     while True:

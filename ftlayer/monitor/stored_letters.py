@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.letter_rows import attempts_of, payload_of
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters, stored_letters
 from ftlayer.errors import UnsupportedError
 from ftlayer.records.sought import says
@@ -107,7 +107,7 @@ def _in_order(jobs: Iterable[StoredLetters]) -> list[_Shown]:
     return sorted(found.values(), key=lambda shown: shown.place)
 
 
-def _shown(job: str, letter: DeadLetter) -> _Shown:
+def _shown(job: str, letter: ChainLetter) -> _Shown:
     attempts = attempts_of(letter)
     # Tools know records by numbers of 64 bits, and none of 0.
     root = int.from_bytes(letter.letter[:8], "big") or 1

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from starlette.testclient import TestClient
 
-from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterBatch, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters
 from ftlayer.checkpoint.storage.keys import storage_key
@@ -28,7 +28,7 @@ def test_letters_in_files_are_among_the_dead_letters(
     stored = StoredLetters(directory, "orders", storage_key(CheckpointConfig(directory=directory), "orders"))
     attempt = FailedAttempt(1, 5_000, "ValueError: no number: 'x'", "parse", "slot 0", "Traceback: here")
     payload = as_stream(pa.record_batch({"line": ["a line that is no order"]})).to_pybytes()
-    letter = DeadLetter(
+    letter = ChainLetter(
         b"a letter's name.",
         1,
         "parse",

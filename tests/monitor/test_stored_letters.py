@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterBatch, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters
 from ftlayer.checkpoint.storage.keys import storage_key
@@ -25,7 +25,7 @@ from ftlayer.records.ipc import as_stream
 from ftlayer.vertex import calls
 
 
-def letter(number: int, **more: Any) -> DeadLetter:
+def letter(number: int, **more: Any) -> ChainLetter:
     """Return a letter of this number, which died in that second."""
     payload = as_stream(pa.record_batch({"n": [number], "text": [f"line {number}"]})).to_pybytes()
     operator = more.get("operator", "parse")
@@ -50,7 +50,7 @@ def letter(number: int, **more: Any) -> DeadLetter:
         "first_failed_ms": number * 1_000,
         "died_ms": number * 1_000,
     }
-    return DeadLetter(**fields | more)
+    return ChainLetter(**fields | more)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import LETTER_BYTES, DeadLetter, LetterBatch
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterBatch
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import FileStatus
 from ftlayer.checkpoint.storage.keys import key_of
@@ -69,7 +69,7 @@ class LetterFiles(Protocol):
     def write(self, batch: LetterBatch) -> bool:
         """Write a file unless it is there, emptied or not; returns whether it was not."""
 
-    def read(self, name: str) -> list[list[DeadLetter]]:
+    def read(self, name: str) -> list[list[ChainLetter]]:
         """Return the parts of a file without what is purged: always as many, empty ones too.
 
         Raises `CheckpointDamagedError`.
@@ -108,7 +108,7 @@ class StoredLetters:
         """See `LetterFiles.write`."""
         return self._files.publish_new(_path(batch.name), encode_letters(batch, self._signer))
 
-    def read(self, name: str) -> list[list[DeadLetter]]:
+    def read(self, name: str) -> list[list[ChainLetter]]:
         """See `LetterFiles.read`."""
         purged = self._purged(name)
         _, parts = self._decoded(name)
@@ -131,7 +131,7 @@ class StoredLetters:
         """Return all files as they are: while it stays the same, so do the letters."""
         return tuple(sorted(self._files.walk(), key=lambda entry: entry.path))
 
-    def letters(self) -> Iterator[tuple[str, DeadLetter]]:
+    def letters(self) -> Iterator[tuple[str, ChainLetter]]:
         """Iterate over all letters with the names of their files. Raises `CheckpointDamagedError`."""
         for file in self.found():
             if file.letters:
@@ -204,7 +204,7 @@ class LettersInMemory:
         """See `LetterFiles.write`."""
         return self._batches.setdefault(batch.name, batch) is batch
 
-    def read(self, name: str) -> list[list[DeadLetter]]:
+    def read(self, name: str) -> list[list[ChainLetter]]:
         """See `LetterFiles.read`."""
         return list(parts_of(self._batches[name].letters))
 

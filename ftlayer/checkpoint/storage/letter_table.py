@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterBatch, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, LetterKind
 from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer, is_same
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
@@ -111,18 +111,18 @@ def read_head(data: bytes, location: str) -> LettersHead:
     return _head_of(schema, location)
 
 
-def letters_of(part: pa.RecordBatch) -> list[DeadLetter]:
+def letters_of(part: pa.RecordBatch) -> list[ChainLetter]:
     """Return the letters of a part."""
     return [_letter(row) for row in part.to_pylist()]
 
 
-def parts_of(letters: tuple[DeadLetter, ...]) -> Iterator[list[DeadLetter]]:
+def parts_of(letters: tuple[ChainLetter, ...]) -> Iterator[list[ChainLetter]]:
     """Cut letters into parts; they come chain by chain, and in their order within a chain."""
-    by_chain: dict[str, list[DeadLetter]] = {}
+    by_chain: dict[str, list[ChainLetter]] = {}
     for letter in letters:
         by_chain.setdefault(letter.chain, []).append(letter)
     for chain in sorted(by_chain):
-        part: list[DeadLetter] = []
+        part: list[ChainLetter] = []
         size = 0
         for letter in by_chain[chain]:
             own = _size(letter)
@@ -134,7 +134,7 @@ def parts_of(letters: tuple[DeadLetter, ...]) -> Iterator[list[DeadLetter]]:
         yield part
 
 
-def _size(letter: DeadLetter) -> int:
+def _size(letter: ChainLetter) -> int:
     texts = sum(len(attempt.traceback) + len(attempt.reason) for attempt in letter.attempts)
     return len(letter.payload) + len(letter.key) + texts + _TEXT_BYTES
 
@@ -153,6 +153,6 @@ def _head_of(schema: pa.Schema, location: str) -> LettersHead:
         raise CheckpointDamagedError(f"{location}: this is no file of dead letters: {error!r}") from error
 
 
-def _letter(row: dict[str, Any]) -> DeadLetter:
+def _letter(row: dict[str, Any]) -> ChainLetter:
     attempts = tuple(FailedAttempt(**attempt) for attempt in row["attempts"])
-    return DeadLetter(**{**row, "kind": LetterKind(row["kind"]), "attempts": attempts})
+    return ChainLetter(**{**row, "kind": LetterKind(row["kind"]), "attempts": attempts})

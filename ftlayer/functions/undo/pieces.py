@@ -20,7 +20,7 @@ GROWTH = 4
 """… and how much larger the next one is."""
 
 
-class Piece(Protocol):
+class PieceOfWork(Protocol):
     """What comes of a piece of work."""
 
     @property
@@ -32,7 +32,7 @@ class Piece(Protocol):
         """Whether one of them failed."""
 
 
-Result = TypeVar("Result", bound=Piece)
+Result = TypeVar("Result", bound=PieceOfWork)
 
 
 def in_pieces(

@@ -10,7 +10,7 @@ class UndoTimers:
     """The timers of one operator: `ftlayer.functions.keyed.Timers`.
 
     A timer that was deleted, and is set again by the log, fires behind the others of its time. One that fires alone is
-    gone, also if it fails: whoever fired it has it.
+    gone, also if it fails: what fired it has it.
     """
 
     def __init__(self, timers: Timers, log: UndoLog) -> None:

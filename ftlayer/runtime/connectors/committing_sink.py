@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Committable, SinkPart
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, JobError
@@ -57,7 +57,7 @@ class _Refused:
     """The letter of a row that the writer has refused; ``checkpoint`` as in `_Written`."""
 
     checkpoint: int | None
-    letter: DeadLetter
+    letter: ChainLetter
 
 
 class CommittingWriterBody:
@@ -203,7 +203,7 @@ class CommittingWriterBody:
 
     def _write_rows(self, checkpoint: int | None, batches: Sequence[pa.RecordBatch]) -> None:
         """Have rows written, again without those that are refused until none is; keep the message and the letters."""
-        letters: list[DeadLetter] = []
+        letters: list[ChainLetter] = []
         while batches:
             try:
                 message = call_write(self._writer, batches, self._spark_schema)
@@ -223,7 +223,7 @@ class CommittingWriterBody:
 
     def _without(
         self, batches: Sequence[pa.RecordBatch], rejected: RowsRejected
-    ) -> tuple[list[pa.RecordBatch], list[DeadLetter]]:
+    ) -> tuple[list[pa.RecordBatch], list[ChainLetter]]:
         if self._rejections is None:
             raise JobError(
                 f"sink {self._uid!r}: write refused {rejected}: nothing says what becomes of such rows; give "

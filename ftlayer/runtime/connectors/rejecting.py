@@ -11,7 +11,7 @@ from typing import SupportsIndex
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import LETTER_BYTES, DeadLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterKind
 from ftlayer.errors import ConfigError
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.failures import MAX_REASON, RowFailure, failure_of
@@ -44,7 +44,7 @@ class RowRejections:
 
     def take_out(
         self, batches: Sequence[pa.RecordBatch], rejected: RowsRejected
-    ) -> tuple[list[pa.RecordBatch], list[DeadLetter]]:
+    ) -> tuple[list[pa.RecordBatch], list[ChainLetter]]:
         """Return what is left of ``batches`` without the rows that ``rejected`` numbers, and letters of these.
 
         Rows are numbered from 0 through all batches. Raises `ConfigError` for none, and for a row that is not there:
@@ -61,7 +61,7 @@ class RowRejections:
                 "the order in which they come"
             )
         left: list[pa.RecordBatch] = []
-        letters: list[DeadLetter] = []
+        letters: list[ChainLetter] = []
         start = 0
         for batch in batches:
             mine = sorted(number - start for number in errors if start <= number < start + batch.num_rows)
@@ -80,7 +80,7 @@ class RowRejections:
             )
         return index(row)
 
-    def _letter(self, batch: pa.RecordBatch, row: int, error: Exception | str) -> DeadLetter:
+    def _letter(self, batch: pa.RecordBatch, row: int, error: Exception | str) -> ChainLetter:
         failure = (
             RowFailure(row, self._uid, error[:MAX_REASON], "")
             if isinstance(error, str)
@@ -89,7 +89,7 @@ class RowRejections:
         alone = row_alone(batch, row, shares=may_share(batch.schema))
         now_ms = self._wall_ms()
         attempt = FailedAttempt(1, now_ms, failure.reason, self._uid, self._place, failure.traceback)
-        return DeadLetter(
+        return ChainLetter(
             letter=self._draw(LETTER_BYTES),
             checkpoint=0,
             chain=self._uid,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
 from ftlayer.histogram import Exemplar
 from ftlayer.runtime.protocol.deaths import Conviction, Death
@@ -400,7 +400,7 @@ class Readmit:
 
     uid: str
     subtask: int
-    letters: tuple[DeadLetter, ...]
+    letters: tuple[ChainLetter, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.clock import Now
 from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.handler.handler import Handler
@@ -52,7 +52,7 @@ class ChainRows(Protocol):
     def again(self, now: Now) -> list[Action]:
         """Run records whose next attempt is due."""
 
-    def readmit(self, letters: tuple[DeadLetter, ...], now: Now) -> None:
+    def readmit(self, letters: tuple[ChainLetter, ...], now: Now) -> None:
         """Dead letters are to be tried again."""
 
     def holds(self, mark: Watermark | Idle) -> bool:
@@ -114,7 +114,7 @@ class WholeBatches:
         """Nothing waits."""
         return []
 
-    def readmit(self, letters: tuple[DeadLetter, ...], now: Now) -> None:
+    def readmit(self, letters: tuple[ChainLetter, ...], now: Now) -> None:
         """Nothing may come back."""
         raise ValueError(f"{len(letters)} dead letters came back to a chain that makes none")
 

@@ -71,7 +71,7 @@ class _NoSuspects:
         """Nothing was."""
 
     def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
-        """Nobody was named."""
+        """No record was named."""
         return ()
 
     def completed(self, checkpoint: int) -> None:

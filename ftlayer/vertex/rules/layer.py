@@ -51,7 +51,7 @@ from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.hour import VertexHour
-from ftlayer.vertex.rules.letters import JobLetters
+from ftlayer.vertex.rules.letters import BarrierLetters
 from ftlayer.vertex.rules.names import belongs_to
 from ftlayer.vertex.rules.opening import Opening, recall
 from ftlayer.vertex.rules.operating import DeadLetters
@@ -109,7 +109,7 @@ class FTLayerCore:
         self._opening = Opening(state)
         self._batches = Batches(state, self._tracking, failing, self._deliveries)
         self._dead_letters = DeadLetters(state, store)
-        self._letters = JobLetters(state, store)
+        self._letters = BarrierLetters(state, store)
         self._status = Status(state, store, self._replay)
         self._hour = VertexHour(state, store, now)
         self._transaction: WriteTransaction | None = None

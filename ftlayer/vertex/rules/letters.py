@@ -31,7 +31,7 @@ from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.walked import RecordContents
 
 
-class JobLetters:
+class BarrierLetters:
     """`KeepLetters`, `ForgetLetters`, `GetRequeued`, `Readmitted` and `ReturnLetters`.
 
     A requeued letter is in the table of waiting records. It is no replay: `Replays` passes it over.

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 from typer.testing import CliRunner
 
-from ftlayer.checkpoint.letters import DeadLetter, LetterBatch, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterBatch, LetterKind
 from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
@@ -131,7 +131,7 @@ def test_a_checkpoint_is_shown(left: Left) -> None:
 
 
 def test_letters_of_a_checkpoint_are_counted_by_chain(made: Any) -> None:
-    letter = DeadLetter(bytes(16), 2, "parse", 0, 0, LetterKind.RECORD, "parse", b"", b"", None, (), 1, 2)
+    letter = ChainLetter(bytes(16), 2, "parse", 0, 0, LetterKind.RECORD, "parse", b"", b"", None, (), 1, 2)
     back = dataclasses.replace(made.subtask([]), letters=(letter, letter), readmitted=(b"x",))
     uid = back.uid
     checkpoint = dataclasses.replace(made.checkpoint(3, back), letters=(LetterBatch("run-2", (letter,)),))

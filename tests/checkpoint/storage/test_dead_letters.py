@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterBatch, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage import letter_table
 from ftlayer.checkpoint.storage.dead_letters import (
@@ -32,7 +32,7 @@ WALL = st.integers(0, 1 << 48)
 
 ATTEMPTS = st.builds(FailedAttempt, st.integers(1, 1000), WALL, TEXT, TEXT, TEXT, TEXT)
 LETTERS = st.builds(
-    DeadLetter,
+    ChainLetter,
     st.binary(min_size=16, max_size=16),
     st.integers(1, 1 << 40),
     st.sampled_from(["parse", "count", "sïnk"]),
@@ -51,17 +51,17 @@ LETTERS = st.builds(
 
 
 def test_files_have_all_fields_of_letters() -> None:
-    assert letter_table.LETTERS_SCHEMA.names == [field.name for field in fields(DeadLetter)]
+    assert letter_table.LETTERS_SCHEMA.names == [field.name for field in fields(ChainLetter)]
     assert [field.name for field in letter_table.ATTEMPT_TYPE] == [
         field.name for field in fields(FailedAttempt)
     ]
 
 
-def letter(number: int, chain: str = "parse", payload: bytes = b"") -> DeadLetter:
+def letter(number: int, chain: str = "parse", payload: bytes = b"") -> ChainLetter:
     """Return a letter of this number."""
     attempts = (FailedAttempt(1, 5, "ValueError: no", "parse", "slot 0", "Traceback"),)
     name = number.to_bytes(16, "big")
-    return DeadLetter(name, 3, chain, 0, 0, LetterKind.RECORD, "parse", b"", payload, None, attempts, 5, 6)
+    return ChainLetter(name, 3, chain, 0, 0, LetterKind.RECORD, "parse", b"", payload, None, attempts, 5, 6)
 
 
 @pytest.fixture(params=["local", "fsspec", "memory"])
@@ -73,13 +73,13 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> LetterFiles:
     return StoredLetters(directory, "a job/№1", KEY)
 
 
-def names(parts: list[list[DeadLetter]]) -> list[int]:
+def names(parts: list[list[ChainLetter]]) -> list[int]:
     """Return the numbers of letters."""
     return [int.from_bytes(each.letter, "big") for part in parts for each in part]
 
 
 @given(st.lists(LETTERS, max_size=6).map(tuple), st.booleans())
-def test_what_is_written_is_read_back(letters: tuple[DeadLetter, ...], lasting: bool) -> None:
+def test_what_is_written_is_read_back(letters: tuple[ChainLetter, ...], lasting: bool) -> None:
     data = encode_letters(LetterBatch("run-1", letters, lasting), Signer(KEY))
     head, parts = decode_letters(data, "run-1", "here", Signer(KEY))
     assert (head.letters, head.lasting) == (len(letters), lasting)
@@ -162,7 +162,7 @@ def test_who_purges_brings_back_nothing_that_was_emptied_meanwhile(tmp_path: Pat
     driver.write(LetterBatch("run-1", (letter(1), letter(2))))
     read = purger.read
 
-    def emptied_behind(name: str) -> list[list[DeadLetter]]:
+    def emptied_behind(name: str) -> list[list[ChainLetter]]:
         parts = read(name)
         driver.empty(name)
         return parts

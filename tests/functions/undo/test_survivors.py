@@ -142,7 +142,7 @@ def rows_of(records: list[Record]) -> tuple[pa.RecordBatch, Any]:
 
 
 class Taken:
-    """`ftlayer.functions.undo.pieces.Piece`: what came of rows, or of timers; a partitioner refuses some."""
+    """`ftlayer.functions.undo.pieces.PieceOfWork`: what came of rows, or of timers; a partitioner refuses some."""
 
     def __init__(self, size: int, came: TopologyResult | FiredTimers, refused: dict[int, None]) -> None:
         self.size = size

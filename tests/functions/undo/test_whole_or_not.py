@@ -355,7 +355,7 @@ class ModelContext:
 
 @dataclass
 class Run:
-    """`ftlayer.functions.undo.pieces.Piece`."""
+    """`ftlayer.functions.undo.pieces.PieceOfWork`."""
 
     size: int
     result: TopologyResult
@@ -367,7 +367,7 @@ class Run:
 
 @dataclass
 class FiredRun:
-    """`ftlayer.functions.undo.pieces.Piece`."""
+    """`ftlayer.functions.undo.pieces.PieceOfWork`."""
 
     fired: FiredTimers
 

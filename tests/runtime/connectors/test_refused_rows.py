@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from ftlayer import RowsRejected
-from ftlayer.checkpoint.letters import LETTER_BYTES, DeadLetter, LetterKind
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskSnapshot
 from ftlayer.errors import JobError
 from ftlayer.records.ipc import read_one_batch
@@ -83,7 +83,7 @@ def rows_in(part: SinkPart) -> list[int]:
     return [row for one in part.committables for row in unseal(one.message, KEY).rows]
 
 
-def row_of(letter: DeadLetter) -> int:
+def row_of(letter: ChainLetter) -> int:
     (row,) = read_one_batch(letter.payload).column("id").to_pylist()
     return int(row)
 
@@ -200,7 +200,7 @@ def test_without_a_policy_the_option_is_named() -> None:
 def test_a_snapshot_has_them_beside_the_committables_and_behind_the_chains_own() -> None:
     body = sink(Plain({2}))
     body.write(ids(1, 2), 0)
-    own = DeadLetter(b"o" * LETTER_BYTES, 5, "out", 3, 0, LetterKind.RECORD, "out", b"", b"", None, (), 0, 0)
+    own = ChainLetter(b"o" * LETTER_BYTES, 5, "out", 3, 0, LetterKind.RECORD, "out", b"", b"", None, (), 0, 0)
     part = SubtaskSnapshot("out", 3, letters=(own,))
     written = ChainSnapshot(part, 5, None, body.precommit(5)).write(None, lambda: False)  # type: ignore[arg-type]
     first, refused = written.letters

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer import CheckpointConfig, FailurePolicy, FixedDelay, StreamEnvironment
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.storage.dead_letters import stored_letters
 
 pytestmark = pytest.mark.spark
@@ -81,7 +81,7 @@ def test_two_of_6000_records_end_their_process(spark: Any, kit: ModuleType, tmp_
     assert dead[EXITS].attempts[-1].reason == "SystemExit: it is a failure like others"
 
 
-def _place(letter: DeadLetter) -> tuple[int, int]:
+def _place(letter: ChainLetter) -> tuple[int, int]:
     """Return partition and number of a dead record."""
     (row,) = pa.ipc.open_stream(letter.payload).read_all().to_pylist()
     return row["partition"], row["number"]

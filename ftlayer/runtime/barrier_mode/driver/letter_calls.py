@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgpack
 
 from ftlayer.checkpoint.letter_rows import attempts_of, payload_of
-from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
 from ftlayer.errors import CheckpointDamagedError, FTLayerError, MalformedRequestError, StaleOwnerError
 from ftlayer.records.ipc import as_stream
 from ftlayer.transport.codec import plain_codec
@@ -53,7 +53,7 @@ class LetterCalls:
             for chain in chains:
                 self._opened(chain)
 
-    def keep(self, file: str, parts: Sequence[Sequence[DeadLetter]]) -> None:
+    def keep(self, file: str, parts: Sequence[Sequence[ChainLetter]]) -> None:
         """Have the vertex keep the parts of a file, each once."""
         with self._claimed():
             for number, letters in enumerate(parts):
@@ -67,7 +67,7 @@ class LetterCalls:
         with self._claimed():
             self._client.call(ForgetLetters(self._job, file, self._run))
 
-    def requeued(self, after: bytes) -> tuple[list[tuple[bytes, DeadLetter]], bytes]:
+    def requeued(self, after: bytes) -> tuple[list[tuple[bytes, ChainLetter]], bytes]:
         """Return a page of requeued letters with their keys, and where the next one begins.
 
         Letters that make no sense are dead again behind this.
@@ -120,19 +120,19 @@ class LetterCalls:
 # ---------------------------------------------------------------- letters
 
 
-def kept_letter(letter: DeadLetter) -> KeptLetter:
+def kept_letter(letter: ChainLetter) -> KeptLetter:
     """Return a letter as the vertex keeps it. Raises `CheckpointDamagedError` for a payload that is no row."""
-    facts: bytes = msgpack.packb(plain_codec(DeadLetter).pack(replace(letter, payload=b"", attempts=())))
+    facts: bytes = msgpack.packb(plain_codec(ChainLetter).pack(replace(letter, payload=b"", attempts=())))
     return KeptLetter(letter.letter, facts, payload_of(letter), attempts_of(letter))
 
 
-def letter_of(requeued: RequeuedLetter) -> DeadLetter:
+def letter_of(requeued: RequeuedLetter) -> ChainLetter:
     """Return a letter that comes back, with the payload that people may have given it.
 
     An edited one has lost its key: it is the payload's. Raises `CheckpointDamagedError` for facts of no letter.
     """
     try:
-        letter: DeadLetter = plain_codec(DeadLetter).unpack(msgpack.unpackb(requeued.facts), "letter")
+        letter: ChainLetter = plain_codec(ChainLetter).unpack(msgpack.unpackb(requeued.facts), "letter")
     except (MalformedRequestError, ValueError, msgpack.UnpackException) as error:
         raise CheckpointDamagedError(
             f"a requeued letter of {requeued.stream!r} makes no sense: {error}; is it of a newer ftlayer?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import DeadLetter, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.errors import FTLayerError
 from ftlayer.partitioning.key_groups import HashByKeyGroup, key_groups, subtasks_of
 from ftlayer.partitioning.partitioners import OutgoingRows
@@ -17,7 +17,7 @@ from ftlayer.state.snapshots.serializer import unpack
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 
 
-def target_of(letter: DeadLetter, graph: JobGraph) -> Target | str:
+def target_of(letter: ChainLetter, graph: JobGraph) -> Target | str:
     """Return the subtask that is to have a letter: by its key where the chain's input has one, else the one it was in.
 
     A text says why it cannot go back: no such chain, another schema, no failure policy.
@@ -42,7 +42,7 @@ def target_of(letter: DeadLetter, graph: JobGraph) -> Target | str:
     )
 
 
-def _of_record(letter: DeadLetter, vertex: JobVertex, edge: JobEdge) -> int | str:
+def _of_record(letter: ChainLetter, vertex: JobVertex, edge: JobEdge) -> int | str:
     payload = read_one_batch(letter.payload)
     if not payload.schema.equals(edge.schema):
         takes, has = _columns(edge.schema), _columns(payload.schema)
@@ -53,7 +53,7 @@ def _of_record(letter: DeadLetter, vertex: JobVertex, edge: JobEdge) -> int | st
     return letter.subtask % vertex.parallelism
 
 
-def _of_timer(letter: DeadLetter, graph: JobGraph, vertex: JobVertex, edge: JobEdge) -> int | str:
+def _of_timer(letter: ChainLetter, graph: JobGraph, vertex: JobVertex, edge: JobEdge) -> int | str:
     if not isinstance(edge.partitioner, HashByKeyGroup):
         return f"{letter.chain!r} has no key (any more), and its timers none of one"
     inputs = {each.input: each.schema for each in graph.edges_into(vertex.uid)}
@@ -67,7 +67,7 @@ def _of_timer(letter: DeadLetter, graph: JobGraph, vertex: JobVertex, edge: JobE
     return int(subtasks_of(groups, vertex.parallelism, graph.max_parallelism)[0])
 
 
-def _no_chain(letter: DeadLetter, graph: JobGraph) -> str:
+def _no_chain(letter: ChainLetter, graph: JobGraph) -> str:
     for vertex in graph.vertices:
         if any(operator.uid == letter.chain for operator in vertex.operators):
             return f"{letter.chain!r} is chained behind {vertex.uid!r} now, and records enter a chain at its head"

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Checkpoint
 
 ASK_EVERY_MS = 2_000
@@ -53,7 +53,7 @@ class SendLetters:
     slot: int
     uid: str
     subtask: int
-    letters: tuple[DeadLetter, ...]
+    letters: tuple[ChainLetter, ...]
 
 
 ReadmissionWork: TypeAlias = AskRequeued | ConfirmLetters | ReturnToDead
@@ -75,7 +75,7 @@ class Offered:
     """A letter that the vertex offers; ``target`` is where it goes, or why it cannot go back."""
 
     key: bytes
-    letter: DeadLetter
+    letter: ChainLetter
     target: Target | str
 
 
@@ -162,7 +162,7 @@ class Readmission:
             raise ValueError("nothing was asked")
         self._doing, self._after, self._failures = None, more, 0
         self._unseen -= {each.letter.letter for each in letters}
-        groups: dict[Target, list[DeadLetter]] = {}
+        groups: dict[Target, list[ChainLetter]] = {}
         for each in letters:
             name = each.letter.letter
             if name in self._held.get(self._latest, ()):

@@ -1,7 +1,7 @@
 """What a process writes down when it ends itself.
 
-Nobody else can tell. Spark's daemon forks the Python workers and has the kernel reap them (it ignores SIGCHLD), so no
-exit code is ever read; a worker's parent alone could have it. So a worker writes while it ends:
+No other process can tell. Spark's daemon forks the Python workers and has the kernel reap them (it ignores SIGCHLD), so
+no exit code is ever read; a worker's parent alone could have it. So a worker writes while it ends:
 
 - SIGSEGV, SIGABRT, SIGBUS, SIGILL and SIGFPE: `faulthandler` writes what came, and where the functions were. It is
   C, needs neither the interpreter nor its lock, and has a stack of its own for the thread that turned it on.

@@ -75,7 +75,7 @@ class _NoNotes:
     """Of a process that cannot have a box."""
 
     def about_to(self, chain: str, digest: bytes) -> None:
-        """Nobody would read it."""
+        """No process would read it."""
 
     def over(self) -> None:
         """Nothing was noted."""

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import DeadLetter, LetterKind
-from ftlayer.dead_letters.letter import DeadLetter as ShownLetter
-from ftlayer.dead_letters.letter import row_of, shown_record
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
+from ftlayer.dead_letters.letter import DeadLetter, row_of, shown_record
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.functions.steps import Record
 from ftlayer.records.ipc import read_one_batch
@@ -19,21 +18,21 @@ from ftlayer.topology.job_graph import stream_name
 _ORIGIN_BYTES = 8
 
 
-def letter_rows(letters: Sequence[DeadLetter], job: str) -> pa.RecordBatch:
+def letter_rows(letters: Sequence[ChainLetter], job: str) -> pa.RecordBatch:
     """Return letters as rows of `LETTER_SCHEMA`."""
     return pa.RecordBatch.from_pylist(
         [row_of(shown(letter, job)) for letter in letters], schema=LETTER_SCHEMA
     )
 
 
-def shown(letter: DeadLetter, job: str) -> ShownLetter:
+def shown(letter: ChainLetter, job: str) -> DeadLetter:
     """Return a letter of the topology ``job`` as a program sees it.
 
     Its stream is named after its chain, as an operator's with timers in acker mode. What is shown of a timer are its
     key and its time.
     """
     last = letter.attempts[-1]
-    return ShownLetter(
+    return DeadLetter(
         key=letter.letter.hex(),
         stream=stream_name(job, letter.chain),
         record=_record(letter),
@@ -47,7 +46,7 @@ def shown(letter: DeadLetter, job: str) -> ShownLetter:
     )
 
 
-def _record(letter: DeadLetter) -> Record:
+def _record(letter: ChainLetter) -> Record:
     if letter.kind is LetterKind.TIMER:
         return {"key": unpack(letter.key), "timer_ms": letter.event_time_ms}
     return shown_record(read_one_batch(letter.payload))

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.config import TopologyOptions
@@ -101,7 +101,7 @@ class Played:
         self.job = Job(self.thread)
         checkpoints, plan = open_checkpoints(graph, config, run, restore_from)
         checkpoints = replace(checkpoints, letters=replace(checkpoints.letters, vertex=vertex))
-        self.letters: tuple[DeadLetter, ...] = ()
+        self.letters: tuple[ChainLetter, ...] = ()
         self.readmitted: tuple[bytes, ...] = ()
         self.telling = TopologyTelling(self.thread, graph, "barrier", config)
         self._key, self._starts, self._bounded = plan.key, starts, bounded

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters, stored_letters
@@ -62,7 +62,7 @@ def row(n: int, text: str = "a") -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"n": n, "text": text}], SCHEMA)
 
 
-def letter(number: int, chain: str = "count", checkpoint: int = 1, **more: Any) -> DeadLetter:
+def letter(number: int, chain: str = "count", checkpoint: int = 1, **more: Any) -> ChainLetter:
     """Return a letter of this number."""
     fields = {
         "letter": number.to_bytes(16, "big"),
@@ -79,7 +79,7 @@ def letter(number: int, chain: str = "count", checkpoint: int = 1, **more: Any) 
         "first_failed_ms": 4,
         "died_ms": 5,
     }
-    return DeadLetter(**(fields | more))  # type: ignore[arg-type]
+    return ChainLetter(**(fields | more))  # type: ignore[arg-type]
 
 
 def graph_of(parallelism: int = 2, failures: FailurePolicy | None = POLICY) -> JobGraph:
@@ -170,7 +170,7 @@ class Driver:
             except queue.Empty:
                 continue
 
-    def complete(self, number: int, *letters: DeadLetter, readmitted: tuple[bytes, ...] = ()) -> Checkpoint:
+    def complete(self, number: int, *letters: ChainLetter, readmitted: tuple[bytes, ...] = ()) -> Checkpoint:
         """Take a checkpoint that holds these letters; it is the only one that is kept."""
         part = SubtaskSnapshot("count", 0, letters=letters, readmitted=readmitted)
         taken = Checkpoint(number, "job", self.run, "checkpoint", 1, 2, 16, (), (part,))

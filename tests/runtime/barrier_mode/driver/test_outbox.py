@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from ftlayer.checkpoint.letters import DeadLetter, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.runtime.barrier_mode.driver.outbox import (
     FIRST_PAUSE_MS,
@@ -29,9 +29,9 @@ from ftlayer.runtime.barrier_mode.driver.outbox import (
 SUBTASKS = (0, 1)
 
 
-def letter(number: int, checkpoint: int = 0, subtask: int = 0) -> DeadLetter:
+def letter(number: int, checkpoint: int = 0, subtask: int = 0) -> ChainLetter:
     """Return a letter of this name."""
-    return DeadLetter(
+    return ChainLetter(
         number.to_bytes(16, "big"),
         checkpoint,
         "chain",
@@ -48,7 +48,7 @@ def letter(number: int, checkpoint: int = 0, subtask: int = 0) -> DeadLetter:
     )
 
 
-def checkpoint(number: int, *letters: DeadLetter, run: str = "run", kind: str = "checkpoint") -> Checkpoint:
+def checkpoint(number: int, *letters: ChainLetter, run: str = "run", kind: str = "checkpoint") -> Checkpoint:
     """Return a checkpoint with one subtask."""
     return Checkpoint(number, "job", run, kind, 1, 2, 8, (), (SubtaskSnapshot("chain", 0, letters=letters),))
 
@@ -214,7 +214,7 @@ class Walk:
             for name, letters in self.world.files.items()
         )
         self.doing: list[OutboxWork] = []
-        self.chains: dict[int, list[DeadLetter]] = {each: [] for each in SUBTASKS}
+        self.chains: dict[int, list[ChainLetter]] = {each: [] for each in SUBTASKS}
         self.made: dict[int, list[bytes]] = {each: [] for each in SUBTASKS}
         self.told = 0
         self.restore(SUBTASKS)

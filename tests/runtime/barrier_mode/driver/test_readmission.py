@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from ftlayer.checkpoint.letters import DeadLetter, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.runtime.barrier_mode.driver.readmission import (
     ASK_EVERY_MS,
@@ -26,10 +26,10 @@ SLOTS = (0, 1)
 PAGE = 2
 
 
-def letter(number: int) -> DeadLetter:
+def letter(number: int) -> ChainLetter:
     """Return a letter of this name."""
     name = number.to_bytes(16, "big")
-    return DeadLetter(name, 1, "chain", 0, 0, LetterKind.RECORD, "parse", b"", b"", None, (), 1, 2)
+    return ChainLetter(name, 1, "chain", 0, 0, LetterKind.RECORD, "parse", b"", b"", None, (), 1, 2)
 
 
 def offer(number: int) -> Offered:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import (
     KeyedSnapshot,
@@ -188,7 +188,7 @@ class FailingChain:
     def take(self, payload: pa.RecordBatch) -> list[Any]:
         return self.task.handle(ElementCame(IN, Batch(payload)), self.now)
 
-    def readmit(self, *letters: DeadLetter) -> list[Any]:
+    def readmit(self, *letters: ChainLetter) -> list[Any]:
         return self.task.handle(Readmit("p", 0, letters), self.now)
 
     def watermark(self, time_ms: int = MAX_TIME_MS) -> list[Any]:

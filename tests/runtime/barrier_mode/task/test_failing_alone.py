@@ -12,7 +12,7 @@ from chain_shell import ROW, ModelBackend, sent
 from chain_shell import FailingChain as Task
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import DeadLetter, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.failures import PermanentFailure
 from ftlayer.functions.current import current_record
 from ftlayer.functions.process import ProcessFunction
@@ -44,7 +44,7 @@ class Scripted(ProcessFunction):
             raise ValueError(f"no {number}")
 
 
-def reasons(letters: tuple[DeadLetter, ...]) -> list[str]:
+def reasons(letters: tuple[ChainLetter, ...]) -> list[str]:
     return [letter.attempts[-1].reason for letter in letters]
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
 from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
-from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE, Waiting, WaitingRecords
+from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE, WaitingRecord, WaitingRecords
 from ftlayer.state.heap import HeapBackend
 
 EARLIEST = FailedAttempt(1, 5, "no", "op", "here", "trace")
@@ -27,10 +27,10 @@ STEPS = st.lists(
 )
 
 
-def record(name: int, due_ms: int) -> Waiting:
+def record(name: int, due_ms: int) -> WaitingRecord:
     """Some share a key."""
     key = None if name == 0 else f"k{name % 3}"
-    return Waiting(
+    return WaitingRecord(
         bytes([name]), key, LetterKind.RECORD, 0, b"row", 7, 3, 2, due_ms, 1, (EARLIEST,) * (name % 3)
     )
 
@@ -39,7 +39,7 @@ def record(name: int, due_ms: int) -> Waiting:
 def test_waiting_records_are_a_dict_with_an_order(steps: list[tuple[str, int, int]]) -> None:
     table = HeapBackend().state("p").maps(WAITING_TABLE)
     found = WaitingRecords(table)
-    model: dict[int, Waiting] = {}
+    model: dict[int, WaitingRecord] = {}
     due: dict[int, int] = {}
     used: set[int] = set()  # names are drawn, and never come again
     for what, number, time in steps:
@@ -76,7 +76,7 @@ def test_waiting_records_are_a_dict_with_an_order(steps: list[tuple[str, int, in
         assert found.due_ms == min(due.values(), default=None)
 
 
-LETTER = DeadLetter(b"", 0, "p", 0, 0, LetterKind.RECORD, "p", b"", b"row", None, (), 1, 1)
+LETTER = ChainLetter(b"", 0, "p", 0, 0, LetterKind.RECORD, "p", b"", b"row", None, (), 1, 1)
 
 
 @given(

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.records.ipc import as_stream
 from ftlayer.runtime.barrier_mode.task.letter_rows import letter_rows
@@ -18,12 +18,12 @@ from ftlayer.state.snapshots.serializer import Serializer
 LETTER = bytes(range(255, 239, -1))
 
 
-def letter(kind: LetterKind, payload: bytes, *, key: bytes = b"") -> DeadLetter:
+def letter(kind: LetterKind, payload: bytes, *, key: bytes = b"") -> ChainLetter:
     attempts = (
         FailedAttempt(1, 1_500, "first", "parse", "here"),
         FailedAttempt(4, 9_000, "last", "parse", "there", "Traceback …"),
     )
-    return DeadLetter(LETTER, 3, "parse", 1, 0, kind, "score", key, payload, 77, attempts, 1_500, 9_250)
+    return ChainLetter(LETTER, 3, "parse", 1, 0, kind, "score", key, payload, 77, attempts, 1_500, 9_250)
 
 
 def test_a_record_is_a_row_of_the_schema_that_acker_mode_has() -> None:

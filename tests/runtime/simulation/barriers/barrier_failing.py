@@ -19,7 +19,7 @@ import pyarrow as pa
 from barrier_outside import MeantToFailError, Outside, Writer
 from barrier_topologies import COUNTED, NUMBERED, WINDOWED, Case, Extent, Passing, numbers
 
-from ftlayer.checkpoint.letters import DeadLetter, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.functions.current import current_record
@@ -353,7 +353,7 @@ class FailingCase(Case):
             found.update(row[first : first + 3] for row in self.outside.visible(sink, counts))
         return found
 
-    def check_letters(self, letters: list[DeadLetter], extent: Extent) -> None:
+    def check_letters(self, letters: list[ChainLetter], extent: Extent) -> None:
         """Each record that the model gives up is dead once, where the model says so."""
         found = Counter(_place_of_letter(letter) for letter in letters)
         assert set(found) <= set(self.dead), f"dead for no reason: {sorted(set(found) - set(self.dead))[:5]}"
@@ -366,7 +366,7 @@ class FailingCase(Case):
             script = self.dead[_place_of_letter(letter)]
             self.check_letter(letter, script)
 
-    def check_letter(self, letter: DeadLetter, script: str) -> None:
+    def check_letter(self, letter: ChainLetter, script: str) -> None:
         """It says who refused it, and how often."""
         # A fault of the simulation's may strike first, in the last attempt.
         is_known = letter.operator in (*OPERATORS[script], "passing-a", "passing-b", "behind")
@@ -418,6 +418,6 @@ def _windowed(key: Any, window: Any, records: list[Any]) -> Iterator[Any]:
         yield key, window.start_ms, source, part, number
 
 
-def _place_of_letter(letter: DeadLetter) -> Place:
+def _place_of_letter(letter: ChainLetter) -> Place:
     (row,) = pa.ipc.open_stream(letter.payload).read_all().to_pylist()
     return row["source"], row["part"], row["n"]

@@ -23,7 +23,7 @@ from barrier_parts import Channels, Control, Link, StepWorker
 from barrier_process import Process
 from barrier_topologies import Case
 
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.loading import all_pieces, paths_of
 from ftlayer.checkpoint.storage.opening import driver_storage, pieces_directory, storage_key
@@ -63,7 +63,7 @@ class World:
         self.leaves_copies: set[int] = set()  # lives
         self.boxes = Boxes(self)
         self.complete: set[tuple[str, int]] = set()  # checkpoints, by run and number
-        self.letters: dict[bytes, DeadLetter] = {}  # of complete checkpoints
+        self.letters: dict[bytes, ChainLetter] = {}  # of complete checkpoints
         self.in_savepoints: set[int] = set()  # messages that a user's savepoint holds
         self.moves_made: Counter[str] = Counter()
         self.workers: list[StepWorker] = []

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import DeadLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
 from ftlayer.clock import Now
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions.chains.firing import TimerKind
@@ -24,7 +24,7 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import Given, RecordAtte
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, rows_of
 from ftlayer.runtime.barrier_mode.task.failing.timers import TimersAlone
-from ftlayer.runtime.barrier_mode.task.failing.waiting import Waiting
+from ftlayer.runtime.barrier_mode.task.failing.waiting import WaitingRecord
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.chain_rows import FailureCounts
@@ -80,7 +80,7 @@ class ToChannels:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows that went through together: `ftlayer.functions.undo.pieces.Piece`."""
+    """Rows that went through together: `ftlayer.functions.undo.pieces.PieceOfWork`."""
 
     given: Given
     routed: Routed
@@ -120,7 +120,7 @@ class RecordsAlone:
 
         ``inside`` are those of operators behind its head at which restored records enter.
         """
-        self.send_letters: Callable[[Sequence[DeadLetter]], list[Action]] | None = None
+        self.send_letters: Callable[[Sequence[ChainLetter]], list[Action]] | None = None
         self._uid = uid
         self._policy = policy
         self._pipeline = pipeline
@@ -170,7 +170,7 @@ class RecordsAlone:
         self._hurry(now)
         return [*actions, *self._letters_sent()]
 
-    def readmit(self, letters: tuple[DeadLetter, ...], now: Now) -> None:
+    def readmit(self, letters: tuple[ChainLetter, ...], now: Now) -> None:
         """See `ChainRows.readmit`."""
         if self._attempts.is_last:
             return  # They are still where they came from, and come with the job's next start.
@@ -297,7 +297,7 @@ class RecordsAlone:
             given.enters,
         )
 
-    def _given(self, records: list[Waiting]) -> Given:
+    def _given(self, records: list[WaitingRecord]) -> Given:
         """Make rows of records that waited, all of one input, or of one operator inside the chain."""
         first = records[0]
         schema = self._inside[first.enters] if first.enters else self._inputs[first.input]
@@ -317,11 +317,11 @@ class RecordsAlone:
         return Given(first.input, payload, known, watermark_ms, records, first.enters)
 
 
-def _alike(waiting: Waiting) -> tuple[str, int, bool]:
+def _alike(waiting: WaitingRecord) -> tuple[str, int, bool]:
     return waiting.enters, waiting.input, waiting.event_time_ms is None
 
 
-def _known(waiting: Sequence[Waiting]) -> Known:
+def _known(waiting: Sequence[WaitingRecord]) -> Known:
     if not waiting:
         return UNTRACKED
     attempts = np.array([record.attempt for record in waiting], np.int32)

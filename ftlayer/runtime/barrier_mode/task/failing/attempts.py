@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ftlayer.backoff import Ended, next_attempt
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import LETTER_BYTES, DeadLetter, FailedAttempt, LetterKind, with_attempt
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterKind, with_attempt
 from ftlayer.clock import Now
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Key
@@ -21,7 +21,7 @@ from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.keys import NO_KEY, HeadKeys
 from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
 from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, RowPacker, rows_of
-from ftlayer.runtime.barrier_mode.task.failing.waiting import Waiting, WaitingRecords
+from ftlayer.runtime.barrier_mode.task.failing.waiting import WaitingRecord, WaitingRecords
 from ftlayer.state.snapshots.serializer import Serializer, unpack
 
 
@@ -42,7 +42,7 @@ class Given:
     payload: pa.RecordBatch
     times: I64Array | None
     watermark_ms: int
-    waiting: Sequence[Waiting] = ()
+    waiting: Sequence[WaitingRecord] = ()
     enters: str = ""
 
     def part(self, start: int, most: int) -> Given:
@@ -121,17 +121,17 @@ class RecordAttempts:
         for failure in failed.values():
             self._failed(given, failure, now)
 
-    def timer_through(self, timer: Waiting) -> None:
+    def timer_through(self, timer: WaitingRecord) -> None:
         """A timer that waited has fired."""
         self.waiting.remove(timer)
 
-    def timer_failed(self, timer: Waiting, failure: RowFailure, now: Now, *, waited: bool) -> None:
+    def timer_failed(self, timer: WaitingRecord, failure: RowFailure, now: Now, *, waited: bool) -> None:
         """A timer failed; ``waited``: it is not its first time."""
         self._decide(timer, failure, now, waited=waited)
 
-    def new_timer(self, operator: str, key: Key, time_ms: int, now: Now, *, is_event: bool) -> Waiting:
+    def new_timer(self, operator: str, key: Key, time_ms: int, now: Now, *, is_event: bool) -> WaitingRecord:
         """Return a timer that fails for the first time."""
-        return Waiting(
+        return WaitingRecord(
             secrets.token_bytes(LETTER_BYTES),
             key,
             LetterKind.TIMER,
@@ -154,13 +154,13 @@ class RecordAttempts:
         if given.waiting:
             self.waiting.remove(waiting)
 
-    def readmit(self, letter: DeadLetter, now: Now) -> None:
+    def readmit(self, letter: ChainLetter, now: Now) -> None:
         """A dead letter is to be tried again, from its first attempt on; one that does not fit is dead again."""
         if not self.letters.readmit(letter.letter):
             return
         key, problem = self._readmitted(letter)
         is_timer = letter.kind is LetterKind.TIMER
-        waiting = Waiting(
+        waiting = WaitingRecord(
             secrets.token_bytes(LETTER_BYTES),
             key,
             # A row that a sink refused comes into its chain as a record.
@@ -182,7 +182,7 @@ class RecordAttempts:
         else:
             self.waiting.put(waiting)
 
-    def _readmitted(self, letter: DeadLetter) -> tuple[Key, str]:
+    def _readmitted(self, letter: ChainLetter) -> tuple[Key, str]:
         """Return a letter's key in the chain, and why it cannot be tried again: "" if it can.
 
         Of a record the key is read anew: somebody may have edited it.
@@ -206,11 +206,11 @@ class RecordAttempts:
         waiting = self._waiting_of(given, failure.row, now)
         self._decide(waiting, failure, now, waited=bool(given.waiting))
 
-    def _waiting_of(self, given: Given, row: int, now: Now) -> Waiting:
+    def _waiting_of(self, given: Given, row: int, now: Now) -> WaitingRecord:
         if given.waiting:
             return given.waiting[row]
         own = row_alone(given.payload, row, shares=self._shares[given.input])
-        return Waiting(
+        return WaitingRecord(
             secrets.token_bytes(LETTER_BYTES),
             self._keys.of(own, given.input),
             LetterKind.RECORD,
@@ -224,7 +224,7 @@ class RecordAttempts:
             (),
         )
 
-    def _decide(self, waiting: Waiting, failure: RowFailure, now: Now, *, waited: bool) -> None:
+    def _decide(self, waiting: WaitingRecord, failure: RowFailure, now: Now, *, waited: bool) -> None:
         attempts = with_attempt(
             waiting.attempts,
             FailedAttempt(1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback),
@@ -243,11 +243,13 @@ class RecordAttempts:
         if waited:
             self.waiting.remove(waiting)
 
-    def _bury(self, waiting: Waiting, attempts: tuple[FailedAttempt, ...], operator: str, now: Now) -> None:
+    def _bury(
+        self, waiting: WaitingRecord, attempts: tuple[FailedAttempt, ...], operator: str, now: Now
+    ) -> None:
         is_timer = waiting.kind is LetterKind.TIMER
         has_key = is_timer or (self._keys.are_columns and waiting.key is not NO_KEY)
         self.letters.add(
-            DeadLetter(
+            ChainLetter(
                 waiting.name,
                 0,
                 self._uid,

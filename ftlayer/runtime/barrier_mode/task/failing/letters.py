@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 
 
 class MadeLetters:
@@ -16,10 +16,10 @@ class MadeLetters:
 
     def __init__(self) -> None:
         self.made = 0
-        self._letters: list[DeadLetter] = []
+        self._letters: list[ChainLetter] = []
         self._readmitted: dict[bytes, int] = {}
 
-    def add(self, letter: DeadLetter) -> None:
+    def add(self, letter: ChainLetter) -> None:
         """The chain gives a record up."""
         self.made += 1
         self._letters.append(letter)
@@ -31,12 +31,12 @@ class MadeLetters:
         self._readmitted[name] = 0
         return True
 
-    def take(self) -> list[DeadLetter]:
+    def take(self) -> list[ChainLetter]:
         """Return, and forget, what was made: it goes on as records."""
         taken, self._letters = self._letters, []
         return taken
 
-    def snapshot(self, checkpoint: int) -> tuple[tuple[DeadLetter, ...], tuple[bytes, ...]]:
+    def snapshot(self, checkpoint: int) -> tuple[tuple[ChainLetter, ...], tuple[bytes, ...]]:
         """Return what this checkpoint holds: all letters, and all names, that were not told to be complete."""
         self._letters = [
             letter if letter.checkpoint else replace(letter, checkpoint=checkpoint)

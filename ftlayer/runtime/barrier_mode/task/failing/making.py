@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.partitioning.key_groups import groups_of
@@ -126,7 +126,7 @@ def _drawn_keys(plan: ChainPlan) -> DrawnKeys:
     return DrawnKeys(groups_of(plan.subtask, plan.vertex.parallelism, most), most)
 
 
-def _sent(emitter: Emitter, job: str, letters: Sequence[DeadLetter]) -> list[Action]:
+def _sent(emitter: Emitter, job: str, letters: Sequence[ChainLetter]) -> list[Action]:
     """Return what sends letters on as records."""
     rows = np.arange(len(letters), dtype=np.int64)
     return [*emitter.derived(LETTERS, letter_rows(letters, job), None, rows).sends]

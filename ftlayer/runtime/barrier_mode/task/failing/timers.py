@@ -14,13 +14,13 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.undo.pieces import in_pieces
 from ftlayer.runtime.barrier_mode.task.failing.attempts import RecordAttempts, first_of_each
-from ftlayer.runtime.barrier_mode.task.failing.waiting import Waiting
+from ftlayer.runtime.barrier_mode.task.failing.waiting import WaitingRecord
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.outlet import ChannelOutlet, Routed
 from ftlayer.runtime.task.pipeline import Fired, OperatorChain
 from ftlayer.runtime.task.suspects import Suspects
 
-Waited = Mapping[Timer, Waiting]
+Waited = Mapping[Timer, WaitingRecord]
 """Timers of one operator that failed before."""
 
 _NONE: Waited = {}
@@ -28,7 +28,7 @@ _NONE: Waited = {}
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Timers that fired together: `ftlayer.functions.undo.pieces.Piece`."""
+    """Timers that fired together: `ftlayer.functions.undo.pieces.PieceOfWork`."""
 
     fired: Fired
     routed: Routed
@@ -63,7 +63,7 @@ class TimersAlone:
         """Fire what is due in a stage of the pipeline."""
         return self._fire(stage, self._pipeline.due_timers(stage, kind, now), _NONE, now)
 
-    def again(self, due: Sequence[Waiting], now: Now) -> list[Action]:
+    def again(self, due: Sequence[WaitingRecord], now: Now) -> list[Action]:
         """Fire timers whose next attempt is due."""
         actions: list[Action] = []
         for (operator, kind), group in groupby(sorted(due, key=_alike), key=_alike):
@@ -124,5 +124,5 @@ class TimersAlone:
             self._attempts.timer_failed(entry, failure, now, waited=timer in waited)
 
 
-def _alike(timer: Waiting) -> tuple[str, TimerKind]:
+def _alike(timer: WaitingRecord) -> tuple[str, TimerKind]:
     return timer.operator, "event" if timer.is_event_timer else "processing"

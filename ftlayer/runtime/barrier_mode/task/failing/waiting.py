@@ -24,7 +24,7 @@ _ENTRY_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRecord:
     """A record, or a timer, that failed and is to be tried again.
 
     Attributes:
@@ -86,7 +86,7 @@ class Waiting:
         )
 
     @classmethod
-    def unpacked(cls, name: bytes, key: Key, packed: tuple[object, ...], enters: str = "") -> Waiting:
+    def unpacked(cls, name: bytes, key: Key, packed: tuple[object, ...], enters: str = "") -> WaitingRecord:
         """Return what `packed` gave."""
         kind, input, payload, time_ms, watermark_ms, attempt, due_ms, first_ms, attempts, operator, event = (
             packed
@@ -123,14 +123,14 @@ class WaitingRecords:
         """
         self.bytes = 0
         self._tables = {"": table, **inside}
-        self._all: dict[bytes, Waiting] = {}
+        self._all: dict[bytes, WaitingRecord] = {}
         self._due: list[tuple[int, int, bytes]] = []
         self._added = 0
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[WaitingRecord]:
         return iter(self._all.values())
 
     def restored(self, latest_ms: int) -> None:
@@ -138,10 +138,10 @@ class WaitingRecords:
         for enters, table in self._tables.items():
             for key in list(table.keys()):
                 for name, packed in table.items(key).items():
-                    found = Waiting.unpacked(name, key, packed, enters)
+                    found = WaitingRecord.unpacked(name, key, packed, enters)
                     self._take_in(replace(found, due_ms=min(found.due_ms, latest_ms)))
 
-    def put(self, waiting: Waiting) -> None:
+    def put(self, waiting: WaitingRecord) -> None:
         """Have a record wait; one of that name is replaced."""
         old = self._all.get(waiting.name)
         if old is not None:
@@ -149,7 +149,7 @@ class WaitingRecords:
         self._tables[waiting.enters].put(waiting.key, waiting.name, waiting.packed())
         self._take_in(waiting)
 
-    def remove(self, waiting: Waiting) -> None:
+    def remove(self, waiting: WaitingRecord) -> None:
         """The record waits no more."""
         self.bytes -= self._all.pop(waiting.name).size
         self._tables[waiting.enters].remove(waiting.key, waiting.name)
@@ -166,14 +166,14 @@ class WaitingRecords:
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
 
-    def take_due(self, now_ms: int, most: int) -> list[Waiting]:
+    def take_due(self, now_ms: int, most: int) -> list[WaitingRecord]:
         """Return up to ``most`` that are due, the earliest first. Each has to be `put` again, or to be removed."""
-        found: list[Waiting] = []
+        found: list[WaitingRecord] = []
         while len(found) < most and (due_ms := self.due_ms) is not None and due_ms <= now_ms:
             found.append(self._all[heapq.heappop(self._due)[2]])
         return found
 
-    def _take_in(self, waiting: Waiting) -> None:
+    def _take_in(self, waiting: WaitingRecord) -> None:
         self._all[waiting.name] = waiting
         self.bytes += waiting.size
         self._added += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftlayer.checkpoint.letters import DeadLetter, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.protocol.messages import Readmit
@@ -10,7 +10,7 @@ from ftlayer.runtime.slot.instructions import RunTask
 
 
 def test_letters_that_come_back_are_given_to_their_subtask() -> None:
-    letter = DeadLetter(bytes(16), 1, "parse", 1, 0, LetterKind.RECORD, "parse", b"", b"", None, (), 1, 2)
+    letter = ChainLetter(bytes(16), 1, "parse", 1, 0, LetterKind.RECORD, "parse", b"", b"", None, (), 1, 2)
     rules = BarrierSlot.__new__(BarrierSlot)
     rules.activity = 0
     told = Readmit("parse", 1, (letter,))
