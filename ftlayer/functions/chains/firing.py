@@ -42,17 +42,6 @@ FIRED_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class FailedTimer:
-    """A timer of ``operator`` that failed, there or in what is behind it: ``failure.operator`` says where."""
-
-    operator: str
-    kind: TimerKind
-    key: Key
-    time_ms: int
-    failure: RowFailure
-
-
-@dataclass(frozen=True, slots=True)
 class FiredTimers:
     """What came of some timers of one operator.
 

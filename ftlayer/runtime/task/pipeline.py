@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.clock import Now
-from ftlayer.functions.chains.firing import DueTimers, FailedTimer, Timer, TimerGuard, TimerKind
+from ftlayer.functions.chains.firing import DueTimers, Timer, TimerGuard, TimerKind
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.current import UNTRACKED, Known, running
@@ -81,16 +81,6 @@ class Fired:
     def has_failures(self) -> bool:
         """Whether one of them failed."""
         return bool(self.passed.failures)
-
-    def failed(self) -> list[FailedTimer]:
-        """Return the timers that failed, each with its first failure."""
-        first: dict[int, RowFailure] = {}
-        for failure in self.passed.failures:
-            first.setdefault(failure.row, failure)
-        return [
-            FailedTimer(self.operator, self.kind, *self.timers[place], first[place])
-            for place in sorted(first)
-        ]
 
 
 @dataclass(slots=True)
