@@ -7,7 +7,7 @@ not checked against its schema: a misfit shows where the next one, or the chain'
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ftlayer.checks import check_ran
 from ftlayer.errors import FTLayerError, JobError
+from ftlayer.functions.chains.async_segment import AsyncSegment
 from ftlayer.functions.chains.batch_segment import BatchSegment
 from ftlayer.functions.chains.firing import (
     FIRED_AT_ONCE,
@@ -96,12 +97,11 @@ class TopologyChain:
         inputs: Sequence[pa.Schema],
         backend: Backend,
         log: UndoLog | None = None,
-        inside: Collection[str] = (),
     ) -> None:
         """Prepare ``operators``; ``inputs`` are the schemas of what the first one takes (two for a `CoProcess`).
 
         With ``log``, what a row that fails has changed is taken back. The caller keeps the log: it is emptied when the
-        results have gone their way. ``inside`` are uids of operators that `run` may begin with; others are passed over.
+        results have gone their way.
 
         Raises InvalidTopologyError if they cannot be run as a chain: a `CoProcess` that is not the first, two
         side outputs of one name, keys that a schema lacks.
@@ -109,7 +109,7 @@ class TopologyChain:
         self._log = log
         prepared = prepare(operators, inputs, backend if log is None else UndoBackend(backend, log))
         self._processes = prepared.processes
-        path = prepared.paths[0]
+        path = self._path = prepared.paths[0]
         # Where the first function gives times, what is behind it runs on its own.
         head = 1 if any(gives_times(process.function) for process in prepared.processes) else None
         self._paths = [segments_of(path[:head], VALUES, log=log) for path in prepared.paths]
@@ -119,23 +119,19 @@ class TopologyChain:
             for process in prepared.processes
             if process.timers is not None and uses_timers(process.function)
         }
-        self._inside = {
-            step.uid: segments_of(path[place:], VALUES, log=log)
-            for place, step in enumerate(path)
-            if step.uid in inside
-        }
+        # Few chains ever run from their middle: those segments are made when they are needed first.
+        self._inside: dict[str, list[Segment]] = {}
         self._schemas = {MAIN: operators[-1].schema if operators else inputs[0]}
         for process in prepared.processes:
             self._schemas |= dict(process.step.side)
         tails = [firing.tail for firing in self._firings.values()]
-        starts = [*self._paths, *self._inside.values()]
-        self._running = [_per_record(segments) for segments in starts]
-        all_segments = [*starts, self._behind or [], *tails]
-        self._counting = [s for segments in all_segments for s in segments if not isinstance(s, BatchSegment)]
+        self._running = [_per_record(segments) for segments in self._paths]
+        all_segments = [*self._paths, self._behind or [], *tails]
+        self._counting = [segment for segments in all_segments for segment in _counted(segments)]
 
     def begins_at(self, uid: str) -> bool:
-        """Whether `run` may begin with this operator."""
-        return uid in self._inside
+        """Whether `run` may begin with this operator: it is one of the chain's."""
+        return any(step.uid == uid for step in self._path)
 
     def open(self) -> None:
         """Open all process functions; what one raises goes up, as an error with the operator's uid."""
@@ -217,7 +213,7 @@ class TopologyChain:
             process.step.context.now_ms = now_wall_ms
         try:
             if self.begins_at(enters):
-                outputs, failures = self._run(self._inside[enters], None, batch, times)
+                outputs, failures = self._run(self._from(enters), None, batch, times)
             else:
                 outputs, failures = self._run(self._paths[input], self._behind, batch, times)
         except LateFailure:
@@ -235,6 +231,16 @@ class TopologyChain:
             first.setdefault(failure.row, failure)
         kept = {tag: output for tag, output in outputs.items() if tag == MAIN or output.batch.num_rows}
         return TopologyResult(kept, [first[row] for row in sorted(first)])
+
+    def _from(self, uid: str) -> list[Segment]:
+        """Return the segments of the operators from this one on."""
+        found = self._inside.get(uid)
+        if found is None:
+            place = next(place for place, step in enumerate(self._path) if step.uid == uid)
+            found = self._inside[uid] = segments_of(self._path[place:], VALUES, log=self._log)
+            self._running.append(_per_record(found))
+            self._counting.extend(_counted(found))
+        return found
 
     def _run(
         self,
@@ -359,6 +365,10 @@ def _without(output: OutputRows, failed: I64) -> OutputRows:
 def _joined(pieces: Sequence[tuple[pa.RecordBatch, I64 | None]]) -> I64 | None:
     times = [times for _, times in pieces if times is not None]
     return np.concatenate(times) if times else None
+
+
+def _counted(segments: Sequence[Segment]) -> list[RecordSegment | AsyncSegment]:
+    return [segment for segment in segments if not isinstance(segment, BatchSegment)]
 
 
 def _per_record(segments: Sequence[Segment]) -> list[RecordSegment]:

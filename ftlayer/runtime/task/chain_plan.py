@@ -43,12 +43,10 @@ class RowsAlone:
     Attributes:
         log: takes back what they change.
         make: makes what runs them.
-        inside: uids of operators behind the chain's head at which records may enter.
     """
 
     log: UndoLog
     make: Callable[[OperatorChain], ChainRows]
-    inside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,7 @@ class ChainPlan:
 
         ``alone``: its records fail alone; None: a record that fails is settled by the chain's handler.
         """
-        log, inside = (None, ()) if alone is None else (alone.log, alone.inside)
-        pipeline = OperatorChain(self.functions, self.inputs, backend, log, inside)
+        pipeline = OperatorChain(self.functions, self.inputs, backend, None if alone is None else alone.log)
         rows: ChainRows = (
             WholeBatches(pipeline, self.handler, outlet) if alone is None else alone.make(pipeline)
         )

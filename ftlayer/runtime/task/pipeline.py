@@ -107,11 +107,10 @@ class OperatorChain:
         inputs: Sequence[pa.Schema],
         backend: Backend,
         log: UndoLog | None = None,
-        inside: Sequence[str] = (),
     ) -> None:
         """``inputs`` are the schemas of what the first operator takes; ``log`` as in `TopologyChain`.
 
-        ``inside`` are uids of operators that `run` may begin with. Raises what `TopologyChain` raises.
+        Raises what `TopologyChain` raises.
         """
         self._log = log
         cuts = [place for place, operator in enumerate(operators) if isinstance(operator, AssignWatermarks)]
@@ -123,7 +122,7 @@ class OperatorChain:
             if generator is None and start == end and cuts:
                 continue  # the chain begins with an AssignWatermarks
             functions = [op for op in operators[start:end] if not isinstance(op, AssignWatermarks)]
-            chain = TopologyChain(functions, inputs, backend, log, inside)
+            chain = TopologyChain(functions, inputs, backend, log)
             self.stages.append(ChainStage(generator, chain))
             if start < end:
                 inputs = [operators[end - 1].schema]

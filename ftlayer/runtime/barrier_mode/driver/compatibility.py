@@ -150,6 +150,8 @@ def _belongings(checkpoint: Checkpoint) -> Iterator[tuple[str, str, str]]:
     """Yield (operator, name of a thing that has one, what it is) for everything in the checkpoint."""
     for part in checkpoint.subtasks:
         for table in () if part.keyed is None else part.keyed.tables:
+            if table.name == WAITING_TABLE and not part.waiting:
+                continue  # Nothing is in it.
             yield (
                 table.operator,
                 plain_name(table.name),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -123,8 +123,7 @@ class BarrierTaskMode:
         broadcast = any(isinstance(edge.partitioner, Broadcast) for edge in plan.graph.edges_into(plan.uid))
         plan = replace(plan, handler=NonFTHandler(NO_REMEDY if broadcast else REMEDY))
         policy = plan.vertex.failures
-        inside = {} if policy is None else entered_inside(plan, self._restored.get((plan.uid, plan.subtask)))
-        backend = self._backend(plan, inside)
+        backend = self._backend(plan)
         companion = BarrierCompanion(plan.uid, plan.subtask, backend, keeps_failed=policy is not None)
         body = None
         if plan.sink is not None:
@@ -133,6 +132,7 @@ class BarrierTaskMode:
         failing = None
         if policy is not None:
             assert backend is not None
+            inside = entered_inside(plan, self._restored.get((plan.uid, plan.subtask)))
             failing = failing_alone(plan, policy, backend.backend, body, suspects, self._place, inside)
             outlet: Outlet = failing.outlet
         elif body is None:
@@ -147,11 +147,11 @@ class BarrierTaskMode:
         self.checkpointed[plan.uid, plan.subtask] = ChainCheckpoints(task, companion, sink, suspects, letters)
         return task
 
-    def _backend(self, plan: ChainPlan, inside: Iterable[str]) -> SharedBackend | None:
+    def _backend(self, plan: ChainPlan) -> SharedBackend | None:
         """Open the state of a chain that can keep some: of its functions, or records that wait."""
         keys = key_schemas(plan.functions, plan.inputs)
         if plan.vertex.failures is not None:
-            keys = keys_with_waiting(plan, inside, keys)
+            keys = keys_with_waiting(plan, keys)
         elif not any(isinstance(operator, Process | CoProcess | Reduce) for operator in plan.functions):
             return None
         return SharedBackend(self._open_backend(plan.uid, plan.subtask, keys))

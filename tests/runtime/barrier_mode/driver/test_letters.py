@@ -400,7 +400,10 @@ OTHER = as_stream(pa.record_batch({"m": [1]})).to_pybytes()
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"chain": "tail"}, "'tail' is chained behind 'count' now"),
+        ({"chain": "tail", "payload": OTHER}, "'tail' takes other records now: n int64"),
+        ({"chain": "tail", "payload": b"junk"}, "the record for 'tail' cannot be read"),
+        ({"chain": "tail", "input": 1}, "'tail' has no input 1"),
+        ({"chain": "tail", "kind": LetterKind.TIMER, "payload": b""}, "'tail' has no key"),
         ({"input": 1}, "'count' has no input 1"),
         ({"payload": OTHER}, "'count' takes other records now: n int64, text string; this one has m int64"),
         ({"payload": b"junk"}, "where it belongs in 'count' is not known"),
@@ -416,6 +419,10 @@ def test_why_a_letter_cannot_go_back(wrong: dict[str, Any], reason: str) -> None
 
 def test_a_letter_without_a_key_goes_to_the_subtask_it_was_in() -> None:
     assert target_of(letter(1, "show", subtask=5), graph_of(parallelism=2)) == Target(1, "show", 1)
+
+
+def test_a_letter_of_a_head_that_has_others_before_it_now_goes_to_the_chain_that_it_is_in() -> None:
+    assert target_of(letter(1, "tail", subtask=3), graph_of(parallelism=2)) == Target(1, "count", 1)
 
 
 def test_a_letter_follows_its_key_to_another_parallelism() -> None:

@@ -503,6 +503,16 @@ def test_records_that_wait_are_restored_where_their_operator_has_a_policy_or_ref
     assert not restores(checkpoint_of(before, parts), with_policy(longer), allow_unclaimed=False).dropped
 
 
+def test_an_operator_at_which_records_could_wait_and_none_does_may_go() -> None:
+    before = with_policy(graph((1, (source(),)), (1, (keep("first"),)), (1, (keep("second"), sink()))))
+    table = TableInfo(0, "second", WAITING_TABLE, "map", "msgpack", 1)
+    after = with_policy(graph((1, (source(),)), (1, (keep("first"), sink()))))
+    for waiting, dropped in ((0, 0), (1, 1)):
+        part = SubtaskSnapshot("second", 0, KeyedSnapshot(0, 128, (table,), ()), waiting=waiting)
+        found = restores(checkpoint_of(before, [part]), after, allow_unclaimed=True)
+        assert len(found.dropped) == dropped
+
+
 def test_positions_of_partitions_that_vanished_are_refused_unless_they_are_named() -> None:
     parts = [SubtaskSnapshot("source", 0, positions={f"p{n}": b"%d" % n for n in range(4)})]
     checkpoint = checkpoint_of(graph((1, (source(partitions=4),)), (1, (keep("after"),))), parts)

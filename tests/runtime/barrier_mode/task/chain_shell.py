@@ -155,7 +155,9 @@ class FailingChain:
         schema: pa.Schema = ROW,
         suspects: Suspects = NO_SUSPECTS,
         restored: SubtaskRestore | None = None,
+        opens: Callable[[Mapping[str, pa.Schema]], Any] | None = None,
     ) -> None:
+        """``backend`` is the chain's, or what ``opens`` returns for the keys of its operators."""
         self.backend = ModelBackend() if backend is None else backend
         operators = function if isinstance(function, tuple) else (Process("p", function, ("key",), schema),)
         made = graph(*operators, schema=schema)
@@ -164,10 +166,10 @@ class FailingChain:
             vertex if vertex.uid != uid else replace(vertex, failures=policy) for vertex in made.vertices
         ]
         job = JobGraph("job", tuple(vertices), made.edges, tracked=False, max_parallelism=8)
-        keys: dict[str, pa.Schema] = {}
 
         def open_backend(chain: str, subtask: int, asked: Mapping[str, pa.Schema]) -> Any:
-            keys.update(asked)
+            if opens is not None:
+                self.backend = opens(asked)
             return self.backend
 
         restores = {} if restored is None else {(uid, 0): restored}

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from chain_shell import IN, ROW, FailingChain, ModelBackend, sent
 
+from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import LetterKind
+from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, SubtaskRestore, TableInfo
+from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.failures import PermanentFailure, RetryLater
 from ftlayer.functions.current import current_record
@@ -24,6 +30,8 @@ from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Watermar
 from ftlayer.runtime.protocol.messages import DataEnded
 from ftlayer.runtime.task.actions import HoldInput, Send
 from ftlayer.runtime.task.events import ElementCame
+from ftlayer.state.contract import BackendSpec
+from ftlayer.state.opening import open_backend
 from ftlayer.topology.operators import AssignWatermarks
 
 LAST = Watermark(MAX_TIME_MS)
@@ -352,3 +360,98 @@ def test_a_record_that_waits_enters_at_its_operator_though_others_stand_before_i
     assert sent(chain.give(("a", 5))) == []
     assert sent(chain.after(1_000)) == [("a", 60)]
     assert calls == [5, 5] * before
+
+
+def rechained(before: Any = None, **more: Any) -> FailingChain:
+    """`once` at b, with others around it."""
+    return FailingChain(
+        (
+            Map("a", before or (lambda r: r), ROW),
+            Map("b", once, ROW),
+            Map("c", lambda r: (r[0], r[1] * 10), ROW),
+        ),
+        **more,
+    )
+
+
+def letter_of_b() -> Any:
+    """Return a letter that `once` made when it was the head of its chain."""
+    old = FailingChain((Map("b", once, ROW),), FailurePolicy(max_attempts=1))
+    old.give(("a", 1))
+    (letter,) = old.snapshot(1).letters
+    assert letter.chain == "b"
+    return letter
+
+
+def test_a_letter_that_comes_back_enters_at_its_operator_though_others_stand_before_it_now() -> None:
+    def never(record: Any) -> Any:
+        raise AssertionError("it is behind this one")
+
+    chain = rechained(never)
+    chain.readmit(letter_of_b())
+    assert chain.task.failures.waiting == 1
+    assert sent(chain.after(0)) == []  # its first attempt
+    assert sent(chain.after(1_000)) == [("a", 20)]
+    assert chain.task.failures.waiting == 0
+
+
+def test_a_record_that_dies_where_it_entered_is_a_letter_of_that_operator_and_comes_back_there() -> None:
+    chain = rechained(policy=FailurePolicy(max_attempts=1))
+    letter = letter_of_b()
+    chain.readmit(letter)
+    assert sent(chain.after(0)) == []
+    (again,) = chain.snapshot(1).letters
+    assert (again.chain, again.operator, again.key, again.payload) == ("b", "b", b"", letter.payload)
+    chain.give(("a", 1))
+    chain.checkpoints.completed(1)
+    (fresh,) = chain.snapshot(2).letters
+    assert (fresh.chain, fresh.operator) == ("a", "b")
+
+
+def test_an_edited_letter_that_the_operator_inside_cannot_take_is_dead_again() -> None:
+    chain = rechained()
+    other = pa.record_batch([["b"], ["x"]], names=["key", "n"])
+    chain.readmit(replace(letter_of_b(), payload=RowPacker().pack(other)))
+    chain.readmit(replace(letter_of_b(), input=1, letter=b"2" * 16))
+    reasons = [letter.attempts[-1].reason for letter in chain.snapshot(1).letters]
+    assert "other columns" in reasons[0]
+    assert "no input 1" in reasons[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"incremental": True}, {"changelog": True}, {"backend": "lmdb"}], ids=str
+)
+def test_letters_that_came_back_inside_are_in_the_next_checkpoint_and_restored_there(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    config = CheckpointConfig(directory=str(tmp_path / "chk"), state_directory=str(state), **options)
+    with closing(slot_storage(config, "job", "run", 0, 0, "life", b"k" * 32)) as storage:
+
+        def start(restored: SubtaskRestore | None = None) -> FailingChain:
+            def opens(keys: Mapping[str, pa.Schema]) -> Any:
+                return open_backend(config, BackendSpec(0, 8, 8, keys), restored, storage, storage.location)
+
+            return rechained(restored=restored, opens=opens)
+
+        def ends_with(chain: FailingChain, number: int) -> SubtaskRestore:
+            barrier = Barrier(number, 0)
+            frozen = chain.backend.freeze(barrier)
+            writer = storage.writer(barrier)
+            keyed = frozen.write(writer, lambda: False).keyed
+            writer.close()
+            frozen.release()
+            chain.backend.close()
+            assert keyed is not None
+            return SubtaskRestore("a", 0, keyed=(keyed,))
+
+        chain = start(ends_with(start(), 1))
+        chain.readmit(letter_of_b())
+        chain = start(ends_with(chain, 2))
+        assert chain.task.failures.waiting == 1
+        chain = start(ends_with(chain, 3))  # nothing entered there in that life
+        assert sent([*chain.after(0), *chain.after(1_000)]) == [("a", 20)]
+        chain = start(ends_with(chain, 4))
+        assert chain.task.failures.waiting == 0
+        chain.backend.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
 from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
 from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE, WaitingRecord, WaitingRecords
-from ftlayer.state.heap import HeapBackend
+from ftlayer.state.heap import HeapBackend, HeapMap
 
 EARLIEST = FailedAttempt(1, 5, "no", "op", "here", "trace")
 names = st.integers(0, 9)
@@ -37,8 +37,12 @@ def record(name: int, due_ms: int) -> WaitingRecord:
 
 @given(STEPS)
 def test_waiting_records_are_a_dict_with_an_order(steps: list[tuple[str, int, int]]) -> None:
-    table = HeapBackend().state("p").maps(WAITING_TABLE)
-    found = WaitingRecords(table)
+    backend = HeapBackend()
+
+    def table_of(enters: str) -> HeapMap:
+        return backend.state(enters or "p").maps(WAITING_TABLE)
+
+    found = WaitingRecords(table_of)
     model: dict[int, WaitingRecord] = {}
     due: dict[int, int] = {}
     used: set[int] = set()  # names are drawn, and never come again
@@ -65,7 +69,7 @@ def test_waiting_records_are_a_dict_with_an_order(steps: list[tuple[str, int, in
                 found.no_later_than(time)
                 due = {name: min(when, time) for name, when in due.items()}
             case "restore":
-                found = WaitingRecords(table)
+                found = WaitingRecords(table_of)
                 found.restored(time)
                 due = {name: min(each.due_ms, time) for name, each in model.items()}
         assert sorted(each.name for each in found) == [bytes([name]) for name in sorted(model)]

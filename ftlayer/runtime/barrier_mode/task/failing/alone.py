@@ -20,7 +20,7 @@ from ftlayer.functions.current import UNTRACKED, Known, Tries
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.undo.pieces import in_pieces
 from ftlayer.records.tries import pack_tries
-from ftlayer.runtime.barrier_mode.task.failing.attempts import Given, RecordAttempts
+from ftlayer.runtime.barrier_mode.task.failing.attempts import NO_SCHEMAS, Given, RecordAttempts
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, rows_of
 from ftlayer.runtime.barrier_mode.task.failing.timers import TimersAlone
@@ -38,8 +38,6 @@ LAST_PAUSE_MS = 1_000
 LOOK_MS = 100
 """The longest pause in a chain that holds too much, and how often it looks whether there is room again."""
 
-
-NO_SCHEMAS: Mapping[str, pa.Schema] = {}
 
 MOST_AT_ONCE = 1_000
 """Records that are tried again together."""
@@ -118,7 +116,7 @@ class RecordsAlone:
     ) -> None:
         """``inputs`` are the schemas of what the chain takes. ``timers`` None: it is a sink.
 
-        ``inside`` are those of operators behind its head at which restored records enter.
+        ``inside`` are those of the operators behind its head, at which restored and requeued records may enter.
         """
         self.send_letters: Callable[[Sequence[ChainLetter]], list[Action]] | None = None
         self._uid = uid

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
 from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, RowPacker, rows_of
 from ftlayer.runtime.barrier_mode.task.failing.waiting import WaitingRecord, WaitingRecords
 from ftlayer.state.snapshots.serializer import Serializer, unpack
+
+NO_SCHEMAS: Mapping[str, pa.Schema] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,12 @@ class RecordAttempts:
         waiting: WaitingRecords,
         breakers: Breakers,
         place: str,
+        inside: Mapping[str, pa.Schema] = NO_SCHEMAS,
     ) -> None:
-        """``chain`` is the uid of its head, and which subtask; ``place`` says in words which process this is."""
+        """``chain`` is the uid of its head, and which subtask; ``place`` says in words which process this is.
+
+        ``inside`` has by uid what the operators behind the head take.
+        """
         self.waiting = waiting
         self.letters = MadeLetters()
         self.retried = 0
@@ -93,6 +99,7 @@ class RecordAttempts:
         self._keys = keys
         self._breakers = breakers
         self._place = place
+        self._inside = inside
         self._serializer = Serializer()
         self._shares = [may_share(schema) for schema in keys.inputs]
         self._packers = [RowPacker() for _ in keys.inputs]
@@ -155,10 +162,14 @@ class RecordAttempts:
             self.waiting.remove(waiting)
 
     def readmit(self, letter: ChainLetter, now: Now) -> None:
-        """A dead letter is to be tried again, from its first attempt on; one that does not fit is dead again."""
+        """A dead letter is to be tried again, from its first attempt on; one that does not fit is dead again.
+
+        One of an operator that was a chain's head, and has others before it now, enters there.
+        """
         if not self.letters.readmit(letter.letter):
             return
-        key, problem = self._readmitted(letter)
+        enters = "" if letter.chain == self._uid else letter.chain
+        key, problem = self._readmitted(letter, enters)
         is_timer = letter.kind is LetterKind.TIMER
         waiting = WaitingRecord(
             secrets.token_bytes(LETTER_BYTES),
@@ -175,6 +186,7 @@ class RecordAttempts:
             letter.attempts,
             letter.operator if is_timer else "",
             letter.is_event_timer,
+            enters,
         )
         if problem:
             attempt = FailedAttempt(1, now.wall_ms, problem, letter.operator, self._place)
@@ -182,22 +194,24 @@ class RecordAttempts:
         else:
             self.waiting.put(waiting)
 
-    def _readmitted(self, letter: ChainLetter) -> tuple[Key, str]:
+    def _readmitted(self, letter: ChainLetter, enters: str) -> tuple[Key, str]:
         """Return a letter's key in the chain, and why it cannot be tried again: "" if it can.
 
         Of a record the key is read anew: somebody may have edited it.
         """
         if letter.kind is LetterKind.TIMER:
             return unpack(letter.key), ""
-        if letter.input >= len(self._keys.inputs):
+        inputs = (self._inside[enters],) if enters else self._keys.inputs
+        if letter.input >= len(inputs):
             return NO_KEY, f"the chain has no input {letter.input} any more"
         try:
-            row = rows_of([letter.payload], self._keys.inputs[letter.input])
+            row = rows_of([letter.payload], inputs[letter.input])
         except OtherColumnsError as error:
             return NO_KEY, str(error)
         except (pa.ArrowException, OSError, StopIteration) as error:
             return NO_KEY, f"its record cannot be read: {error}"
-        key = self._keys.of(row, letter.input)
+        # Operators with a key begin their chains.
+        key = self._keys.drawn() if enters else self._keys.of(row, letter.input)
         return key, "its key cannot be read" if key is NO_KEY else ""
 
     # ------------------------------------------------------------ one record
@@ -247,12 +261,14 @@ class RecordAttempts:
         self, waiting: WaitingRecord, attempts: tuple[FailedAttempt, ...], operator: str, now: Now
     ) -> None:
         is_timer = waiting.kind is LetterKind.TIMER
-        has_key = is_timer or (self._keys.are_columns and waiting.key is not NO_KEY)
+        has_columns = self._keys.are_columns and not waiting.enters
+        has_key = is_timer or (has_columns and waiting.key is not NO_KEY)
         self.letters.add(
             ChainLetter(
                 waiting.name,
                 0,
-                self._uid,
+                # Requeued, it comes back to where it enters.
+                waiting.enters or self._uid,
                 self._subtask,
                 waiting.input,
                 waiting.kind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -14,10 +14,11 @@ import pyarrow as pa
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import SubtaskRestore
+from ftlayer.functions.keyed import MapTable
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.runtime.barrier_mode.task.contract import CommittingSinkBody
-from ftlayer.runtime.barrier_mode.task.failing.alone import NO_SCHEMAS, RecordsAlone, ToChannels
+from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels
 from ftlayer.runtime.barrier_mode.task.failing.attempts import RecordAttempts
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.keys import DRAWN_KEY, DrawnKeys, HeadKeys
@@ -46,28 +47,19 @@ class FailingAlone:
     attempts: RecordAttempts
 
 
-def entered_inside(plan: ChainPlan, restored: SubtaskRestore | None) -> dict[str, pa.Schema]:
-    """Return the operators behind the chain's head at which restored records enter, and what they take.
+def entered_inside(plan: ChainPlan, restored: SubtaskRestore | None) -> list[str]:
+    """Return the operators behind the chain's head at which restored records enter.
 
-    They were heads of chains when the checkpoint was taken, and others have been put before them since.
+    They were heads of chains when those failed, and others have been put before them since.
     """
     tables = () if restored is None else (table for part in restored.keyed for table in part.tables)
     heads = {table.operator for table in tables if table.name == WAITING_TABLE}
-    return {
-        operator.uid: before.schema
-        for before, operator in pairwise(plan.vertex.operators)
-        if operator.uid in heads
-    }
+    return [operator.uid for operator in plan.vertex.operators[1:] if operator.uid in heads]
 
 
-def keys_with_waiting(
-    plan: ChainPlan, inside: Iterable[str], keys: dict[str, pa.Schema]
-) -> dict[str, pa.Schema]:
-    """Return the key columns of the chain's operators, with those of the records that wait.
-
-    ``inside`` are the operators of `entered_inside`.
-    """
-    return {**dict.fromkeys((plan.uid, *inside), DRAWN_KEY), **keys}
+def keys_with_waiting(plan: ChainPlan, keys: dict[str, pa.Schema]) -> dict[str, pa.Schema]:
+    """Return the key columns of the chain's operators, with those of the records that wait at one of them."""
+    return {**dict.fromkeys((operator.uid for operator in plan.vertex.operators), DRAWN_KEY), **keys}
 
 
 def failing_alone(
@@ -77,11 +69,11 @@ def failing_alone(
     sink: SinkBody | None,
     suspects: Suspects,
     place: str,
-    inside: Mapping[str, pa.Schema] = NO_SCHEMAS,
+    restored_inside: Iterable[str] = (),
 ) -> FailingAlone:
     """Make them. ``sink`` None: the chain has outputs. ``place`` says in words which process this is.
 
-    ``inside`` is what `entered_inside` gives.
+    ``restored_inside`` is what `entered_inside` gives.
     """
     own = {
         operator.uid: limit
@@ -89,14 +81,19 @@ def failing_alone(
         if (limit := rules_of_operator(operator).limit) is not None
     }
     breakers = Breakers(policy.rules.limit, own)
-    table = backend.state(plan.uid).maps(WAITING_TABLE)
+    inside = {operator.uid: before.schema for before, operator in pairwise(plan.vertex.operators)}
+
+    def table_of(enters: str) -> MapTable:
+        return backend.state(enters or plan.uid).maps(WAITING_TABLE)
+
     attempts = RecordAttempts(
         (plan.uid, plan.subtask),
         policy,
         HeadKeys(plan.vertex.operators[0], plan.inputs, _drawn_keys(plan)),
-        WaitingRecords(table, {uid: backend.state(uid).maps(WAITING_TABLE) for uid in inside}),
+        WaitingRecords(table_of, restored_inside),
         breakers,
         place,
+        inside,
     )
     log = UndoLog()
     emitter = plan.emitter()
@@ -118,7 +115,7 @@ def failing_alone(
             rows.send_letters = partial(_sent, emitter, plan.graph.name)
         return rows
 
-    return FailingAlone(RowsAlone(log, make, tuple(inside)), outlet, attempts)
+    return FailingAlone(RowsAlone(log, make), outlet, attempts)
 
 
 def _drawn_keys(plan: ChainPlan) -> DrawnKeys:

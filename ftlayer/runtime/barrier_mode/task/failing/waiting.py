@@ -2,13 +2,13 @@
 
 The table is filed under the operator at the chain's head, by the records' keys there, so that a record is restored
 where its key goes. Records of a chain without a key lie under numbers that are drawn. An operator that was a head when
-a checkpoint was taken, and has others before it now, has a table of its own: its records enter the chain there.
+a record failed, and has others before it now, has a table of its own: its records enter the chain there.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ftlayer.checkpoint.letters import FailedAttempt, LetterKind
@@ -16,8 +16,6 @@ from ftlayer.functions.keyed import Key, MapTable
 
 WAITING_TABLE = "waiting for another attempt"
 """Name of the table. A user's state of that name would be another kind of table, and is refused."""
-
-NO_TABLES: Mapping[str, MapTable] = {}
 
 _ENTRY_BYTES = 256
 """What an entry takes besides its texts and its payload, about."""
@@ -116,13 +114,15 @@ class WaitingRecords:
         bytes: what all of them take, about.
     """
 
-    def __init__(self, table: MapTable, inside: Mapping[str, MapTable] = NO_TABLES) -> None:
-        """``table`` is the chain's, ``inside`` those of operators behind its head; `restored` takes in what they hold.
+    def __init__(self, table_of: Callable[[str], MapTable], inside: Iterable[str] = ()) -> None:
+        """``table_of(enters)`` gives the table of records that enter there, see `WaitingRecord.enters`.
 
-        No record comes to wait in one of ``inside`` that did not before.
+        ``inside`` are the operators behind the chain's head that have restored ones: `restored` takes those in, too.
         """
         self.bytes = 0
-        self._tables = {"": table, **inside}
+        self._table_of = table_of
+        # Restored tables are asked for before functions are open: the state is told as declared by then.
+        self._tables = {enters: table_of(enters) for enters in ("", *inside)}
         self._all: dict[bytes, WaitingRecord] = {}
         self._due: list[tuple[int, int, bytes]] = []
         self._added = 0
@@ -146,6 +146,8 @@ class WaitingRecords:
         old = self._all.get(waiting.name)
         if old is not None:
             self.bytes -= old.size
+        if waiting.enters not in self._tables:
+            self._tables[waiting.enters] = self._table_of(waiting.enters)
         self._tables[waiting.enters].put(waiting.key, waiting.name, waiting.packed())
         self._take_in(waiting)
 
