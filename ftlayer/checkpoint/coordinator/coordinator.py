@@ -28,6 +28,7 @@ from ftlayer.checkpoint.coordinator.events import (
     CheckpointRequested,
     CheckpointTick,
     CommitFailed,
+    InputHeld,
     JobOver,
     JobStopping,
     PartDeclined,
@@ -43,6 +44,7 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRunning,
 )
 from ftlayer.checkpoint.coordinator.failures import AbortReason
+from ftlayer.checkpoint.coordinator.holds import InputHolds
 from ftlayer.checkpoint.coordinator.in_flight import PendingCheckpoints
 from ftlayer.checkpoint.coordinator.instructions import (
     Answer,
@@ -90,6 +92,7 @@ class CheckpointCoordinator:
         highest = max([highest, *(each.checkpoint for each in known)])
         self._barriers = _BarrierFactory(config, highest)
         self._schedule = Schedule(config)
+        self._holds = InputHolds()
         self._flight = PendingCheckpoints(config, facts)
         self._completion = Completion(facts, self._flight, self._store, self._schedule)
         self._phase = _CoordinatorPhase.DOWN
@@ -125,6 +128,8 @@ class CheckpointCoordinator:
                 return self._declined(event, now)
             case SubtaskFinished(subtask):
                 self._ended.add(subtask)
+            case InputHeld(chains):
+                self._holds.told(chains, now.mono_ms)
             case BacklogChanged(subtask, working_off):
                 self._schedule.backlog(subtask, working_off, now.mono_ms)
             case Published(checkpoint):
@@ -195,6 +200,9 @@ class CheckpointCoordinator:
     def due_ms(self) -> int | None:
         """Monotone time at which `CheckpointTick` has something to do; None: not foreseen."""
         times = [self._flight.expires_ms]
+        held = self._flight.held_up(self._holds.chains) if self._facts.may_overtake else []
+        if held:
+            times.append(self._holds.lasts_at_ms(held))
         if self._may_trigger:
             times.append(self._final_due_ms if self._all_ended else self._schedule.due_ms)
         return min((time for time in times if time is not None), default=None)
@@ -239,7 +247,8 @@ class CheckpointCoordinator:
 
     def _advance(self, now: Now) -> list[CheckpointInstruction]:
         return [
-            *self._flight.expire(now),
+            *self._flight.expire(now, self._holds),
+            *self._overtake(now),
             *self._completion.advance(now),
             *(self._refuse_waiting("the job has come to its end") if self._completion.last_done else ()),
             *self._fail_job(),
@@ -247,6 +256,14 @@ class CheckpointCoordinator:
             *self._answer_restarts(),
             *self._finish(),
         ]
+
+    def _overtake(self, now: Now) -> list[CheckpointInstruction]:
+        """Wait no longer for chains that hold their input: the next checkpoint overtakes what waits there."""
+        if not self._facts.may_overtake:
+            return []
+        instructions, requests = self._flight.overtake(self._holds.lasting(now.mono_ms), now)
+        self._requests = [*requests, *self._requests]
+        return instructions
 
     def _fail_job(self) -> list[CheckpointInstruction]:
         failure, self._flight.failure = self._flight.failure, None
@@ -263,7 +280,8 @@ class CheckpointCoordinator:
             if not self._all_ended and not requests:
                 self._schedule.triggered(now.mono_ms)
             final, full = self._all_ended, self._store.needs_full
-            barrier = self._barriers.checkpoint(now.wall_ms, final=final, full=full)
+            overtakes = self._facts.may_overtake and bool(self._holds.lasting(now.mono_ms))
+            barrier = self._barriers.checkpoint(now.wall_ms, final=final, full=full, overtakes=overtakes)
             instructions += self._flight.begin(barrier, now, requests)
         return instructions
 
@@ -352,14 +370,14 @@ class _BarrierFactory:
         self._config = config
         self._last = highest
 
-    def checkpoint(self, wall_ms: int, *, final: bool, full: bool) -> Barrier:
-        """Return the next checkpoint's.
+    def checkpoint(self, wall_ms: int, *, final: bool, full: bool, overtakes: bool) -> Barrier:
+        """Return the next checkpoint's; ``overtakes``: it overtakes records, whatever the options say.
 
         The final one lets every record that is before it come to its end, so it is never unaligned: nothing would
         work off what it has overtaken.
         """
         self._last += 1
-        alignment, timeout_ms = self._alignment(final)
+        alignment, timeout_ms = self._alignment(final, overtakes)
         return Barrier(self._last, wall_ms, alignment, timeout_ms, final=final, full=full)
 
     def savepoint(self, wall_ms: int, location: str, *, final: bool) -> Barrier:
@@ -374,9 +392,11 @@ class _BarrierFactory:
             location=location,
         )
 
-    def _alignment(self, final: bool) -> tuple[Alignment, int | None]:
+    def _alignment(self, final: bool, overtakes: bool) -> tuple[Alignment, int | None]:
         if self._config.mode is CheckpointingMode.AT_LEAST_ONCE:
             return Alignment.AT_LEAST_ONCE, None
+        if overtakes and not final:
+            return Alignment.UNALIGNED, None
         if not self._config.unaligned or final:
             return Alignment.ALIGNED, None
         timeout_ms = self._config.aligned_timeout_ms

@@ -94,6 +94,13 @@ class SubtaskFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class InputHeld:
+    """These chains, by their uids, take nothing from their inputs now, and no others."""
+
+    chains: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class BacklogChanged:
     """A source's subtask begins, or ceases, to work off a backlog."""
 
@@ -175,6 +182,7 @@ CheckpointEvent = (
     | PartWritten
     | PartDeclined
     | SubtaskFinished
+    | InputHeld
     | BacklogChanged
     | Published
     | PublishFailed

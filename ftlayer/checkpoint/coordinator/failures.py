@@ -10,6 +10,7 @@ class AbortReason(Enum):
     """Why a checkpoint was given up: its text, and whether it counts as a failure."""
 
     EXPIRED = ("it took longer than the timeout", True)
+    HELD = ("a chain holds its input", False)
     DECLINED = ("a task could not write its part", True)
     STORAGE = ("its metadata could not be written", True)
     GIVEN_UP = ("a task gave it up", False)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.coordinator.failures import AbortReason, FailureCounter
+from ftlayer.checkpoint.coordinator.holds import InputHolds
 from ftlayer.checkpoint.coordinator.instructions import (
     Answer,
     CheckpointInstruction,
@@ -18,6 +21,16 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, FTLayerError
+
+
+def why_held(chains: Sequence[str]) -> str:
+    """Say why these chains have taken nothing."""
+    names = ", ".join(map(repr, chains))
+    return (
+        f"{names} took no input meanwhile, since too many of its records failed (max_failing) or waited "
+        "(max_waiting)"
+    )
+
 
 _REMEMBERED = 1_000
 # Of so many checkpoints that were given up, parts that come late are removed.
@@ -129,15 +142,45 @@ class PendingCheckpoints:
             instructions.append(DiscardParts(number, parts, pending.barrier.location))
         return instructions + [Answer(request, error=error) for request in pending.requests]
 
-    def expire(self, now: Now) -> list[CheckpointInstruction]:
-        """Give up what takes too long."""
+    def expire(self, now: Now, holds: InputHolds) -> list[CheckpointInstruction]:
+        """Give up what takes too long. Where chains that have held their input are missing, it is no failure."""
         late = [
             pending
             for pending in self.all
             if pending.stage is CheckpointStage.WRITING
             and now.mono_ms - pending.triggered_ms >= self._config.timeout_ms
         ]
-        return [each for pending in late for each in self.abort(pending, AbortReason.EXPIRED, now)]
+        return [each for pending in late for each in self._expired(pending, holds, now)]
+
+    def _expired(
+        self, pending: PendingCheckpoint, holds: InputHolds, now: Now
+    ) -> list[CheckpointInstruction]:
+        chains = pending.waits_for(holds.after(pending.triggered_ms))
+        if not chains:
+            return self.abort(pending, AbortReason.EXPIRED, now)
+        return self.abort(
+            pending, AbortReason.HELD, now, f"{AbortReason.EXPIRED.text}, and {why_held(chains)}"
+        )
+
+    def held_up(self, held: Collection[str]) -> list[str]:
+        """Return those of ``held`` chains that an aligned checkpoint waits for."""
+        aligned = (pending for pending in self.all if pending.may_be_overtaken)
+        return sorted({uid for pending in aligned for uid in pending.waits_for(held)})
+
+    def overtake(self, held: Collection[str], now: Now) -> tuple[list[CheckpointInstruction], list[int]]:
+        """Give up aligned checkpoints that wait for ``held`` chains, which hold their input: the next one overtakes.
+
+        Also returns the requests of users that waited for them.
+        """
+        instructions: list[CheckpointInstruction] = []
+        requests: list[int] = []
+        for pending in self.all:
+            chains = pending.waits_for(held) if pending.may_be_overtaken else []
+            if chains:
+                requests += pending.requests
+                pending.requests = []
+                instructions += self.abort(pending, AbortReason.HELD, now, why_held(chains))
+        return instructions, requests
 
     def fail_job(self, reason: str, final: FTLayerError | None) -> None:
         """The job has to be restarted; of several failures at once the last says why, any of them that it is final."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
+from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
 from ftlayer.checkpoint.snapshots import Checkpoint, EdgeInfo, OperatorInfo, SubtaskSnapshot
 
 Subtask = tuple[str, int]
@@ -33,6 +34,7 @@ class JobFacts:
         subtasks: of all chains: each has a part in every checkpoint.
         sources: those of them that say when their data has ended: a source's, and heads of iterations.
         edges: of the graph.
+        may_overtake: barriers may overtake records where a chain holds its input.
     """
 
     job: str
@@ -42,6 +44,7 @@ class JobFacts:
     subtasks: frozenset[Subtask]
     sources: frozenset[Subtask]
     edges: tuple[EdgeInfo, ...] = ()
+    may_overtake: bool = False
 
 
 @dataclass(eq=False)
@@ -86,6 +89,18 @@ class PendingCheckpoint:
         were restored from the checkpoint before.
         """
         return not self.is_savepoint or self.stops
+
+    @property
+    def may_be_overtaken(self) -> bool:
+        """Whether it is aligned for good, and another one would do as well in its place."""
+        barrier = self.barrier
+        aligned = barrier.alignment is Alignment.ALIGNED and barrier.timeout_ms is None
+        replaceable = not self.is_savepoint and not barrier.final
+        return self.stage is CheckpointStage.WRITING and aligned and replaceable
+
+    def waits_for(self, chains: Collection[str]) -> list[str]:
+        """Return which of these chains have parts that are not there."""
+        return sorted({uid for uid, _ in self.waiting} & set(chains))
 
     @property
     def can_be_aborted(self) -> bool:

@@ -13,7 +13,7 @@ from ftlayer.errors import ConfigError
 def make_handler(mode: CheckpointingMode, unaligned: bool, channels: int) -> BarrierHandler:
     """Return the handler of a task with so many input channels, over all of its inputs.
 
-    ``unaligned`` as in `CheckpointConfig`: whether a checkpoint begins unaligned, or turns so, is in its barriers.
+    ``unaligned``: some checkpoints may be; whether one begins unaligned, or turns so, is in its barriers.
     Raises ConfigError for no channels at all, and for ``unaligned`` with AT_LEAST_ONCE.
     """
     if channels < 1:

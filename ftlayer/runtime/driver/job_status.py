@@ -12,11 +12,13 @@ from ftlayer.notebook import html_table
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.meter import DONE, IN
 from ftlayer.runtime.driver.slot_record import SlotRecord
+from ftlayer.runtime.protocol.messages import Heartbeat
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import StreamStatus
 from ftlayer.vertex.calls.jobs import EdgeDetails, HistogramDetails, Incident, SubtaskDetails
 
 OUT = "records_out"
+PAUSED = "paused/"
 
 
 @dataclass(frozen=True)
@@ -266,14 +268,23 @@ def chain_status(
         totals.get(f"retried/{uid}", 0),
         _now(f"waiting/{uid}", slots),
         totals.get(f"dead/{uid}", 0),
-        _now(f"paused/{uid}", slots),
+        _now(f"{PAUSED}{uid}", slots),
     )
+
+
+def chains_paused(slots: Sequence[SlotRecord]) -> frozenset[str]:
+    """Return the uids of chains with subtasks that take no input now, as slots that run said last."""
+    counts = (pair for beat in _beats(slots) for pair in beat.counters.items())
+    return frozenset(name.removeprefix(PAUSED) for name, count in counts if count and name.startswith(PAUSED))
 
 
 def _now(counter: str, slots: Sequence[SlotRecord]) -> int:
     """Add up what slots that run said last."""
-    beats = [slot.heartbeat for slot in slots if slot.heartbeat is not None and not slot.ended]
-    return sum(beat.counters.get(counter, 0) for beat in beats)
+    return sum(beat.counters.get(counter, 0) for beat in _beats(slots))
+
+
+def _beats(slots: Sequence[SlotRecord]) -> list[Heartbeat]:
+    return [slot.heartbeat for slot in slots if slot.heartbeat is not None and not slot.ended]
 
 
 def subtasks_of(slots: Sequence[SlotRecord]) -> Iterator[SubtaskDetails]:

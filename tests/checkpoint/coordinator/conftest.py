@@ -47,7 +47,7 @@ class Decisions(list[CheckpointInstruction]):
 class Desk:
     """Calls the coordinator; `said` gathers its instructions, `call` returns those of one event."""
 
-    def __init__(self, config: CheckpointConfig, **options: Any) -> None:
+    def __init__(self, config: CheckpointConfig, *, may_overtake: bool = False, **options: Any) -> None:
         facts = JobFacts(
             "job",
             "run",
@@ -55,6 +55,7 @@ class Desk:
             (OperatorInfo("source", "source", "Source", 2), OperatorInfo("count", "count", "Reduce", 2)),
             frozenset(SUBTASKS),
             frozenset(subtask for subtask in SUBTASKS if subtask[0] == "source"),
+            may_overtake=may_overtake,
         )
         self.facts = facts
         self.coordinator = CheckpointCoordinator(config, facts, **options)

@@ -21,6 +21,7 @@ from ftlayer.checkpoint.coordinator.events import (
     CheckpointRequested,
     CheckpointTick,
     CommitFailed,
+    InputHeld,
     JobOver,
     JobStopping,
     PartDeclined,
@@ -103,8 +104,9 @@ class Coordinated(RuleBasedStateMachine):
         self.last_completed_ms: int | None = None
         self.written: dict[int, Committable] = {}
 
-    @initialize(config=configs)
-    def begin(self, config: CheckpointConfig) -> None:
+    @initialize(config=configs, may_overtake=st.booleans())
+    def begin(self, config: CheckpointConfig, may_overtake: bool) -> None:
+        may_overtake = may_overtake and config.max_concurrent == 1
         self.config = config
         facts = JobFacts(
             "job",
@@ -113,6 +115,7 @@ class Coordinated(RuleBasedStateMachine):
             (OperatorInfo("source", "source", "Source", 2),),
             frozenset(SUBTASKS),
             frozenset(SOURCES),
+            may_overtake=may_overtake,
         )
         self.coordinator = CheckpointCoordinator(config, facts, highest=10)
         self.restart()
@@ -321,6 +324,10 @@ class Coordinated(RuleBasedStateMachine):
     @rule(subtask=st.sampled_from(SOURCES), working_off=st.booleans())
     def a_source_has_a_backlog(self, subtask: tuple[str, int], working_off: bool) -> None:
         self.call(BacklogChanged(subtask, working_off))
+
+    @rule(chains=st.frozensets(st.sampled_from(["source", "sink"])))
+    def chains_hold_their_input(self, chains: frozenset[str]) -> None:
+        self.call(InputHeld(chains))
 
     @precondition(live)
     @rule()

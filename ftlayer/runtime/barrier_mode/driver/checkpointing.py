@@ -14,6 +14,7 @@ from ftlayer.checkpoint.coordinator.events import (
     BacklogChanged,
     CheckpointEvent,
     CheckpointTick,
+    InputHeld,
     JobOver,
     JobStopping,
     PartDeclined,
@@ -152,6 +153,10 @@ class JobCheckpoints:
             # Of an instance that is about to be reset it means nothing: the next one reads on from the checkpoint.
             case DataEnded(uid, subtask) if self._parts.graph.slot_of(uid, subtask) not in self._down:
                 self._handle(SubtaskFinished((uid, subtask)))
+
+    def held(self, chains: frozenset[str]) -> None:
+        """These chains take nothing from their inputs now, and no others."""
+        self._handle(InputHeld(chains))
 
     def prepare(self, asked: PrepareRestore) -> None:
         """Slots are lost, or begin: find out what they restore."""

@@ -20,7 +20,8 @@ from ftlayer.runtime.driver.events import (
     RegionDeployed,
     Said,
 )
-from ftlayer.runtime.protocol.messages import SlotFailed
+from ftlayer.runtime.driver.job_status import chains_paused
+from ftlayer.runtime.protocol.messages import Heartbeat, SlotFailed
 
 
 class BarrierDriver:
@@ -65,7 +66,10 @@ class BarrierDriver:
         if state.is_final or state is JobState.STOPPING:
             self.checkpoints.cancel()
         elif isinstance(event, Said) and self._crew.slots[event.slot].is_instance(event.instance):
-            self.checkpoints.said(event.message)
+            if isinstance(event.message, Heartbeat):
+                self.checkpoints.held(chains_paused(self._crew.slots))
+            else:
+                self.checkpoints.said(event.message)
         self.checkpoints.tick()
 
     def vertex_status(self) -> None:

@@ -30,6 +30,7 @@ from ftlayer.runtime.barrier_mode.driver.letters import open_letters
 from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.driver.restoring import restores
+from ftlayer.runtime.barrier_mode.overtaking import may_overtake
 from ftlayer.runtime.protocol.order import CheckpointPlan
 from ftlayer.topology.job_graph import JobGraph
 
@@ -90,7 +91,7 @@ def open_checkpoints(
     taken = [checkpoint_number(last_name(location)) or 0 for location in locations]
     rules = CheckpointCoordinator(
         config,
-        _facts(graph, run),
+        _facts(graph, config, run),
         highest=max([*taken, *(each.checkpoint for each in known)], default=0),
         known=known,
         # A checkpoint that a user names is the user's.
@@ -178,7 +179,7 @@ def _loaded(url: str, config: CheckpointConfig, key: bytes) -> Checkpoint:
     return checkpoint if taken_with == key else resealed(checkpoint, taken_with, key)
 
 
-def _facts(graph: JobGraph, run: str) -> JobFacts:
+def _facts(graph: JobGraph, config: CheckpointConfig, run: str) -> JobFacts:
     subtasks = {(vertex.uid, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)}
     sources = {vertex.uid for vertex in graph.vertices if vertex.tells_its_end}
     return JobFacts(
@@ -189,4 +190,5 @@ def _facts(graph: JobGraph, run: str) -> JobFacts:
         frozenset(subtasks),
         frozenset(subtask for subtask in subtasks if subtask[0] in sources),
         edge_infos(graph),
+        may_overtake=may_overtake(graph, config),
     )

@@ -24,6 +24,7 @@ from ftlayer.checkpoint.handlers.contract import (
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.clock import Now
+from ftlayer.runtime.barrier_mode.overtaking import may_overtake
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel
 from ftlayer.runtime.barrier_mode.slot.instructions import (
     BeginSnapshot,
@@ -101,8 +102,9 @@ class Barriers:
         self._credit = parts.credit
         self._stopwatch_ms = checkpoints.stopwatch_ms
         seating = parts.seating
+        overtaking = may_overtake(parts.graph, checkpoints.config)
         self._all = [
-            SeatBarriers.of(seat, checkpoints.tasks[key], checkpoints.config)
+            SeatBarriers.of(seat, checkpoints.tasks[key], checkpoints.config, may_overtake=overtaking)
             for key, seat in seating.seats.items()
         ]
         self._of_seat = {mine.seat.key: mine for mine in self._all}

@@ -57,9 +57,14 @@ class SeatBarriers:
     in_flight: int = 0
 
     @classmethod
-    def of(cls, seat: Seat, task: Checkpointed, config: CheckpointConfig) -> SeatBarriers:
-        """Begin with no barriers. None come by the channels that lead back to the head of an iteration."""
+    def of(
+        cls, seat: Seat, task: Checkpointed, config: CheckpointConfig, *, may_overtake: bool
+    ) -> SeatBarriers:
+        """Begin with no barriers. None come by the channels that lead back to the head of an iteration.
+
+        ``may_overtake``: some may overtake records.
+        """
         back = seat.inbox.feedback if isinstance(seat.inbox, HeadInbox) else ()
         channels = tuple(channel for channel in seat.inbox.channels if channel not in back)
-        handler = make_handler(config.mode, config.unaligned, len(channels)) if channels else None
+        handler = make_handler(config.mode, may_overtake, len(channels)) if channels else None
         return cls(seat, task, handler, channels, {channel: place for place, channel in enumerate(channels)})
