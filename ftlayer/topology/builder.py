@@ -81,8 +81,8 @@ class GraphBuilder:
             source: a stream reader or `DataSource` class of pyspark; an iterable of records that can be gone through
                 again and again, a function without arguments that returns one, or `partitions` of either; a DataFrame
                 of pandas, polars, Arrow (or anything with ``__arrow_c_stream__``), which is read now, or a list of
-                dicts; or a `PushSource`. A record is a value (one column), a tuple in the order of the columns
-                (several), or whole `pa.RecordBatch`es come.
+                dicts; a source of `ftlayer.sources`; or a `PushSource`. A record is a value (one column), a tuple in
+                the order of the columns (several), or whole `pa.RecordBatch`es come.
             schema: of the records, as a `pa.Schema` or as Spark's DDL; may be left out for a `DataSource` that knows,
                 for a DataFrame, and for lists and the like whose first records say it: a line on stderr does then.
             options: for a `DataSource` class.

@@ -18,11 +18,13 @@ from ftlayer.topology.operators import (
     FunctionSink,
     IterableSource,
     PushSource,
+    QueueSource,
     ReaderSource,
     SinkConnector,
     SourceConnector,
     WriterSink,
 )
+from ftlayer.topology.queues import Queue
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
@@ -77,6 +79,8 @@ def open_source(
     if isinstance(given, IterableSource):
         found = schema_of_first(given.partitions) if schema is None else None
         return OpenedSource(given, found, len(given.partitions), "as its first records have it")
+    if isinstance(given, Queue):
+        return OpenedSource(QueueSource(given), given.schema, None)
     if isinstance(given, ReaderSource | PushSource):
         return _opened(given, None)
     if _is_reader(given):
@@ -223,6 +227,8 @@ def _most_subtasks(connector: SourceConnector) -> int | None:
         return len(connector.partitions)
     if isinstance(connector, PushSource):
         return 1
+    if isinstance(connector, QueueSource):
+        return None
     from pyspark.sql.datasource import SimpleDataSourceStreamReader
 
     return 1 if isinstance(connector.reader, SimpleDataSourceStreamReader) else None
@@ -259,7 +265,7 @@ def _partition(given: Any, what: str) -> Callable[[], Iterable[Any]]:
         return given  # type: ignore[no-any-return]
     raise ConfigError(
         f"{what}: expected an iterable of records, a function that returns one, a stream reader or a DataSource class "
-        f"of pyspark, or a PushSource; got {_described(given)}"
+        f"of pyspark, a source of ftlayer.sources, or a PushSource; got {_described(given)}"
     )
 
 

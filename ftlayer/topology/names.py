@@ -23,6 +23,7 @@ from ftlayer.topology.operators import (
     Join,
     Operator,
     PushSource,
+    QueueSource,
     ReaderSource,
     Replay,
     Source,
@@ -153,3 +154,5 @@ def _source(source: Source) -> str:
             return "1 iterable" if len(partitions) == 1 else f"{len(partitions)} iterables"
         case PushSource(start):
             return f"push, {function_name(start)}"
+        case QueueSource(queue):
+            return type(queue).__name__

@@ -19,6 +19,7 @@ from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import CoProcess as CoProcess
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
 from ftlayer.restart import RestartStrategy, default_restart
+from ftlayer.topology.queues import Queue
 
 # ---------------------------------------------------------------- sources
 
@@ -75,7 +76,14 @@ class PushSource:
         check_function(self.start, "PushSource: start", takes=1)
 
 
-SourceConnector = ReaderSource | IterableSource | PushSource
+@dataclass(frozen=True)
+class QueueSource:
+    """A queue of messages: acknowledged when they are durable, in the vertex or in a completed checkpoint."""
+
+    queue: Queue
+
+
+SourceConnector = ReaderSource | IterableSource | PushSource | QueueSource
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ftlayer.functions.conversion import concat, schema_text, text_of
 from ftlayer.runtime.connectors.lane import BATCH_BYTES, BatchLimits
 from ftlayer.runtime.connectors.rows import RowMaker, slices
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
-from ftlayer.runtime.task.events import SourceRows
+from ftlayer.runtime.task.events import SourceRows, TakenRows
 from ftlayer.topology.operators import PushSource, Source
 
 MAX_WAITING_BYTES = 16 * MIB
@@ -113,7 +113,7 @@ class PushReader:
         """See `SourceReader.due_ms`; nothing waits for others."""
         return None
 
-    def accepted(self, rows: SourceRows) -> SplitDone | None:
+    def accepted(self, rows: TakenRows) -> SplitDone | None:
         """See `SourceReader.accepted`; whose rows are all accepted may go on."""
         for part in self._taken.pop(rows.first_ordinal):
             part.pushed.accepted(part.payload.num_rows)

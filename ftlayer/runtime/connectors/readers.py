@@ -22,11 +22,13 @@ from ftlayer.runtime.connectors.positions import (
     unpack_split,
 )
 from ftlayer.runtime.connectors.push import PushReader
+from ftlayer.runtime.connectors.queue_reader import QueueSourceReader
 from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker, skipped
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.protocol.sealed import unseal
-from ftlayer.runtime.task.events import SourceRows
-from ftlayer.topology.operators import IterableSource, ReaderSource, Source
+from ftlayer.runtime.task.events import SourceRows, TakenRows
+from ftlayer.topology.operators import IterableSource, QueueSource, ReaderSource, Source
+from ftlayer.topology.queues import Member
 
 # Splits of one range; with the number of the range above it, a split's number is unique in a source.
 _SPLIT_BITS = 20
@@ -53,8 +55,12 @@ class SourceReader(Protocol):
     def due_ms(self) -> int | None:
         """The monotone time (ms) at which `take` has something, if nothing wakes the loop before; None: unknown."""
 
-    def accepted(self, rows: SourceRows) -> SplitDone | None:
-        """The vertex has accepted rows that were taken (or, with FTStatus.OFF, they were emitted)."""
+    def accepted(self, rows: TakenRows) -> SplitDone | None:
+        """Rows that were taken need not be read again: the vertex has accepted them (or they were emitted).
+
+        In barrier mode that is when they are emitted, and for a `QueueSource` when a checkpoint is complete that has
+        them. Rows of a partition are accepted in their order.
+        """
 
     @property
     def ended(self) -> bool:
@@ -121,7 +127,7 @@ class IterableReader:
         """See `SourceReader.due_ms`."""
         return min((due for _, lane in self._lanes if (due := lane.due_ms) is not None), default=None)
 
-    def accepted(self, rows: SourceRows) -> SplitDone | None:
+    def accepted(self, rows: TakenRows) -> SplitDone | None:
         """See `SourceReader.accepted`; iterables have no splits."""
         return None
 
@@ -202,7 +208,7 @@ class SplitReader:
         """See `SourceReader.due_ms`."""
         return self._lane.due_ms
 
-    def accepted(self, rows: SourceRows) -> SplitDone | None:
+    def accepted(self, rows: TakenRows) -> SplitDone | None:
         """See `SourceReader.accepted`."""
         assert rows.position is not None
         position = unpack_split(self._uid, rows.position.end)
@@ -288,6 +294,8 @@ def open_reader(
     limits: BatchLimits,
     key: bytes,
     wake: Callable[[], None],
+    job: str = "",
+    again: bool = False,
 ) -> SourceReader:
     """Make the reader of one subtask; `SourceReader.start` starts it.
 
@@ -298,9 +306,14 @@ def open_reader(
         limits: how batches are cut. ``rows`` may not be more than the stream's ``max_pending``.
         key: the job's key, which splits are sealed by.
         wake: called from the reader's threads when the loop should ask `take` and `ended` again.
+        job: the topology's name.
+        again: the reader before this one has failed: ``positions`` are what was taken of it, and not all stored.
     """
     if isinstance(source.connector, IterableSource):
         return IterableReader(source, subtask, parallelism, positions, limits, wake)
     if isinstance(source.connector, ReaderSource):
         return SplitReader(source, subtask, positions, key, limits, wake)
+    if isinstance(source.connector, QueueSource):
+        member = Member(f"{job}/{source.uid}", subtask, parallelism)
+        return QueueSourceReader(source, member, positions, limits, wake, stored=not again)
     return PushReader(source, subtask, limits, wake)

@@ -14,6 +14,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import NoReturn
 
 from ftlayer.errors import (
@@ -283,19 +284,27 @@ class _Slot:
             signal = Signal(lambda: self._mailbox.put(Wake()))
             positions = self._mode.positions((uid, subtask))
             open_from = self._opener(source, subtask, limits, signal)
-            reopening = Reopening(open_from, positions, copy.deepcopy(source.restart))
+            reopening = Reopening(partial(open_from, again=True), positions, copy.deepcopy(source.restart))
             sources.add((uid, subtask), open_from(positions), signal, limits, reopening)
         return sources
 
     def _opener(
         self, source: Source, subtask: int, limits: BatchLimits, wake: Signal
-    ) -> Callable[[Mapping[str, bytes]], SourceReader]:
+    ) -> Callable[..., SourceReader]:
         order = self._order
         parallelism = order.graph.vertex(source.uid).parallelism
 
-        def open_from(positions: Mapping[str, bytes]) -> SourceReader:
+        def open_from(positions: Mapping[str, bytes], *, again: bool = False) -> SourceReader:
             return open_reader(
-                source, subtask, parallelism, positions=positions, limits=limits, key=order.key, wake=wake
+                source,
+                subtask,
+                parallelism,
+                positions=positions,
+                limits=limits,
+                key=order.key,
+                wake=wake,
+                job=order.graph.name,
+                again=again,
             )
 
         return open_from

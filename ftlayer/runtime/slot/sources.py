@@ -19,7 +19,7 @@ from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitD
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import RowsRead, SourceEnded
 from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.runtime.task.events import SourceRows
+from ftlayer.runtime.task.events import SourceRows, TakenRows
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class _Running:
     again_ms: int | None = None
     restarts: int = 0
     assigned: list[AssignSplits] = field(default_factory=list)
-    undone: dict[int, tuple[SourceReader, SourceRows]] = field(default_factory=dict)
+    undone: dict[int, tuple[SourceReader, TakenRows]] = field(default_factory=dict)
 
     def assign(self, splits: AssignSplits) -> None:
         """Note splits of the range that is read now, for the reader and its successors."""
@@ -224,5 +224,5 @@ class Sources:
     def _read(self, key: TaskKey, running: _Running, rows: SourceRows) -> RowsRead:
         running.took(rows)
         self._numbers += 1
-        running.undone[self._numbers] = running.reader, rows
+        running.undone[self._numbers] = running.reader, rows.taken
         return RowsRead(key, self._numbers, rows)

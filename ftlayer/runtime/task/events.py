@@ -75,6 +75,20 @@ class SourceRows:
     payload: pa.RecordBatch
     position: SourcePosition | None
 
+    @property
+    def taken(self) -> TakenRows:
+        """Which rows they are."""
+        return TakenRows(self.number, self.first_ordinal, self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRows:
+    """Which rows `SourceRows` were, without the rows: what is remembered until they need not be read again."""
+
+    number: int
+    first_ordinal: int
+    position: SourcePosition | None
+
 
 @dataclass(frozen=True, slots=True)
 class SourceOver:

@@ -10,6 +10,7 @@ from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.barrier_mode.slot.barriers import Barriers, CheckpointParts
 from ftlayer.runtime.barrier_mode.slot.debloating import Debloating
+from ftlayer.runtime.barrier_mode.slot.held_rows import HeldRows
 from ftlayer.runtime.barrier_mode.slot.instructions import DropFiles, KeepFiles, ReleaseSnapshot, SnapshotWork
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
@@ -26,7 +27,8 @@ from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.actions import Action, DataEnded
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.task.events import TaskEvent
-from ftlayer.topology.job_graph import Channel
+from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.topology.operators import QueueSource, Source
 
 
 class BarrierSlot:
@@ -38,6 +40,9 @@ class BarrierSlot:
         self._parts = parts
         self._barriers = Barriers(checkpoints, parts)
         self._debloating = _debloating(checkpoints.config, parts)
+        self._held = {
+            key: HeldRows() for key, seat in parts.seating.seats.items() if _is_queue(seat, parts.graph)
+        }
         self._final: int | None = None  # the checkpoint that the job ends with
 
     def handle(self, event: ModeEvent, now: Now) -> Instructions:
@@ -51,7 +56,7 @@ class BarrierSlot:
                 return self._barriers.trigger(barrier, now)
             case CheckpointCompleted(checkpoint):
                 self._barriers.completed(checkpoint)
-                return [KeepFiles(checkpoint)]
+                return [*self._done_by(checkpoint), KeepFiles(checkpoint)]
             case CheckpointAborted(checkpoint, files_stay):
                 self.activity += 1
                 if checkpoint == self._final:
@@ -86,12 +91,26 @@ class BarrierSlot:
 
     def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
         """See `SlotMode.ran`."""
-        return self._barriers.snapshot_taken(now) if isinstance(event, SnapshotWork) else ()
+        if not isinstance(event, SnapshotWork):
+            return ()
+        held = self._held.get(seat.key)
+        if held is not None:
+            held.snapshot(event.decision.barrier.checkpoint)
+        return self._barriers.snapshot_taken(now)
 
     def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
-        """See `SlotMode.read`: rows are a source's own once they are sent."""
+        """See `SlotMode.read`: rows are a source's own once they are sent, those of a queue with a checkpoint."""
         told = self.worked(seat, read.rows.payload.num_rows, now_ms)
-        return [*told, RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)]
+        held = self._held.get(seat.key)
+        if held is None:
+            return [*told, RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)]
+        held.read(read.number)
+        return [*told, RunTask(seat.key, read.rows)]
+
+    def _done_by(self, checkpoint: int) -> list[RowsDone]:
+        return [
+            RowsDone(key, number) for key, held in self._held.items() for number in held.completed(checkpoint)
+        ]
 
     def source_ended(self, seat: Seat) -> Instructions:
         """Tell the coordinator: the job's last checkpoint waits for the end of all sources."""
@@ -174,6 +193,11 @@ class BarrierSlot:
     def validate(self) -> None:
         """See `SlotMode.validate`."""
         self._barriers.validate()
+
+
+def _is_queue(seat: Seat, graph: JobGraph) -> bool:
+    source = graph.vertex(seat.uid).operators[0]
+    return isinstance(source, Source) and isinstance(source.connector, QueueSource)
 
 
 def _debloating(config: CheckpointConfig, parts: SlotParts) -> Debloating | None:

@@ -1,0 +1,71 @@
+"""Redis: connections, and which of its errors mean that the server is away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ftlayer.checks import check_text
+from ftlayer.errors import ConfigError
+
+TIMEOUT_S = 10.0
+"""A server that says nothing for this long is taken for away."""
+
+
+def redis_library() -> Any:
+    """Return redis-py. Raises `ConfigError` if it is missing."""
+    try:
+        import redis
+    except ImportError as error:
+        raise ConfigError(
+            f"Redis needs redis-py where driver and slots run: pip install 'ftlayer[redis]' ({error})"
+        ) from error
+    return redis
+
+
+def check_redis_url(url: object) -> None:
+    """Raise `ConfigError` unless redis-py can read it."""
+    check_text(url, "url", "a URL like redis://host:6379/0")
+    try:
+        redis_library().connection.parse_url(url)
+    except ValueError as error:
+        raise ConfigError(f"url: {error}") from error
+
+
+def connect(url: str) -> Any:
+    """Return a client of a server, which is connected to when it is used. Replies come as bytes, as they are sent.
+
+    It tries nothing again: whether that is safe depends on the command.
+    """
+    redis = redis_library()
+    client = redis.Redis.from_url(
+        url,
+        protocol=2,
+        decode_responses=False,
+        socket_timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+    )
+    # redis-py would make tuples and dicts of each entry of a stream.
+    for command in ("XREADGROUP", "XPENDING"):
+        client.set_response_callback(command, _as_it_came)
+    return client
+
+
+def _as_it_came(reply: Any, **_: Any) -> Any:
+    return reply
+
+
+def is_away(error: Exception) -> bool:
+    """Whether an error of redis-py means that the server cannot be reached now, or is not ready yet."""
+    redis = redis_library()
+    away = (redis.ConnectionError, redis.TimeoutError)
+    # A password that is refused will be refused again.
+    lasting = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
+    return isinstance(error, away) and not isinstance(error, lasting)
+
+
+def place_of(url: str) -> str:
+    """Return how errors name a server: without its password."""
+    address = redis_library().connection.parse_url(url)
+    path = address.get("path")
+    return f"Redis at {path or '{}:{}'.format(address.get('host', 'localhost'), address.get('port', 6379))}"

@@ -1,0 +1,190 @@
+"""A queue's messages as a source of a slot: one thread fetches and acknowledges."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ftlayer.errors import SourceError
+from ftlayer.functions.conversion import text_of
+from ftlayer.runtime.connectors.lane import BATCH_BYTES, READY_BATCHES, BatchLimits
+from ftlayer.runtime.connectors.positions import PositionChain, partition_index, partition_key
+from ftlayer.runtime.protocol.messages import AssignSplits
+from ftlayer.runtime.task.events import SourceRows, TakenRows
+from ftlayer.topology.operators import QueueSource, Source
+from ftlayer.topology.queues import Fetched, Member, QueueReader
+from ftlayer.vertex.calls import SourcePosition
+
+WAIT_S = 0.1
+"""A fetch waits this long for messages: acknowledgements wait for it."""
+
+# How many messages are fetched before their size is known, and how much more each time until it is.
+_FIRST_ROWS = 16
+_GROWTH = 4
+
+
+class QueueSourceReader:
+    """`SourceReader` of a `QueueSource`. Rows that are accepted are acknowledged by the thread that fetched them.
+
+    Accepted means: the vertex has them, or a checkpoint that is complete.
+    """
+
+    due_ms: int | None = None
+    """See `SourceReader.due_ms`; nothing waits for others."""
+
+    def __init__(
+        self,
+        source: Source,
+        member: Member,
+        positions: Mapping[str, bytes],
+        limits: BatchLimits,
+        wake: Callable[[], None],
+        *,
+        stored: bool,
+    ) -> None:
+        """``stored``: see `Queue.open`."""
+        assert isinstance(source.connector, QueueSource)
+        self._uid = source.uid
+        self._queue = source.connector.queue
+        self._member = member
+        self._stored = stored
+        by_subtask = {partition_index(key): position for key, position in positions.items()}
+        self._positions = {
+            subtask: position for subtask, position in by_subtask.items() if member.reads_for(subtask)
+        }
+        self._chain = PositionChain(positions)
+        self._limits = limits
+        self._wake = wake
+        # Another instance of this subtask numbers other records: its roots must not be these.
+        self._number = secrets.randbits(48)
+        self._rows = 0
+        self._next_rows = _FIRST_ROWS
+        self._unacknowledged: dict[SourcePosition, Any] = {}
+        # Guards what follows.
+        self._changed = threading.Condition()
+        self._ready: deque[Fetched] = deque()
+        self._accepted: list[Any] = []
+        self._failure: BaseException | None = None
+        self._fetches = True
+        self._closed = False
+
+    # ------------------------------------------------------------ the loop's thread
+
+    def start(self) -> None:
+        """See `SourceReader.start`."""
+        threading.Thread(
+            target=self._run, name=f"ftlayer-{self._uid}-{self._member.subtask}", daemon=True
+        ).start()
+
+    def assign(self, splits: AssignSplits) -> None:
+        """See `SourceReader.assign`."""
+        raise SourceError(f"source {self._uid!r} is a queue and was assigned a reader's splits")
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        """See `SourceReader.take`."""
+        with self._changed:
+            if not self._ready:
+                if self._failure is not None:
+                    raise self._failed(self._failure)
+                return None
+            fetched = self._ready.popleft()
+            first = self._rows
+            self._rows += fetched.rows.num_rows
+            self._changed.notify()
+        position = self._chain.advance(partition_key(fetched.of), fetched.position)
+        self._unacknowledged[position] = fetched.receipt
+        return SourceRows(position.partition, self._number, first, fetched.rows, position)
+
+    def accepted(self, rows: TakenRows) -> None:
+        """See `SourceReader.accepted`."""
+        assert rows.position is not None
+        receipt = self._unacknowledged.pop(rows.position)
+        with self._changed:
+            self._accepted.append(receipt)
+            self._changed.notify()
+
+    @property
+    def ended(self) -> bool:
+        """See `SourceReader.ended`."""
+        with self._changed:
+            return not self._fetches and not self._ready and self._failure is None
+
+    def finish(self) -> None:
+        """See `SourceReader.finish`. What is accepted from here on is acknowledged still."""
+        with self._changed:
+            self._fetches = False
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """See `SourceReader.stop`. What was accepted is acknowledged behind this; all else comes again."""
+        with self._changed:
+            self._closed, self._fetches = True, False
+            self._ready.clear()
+            self._failure = None
+            self._changed.notify()
+
+    def abandon(self) -> None:
+        """See `SourceReader.abandon`. The next reader acknowledges what is accepted from here on."""
+        self.stop()
+
+    def _failed(self, error: BaseException) -> SourceError:
+        if isinstance(error, SourceError):
+            return error
+        failure = SourceError(
+            f"source {self._uid!r} cannot be read on: {type(error).__name__}: {text_of(error)}"
+        )
+        failure.__cause__ = error
+        return failure
+
+    # ------------------------------------------------------------ the reader's thread
+
+    def _run(self) -> None:
+        try:
+            reader = self._queue.open(self._member, self._positions, stored=self._stored)
+            try:
+                self._read(reader)
+            finally:
+                reader.close()
+        except BaseException as error:  # noqa: BLE001 - the loop raises it; a thread's end would not be seen
+            with self._changed:
+                # What a reader raises that is not read on is of no interest.
+                if not self._closed:
+                    self._failure = error
+        self._wake()
+
+    def _read(self, reader: QueueReader) -> None:
+        while True:
+            fetches, receipts = self._next()
+            if receipts:
+                reader.acknowledge(receipts)
+            elif not fetches:
+                return
+            if fetches and (fetched := reader.fetch(self._next_rows, WAIT_S)) is not None:
+                self._put(fetched)
+
+    def _next(self) -> tuple[bool, list[Any]]:
+        """Wait until there is something to do: whether to fetch, and what to acknowledge; neither: the end."""
+        with self._changed:
+            while not (self._closed or self._accepted or self._has_room):
+                self._changed.wait()
+            receipts, self._accepted = self._accepted, []
+            return self._has_room, receipts
+
+    @property
+    def _has_room(self) -> bool:
+        return self._fetches and len(self._ready) < READY_BATCHES
+
+    def _put(self, fetched: Fetched) -> None:
+        size = max(1, fetched.rows.nbytes)
+        fitting = max(1, BATCH_BYTES * fetched.rows.num_rows // size)
+        self._next_rows = min(self._limits.rows, self._next_rows * _GROWTH, fitting)
+        with self._changed:
+            if self._closed:
+                return
+            idle = not self._ready
+            self._ready.append(fetched)
+        if idle:
+            self._wake()

@@ -1,0 +1,67 @@
+"""A connection that is lost: when it is tried again, and when it is given up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ftlayer.errors import SourceError
+
+logger = logging.getLogger(__name__)
+
+FIRST_S, MOST_S = 0.1, 5.0
+"""The pause after the first failure, which doubles up to the other one."""
+
+
+class Reconnecting:
+    """Pauses of one connection. The first failure of an outage is logged, and its end."""
+
+    def __init__(
+        self,
+        place: str,
+        patience_ms: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``place`` names what is connected to; after ``patience_ms`` without it `failed` raises."""
+        self._place = place
+        self._patience_s = patience_ms / 1_000
+        self._clock = clock
+        self._sleep = sleep
+        self._since: float | None = None
+        self._pause_s = FIRST_S
+        self._again = 0.0
+
+    @property
+    def is_early(self) -> bool:
+        """Whether it is not to be tried yet."""
+        return self._since is not None and self._clock() < self._again
+
+    def wait(self, most_s: float) -> float:
+        """Sleep until it is to be tried, for ``most_s`` seconds at most; return how long that was."""
+        if not self.is_early:
+            return 0.0
+        pause_s = min(most_s, self._again - self._clock())
+        self._sleep(pause_s)
+        return pause_s
+
+    def failed(self, error: Exception) -> None:
+        """It could not be reached. Raises `SourceError` if that has been so for too long."""
+        now = self._clock()
+        if self._since is None:
+            logger.warning("%s is away, and is tried again: %s", self._place, error)
+            self._since, self._pause_s = now, FIRST_S
+        elif now - self._since >= self._patience_s:
+            raise SourceError(
+                f"{self._place} has been away for {now - self._since:.0f} s, longer than reconnect_timeout: {error}"
+            ) from error
+        self._again = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MOST_S)
+
+    def works(self) -> None:
+        """It was reached."""
+        if self._since is not None:
+            logger.warning("%s is back after %.1f s", self._place, self._clock() - self._since)
+            self._since = None

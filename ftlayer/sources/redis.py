@@ -1,0 +1,312 @@
+"""A consumer group of a Redis stream as a source."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+
+from ftlayer.checks import Duration, check_text, check_texts, duration_ms
+from ftlayer.clients.redis import check_redis_url, connect, is_away, place_of, redis_library
+from ftlayer.errors import ConfigError, SourceError
+from ftlayer.sources.reconnecting import Reconnecting
+from ftlayer.sources.redis_rows import FIELDS, ID, TIME, schema_of, to_rows
+from ftlayer.topology.queues import Fetched, Member, Queue
+
+logger = logging.getLogger(__name__)
+
+START = {"earliest": "0", "latest": "$"}
+
+PENDING_ROWS = 1_000
+"""Pending entries are listed, and acknowledged, so many at a time."""
+
+_FROM_THE_FIRST = b"0-0"
+
+
+class RedisSource(Queue):
+    """Reads a stream of Redis as a consumer group does: the group's other consumers get other entries.
+
+    Each subtask is a consumer. An entry is acknowledged (``XACK``) once it is durable: stored in the vertex, in a
+    completed checkpoint, or in the spool. Until then Redis keeps it pending, and it is read again after a failure; what
+    was stored already is left out by its id. So each entry enters a topology once, if the server keeps what it has
+    answered (``appendfsync always``; what it loses in a crash of its own is lost).
+
+    Entries are read as long as they are in the stream: one that was trimmed before it was read is lost. Those of a
+    consumer that is not this source's stay with it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        stream: str,
+        group: str,
+        *,
+        fields: Sequence[str] = (),
+        start: str = "earliest",
+        reconnect_timeout: Duration = "5m",
+    ) -> None:
+        """Nothing is connected to before it is read.
+
+        Args:
+            url: ``redis://user:password@host:6379/0``, ``rediss://…`` with TLS, ``unix:///path``; slots connect.
+            stream: key of the stream; it is made, if it is not there.
+            group: consumer group; it is made, if it is not there.
+            fields: names of fields, each a column with a text. By default there is a column ``fields``, a map of all of
+                an entry's fields (names to bytes). Before them are ``id`` and ``time``, that of the server at which
+                the entry came.
+            start: where a group begins that this makes: ``"earliest"`` entry that is there, or ``"latest"``: those
+                that come from then on.
+            reconnect_timeout: the source fails when the server was away for this long.
+
+        Raises `ConfigError` if redis-py is missing, and for an option that will not do.
+        """
+        check_redis_url(url)
+        check_text(stream, "stream", "the key of a stream")
+        check_text(group, "group", "the name of a consumer group")
+        if isinstance(fields, str) or not isinstance(fields, Sequence):
+            raise ConfigError(f"fields: expected a list of names, got {fields!r}")
+        check_texts(fields, "fields", "the name of a field")
+        if len({ID, TIME, *fields}) < len(fields) + 2:
+            raise ConfigError(f"fields: {list(fields)!r} has a name twice, or one of {ID!r} and {TIME!r}")
+        if list(fields) == [FIELDS]:
+            raise ConfigError(
+                f"fields: a single column cannot be called {FIELDS!r}; leave fields out for all of them"
+            )
+        if start not in START:
+            raise ConfigError(f"start: expected 'earliest' or 'latest', got {start!r}")
+        self.schema: pa.Schema = schema_of(fields)
+        self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+        self.url, self.stream, self.group, self.start = url, stream, group, start
+
+    def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> RedisReader:
+        """See `Queue.open`. The server is connected to by the first fetch."""
+        return RedisReader(self, member, positions, stored=stored)
+
+    @property
+    def place(self) -> str:
+        """How errors name it."""
+        return f"stream {self.stream!r} of {place_of(self.url)}"
+
+    def pack(self, last: bytes) -> bytes:
+        """Return the position behind an entry."""
+        packed: bytes = msgpack.packb(["redis", self.stream, self.group, last])
+        return packed
+
+    def unpack(self, position: bytes) -> bytes:
+        """Return the id of the entry that a position is behind; `ConfigError` for one of something else."""
+        try:
+            found = msgpack.unpackb(position)
+        except (ValueError, msgpack.UnpackException):
+            found = None
+        mine = ["redis", self.stream, self.group]
+        if not isinstance(found, list) or found[:3] != mine or len(found) != 4:
+            raise ConfigError(
+                f"{self.place}, group {self.group!r}: the positions stored under this uid are of another source; give "
+                "the new one a uid of its own"
+            )
+        return bytes(found[3])
+
+
+@dataclass(slots=True)
+class _Consumer:
+    """One name in the group, and the entry that was fetched last of what it was given.
+
+    What it was given has growing ids, and is pending until it is acknowledged. So all that is pending up to ``last``
+    was fetched, and nothing behind it. ``is_behind``: there may be some behind it: what it was given when the
+    connection was lost, or by an earlier start.
+    """
+
+    subtask: int
+    name: str
+    last: bytes
+    is_behind: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Receipt:
+    consumer: str
+    ids: pa.Array
+
+
+@dataclass(slots=True)
+class _Todo:
+    """Acknowledgements that were not sent yet: ids, and what was pending of each consumer up to an id."""
+
+    ids: list[pa.Array] = field(default_factory=list)
+    up_to: dict[str, bytes] = field(default_factory=dict)
+
+
+class RedisReader:
+    """`QueueReader` of one member of the group."""
+
+    def __init__(
+        self, source: RedisSource, member: Member, positions: Mapping[int, bytes], *, stored: bool
+    ) -> None:
+        self._source = source
+        self._member = member
+        self._client = connect(source.url)
+        self._away = Reconnecting(source.place, source.patience_ms)
+        self._consumers = [self._consumer(member.subtask, positions)]
+        self._consumers += [self._consumer(gone, positions) for gone in positions if gone != member.subtask]
+        self._begun = False
+        self._todo = _Todo()
+        # Fetched by the reader before this one, and perhaps not acknowledged.
+        earlier = {one.name: one.last for one in self._consumers if one.last != _FROM_THE_FIRST}
+        self._earlier = {} if stored else earlier
+        if stored:
+            self._todo.up_to = earlier
+
+    # ------------------------------------------------------------ what is called
+
+    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        """See `QueueReader.fetch`. Raises `SourceError` for what is no matter of the connection."""
+        wait_s -= self._away.wait(wait_s)
+        if self._away.is_early:
+            return None
+        try:
+            self._begin()
+            self._send_acknowledgements()
+            fetched = self._fetch(max_rows, max(wait_s, 0.001))
+        except redis_library().RedisError as error:
+            self._failed(error)
+            return None
+        self._away.works()
+        return fetched
+
+    def acknowledge(self, receipts: Sequence[_Receipt]) -> None:
+        """See `QueueReader.acknowledge`."""
+        for receipt in receipts:
+            self._todo.ids.append(receipt.ids)
+            if (earlier := self._earlier.pop(receipt.consumer, None)) is not None:
+                self._todo.up_to[receipt.consumer] = earlier
+        if self._begun and not self._away.is_early:
+            try:
+                self._send_acknowledgements()
+                self._remove_drained()
+            except redis_library().RedisError as error:
+                self._failed(error)
+
+    def close(self) -> None:
+        """See `QueueReader.close`."""
+        self._client.close()
+
+    # ------------------------------------------------------------ connecting
+
+    def _begin(self) -> None:
+        """Make the group, and find consumers of subtasks that are there no more."""
+        if self._begun:
+            return
+        self._make_group()
+        known = {one.subtask for one in self._consumers}
+        for subtask in self._subtasks_in_group():
+            if (
+                subtask >= self._member.parallelism
+                and subtask not in known
+                and self._member.reads_for(subtask)
+            ):
+                self._consumers.append(self._consumer(subtask, {}))
+        self._begun = True
+
+    def _make_group(self) -> None:
+        source = self._source
+        try:
+            self._client.xgroup_create(source.stream, source.group, START[source.start], mkstream=True)
+        except redis_library().ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    def _subtasks_in_group(self) -> list[int]:
+        prefix = f"{self._member.owner}-".encode()
+        found = self._client.xinfo_consumers(self._source.stream, self._source.group)
+        names = [one["name"].removeprefix(prefix) for one in found if one["name"].startswith(prefix)]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _consumer(self, subtask: int, positions: Mapping[int, bytes]) -> _Consumer:
+        position = positions.get(subtask)
+        last = _FROM_THE_FIRST if position is None else self._source.unpack(position)
+        return _Consumer(subtask, f"{self._member.owner}-{subtask}", last)
+
+    def _failed(self, error: Exception) -> None:
+        """Connect again later, or raise. An answer may have been lost: what it gave is pending."""
+        if not is_away(error):
+            raise SourceError(
+                f"{self._source.place}, group {self._source.group!r}: {type(error).__name__}: {error}"
+            ) from error
+        self._client.connection_pool.disconnect()
+        for consumer in self._consumers:
+            consumer.is_behind = True
+        self._away.failed(error)
+
+    # ------------------------------------------------------------ fetching
+
+    def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        for consumer in self._consumers:
+            if consumer.is_behind:
+                entries = self._read(consumer, consumer.last, max_rows)
+                if entries:
+                    return self._fetched(consumer, entries)
+                consumer.is_behind = False
+        mine = self._consumers[0]
+        entries = self._read(mine, b">", max_rows, "BLOCK", max(1, int(wait_s * 1_000)))
+        return self._fetched(mine, entries) if entries else None
+
+    def _read(self, consumer: _Consumer, behind: bytes, max_rows: int, *blocking: Any) -> list[Any]:
+        reply = self._client.execute_command(
+            "XREADGROUP",
+            *("GROUP", self._source.group, consumer.name),
+            *("COUNT", max_rows, *blocking),
+            *("STREAMS", self._source.stream, behind),
+        )
+        return reply[0][1] if reply else []
+
+    def _fetched(self, consumer: _Consumer, entries: list[Any]) -> Fetched:
+        # One that was deleted from the stream is pending still, and has no fields.
+        rows = to_rows([entry for entry in entries if entry[1] is not None], self._source.schema)
+        ids = rows.column(0)
+        if len(ids) < len(entries):
+            logger.warning(
+                "%s: %d entries were deleted before they were read",
+                self._source.place,
+                len(entries) - len(ids),
+            )
+            ids = pa.array([entry[0] for entry in entries], pa.binary()).cast(pa.string())
+        consumer.last = bytes(entries[-1][0])
+        return Fetched(rows, consumer.subtask, self._source.pack(consumer.last), _Receipt(consumer.name, ids))
+
+    # ------------------------------------------------------------ acknowledging
+
+    def _send_acknowledgements(self) -> None:
+        """Send all that there are; those that were sent, and not answered, are sent again."""
+        for name, last in list(self._todo.up_to.items()):
+            self._acknowledge_pending(name, last)
+            del self._todo.up_to[name]
+        if self._todo.ids:
+            pipeline = self._client.pipeline(transaction=False)
+            for ids in self._todo.ids:
+                pipeline.xack(self._source.stream, self._source.group, *ids.to_pylist())
+            pipeline.execute()
+            self._todo.ids.clear()
+
+    def _acknowledge_pending(self, name: str, last: bytes) -> None:
+        """Acknowledge what is pending of a consumer up to an entry."""
+        source = self._source
+        while pending := self._client.execute_command(
+            "XPENDING", source.stream, source.group, "-", last, PENDING_ROWS, name
+        ):
+            self._client.xack(source.stream, source.group, *(entry[0] for entry in pending))
+
+    def _remove_drained(self) -> None:
+        """Take consumers out of the group that are there no more and have nothing pending."""
+        source = self._source
+        for consumer in self._consumers[1:]:
+            if consumer.is_behind or self._client.execute_command(
+                "XPENDING", source.stream, source.group, "-", "+", 1, consumer.name
+            ):
+                continue
+            self._client.xgroup_delconsumer(source.stream, source.group, consumer.name)
+            self._consumers.remove(consumer)
+            logger.info("%s: consumer %r has nothing left, and is removed", source.place, consumer.name)

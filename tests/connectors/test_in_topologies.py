@@ -1,0 +1,114 @@
+"""Every connector of a queue in a topology that loses a slot while its server is restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from ftlayer import CheckpointConfig, FixedDelay, FTLayer, StreamEnvironment
+from ftlayer.sinks import FileSink
+
+pytestmark = pytest.mark.spark
+
+NUMBER = pa.schema([("number", pa.int64())])
+COUNT = 3_000
+PART = 500
+KILLS_AT = 700
+
+
+def number_in(kit: Any, directory: Path) -> Callable[[Any], Any]:
+    """Make a message its number; one of them kills the process that meets it first."""
+    place = kit.queue.schema.names.index(kit.column)
+
+    def function(record: Any) -> int:
+        number = int(record[place])
+        if number == KILLS_AT:
+            with contextlib.suppress(FileExistsError):
+                (directory / "killed").touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    return function
+
+
+def keeping(directory: Path) -> Callable[[pa.RecordBatch], None]:
+    """A sink that keeps what it was called with."""
+
+    def keep(batch: pa.RecordBatch) -> None:
+        with (directory / f"{os.getpid()}.txt").open("a") as file:
+            file.writelines(f"{number}\n" for number in batch.column(0).to_pylist())
+
+    return keep
+
+
+def put_all(
+    kit: Any, wait_until: Callable[[Callable[[], Any], str], Any], found: Callable[[], list[int]]
+) -> None:
+    """Send all numbers while they are read; the server is killed in the middle, with messages unacknowledged."""
+    for first in range(0, COUNT, PART):
+        kit.put(first, first + PART)
+        wait_until(lambda first=first: len(set(found())) >= first, "messages on their way")
+        if first == 3 * PART:
+            kit.server.restart()
+
+
+def test_barrier_mode_reads_each_message_once(spark: Any, kit: Any, wait_until: Any, tmp_path: Path) -> None:
+    env = StreamEnvironment(
+        spark,
+        name="messages",
+        parallelism=2,
+        restart=FixedDelay(attempts=20, delay="10ms"),
+        checkpointing=CheckpointConfig(interval="200ms", directory=str(tmp_path / "checkpoints")),
+    )
+    numbers = env.source(kit.queue, uid="messages").map(number_in(kit, tmp_path), NUMBER, uid="number")
+    numbers.sink(FileSink(str(tmp_path / "out")), uid="files")
+
+    def found() -> list[int]:
+        if not (tmp_path / "out").exists():
+            return []
+        committed = ds.dataset(tmp_path / "out", NUMBER, format="parquet")
+        read: list[int] = committed.to_table()["number"].to_pylist()
+        return read
+
+    job = env.execute_async()
+    try:
+        put_all(kit, wait_until, found)
+        wait_until(lambda: len(found()) >= COUNT, "all messages")
+        wait_until(lambda: kit.pending() == 0, "the last acknowledgement")
+    finally:
+        job.cancel()
+    assert (tmp_path / "killed").exists()
+    assert sorted(found()) == list(range(COUNT))
+
+
+@pytest.mark.campaign
+def test_acker_mode_loses_no_message(spark: Any, kit: Any, wait_until: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+
+    def found() -> list[int]:
+        texts = [path.read_text() for path in (tmp_path / "out").iterdir()]
+        return [int(line) for text in texts for line in text.splitlines()]
+
+    with FTLayer.embedded(str(tmp_path / "ft"), timeout="5s") as layer:
+        env = StreamEnvironment(
+            spark, layer, name="messages", parallelism=2, restart=FixedDelay(attempts=20, delay="10ms")
+        )
+        numbers = env.source(kit.queue, uid="messages").map(number_in(kit, tmp_path), NUMBER, uid="number")
+        numbers.sink(keeping(tmp_path / "out"), uid="kept")
+        job = env.execute_async()
+        try:
+            put_all(kit, wait_until, found)
+            wait_until(lambda: len(set(found())) >= COUNT, "all messages")
+            wait_until(lambda: kit.pending() == 0, "the last acknowledgement")
+        finally:
+            job.cancel()
+    assert (tmp_path / "killed").exists()
+    assert set(found()) == set(range(COUNT))
