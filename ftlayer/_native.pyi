@@ -58,3 +58,16 @@ class DictValueHandle(ValueHandle):  # registered there
         absent: object,
         /,
     ) -> None: ...
+
+@final
+class LoggedLookup:
+    def __init__(
+        self,
+        table: dict[Any, Any],
+        entries: list[Any],
+        restore: Callable[[Any, Any], object],
+        read: Callable[[Any, Any], object] | None,
+        absent: object,
+        /,
+    ) -> None: ...
+    def __call__(self, key: object, /) -> Any: ...

@@ -72,4 +72,7 @@ PyObject *native_mark_exit(PyObject *self, PyObject *args);
 /* value_handle.c; adds the class DictValueHandle. 0, or -1 with an error */
 int add_value_handle(PyObject *module);
 
+/* logged_lookup.c; adds the class LoggedLookup. 0, or -1 with an error */
+int add_logged_lookup(PyObject *module);
+
 #endif

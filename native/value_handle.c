@@ -2,7 +2,7 @@
  * calls cost more than all else in a short process function. With an undo log it does what UndoValues does.
  *
  * What the dict itself has is found here; what it has not, its `get` is asked for: there may be layers below it. */
-#include "native.h"
+#include "undo.h"
 
 #include <structmember.h>
 
@@ -63,26 +63,6 @@ static PyObject *found_or(const value_handle *self, PyObject *key, PyObject *oth
     return PyObject_CallFunctionObjArgs(self->get, key, otherwise, NULL);
 }
 
-/* ftlayer.functions.values.ATOMS */
-static int is_atom(PyObject *value) {
-    return PyLong_CheckExact(value) || PyUnicode_CheckExact(value) || PyFloat_CheckExact(value) || value == Py_None ||
-           PyBool_Check(value) || PyBytes_CheckExact(value);
-}
-
-static int log_change(value_handle *self, PyObject *key, PyObject *old) {
-    PyObject *entries = self->entries;
-    Py_ssize_t size = PyList_GET_SIZE(entries);
-    if (PyList_Append(entries, self->restore) == 0 && PyList_Append(entries, key) == 0 &&
-        PyList_Append(entries, old) == 0) {
-        return 0;
-    }
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    if (PyList_SetSlice(entries, size, PyList_GET_SIZE(entries), NULL) != 0) PyErr_Clear();
-    PyErr_Restore(type, error, traceback);
-    return -1;
-}
-
 /* ---------------------------------------------------------------- methods */
 
 static PyObject *handle_get(value_handle *self, PyObject *unused) {
@@ -94,7 +74,7 @@ static PyObject *handle_get(value_handle *self, PyObject *unused) {
     PyObject *key = current_key(self);
     if (key == NULL) return NULL;
     PyObject *value = found_or(self, key, self->entries == NULL ? self->initial : self->absent);
-    if (value != NULL && self->entries != NULL && !is_atom(value)) {
+    if (value != NULL && self->entries != NULL && !is_plainly_immutable(value)) {
         if (value == self->absent) {
             Py_SETREF(value, Py_NewRef(self->initial));
         } else {
@@ -113,7 +93,7 @@ static PyObject *handle_set(value_handle *self, PyObject *value) {
     int done = 0;
     if (self->entries != NULL) {
         PyObject *old = found_or(self, key, self->absent);
-        done = old == NULL ? -1 : log_change(self, key, old);
+        done = old == NULL ? -1 : log_change(self->entries, self->restore, key, old);
         Py_XDECREF(old);
     }
     if (done == 0) done = PyDict_SetItem(self->table, key, value);

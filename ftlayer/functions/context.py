@@ -23,7 +23,7 @@ from ftlayer.functions.handles import (
 from ftlayer.functions.keyed import Key, KeyedState, OperatorStates, Timers
 from ftlayer.functions.ttl import StateTtl, table_name
 from ftlayer.functions.ttl_handles import ExpiringList, ExpiringMap, ExpiringValue
-from ftlayer.functions.undo.value_handle import value_handle
+from ftlayer.functions.undo.dict_tables import value_handle
 
 MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 

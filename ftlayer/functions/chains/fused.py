@@ -53,8 +53,8 @@ from ftlayer.functions.conversion import Form
 from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.log import UndoLog
-from ftlayer.functions.undo.tables import ABSENT, UndoValues
-from ftlayer.functions.values import ATOMS
+from ftlayer.functions.undo.dict_tables import logged_lookup
+from ftlayer.functions.undo.tables import UndoValues
 
 Fused = Callable[
     [
@@ -91,7 +91,7 @@ def fuse(
     """
     body = _Body(steps)
     single = is_one_to_one(steps)
-    mark = "0" if log is None else "mark" if body.logs_early else "len(entries)"
+    mark = "mark" if log is not None and body.is_stateful else "0"
     lines = [
         "def loop(records, out, counts, fail, times):",
         "    for r0 in records:",
@@ -114,9 +114,7 @@ def fuse(
     ]
     names = {
         **body.names,
-        "ABSENT": ABSENT,
         "FAILS": FAILS_RECORD if log is None else FAILS_RECORD_UNDONE,
-        "ATOMS": ATOMS,
         "NAN": NAN,
         "StateSerializationError": StateSerializationError,
         "has_run": _has_run,
@@ -136,24 +134,13 @@ def _has_run(answer: object) -> bool:
     return True
 
 
-def _may_change(name: str, width: int) -> str:
-    """Return the Python expression of whether a value has to be looked at: tuples of so many atoms, mostly, have not.
-
-    It runs for each record, and takes half the time of a call.
-    """
-    if width == 1:
-        return f"type({name}) not in ATOMS"
-    others = " or ".join(f"type({name}[{place}]) not in ATOMS" for place in range(width))
-    return f"type({name}) is not tuple or len({name}) != {width} or {others}"
-
-
 class _Body:
     """What the loop does with ``r0``, and the names that it uses."""
 
     def __init__(self, steps: Sequence[PreparedStep]) -> None:
         self.names: dict[str, Any] = {}
         self.needs_place = False
-        self.logs_early = any(isinstance(step, Processing) for step in steps)
+        self.is_stateful = any(isinstance(step, Processing) for step in steps)
         self._before: list[str] = []
         self._after: list[str] = []
         self._indent = " " * 12
@@ -195,54 +182,28 @@ class _Body:
         self._after.append(f"{self._indent}at = {number}")
 
     def _reduce(self, number: int, step: Reducing, result: str) -> None:
-        undo = step.table if isinstance(step.table, UndoValues) else None
         self.names |= {f"u{number}": step.uid, f"n{number}": step.create}
-        self.names[f"t{number}"] = step.table if undo is None else undo.table
+        if isinstance(step.table, UndoValues):
+            self.is_stateful = True
+            self.names |= {f"t{number}": step.table.table, f"look{number}": logged_lookup(step.table)}
+            found = f"look{number}(k{number})"
+        else:
+            self.names[f"t{number}"] = step.table
+            found = f"t{number}[k{number}]"
         old, added = f"old{number}", f"{result} = f{number}(old{number}, {self._record})"
         begun = step.create is not None
-        before, after = ([], []) if undo is None else self._logged(number, step, undo)
         self._add(
             f"k{number} = {step.key.source(self._record)}",
             "try:",
-            f"    {old} = t{number}[k{number}]",
+            f"    {old} = {found}",
             "except KeyError:",
-            *([] if undo is None else [f"    was{number} = ABSENT"]),
             f"    {old} = n{number}()" if begun else f"    {result} = {self._record}",
             "except TypeError:",
             f"    raise unhashable(u{number}, k{number}) from None",
-            *([] if begun and not before else ["else:", *before]),
+            *([] if begun else ["else:"]),
             f"{'' if begun else '    '}{added}",
         )
         self._after.append(f"{self._indent}t{number}[k{number}] = {result}")
-        # The code is put together from the end.
-        self._after += [self._indent + line for line in reversed(after)]
-
-    def _logged(self, number: int, step: Reducing, undo: UndoValues) -> tuple[list[str], list[str]]:
-        """Return what keeps an aggregate that a function is given, and what logs that there will be another one."""
-        was = f"was{number}"
-        keep = f"    {was} = old{number}"
-        # Behind what is nested, something may fail after the change.
-        is_last = not any(isinstance(earlier, FlatMap | Processing) for earlier in self._steps[:number])
-        in_columns = [f"keys{number}(k{number})", f"olds{number}({was})"]
-        if is_last:
-            self.names[f"keys{number}"], self.names[f"olds{number}"] = undo.columns
-        # What a plain aggregate consists of cannot be changed in place, or does not fit the schema.
-        is_plain = step.create is None and not any(map(pa.types.is_nested, step.schema.types))
-        if is_last and (is_plain or not undo.log.copies):
-            return [keep], in_columns
-        self.logs_early = True
-        self.names |= {f"read{number}": undo.read, f"back{number}": undo.restore, "change": undo.log.add}
-        read = [f"    if {_may_change(was, len(step.schema))}:", f"        read{number}(k{number}, {was})"]
-        change = f"change((back{number}, k{number}, {was}))"
-        if not is_last:
-            return [keep, *read], [change]
-        # The columns are taken back behind the entries: what lies in them has to have been there before these.
-        return [keep, *read], [
-            "if entries:",
-            f"    {change}",
-            "else:",
-            *(f"    {line}" for line in in_columns),
-        ]
 
     def _process(self, number: int, step: Processing) -> None:
         self.needs_place = True

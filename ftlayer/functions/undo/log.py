@@ -45,9 +45,6 @@ class Changes(Protocol):
     def copies(self) -> bool:
         """Whether `read` does anything."""
 
-    def columns(self, restore: Restore) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
-        """See `UndoLog.columns`."""
-
     def read(self, restore: Restore, key: Any, value: Any, where: Hashable) -> None:
         """See `UndoLog.read`."""
 
@@ -65,7 +62,7 @@ class UndoLog:
     """
 
     copies = True
-    __slots__ = ("_columns", "_copied", "_is_mixed", "add", "alone", "entries", "traced")
+    __slots__ = ("_copied", "_is_mixed", "add", "alone", "entries", "traced")
 
     def __init__(self) -> None:
         """Begin with no changes."""
@@ -75,25 +72,12 @@ class UndoLog:
         self.traced = True
         # Where something lies that can be changed in place, and was copied: the place of the copy in the log.
         self._copied: dict[Hashable, int] = {}
-        # Changes of tables that have columns of their own: how to restore, keys, old values.
-        self._columns: list[tuple[Restore, list[Any], list[Any]]] = []
         self._is_mixed = False
-
-    def columns(self, restore: Restore) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
-        """Return what takes the keys, and what takes the old values, of one table's changes.
-
-        For a table that is changed when nothing can fail any more in the loop, so that `fail` has nothing to take back;
-        it costs a third of `add`. `undo` takes them back behind all of `entries`.
-        """
-        keys: list[Any] = []
-        olds: list[Any] = []
-        self._columns.append((restore, keys, olds))
-        return keys.append, olds.append
 
     @property
     def has_changes(self) -> bool:
         """Whether anything is to be taken back."""
-        return bool(self.entries) or any(keys for _, keys, _ in self._columns)
+        return bool(self.entries)
 
     def begin_segment(self) -> None:
         """The functions that share a loop begin: what is in the log now, others have changed."""
@@ -144,18 +128,12 @@ class UndoLog:
     def undo(self) -> None:
         """Take everything back."""
         self._undo(0)
-        for restore, keys, olds in self._columns:
-            while keys:
-                restore(keys.pop(), olds.pop())
         self._is_mixed = False
 
     def forget(self) -> None:
         """All that was changed stays."""
         self.entries.clear()
         self._copied.clear()
-        for _, keys, olds in self._columns:
-            keys.clear()
-            olds.clear()
         self._is_mixed = False
 
     def _undo(self, mark: int) -> None:
@@ -176,7 +154,6 @@ class Uncopied:
     def __init__(self, log: UndoLog) -> None:
         self.entries = log.entries
         self.add = log.add
-        self.columns = log.columns
 
     def read(self, restore: Restore, key: Any, value: Any, where: Hashable) -> None:
         """See `UndoLog.read`: nothing has to be kept."""

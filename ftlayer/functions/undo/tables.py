@@ -7,7 +7,6 @@ that grows with their size; numbers, strings and tuples of them are not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from functools import cached_property
 from typing import Any
 
 from ftlayer.functions.keyed import Key, ListTable, MapTable
@@ -36,11 +35,6 @@ class UndoValues(MutableMapping[Key, Any]):
         self.log = log
         self._add = log.add
         self._get = table.get
-
-    @cached_property
-    def columns(self) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
-        """See `UndoLog.columns`."""
-        return self.log.columns(self.restore)
 
     def get(self, key: Key, default: Any = None) -> Any:
         """See `MutableMapping.get`."""
@@ -75,6 +69,16 @@ class UndoValues(MutableMapping[Key, Any]):
         self.read(key, value)
         self._add((self.restore, key, value))
         self.table.pop(key)
+        return value
+
+    def look_up(self, key: Key) -> Any:
+        """Return the value that is about to be replaced, and log it; KeyError where there is none."""
+        value = self._get(key, ABSENT)
+        if value is not ABSENT:
+            self.read(key, value)
+        self._add((self.restore, key, value))
+        if value is ABSENT:
+            raise KeyError(key)
         return value
 
     def __iter__(self) -> Iterator[Key]:

@@ -25,7 +25,7 @@ from ftlayer.functions.ttl import StateTtl
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.undo.tables import ABSENT
-from ftlayer.functions.undo.value_handle import value_handle
+from ftlayer.functions.undo.dict_tables import value_handle
 from ftlayer.records.kernels import native
 from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec, Frozen

@@ -1,8 +1,8 @@
-"""Handles of single values: in C where the table is a dict, as those of all backends are."""
+"""What reads and changes single values a record at a time: in C where the table is a dict, as all backends' are."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, TypeGuard
 
 from ftlayer.functions.handles import Call, ValueHandle
@@ -28,6 +28,16 @@ def value_handle(context: Call, table: MutableMapping[Key, Any], default: Any) -
     elif _finds_as_dict(table):
         return native.DictValueHandle(context, table, table.pop, default)
     return ValueHandle(context, table, default)
+
+
+def logged_lookup(values: UndoValues) -> Callable[[Key], Any]:
+    """Return `UndoValues.look_up`. It does not look at a value that nothing changes in place."""
+    table, log = values.table, values.log
+    if not _finds_as_dict(table):
+        return values.look_up
+    return native.LoggedLookup(
+        table, log.entries, values.restore, values.read if log.copies else None, ABSENT
+    )
 
 
 def _finds_as_dict(table: MutableMapping[Key, Any]) -> TypeGuard[dict[Key, Any]]:
