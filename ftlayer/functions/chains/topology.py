@@ -168,8 +168,11 @@ class TopologyChain:
         None within a function a batch at a time, an async one, a timer, behind a function that gives times, and between
         two batches.
         """
-        rows = (segment.row for segments in self._running for segment in segments)
-        return next((row for row in rows if row is not None), None)
+        for segments in self._running:
+            for segment in segments:
+                if (row := segment.row) is not None:
+                    return row
+        return None
 
     @property
     def next_event_ms(self) -> int | None:

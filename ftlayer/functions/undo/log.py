@@ -112,13 +112,17 @@ class UndoLog:
         Raises `LateFailure` if it changed something elsewhere too: in an earlier loop, or in place, in what another
         record of the batch had read before.
         """
-        kinds, copies = self.entries[mark::3], self.entries[mark + 1 :: 3]
-        mixed = self._is_mixed or any(
-            kind is _read_again and copied < mark for kind, copied in zip(kinds, copies, strict=True)
-        )
+        mixed = self._is_mixed or self._read_again_behind(mark)
         self._undo(mark)
         if mixed and not self.alone:
             raise LateFailure(row)
+
+    def _read_again_behind(self, mark: int) -> bool:
+        """Whether something was read behind ``mark`` whose copy is before it."""
+        if not self._copied:
+            return False
+        kinds, copies = self.entries[mark::3], self.entries[mark + 1 :: 3]
+        return any(kind is _read_again and copied < mark for kind, copied in zip(kinds, copies, strict=True))
 
     def late(self, row: int) -> None:
         """A result of ``row`` is refused behind all loops. Raises `LateFailure` if any record has changed something."""

@@ -306,9 +306,9 @@ class OperatorChain:
             if times is None and rows.times is not None:
                 times = rows.times[output.parents]
             passed.outputs[tag] = Rows(output.batch, rows.parents[output.parents], times)
-        passed.failures.extend(
-            replace(failure, row=int(rows.parents[failure.row])) for failure in result.failures
-        )
+        for failure in result.failures:
+            row = int(rows.parents[failure.row])
+            passed.failures.append(failure if row == failure.row else replace(failure, row=row))
 
     def _timed(self, generator: WatermarkGenerator, rows: Rows, failures: list[RowFailure]) -> Rows:
         """Give rows the times of their column; where it is null, the row they come from fails."""

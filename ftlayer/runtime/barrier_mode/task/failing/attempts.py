@@ -125,8 +125,8 @@ class RecordAttempts:
         for row, waiting in enumerate(given.waiting):
             if row not in failed:
                 self.waiting.remove(waiting)
-        for failure in failed.values():
-            self._failed(given, failure, now)
+        for waiting, failure in zip(self._waiting_of(given, [*failed], now), failed.values(), strict=True):
+            self._decide(waiting, failure, now, waited=bool(given.waiting))
 
     def timer_through(self, timer: WaitingRecord) -> None:
         """A timer that waited has fired."""
@@ -156,7 +156,7 @@ class RecordAttempts:
 
     def condemned(self, given: Given, row: int, attempt: FailedAttempt, now: Now) -> None:
         """A record is not to be given to functions again: it is a dead letter."""
-        waiting = self._waiting_of(given, row, now)
+        (waiting,) = self._waiting_of(given, [row], now)
         self._bury(waiting, with_attempt(waiting.attempts, attempt), attempt.operator, now)
         if given.waiting:
             self.waiting.remove(waiting)
@@ -211,32 +211,35 @@ class RecordAttempts:
         except (pa.ArrowException, OSError, StopIteration) as error:
             return NO_KEY, f"its record cannot be read: {error}"
         # Operators with a key begin their chains.
-        key = self._keys.drawn() if enters else self._keys.of(row, letter.input)
+        (key,) = [self._keys.drawn()] if enters else self._keys.of(row, letter.input)
         return key, "its key cannot be read" if key is NO_KEY else ""
 
     # ------------------------------------------------------------ one record
 
-    def _failed(self, given: Given, failure: RowFailure, now: Now) -> None:
-        waiting = self._waiting_of(given, failure.row, now)
-        self._decide(waiting, failure, now, waited=bool(given.waiting))
-
-    def _waiting_of(self, given: Given, row: int, now: Now) -> WaitingRecord:
+    def _waiting_of(self, given: Given, rows: list[int], now: Now) -> list[WaitingRecord]:
+        """Return those of ``given`` in these rows, or, if they have not waited before, new ones."""
         if given.waiting:
-            return given.waiting[row]
-        own = row_alone(given.payload, row, shares=self._shares[given.input])
-        return WaitingRecord(
-            secrets.token_bytes(LETTER_BYTES),
-            self._keys.of(own, given.input),
-            LetterKind.RECORD,
-            given.input,
-            self._packers[given.input].pack(own),
-            None if given.times is None else int(given.times[row]),
-            given.watermark_ms,
-            1,
-            now.wall_ms,
-            now.wall_ms,
-            (),
-        )
+            return [given.waiting[row] for row in rows]
+        if not rows:
+            return []
+        shares, packer = self._shares[given.input], self._packers[given.input]
+        keys = self._keys.of(given.payload.take(pa.array(rows, pa.int64())), given.input)
+        return [
+            WaitingRecord(
+                secrets.token_bytes(LETTER_BYTES),
+                key,
+                LetterKind.RECORD,
+                given.input,
+                packer.pack(row_alone(given.payload, row, shares=shares)),
+                None if given.times is None else int(given.times[row]),
+                given.watermark_ms,
+                1,
+                now.wall_ms,
+                now.wall_ms,
+                (),
+            )
+            for row, key in zip(rows, keys, strict=True)
+        ]
 
     def _decide(self, waiting: WaitingRecord, failure: RowFailure, now: Now, *, waited: bool) -> None:
         attempts = with_attempt(
@@ -251,7 +254,7 @@ class RecordAttempts:
             due_ms = retry.not_before_ms
             if self._most_pause_ms is not None:
                 due_ms = min(due_ms, now.wall_ms + self._most_pause_ms)
-            self.waiting.put(replace(waiting, attempt=retry.attempt, due_ms=due_ms, attempts=attempts))
+            self.waiting.put(waiting.failed(attempts, retry.attempt, due_ms))
             return
         self._bury(waiting, attempts, failure.operator, now)
         if waited:

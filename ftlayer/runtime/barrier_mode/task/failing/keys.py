@@ -70,20 +70,23 @@ class HeadKeys:
         ]
         self.are_columns = any(key is not None for key in self._keys)
 
-    def of(self, row: pa.RecordBatch, input: int) -> Key:
-        """Return the key of a row that came by an input; `NO_KEY` if it cannot be read, or hashed."""
+    def of(self, rows: pa.RecordBatch, input: int) -> list[Key]:
+        """Return the keys of rows that came by an input; `NO_KEY` for one that cannot be read, or hashed."""
         read = self._keys[input]
         if read is None:
-            return self.drawn()
-        (record,) = records_in_form(row, VALUES)
-        if isinstance(record, Exception):
-            return NO_KEY
-        key: Key = read(record)
-        return key if _is_hashable(key) else NO_KEY
+            return [self.drawn() for _ in range(rows.num_rows)]
+        return [_key_of(record, read) for record in records_in_form(rows, VALUES)]
 
     def drawn(self) -> int:
         """Return a number for a record without a key."""
         return self._drawn.draw()
+
+
+def _key_of(record: Any, read: Callable[[Any], Any]) -> Key:
+    if isinstance(record, Exception):
+        return NO_KEY
+    key: Key = read(record)
+    return key if _is_hashable(key) else NO_KEY
 
 
 def _is_hashable(key: Any) -> bool:
