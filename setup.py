@@ -20,7 +20,13 @@ setup(
                 "native/value_handle.c",
                 "native/logged_lookup.c",
             ],
-            depends=["native/native.h", "native/arrow_c.h", "native/column.h", "native/murmur3.h", "native/undo.h"],
+            depends=[
+                "native/native.h",
+                "native/arrow_c.h",
+                "native/column.h",
+                "native/murmur3.h",
+                "native/undo.h",
+            ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
         )
     ]

@@ -35,7 +35,8 @@ between, and ``at`` tells which function raised. For ``reduce(f0)`` the body is:
 
 where the dots are all that follows: if one of the functions behind it raises, the aggregate is what it was. (Unless
 there is a flat_map before the reduce, whose earlier results have gone through; and what is found out later, that
-a result does not fit its schema, say, leaves it changed.)
+a result does not fit its schema, say, leaves it changed. With an undo log ``look0(k0)`` stands for ``t0[k0]``, which
+logs the aggregate too: all of that is taken back.)
 """
 
 from __future__ import annotations

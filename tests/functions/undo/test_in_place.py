@@ -82,3 +82,22 @@ def test_else_what_cannot_be_copied_is_an_error(kind: str) -> None:
     rows = pa.RecordBatch.from_pylist([{"k": "a", "t": t} for t in (1, 2)], KT)
     with pytest.raises(StateSerializationError, match="in_place=False"):
         chain.run(rows, None, 0, 0)
+
+
+@pytest.mark.parametrize(("create", "numbers"), [(None, (1, 2, -5, 3)), (lambda: ["a", 0], (3, -5, 3))])
+def test_an_aggregate_that_never_becomes_a_column_is_taken_back_too(create: Any, numbers: Any) -> None:
+    """What stands behind a reduce takes its aggregates as they are: they may be lists, whatever its schema says."""
+
+    def add(total: Any, record: Any) -> Any:
+        total = list(total) if isinstance(total, tuple) else total
+        total[1] += record[1]
+        if record[1] < 0:
+            raise ValueError("negative")
+        return total
+
+    reduce = Reduce("p", add, ("k",), KT, create=create)
+    chain = TopologyChain([reduce, Map("m", tuple, KT)], [KT], HeapBackend(), UndoLog())
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "t": t} for t in numbers], KT)
+    result = chain.run(rows, None, 0, 0)
+    assert result.outputs[MAIN].batch["t"].to_pylist()[-1] == 6
+    assert [failure.row for failure in result.failures] == [numbers.index(-5)]

@@ -1,4 +1,4 @@
-"""Handles of single values in C against those in Python: the same programs, step by step."""
+"""Handles and lookups of single values in C against those in Python: the same programs, step by step."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ftlayer.functions.handles import ValueHandle
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.ttl import StateTtl
 from ftlayer.functions.undo.backend import UndoBackend
-from ftlayer.functions.undo.log import LateFailure, UndoLog
-from ftlayer.functions.undo.tables import ABSENT
-from ftlayer.functions.undo.dict_tables import value_handle
+from ftlayer.functions.undo.dict_tables import logged_lookup, value_handle
+from ftlayer.functions.undo.log import LateFailure, Uncopied, UndoLog
+from ftlayer.functions.undo.tables import ABSENT, UndoValues
 from ftlayer.records.kernels import native
 from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec, Frozen
@@ -43,6 +43,7 @@ STEPS = st.lists(
         st.tuples(st.just("set"), keys, values),
         st.tuples(st.just("change_in_place"), keys, st.booleans()),
         st.tuples(st.just("clear"), keys),
+        st.tuples(st.just("reduce"), keys, values),
         st.tuples(st.just("mark")),
         st.tuples(st.just("fail")),
         st.tuples(st.just("undo")),
@@ -75,7 +76,12 @@ class Side:
     """One of the two: a backend, a context, a handle."""
 
     def __init__(
-        self, name: str, logged: bool, make: Callable[[Context, Any, Any], ValueHandle], default: Any
+        self,
+        name: str,
+        logged: bool,
+        make: Callable[[Context, Any, Any], ValueHandle],
+        look_up: Callable[[UndoValues], Callable[[Any], Any]],
+        default: Any,
     ) -> None:
         self.backend = opened(name)
         self.log = UndoLog() if logged else None
@@ -84,6 +90,7 @@ class Side:
         self.table: Any = state.values("v")
         self.context = Context("op", (), state)
         self.handle = make(self.context, self.table, copy.deepcopy(default))
+        self.look_up = look_up(self.table) if logged else None
         self.marks = [0]
         self.out: list[Frozen] = []
 
@@ -107,6 +114,19 @@ class Side:
             value["in"] = [*value["in"], "more"]
         if again:
             self.handle.set(value)
+
+    def reduce(self, key: Any, value: Any) -> None:
+        """Change what is there in place, where it can be, and put something in its place."""
+        if self.look_up is None:
+            return
+        try:
+            old = self.look_up(key)
+        except KeyError:
+            old = None
+        if isinstance(old, list):
+            old.append("more")
+        value = value.copy() if isinstance(value, list | dict) else value
+        self.table.table[key] = value if old is None else old if isinstance(old, list) else (1, "again")
 
     def clear(self, key: Any) -> None:
         self.context.key = key
@@ -167,14 +187,20 @@ class Side:
 @example("heap", False, [], [("get", ["no key"]), ("set", ["no key"], 1), ("clear", ["no key"])])
 @example("heap", True, [], [("get", ["no key"]), ("set", ["no key"], 1), ("clear", ["no key"])])
 @example("dict", True, None, [("set", 1, "int"), ("set", True, "bool"), ("get", 1.0), ("undo",), ("get", 1)])
-def test_a_handle_in_c_does_what_one_in_python_does(
-    name: str, logged: bool, default: Any, steps: list[tuple[Any, ...]]
-) -> None:
-    quick = Side(name, logged, value_handle, default)
-    plain = Side(name, logged, ValueHandle, default)
+@example(
+    "heap", True, 0, [("reduce", "a", [1]), ("mark",), ("reduce", "a", 2), ("reduce", "b", 3), ("fail",)]
+)
+@example(
+    "lmdb", True, 0, [("reduce", "a", 1), ("freeze",), ("release",), ("tend",), ("reduce", "a", 2), ("undo",)]
+)
+@example("heap", True, 0, [("reduce", ["no key"], 1)])
+def test_c_does_what_python_does(name: str, logged: bool, default: Any, steps: list[tuple[Any, ...]]) -> None:
+    quick = Side(name, logged, value_handle, logged_lookup, default)
+    plain = Side(name, logged, ValueHandle, lambda values: values.look_up, default)
     try:
         assert type(quick.handle) is native.DictValueHandle
         assert type(plain.handle) is ValueHandle
+        assert not logged or type(quick.look_up) is native.LoggedLookup
         for step in steps:
             assert quick.did(*step) == plain.did(*step), step
             assert quick.logged() == plain.logged(), step
@@ -304,6 +330,47 @@ def test_every_reference_is_given_back() -> None:
         del call, error, each
         gc.collect()
         assert [sys.getrefcount(thing) for thing in counted] == before
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_lookup_gives_every_reference_back(in_place: bool) -> None:
+    log = UndoLog()
+    values = UndoValues({}, log if in_place else Uncopied(log))
+    look_up = logged_lookup(values)
+    assert type(look_up) is native.LoggedLookup
+    key, other, plain, listed = Key(), Key(), (object(),), [object()]
+    counted = (key, other, plain, listed, log.entries, ABSENT)
+    gc.collect()
+    before = [sys.getrefcount(thing) for thing in counted]
+    for value in (plain, listed):
+        with pytest.raises(KeyError):
+            look_up(key)
+        values.table[key] = value
+        assert look_up(key) is value
+        key.error = ValueError("in __eq__")
+        with pytest.raises(ValueError, match="in __eq__"):
+            look_up(other)
+        key.error = None
+        with pytest.raises(TypeError, match="unhashable"):
+            look_up([])
+        log.undo()
+        assert not values.table
+    del value
+    gc.collect()
+    assert [sys.getrefcount(thing) for thing in counted] == before
+
+
+def test_a_lookup_takes_a_key_alone() -> None:
+    look_up: Any = logged_lookup(UndoValues({}, UndoLog()))
+    for call in (look_up, lambda: look_up(1, 2), lambda: look_up(key=1)):
+        with pytest.raises(TypeError, match="a lookup takes a key, and nothing else"):
+            call()
+    make: Any = native.LoggedLookup
+    for arguments in ((), ([], [], 1, 2, 3), ({}, {}, 1, 2, 3)):
+        with pytest.raises(TypeError):
+            make(*arguments)
+    with pytest.raises(TypeError, match="no keywords"):
+        make({}, [], 1, 2, 3, more=4)
 
 
 def test_a_handle_in_a_cycle_is_collected() -> None:
