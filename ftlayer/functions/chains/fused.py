@@ -44,8 +44,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from ftlayer.checks import check_ran
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.prepared import NAN, PreparedStep, Processing, Reducing, unhashable
@@ -53,8 +51,8 @@ from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
 from ftlayer.functions.steps import Filter, FlatMap
-from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.undo.dict_tables import logged_lookup
+from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.undo.tables import UndoValues
 
 Fused = Callable[

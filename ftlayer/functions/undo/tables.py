@@ -6,7 +6,7 @@ that grows with their size; numbers, strings and tuples of them are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from ftlayer.functions.keyed import Key, ListTable, MapTable
