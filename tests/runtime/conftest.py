@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,6 +65,13 @@ from ftlayer.runtime.task.events import (
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Replay, Sink, Source
 from ftlayer.vertex.calls import Failure, Persist, StreamOptions
+
+# A module of this directory, which is no package, under its own name.
+_spec = spec_from_file_location("rules_client", Path(__file__).with_name("rules_client.py"))
+assert _spec is not None
+assert _spec.loader is not None
+sys.modules["rules_client"] = module_from_spec(_spec)
+_spec.loader.exec_module(sys.modules["rules_client"])
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 NOW = Now(0, 0)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from rules_client import RulesClient
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
@@ -21,7 +22,7 @@ from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLette
 from ftlayer.checkpoint.storage.driver import FileDriverStorage
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.clock import system_now
-from ftlayer.errors import CheckpointStorageError, ConfigError, StaleOwnerError, VertexUnavailableError
+from ftlayer.errors import CheckpointStorageError, ConfigError, StaleOwnerError
 from ftlayer.functions.steps import Map
 from ftlayer.partitioning.key_groups import HashByKeyGroup, key_groups, subtasks_of
 from ftlayer.partitioning.partitioners import Rebalance
@@ -36,13 +37,10 @@ from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.state.snapshots.serializer import Serializer
-from ftlayer.store import MemoryStore
 from ftlayer.topology.facts import LETTERS
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex import calls
-from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
 
 WAIT_S = 600
 
@@ -101,35 +99,6 @@ def graph_of(parallelism: int = 2, failures: FailurePolicy | None = POLICY) -> J
         tracked=False,
         max_parallelism=16,
     )
-
-
-class RulesClient:
-    """A vertex in this process, which may be away."""
-
-    def __init__(self) -> None:
-        self.store = MemoryStore()
-        self.is_away = False
-        self.asked: list[str] = []
-        self._lock = threading.Lock()
-        self.layer = FTLayerCore(self.store, LayerOptions(), system_now())
-
-    def call(self, call: Any) -> Any:
-        """Do a call."""
-        with self._lock:
-            self.asked.append(type(call).__name__)
-            if self.is_away:
-                raise VertexUnavailableError("the vertex gives no answer")
-            if isinstance(call, calls.ReadingCall):
-                with self.store.read() as txn:
-                    return self.layer.read(txn, call, system_now())
-            with self.store.write(intake=False) as txn:
-                outcome = self.layer.apply(txn, call, None, system_now())
-            outcome.after()
-            return outcome.reply
-
-    def dead(self) -> list[calls.RecordInfo]:
-        """Return the dead letters."""
-        return list(self.call(calls.ListRecords("dead")).records)
 
 
 @dataclass
