@@ -213,3 +213,14 @@ def test_a_timer_that_fails_fires_again_or_is_a_letter(fails: int) -> None:
         assert again == []
         assert [(letter.kind, letter.event_time_ms) for letter in letters] == [(LetterKind.TIMER, 10)]
         assert task.backend.state("p").values("fired").get("bad") is None
+
+
+def test_a_timer_that_waits_and_is_set_again_fires_as_often_as_it_was_set() -> None:
+    task = Task(Alarmed(2))
+    task.give(("bad", 10))
+    assert sent(task.after(10)) == []
+    task.give(("bad", 10))
+    assert sent(task.after(0)) == []
+    assert task.task.failures.waiting == 2
+    assert sent(task.after(1_000)) == [("bad", 1), ("bad", 2)]
+    assert task.task.failures.waiting == 0

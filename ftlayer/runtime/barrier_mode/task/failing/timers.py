@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -67,13 +67,13 @@ class TimersAlone:
         """Fire timers whose next attempt is due."""
         actions: list[Action] = []
         for (operator, kind), group in groupby(sorted(due, key=_alike), key=_alike):
-            waited = {(timer.key, timer.event_time_ms or 0): timer for timer in group}
             stage = self._pipeline.stage_of_timers(operator)
-            if stage is None:
-                self._no_longer(operator, waited, now)
-                continue
-            timers = self._pipeline.timers_again(stage, operator, kind, list(waited), now)
-            actions += self._fire(stage, timers, waited, now)
+            for waited in _each_once(group):
+                if stage is None:
+                    self._no_longer(operator, waited, now)
+                    continue
+                timers = self._pipeline.timers_again(stage, operator, kind, list(waited), now)
+                actions += self._fire(stage, timers, waited, now)
         return actions
 
     def _no_longer(self, operator: str, waited: Waited, now: Now) -> None:
@@ -122,6 +122,19 @@ class TimersAlone:
                 is_event = piece.fired.kind == "event"
                 entry = self._attempts.new_timer(piece.fired.operator, key, time_ms, now, is_event=is_event)
             self._attempts.timer_failed(entry, failure, now, waited=timer in waited)
+
+
+def _each_once(timers: Iterable[WaitingRecord]) -> Iterator[Waited]:
+    """Cut timers into groups that have each once: one that waits may have been set again, and have failed again."""
+    left = [*timers]
+    while left:
+        group: dict[Timer, WaitingRecord] = {}
+        again: list[WaitingRecord] = []
+        for timer in left:
+            if group.setdefault((timer.key, timer.event_time_ms or 0), timer) is not timer:
+                again.append(timer)
+        yield group
+        left = again
 
 
 def _alike(timer: WaitingRecord) -> tuple[str, TimerKind]:
