@@ -123,7 +123,11 @@ class JobLetters:
             else LetterCalls(places.vertex, job.graph.name, job.run, check_owner)
         )
         self._chains = tuple(vertex.uid for vertex in job.graph.vertices if vertex.failures is not None)
-        self._outbox = LetterOutbox(job.run, has_vertex=self._calls is not None)
+        self._outbox = LetterOutbox(
+            job.run,
+            has_vertex=self._calls is not None,
+            files_stay=not isinstance(self._files, LettersInMemory),
+        )
         self._outbox.found(places.found)
         self._slots = range(job.graph.slots)
         self._readmission = Readmission(self._slots)

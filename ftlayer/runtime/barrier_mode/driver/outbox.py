@@ -10,7 +10,8 @@ once. So whichever checkpoint is restored, each of its letters is among the dead
 travels in the next checkpoint (`LetterOutbox.to_publish`), for the chains let go of letters once their checkpoint is
 complete. An emptied file is removed when no checkpoint that may be restored names it.
 
-Without a vertex a batch stays WRITTEN: the files are where the letters are. No I/O, no threads, no clock.
+Without a vertex a batch stays WRITTEN: the files are where the letters are. Where files are gone with their driver,
+the vertex alone knows that it has the letters of a savepoint: it does not forget them. No I/O, no threads, no clock.
 """
 
 from __future__ import annotations
@@ -128,12 +129,14 @@ def named_batches(checkpoint: Checkpoint) -> list[LetterBatch]:
 class LetterOutbox:
     """See the module. What it returns of `work` is to be answered by `done` or `failed`, each once."""
 
-    def __init__(self, run: str, *, has_vertex: bool) -> None:
-        """``run`` names this execution."""
+    def __init__(self, run: str, *, has_vertex: bool, files_stay: bool = True) -> None:
+        """``run`` names this execution. ``files_stay`` False: another driver does not find this one's files."""
         self._run = run
         self._has_vertex = has_vertex
+        self._files_stay = files_stay
         self._entries: dict[str, _Entry] = {}
         self._completed = 0
+        self._knows_begin = False  # until then any file may be named by what is restored
         self._storage, self._vertex = _Lane(), _Lane()
 
     # ------------------------------------------------------------ checkpoints
@@ -151,6 +154,8 @@ class LetterOutbox:
         """
         parts = tuple(self._with_new_letters(part) for part in checkpoint.subtasks)
         carried = tuple(entry.batch for entry in self._entries.values() if entry.batch is not None)
+        if checkpoint.kind == SnapshotKind.SAVEPOINT:
+            self._is_in_savepoint(carried)
         return replace(checkpoint, subtasks=parts, letters=carried)
 
     def stands(self, checkpoint: Checkpoint) -> None:
@@ -161,6 +166,9 @@ class LetterOutbox:
                 self._entries[batch.name] = _Entry(
                     batch.name, _Stage.UNWRITTEN, len(batch.letters), batch, is_lasting=batch.lasting
                 )
+        if checkpoint.kind == SnapshotKind.SAVEPOINT:
+            self._is_in_savepoint(checkpoint.letters)
+        self._knows_begin = True
 
     def retained(self, checkpoints: Iterable[Checkpoint]) -> None:
         """Of this run the job may be restored from these alone, and from savepoints.
@@ -245,19 +253,26 @@ class LetterOutbox:
     def _when_empty(self) -> _Stage:
         return _Stage.EMPTY if self._has_vertex else _Stage.FORGOTTEN
 
+    def _is_in_savepoint(self, batches: Iterable[LetterBatch]) -> None:
+        """A savepoint carries these, which may be restored at any time."""
+        for batch in batches:
+            self._entries[batch.name].is_lasting = True
+
     def _for_storage(self, entry: _Entry) -> StorageWork | None:
         if entry.batch is not None:
             return WriteFile(entry.batch)
         if entry.stage is _Stage.KEPT:
             return EmptyFile(entry.name)
-        return RemoveFile(entry.name) if entry.stage is _Stage.FORGOTTEN and not entry.is_restorable else None
+        is_over = entry.stage is _Stage.FORGOTTEN and not (entry.is_restorable or entry.is_lasting)
+        return RemoveFile(entry.name) if is_over and self._knows_begin else None
 
     def _for_vertex(self, entry: _Entry) -> VertexWork | None:
         if not self._has_vertex or entry.is_damaged:
             return None
         if entry.stage is _Stage.WRITTEN:
             return SendFile(entry.name)
-        return ForgetBatch(entry.name) if entry.stage is _Stage.EMPTY else None
+        may_forget = self._files_stay or not entry.is_lasting
+        return ForgetBatch(entry.name) if entry.stage is _Stage.EMPTY and may_forget else None
 
     def _free(self, work: OutboxWork) -> _Lane:
         lane = self._vertex if isinstance(work, VertexWork) else self._storage

@@ -280,6 +280,7 @@ def test_the_next_driver_sends_what_is_left_once(tmp_path: Path) -> None:
     assert len(vertex.dead()) == 1
     # Its checkpoint is gone with its run: nothing names the file any more.
     last = Driver(places(tmp_path, vertex), run="last")
+    last.complete(1)
     last.until(lambda: in_files(tmp_path) == {})
     last.close()
 

@@ -120,6 +120,59 @@ def test_the_empty_file_of_a_savepoint_stays() -> None:
     assert names(outbox.work(0)) == ["RemoveFile old-2"]
 
 
+def test_no_file_is_removed_before_it_is_known_what_is_restored() -> None:
+    outbox = LetterOutbox("run", has_vertex=False)
+    outbox.found([FoundFile("old-1", 0, restorable=False)])
+    assert outbox.work(0) == []
+    outbox.stands(checkpoint(1))
+    assert names(outbox.work(0)) == ["RemoveFile old-1"]
+
+
+def carried_by_savepoint(outbox: LetterOutbox) -> Checkpoint:
+    """Return the savepoint that a job is stopped with; a letter of the checkpoint before it is in no file yet."""
+    outbox.stands(checkpoint(1, letter(1, 1)))
+    (write,) = outbox.work(0)
+    outbox.failed(write, 0)
+    savepoint = outbox.to_publish(checkpoint(2, kind="savepoint"))
+    assert [batch.name for batch in savepoint.letters] == ["run-1"]
+    return savepoint
+
+
+def all_done(outbox: LetterOutbox) -> list[str]:
+    """Do all there is to do; returns it in words."""
+    seen: list[str] = []
+    while found := outbox.work(FIRST_PAUSE_MS):
+        seen += names(found)
+        for work in found:
+            outbox.done(work)
+    return seen
+
+
+def test_the_empty_file_of_letters_that_a_savepoint_carries_stays() -> None:
+    first = LetterOutbox("run", has_vertex=True)
+    savepoint = carried_by_savepoint(first)
+    first.stands(savepoint)
+    first.retained([])
+    assert all_done(first) == ["WriteFile run-1", "SendFile run-1", "EmptyFile run-1", "ForgetBatch run-1"]
+    second = LetterOutbox("later", has_vertex=True)
+    second.found([FoundFile("run-1", 0, restorable=False)])
+    assert all_done(second) == ["ForgetBatch run-1"]
+    second.stands(savepoint)
+    assert all_done(second) == []
+
+
+def test_where_no_file_stays_the_vertex_does_not_forget_what_savepoints_hold() -> None:
+    for carried in (False, True):
+        first = LetterOutbox("run", has_vertex=True, files_stay=False)
+        savepoint = carried_by_savepoint(first) if carried else checkpoint(1, letter(1, 1), kind="savepoint")
+        first.stands(savepoint)
+        assert all_done(first) == ["WriteFile run-1", "SendFile run-1", "EmptyFile run-1"]
+        second = LetterOutbox("later", has_vertex=True, files_stay=False)
+        second.stands(savepoint)
+        # The vertex knows the name, and takes nothing.
+        assert all_done(second) == ["WriteFile run-1", "SendFile run-1", "EmptyFile run-1"]
+
+
 def test_pauses_grow_and_end_with_the_first_success() -> None:
     outbox = LetterOutbox("run", has_vertex=True)
     outbox.found([FoundFile("old-1", 1, restorable=True)])
