@@ -75,7 +75,10 @@ class Driver:
         )
         self.key = plan.key
         self.order = cloudpickle.dumps(order)
-        self._checkpoint_parts = replace(parts, storage=WatchedStorage(world, parts.storage))
+        self.letters = replace(parts.letters, vertex=world.vertex)
+        self._checkpoint_parts = replace(
+            parts, storage=WatchedStorage(world, parts.storage), letters=self.letters
+        )
         self.rules = parts.rules
         self._watch()
         restart = FixedDelay(attempts=10_000, delay="10ms")

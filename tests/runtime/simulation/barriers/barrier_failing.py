@@ -26,6 +26,7 @@ from ftlayer.functions.current import current_record
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.runtime.connectors.positions import unpack_rows
 from ftlayer.runtime.protocol.sealed import unseal
+from ftlayer.state.snapshots.serializer import unpack
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.streams.windowed_stream import tumbling
 
@@ -34,6 +35,8 @@ MAX_ATTEMPTS = 9
 """So many that faults of the simulation's own, which are no part of the script, make no record dead."""
 Place = tuple[str, int, int]
 """A record: its source, partition and number there."""
+Alarm = tuple[str, int]
+"""A timer: its key and time. Those of the first second are of processing time, and due at once."""
 
 IN_PROCESS = ("before", "changed", "half", "in place", "misfit", "output", "finally")
 BATCH_COLUMNS = ("_ft_row", "_ft_attempt", "_ft_first_failed_at")
@@ -59,7 +62,9 @@ class Script:
         random = Random(f"{self.place} {place_of(record)}")
         if random.randrange(100) >= self.share:
             return "", 0
-        return random.choice(self.ways), ALWAYS if self.always else random.choice((1, 2, ALWAYS))
+        how, times = random.choice(self.ways), ALWAYS if self.always else random.choice((1, 2, ALWAYS))
+        # (A fault of the simulation's may take the first attempt.)
+        return how, ALWAYS if how == "permanent" else times
 
     def fails(self, record: Any, attempt: int) -> str:
         """Return how it fails in this attempt; "": it does not."""
@@ -179,6 +184,60 @@ class TallyingBoth(CoProcessFunction):
     process_right = process_left
 
 
+def alarm_of(record: Any) -> Alarm:
+    """Return which timer gives a record back: one of its own, or one that it may share with others of its key."""
+    key, _, _, number, at = record
+    return key, number if number % 2 else 1_000 + at // 500 * 500
+
+
+@dataclass
+class Alarming(ProcessFunction):
+    """Keeps records, and counts them and puts them out by timers, which fail."""
+
+    world: int
+    script: Script
+    alarms: Script
+
+    def process(self, record: Any, ctx: Any) -> Iterator[Any]:
+        _, time_ms = alarm_of(record)
+        kept, timers = ctx.map("kept"), ctx.timers
+        how = self.script.fails(record, ctx.attempt)
+        if how == "before":
+            raise MeantToFailError(str(record))
+        kept[time_ms] = [*(kept.get(time_ms) or []), list(record)]
+        (timers.event if time_ms >= 1_000 else timers.processing)(time_ms)
+        if how == "changed":
+            raise MeantToFailError(str(record))
+        yield from ()
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Iterator[Any]:
+        fired = Outside.worlds[self.world].fired_timers
+        fired[ctx.key, time_ms] += 1
+        how = self.alarms.fails(as_record((ctx.key, time_ms)), fired[ctx.key, time_ms])
+        count, kept = ctx.value("count", 0), ctx.map("kept")
+        if how == "before":
+            raise MeantToFailError(f"{ctx.key} {time_ms}")
+        records = kept.get(time_ms) or []
+        if how == "in place":
+            records.append("never")
+            raise MeantToFailError(f"{ctx.key} {time_ms}")
+        if time_ms in kept:
+            del kept[time_ms]
+        for record in records:
+            count.set(count.get() + 1)
+            yield *record, count.get()
+        if how == "misfit":
+            yield ctx.key, "a", 0, 0, 0, "no number"
+        if how:
+            raise MeantToFailError(f"{ctx.key} {time_ms}")
+
+
+def as_record(alarm: Alarm) -> Any:
+    """Return a timer as scripts take records."""
+    key, time_ms = alarm
+    return key, key, 0, time_ms
+
+
 class Refusing(Writer):
     """Refuses some rows."""
 
@@ -216,6 +275,8 @@ PROCESS = Script("process", 25, IN_PROCESS)
 BEHIND = Script("batches", 8)
 ROAD = Script("road", 8, always=True)
 ROWS = Script("rows", 10, always=True)
+KEEPING = Script("alarms", 15, ("before", "changed"))
+ALARMS = Script("timers", 25, ("before", "in place", "misfit", "half"))
 
 SCRIPTS = {
     "keyed": (PASSING, PROCESS, BEHIND),
@@ -225,6 +286,7 @@ SCRIPTS = {
     "timed": (PASSING, NULLS),
     "refused": (PASSING, ROWS),
     "noted": (PASSING, ROWS),
+    "alarmed": (PASSING, KEEPING),
 }
 """What records meet, in this order, by topology."""
 
@@ -256,19 +318,23 @@ class FailingCase(Case):
     def dead(self) -> dict[Place, str]:
         """The model: where each record that does not come through is dead."""
         met = {
-            place_of(record): [script for script in SCRIPTS[self.name] if self._is_deadly(script, record)]
+            place_of(record): [script for script in SCRIPTS[self.name] if script.is_deadly(record)]
             for record in self.read
         }
         return {place: scripts[0].place for place, scripts in met.items() if scripts}
 
-    @staticmethod
-    def _is_deadly(script: Script, record: Any) -> bool:
-        how, _ = script.fate(record)
-        return script.is_deadly(record) or how == "permanent"
+    @cached_property
+    def alarms(self) -> dict[Alarm, int]:
+        """The model: timers that never come through, and how many records each of them keeps."""
+        if self.name != "alarmed":
+            return {}
+        alarms = Counter(alarm_of(record) for record in self.read if place_of(record) not in self.dead)
+        return {alarm: times for alarm, times in alarms.items() if ALARMS.is_deadly(as_record(alarm))}
 
     @property
     def records(self) -> set[Any]:
-        return {record for record in self.read if place_of(record) not in self.dead}
+        left = {record for record in self.read if place_of(record) not in self.dead}
+        return left if not self.alarms else {record for record in left if alarm_of(record) not in self.alarms}
 
     # ------------------------------------------------------------ building
 
@@ -323,6 +389,15 @@ class FailingCase(Case):
         self._sink(windowed, "out", parallelism)
         self._sink(windowed.side_output("late"), "late", parallelism)
 
+    def _alarmed(self, env: GraphBuilder, parallelism: int) -> None:
+        alarmed = (
+            self._read(env, "a", parallelism)
+            .assign_watermarks("at", "500ms", uid="times", parallelism=min(self.parts, parallelism))
+            .key_by("key")
+            .process(Alarming(self.outside.number, KEEPING, ALARMS), COUNTED, uid="alarms")
+        )
+        self._sink(alarmed, "out", parallelism)
+
     def _refused(self, env: GraphBuilder, parallelism: int) -> None:
         passed = self._read(env, "a", parallelism).rebalance()
         passed.sink(Refusing(self.outside.number, "out", ROWS), uid="out", parallelism=parallelism)
@@ -355,16 +430,37 @@ class FailingCase(Case):
 
     def check_letters(self, letters: list[ChainLetter], extent: Extent) -> None:
         """Each record that the model gives up is dead once, where the model says so."""
+        self._check_alarms([letter for letter in letters if letter.kind is LetterKind.TIMER], extent)
+        letters = [letter for letter in letters if letter.kind is not LetterKind.TIMER]
         found = Counter(_place_of_letter(letter) for letter in letters)
         assert set(found) <= set(self.dead), f"dead for no reason: {sorted(set(found) - set(self.dead))[:5]}"
         if extent is Extent.WHOLE:
             lost = set(self.dead) - set(found)
             assert not lost, f"{len(lost)} neither visible nor dead: {sorted(lost)[:5]}"
         twice = {place: times for place, times in found.items() if times > 1}
-        assert not self.exact or not twice, f"dead twice: {twice}"
+        assert not self.exact or self.came_back or not twice, f"dead twice: {twice}"
         for letter in letters:
             script = self.dead[_place_of_letter(letter)]
             self.check_letter(letter, script)
+
+    def _check_alarms(self, letters: list[ChainLetter], extent: Extent) -> None:
+        """Each timer that always fails is dead: once, if not a record that came behind that has set it again."""
+        found: Counter[Alarm] = Counter()
+        for letter in letters:
+            assert letter.event_time_ms is not None
+            alarm = unpack(letter.key), letter.event_time_ms
+            found[alarm] += 1
+            assert letter.operator == "alarms"
+            assert letter.is_event_timer == (letter.event_time_ms >= 1_000)
+            assert self.came_back or len(letter.attempts) == MAX_ATTEMPTS, letter.attempts
+        assert set(found) <= set(self.alarms), (
+            f"dead for no reason: {sorted(set(found) - set(self.alarms))[:5]}"
+        )
+        if extent is Extent.WHOLE:
+            lost = set(self.alarms) - set(found)
+            assert not lost, f"{len(lost)} timers are neither through nor dead: {sorted(lost)[:5]}"
+        often = {alarm: times for alarm, times in found.items() if times > self.alarms[alarm]}
+        assert not self.exact or self.came_back or not often, f"dead too often: {often}"
 
     def check_letter(self, letter: ChainLetter, script: str) -> None:
         """It says who refused it, and how often."""
@@ -373,6 +469,8 @@ class FailingCase(Case):
         assert is_known, f"{letter.operator}, and it meets {script}"
         is_row = self.name == "refused" and script == "rows"
         assert letter.kind is (LetterKind.ROW if is_row else LetterKind.RECORD)
+        if self.came_back:
+            return
         numbers = [attempt.number for attempt in letter.attempts]
         assert numbers == list(range(1, len(numbers) + 1))
         is_permanent = is_row or "for good" in letter.attempts[-1].reason
@@ -380,7 +478,12 @@ class FailingCase(Case):
 
     def completed(self, checkpoint: Checkpoint, letters: int, key: bytes) -> None:
         """What was read is visible or set aside by sinks, dead, or waits, if nothing of it is in flight."""
-        if checkpoint.unaligned or not self.exact or self.name in ("timed", "noted"):
+        if (
+            checkpoint.unaligned
+            or not self.exact
+            or self.came_back
+            or self.name in ("timed", "noted", "alarmed")
+        ):
             return
         positions = {
             (part.uid, name): unpack_rows(part.uid, packed)
@@ -406,6 +509,7 @@ OPERATORS = {
     "passing": ("failing-a", "failing-b", "nulls"),
     "times": ("nulls", "times"),
     "process": ("tally",),
+    "alarms": ("alarms",),
     "batches": ("batches",),
     "road": ("tally", "batches"),
     "rows": ("out",),

@@ -60,6 +60,7 @@ class Outside:
         writer: names the process that runs now.
         forgotten: up to where readers were told that they may forget, by source.
         noted: records, by source, partition and number, that a function has been given.
+        fired_timers: how often each, by key and time, was fired so that it could fail.
         deadly: records, by source, partition and number, that end the process that works on them.
         stuck: metadata that cannot be removed while its driver lives.
     """
@@ -74,6 +75,7 @@ class Outside:
         self.worlds[self.number] = self
         self.staged: dict[int, Rows] = {}
         self.noted: Counter[tuple[str, int, int]] = Counter()
+        self.fired_timers: Counter[tuple[str, int]] = Counter()
         self.log: list[int] = []
         self.wrong: list[str] = []
         self.armed: Counter[str] = Counter()

@@ -78,6 +78,7 @@ class Plan:
     count: int = 60
     parts: int = 2
     deadly: frozenset[tuple[str, int, int]] = frozenset()
+    vertex: bool = False
 
 
 def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None) -> Plan:

@@ -13,6 +13,7 @@ from typing import Any
 
 from barrier_driver import Setting
 from barrier_faults import cut, cut_control, damage_copies, kill
+from barrier_letters import LETTER_FAULTS
 from barrier_outside import Dies, Outside, Rows
 from barrier_plans import ACTS as ACTS
 from barrier_plans import ARMED, Plan
@@ -68,7 +69,7 @@ class Run:
         outside = Outside(plan.seed + 2, plan.deadly)
         self.case = Case(plan.name, outside, exact=exact, count=plan.count, parts=plan.parts)
         setting = Setting(TopologyOptions(**options), CheckpointConfig(**config), plan.parallelism)
-        self.world = World(self.case, setting, plan.seed, self.directory)
+        self.world = World(self.case, setting, plan.seed, self.directory, has_vertex=plan.vertex)
         self.random = Random(plan.seed + 1)
         self.moves = 0
         self.happened: list[str] = []
@@ -110,8 +111,7 @@ class Run:
         events = sorted(self.plan.events)
         while True:
             self._live(events)
-            self.world.finish()
-            self._check_life()
+            is_finished = self._finish()
             verdict = self.world.driver.verdict
             assert verdict is not None
             if verdict.state is not JobState.ENDED:
@@ -122,7 +122,10 @@ class Run:
                 self._go_on()
                 continue
             if self.stopping is None:
-                break
+                if is_finished or self.world.driver.checkpoints.result is not None:
+                    break
+                self._go_on()
+                continue
             location, answer = self.stopping
             self.stopping = None
             if not answer.done() or answer.exception() is not None:
@@ -131,6 +134,17 @@ class Run:
             self.base = location
             self._begin(location)
         self._check_end()
+
+    def _finish(self) -> bool:
+        """Let the driver do what is left at the job's end; whether it lived to see it done."""
+        try:
+            self.world.finish()
+        except Dies as fault:
+            self.happened.append(f"{self.moves}: driver, {fault}, at the end")
+            self.world.kill_driver()
+            return False
+        self._check_life()
+        return True
 
     def _there_and_back(self) -> None:
         self._live(sorted(self.plan.events))
@@ -210,6 +224,8 @@ class Run:
             case "fail":
                 world.driver.events.put(Broken(JobError("meant to fail for good")))
                 self.expected.add(JobState.FAILED)
+            case "requeue":
+                world.requeue()
             case "checkpoint":
                 world.driver.request(CheckpointRequested)
             case "stop":
@@ -221,7 +237,7 @@ class Run:
                 if before is None or (before.done() and before.exception() is not None):
                     self.stopping = where, answer
             case _:
-                assert what in {*ARMED, "publish-odd"}, what
+                assert what in {*ARMED, *LETTER_FAULTS, "publish-odd"}, what
                 self.outside.armed[what] += 1
 
     def _next_driver(self) -> None:
@@ -302,6 +318,7 @@ class Run:
         outside = self.outside
         assert not outside.wrong, outside.wrong
         self.case.check(self.extent)
+        self.world.check_letters(self.extent)
         first = list(dict.fromkeys(outside.log))
         assert first == sorted(first), f"commits out of order: {outside.log}"
         for name, rows in outside.staged.items():

@@ -10,6 +10,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from barrier_letters import FaultyLetterFiles, StepEvent
 from barrier_parts import (
     Channels,
     Control,
@@ -29,10 +30,10 @@ from barrier_process import Runner
 from barrier_sources import step_reader
 from barrier_storage import FaultyFiles, FaultySlotStorage
 
-from ftlayer.checkpoint.storage import deleting
+from ftlayer.checkpoint.storage import dead_letters, deleting
 from ftlayer.checkpoint.storage import driver as storage_driver
 from ftlayer.checkpoint.storage import slot as storage_slot
-from ftlayer.runtime.barrier_mode.driver import checkpoint_io, checkpointing
+from ftlayer.runtime.barrier_mode.driver import checkpoint_io, checkpointing, letters, readmission
 from ftlayer.runtime.barrier_mode.slot import shell, snapshotting, suspecting
 from ftlayer.runtime.barrier_mode.task.failing import attempts, keys
 from ftlayer.runtime.driver import job_report, job_thread, planners, reader_planner
@@ -61,6 +62,12 @@ class StandIns:
             (checkpointing, "system_now", lambda: self._world.now),
             (checkpoint_io, "system_now", lambda: self._world.now),
             (checkpoint_io, "Worker", self._worker),
+            (letters, "system_now", lambda: self._world.now),
+            (letters, "time", SimpleNamespace(monotonic=lambda: self._world.mono / 1_000)),
+            (letters, "threading", SimpleNamespace(Event=partial(StepEvent, self._world))),
+            (letters, "Worker", self._worker),
+            (readmission, "ASK_EVERY_MS", 20),
+            (dead_letters, "open_files", self._letter_files(dead_letters.open_files)),
             (loop, "system_now", lambda: self._world.now),
             (pulse, "_mono_ms", lambda: self._world.mono),
             (main, "ControlClient", self._control),
@@ -145,6 +152,9 @@ class StandIns:
 
     def _files(self, opened: Callable[[str], Any]) -> Callable[[str], FaultyFiles]:
         return lambda url: FaultyFiles(self._world.outside, opened(url))
+
+    def _letter_files(self, opened: Callable[[str], Any]) -> Callable[[str], FaultyLetterFiles]:
+        return lambda url: FaultyLetterFiles(self._world.outside, opened(url))
 
     def _executor(self, *_: Any) -> StepExecutor:
         executor = StepExecutor()

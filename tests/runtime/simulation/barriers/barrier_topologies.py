@@ -221,6 +221,8 @@ class Case:
     keys: int = 5
     parts: int = 2
     exact: bool = True
+    came_back: bool = False
+    """Whether users have sent dead letters back into the job."""
 
     @property
     def ordered(self) -> bool:

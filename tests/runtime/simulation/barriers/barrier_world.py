@@ -18,10 +18,11 @@ from typing import Any
 
 from barrier_boxes import Boxes
 from barrier_driver import Driver, Setting
+from barrier_letters import Content, FaultyVertex, content_of, in_files
 from barrier_moves import Moves
 from barrier_parts import Channels, Control, Link, StepWorker
 from barrier_process import Process
-from barrier_topologies import Case
+from barrier_topologies import Case, Extent
 
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Checkpoint
@@ -43,7 +44,9 @@ def files_below(root: str) -> list[str]:
 class World:
     """All processes of a job, and what is on its way between them."""
 
-    def __init__(self, case: Case, setting: Setting, seed: int, directory: Path) -> None:
+    def __init__(
+        self, case: Case, setting: Setting, seed: int, directory: Path, *, has_vertex: bool = False
+    ) -> None:
         self.case, self.setting = case, setting
         self.outside = case.outside
         self.random = Random(seed)
@@ -64,6 +67,7 @@ class World:
         self.boxes = Boxes(self)
         self.complete: set[tuple[str, int]] = set()  # checkpoints, by run and number
         self.letters: dict[bytes, ChainLetter] = {}  # of complete checkpoints
+        self.vertex = FaultyVertex(self) if has_vertex else None
         self.in_savepoints: set[int] = set()  # messages that a user's savepoint holds
         self.moves_made: Counter[str] = Counter()
         self.workers: list[StepWorker] = []
@@ -124,6 +128,10 @@ class World:
         """Let one thing happen, or time pass."""
         self._moves.step()
 
+    def pass_time(self, ms: int) -> None:
+        """Let nothing but time pass."""
+        self._moves.pass_time(ms)
+
     # ------------------------------------------------------------ what is looked at
 
     def savepoint(self) -> str:
@@ -140,6 +148,33 @@ class World:
         letters = [letter for part in checkpoint.subtasks for letter in part.letters]
         self.letters |= {letter.letter: letter for letter in letters}
         self.case.completed(checkpoint, len(self.letters), key)
+
+    def requeue(self) -> None:
+        """A user sends all dead letters back that the vertex has."""
+        if self.vertex is not None:
+            self.case.came_back |= self.vertex.requeue_all() > 0
+
+    def check_letters(self, extent: Extent) -> None:
+        """Each letter of a complete checkpoint is in a file or in the vertex, once: this is where people look."""
+        expected = Counter(content_of(letter) for letter in self.letters.values())
+        found = in_files(self.driver.letters.files)
+        back: Counter[Content] = Counter()
+        if self.vertex is not None:
+            # Who dies behind the vertex' answer leaves the file too, and the next driver knows by its name.
+            found |= self.vertex.dead()
+            back = self.vertex.requeued()
+        made_up = set(found) - set(expected)
+        assert not made_up, f"{len(made_up)} letters are of no complete checkpoint: {sorted(made_up)[:3]}"
+        if extent is not Extent.CUT:
+            # (Else the last checkpoint may be gone with what it was to make visible.)
+            lost = set(expected) - set(found) - set(back)
+            assert not lost, f"{len(lost)} letters are nowhere: {sorted(lost)[:3]}"
+        if not self.case.came_back:
+            assert extent is Extent.CUT or found == expected, found - expected or expected - found
+        elif self.case.exact and self.case.name != "alarmed":
+            # What has come back and died again is another letter, and its checkpoint has the job rid of the old one.
+            twice = [content for content, times in found.items() if times > 1]
+            assert not twice, f"dead twice: {twice[:3]}"
 
     def in_savepoint(self, savepoint: Checkpoint, key: bytes) -> set[int]:
         """Return the names of the messages that it holds."""

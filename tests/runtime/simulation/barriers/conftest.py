@@ -17,6 +17,7 @@ MODULES = (
     "barrier_process",
     "barrier_boxes",
     "barrier_faults",
+    "barrier_letters",
     "barrier_sources",
     "barrier_driver",
     "barrier_standins",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
 from ftlayer import FailurePolicy
 
-NAMES = ("keyed", "both", "odd", "routed", "timed", "refused", "noted")
+NAMES = ("keyed", "both", "odd", "routed", "timed", "refused", "noted", "alarmed")
 MODES = ("aligned", "at-least-once", "unaligned", "turning")
 ACTS = ("kill", "kill-all", "driver", "savepoint", "stop", "commit-middle")
 PAUSES: Any = {"backoff": ("2ms", "10ms"), "jitter": 0.5}
@@ -44,7 +45,7 @@ def test_nothing_but_records_fails(failing: Any, name: str) -> None:
     # Each of them in one mode; the campaign has them all.
     config = {**failing.MODES[MODES[NAMES.index(name) % 4]], "interval": 10}
     done = run(failing, failing.Plan(name, 1, config=config))
-    assert len(done.world.letters) == len(done.case.dead) > 2
+    assert len(done.world.letters) >= len(done.case.dead) + len(done.case.alarms) > 2
     assert done.world.driver.job.core.restarts == 0
 
 
@@ -57,10 +58,33 @@ def test_one_thing_happens(failing: Any, act: str) -> None:
     run(failing, failing.Plan(NAMES[place % 6], move, events=((move, act),), config=config))
 
 
+def test_letters_come_back(failing: Any) -> None:
+    events = ((250, "requeue"), (450, "requeue"), (500, "driver"), (700, "requeue"), (800, "die-after-keep"))
+    done = run(failing, failing.Plan("odd", 1, events=events, vertex=True, config={"interval": 10}))
+    assert done.case.came_back
+    assert len(done.world.letters) > len(done.case.dead)
+
+
+def test_a_savepoint_of_a_job_in_memory_holds_letters_that_the_vertex_has(failing: Any) -> None:
+    config = {"directory": None, "retention": "no-externalized-checkpoints"}
+    done = run(failing, failing.Plan("routed", 1, events=((282, "stop"),), vertex=True, config=config))
+    assert done.world.lives == 2
+
+
 def drawn(runs: Any, seed: int) -> Any:
     plan = runs.drawn(seed, names=NAMES)
+    random = Random(seed + 1)
+    in_memory = plan.config.get("directory", "") is None
+    # A policy needs a place for letters.
+    has_vertex = in_memory or random.random() < 0.6
+    events = [*plan.events]
+    if not in_memory:
+        faults = sys.modules["barrier_letters"].LETTER_FAULTS
+        events += [(random.randrange(1_000), random.choice(faults)) for _ in range(random.choice((0, 1, 3)))]
+    if has_vertex and random.random() < 0.5:
+        events += [(random.randrange(300, 1_200), "requeue") for _ in range(random.choice((1, 3)))]
     # Faults of the simulation's functions are failures of records, too: as many as the policy bears.
-    return replace(plan, count=min(plan.count, 60))
+    return replace(plan, count=min(plan.count, 60), events=tuple(sorted(events)), vertex=has_vertex)
 
 
 def test_anything_happens(failing: Any) -> None:
