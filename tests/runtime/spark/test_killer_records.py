@@ -20,6 +20,7 @@ from ftlayer.checkpoint.storage.dead_letters import stored_letters
 pytestmark = pytest.mark.spark
 
 COUNT = 3_000
+"""Records of each of two partitions; the campaign has more."""
 KILLERS = {(0, 700): "Segmentation fault", (1, 1_900): "it called os._exit(3)"}
 EXITS = (1, 2_500)
 
@@ -40,7 +41,8 @@ def kit(load_script: Callable[[str], ModuleType]) -> ModuleType:
     return load_script("barrier_job")
 
 
-def test_two_of_6000_records_end_their_process(spark: Any, kit: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [COUNT, pytest.param(50_000, marks=pytest.mark.campaign)])
+def test_two_records_end_their_process(spark: Any, kit: ModuleType, tmp_path: Path, count: int) -> None:
     env = StreamEnvironment(
         spark,
         name="killers",
@@ -54,7 +56,7 @@ def test_two_of_6000_records_end_their_process(spark: Any, kit: ModuleType, tmp_
             failures=FailurePolicy(max_attempts=1),
         ),
     )
-    kit.build(env, tmp_path, count=COUNT, function=explode)
+    kit.build(env, tmp_path, count=count, function=explode)
     job = env.execute_async()
     try:
         assert job.wait(600)
@@ -62,7 +64,7 @@ def test_two_of_6000_records_end_their_process(spark: Any, kit: ModuleType, tmp_
         job.cancel()
     # Two deaths convict a record, and the first of a search says nothing of any. Both may kill at once.
     assert 3 <= job.status().restarts <= 3 * len(KILLERS)
-    ledger = kit.Ledger(tmp_path, count=COUNT)
+    ledger = kit.Ledger(tmp_path, count=count)
     ledger.expected = {each for each in ledger.expected if each[1:] not in {*KILLERS, EXITS}}
     ledger.check()
     assert list((tmp_path / "local").iterdir()) == []
