@@ -59,8 +59,8 @@ def test_one_thing_happens(failing: Any, act: str) -> None:
 
 
 def test_letters_come_back(failing: Any) -> None:
-    events = ((250, "requeue"), (450, "requeue"), (500, "driver"), (700, "requeue"), (800, "die-after-keep"))
-    done = run(failing, failing.Plan("odd", 1, events=events, vertex=True, config={"interval": 10}))
+    events = [*((move, "requeue") for move in range(150, 900, 50)), (500, "driver"), (600, "die-after-keep")]
+    done = run(failing, failing.Plan("odd", 1, events=tuple(events), vertex=True, config={"interval": 10}))
     assert done.case.came_back
     assert len(done.world.letters) > len(done.case.dead)
 
