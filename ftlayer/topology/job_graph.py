@@ -141,6 +141,22 @@ class JobGraph:
             if not edge.is_forward or sender == receiver
         )
 
+    def loop_of(self, head: str) -> set[str]:
+        """Return the chains between the head of a loop and the tails that lead back to it, with both."""
+        return self._reached(head, back=False) & self._reached(head, back=True)
+
+    def _reached(self, uid: str, *, back: bool) -> set[str]:
+        found = {uid}
+        todo = [uid]
+        while todo:
+            here = todo.pop()
+            edges = self.edges_into(here) if back else self.edges_from(here)
+            for other in (edge.source if back else edge.target for edge in edges):
+                if other not in found:
+                    found.add(other)
+                    todo.append(other)
+        return found
+
     def sends_letters(self, uid: str) -> bool:
         """Whether a chain's dead letters are records of the topology: then it keeps none."""
         return any(edge.tag == LETTERS for edge in self.edges_from(uid))

@@ -18,7 +18,9 @@ from ftlayer.vertex.calls import StreamStatus
 from ftlayer.vertex.calls.jobs import EdgeDetails, HistogramDetails, Incident, SubtaskDetails
 
 OUT = "records_out"
-PAUSED = "paused/"
+
+PAUSED, WAITING = "paused/", "waiting/"
+"""Counters of chains; the uid follows."""
 
 
 @dataclass(frozen=True)
@@ -266,16 +268,18 @@ def chain_status(
         rates.get(sent, 0.0),
         totals.get(f"late/{uid}", 0),
         totals.get(f"retried/{uid}", 0),
-        _now(f"waiting/{uid}", slots),
+        _now(f"{WAITING}{uid}", slots),
         totals.get(f"dead/{uid}", 0),
         _now(f"{PAUSED}{uid}", slots),
     )
 
 
-def chains_paused(slots: Sequence[SlotRecord]) -> frozenset[str]:
-    """Return the uids of chains with subtasks that take no input now, as slots that run said last."""
+def chains_with(counter: str, slots: Sequence[SlotRecord]) -> frozenset[str]:
+    """Return the uids of chains that have some of what a counter says, `PAUSED` or `WAITING`, as slots said last."""
     counts = (pair for beat in _beats(slots) for pair in beat.counters.items())
-    return frozenset(name.removeprefix(PAUSED) for name, count in counts if count and name.startswith(PAUSED))
+    return frozenset(
+        name.removeprefix(counter) for name, count in counts if count and name.startswith(counter)
+    )
 
 
 def _now(counter: str, slots: Sequence[SlotRecord]) -> int:

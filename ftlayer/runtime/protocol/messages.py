@@ -404,6 +404,17 @@ class Readmit:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopWaits:
+    """Barrier mode: whether records wait for another attempt somewhere in the loop of this head, in any slot.
+
+    Before the first one says so none does.
+    """
+
+    uid: str
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EndTasks:
     """Barrier mode: everything is committed; the sources end their streams, and with them all tasks."""
 
@@ -440,6 +451,7 @@ ToSlot = (
     | CheckpointCompleted
     | CheckpointAborted
     | Readmit
+    | LoopWaits
     | EndTasks
     | AskStack
     | Cancel

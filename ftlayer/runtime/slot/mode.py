@@ -20,6 +20,7 @@ from ftlayer.runtime.protocol.messages import (
     EndReplays,
     EndTasks,
     LetOut,
+    LoopWaits,
     PauseIntake,
     Readmit,
     ReplayNow,
@@ -58,6 +59,7 @@ ModeEvent = (
     | CheckpointCompleted
     | CheckpointAborted
     | Readmit
+    | LoopWaits
     | EndTasks
     | SnapshotOver
 )

@@ -24,6 +24,9 @@ from ftlayer.topology.facts import rate_limit_of
 from ftlayer.topology.job_graph import Channel, JobGraph, JobVertex
 from ftlayer.topology.operators import Replay, Source
 
+HEARD_AFTER = 2
+"""After so many heartbeats a slot has heard, by the driver, what another one's say."""
+
 
 @dataclass(slots=True, eq=False)
 class Seat:
@@ -185,7 +188,7 @@ def seat_tasks(
                 else:
                     output = RemoteOutput(channel, target, codec, options)
                     seat.outputs[channel] = remote[channel] = output
-    _watch_loops(graph, seats)
+    _watch_loops(graph, seats, options)
     return Seating(slot, seats, remote, receivers, senders)
 
 
@@ -258,12 +261,16 @@ def _from_sinks(graph: JobGraph) -> list[str]:
     return order
 
 
-def _watch_loops(graph: JobGraph, seats: dict[TaskKey, Seat]) -> None:
+def _watch_loops(graph: JobGraph, seats: dict[TaskKey, Seat], options: TopologyOptions) -> None:
     """Tell the heads of a slot how to see whether there is something in its part of their loops."""
     for seat in seats.values():
         if isinstance(seat.task, HeadTask):
-            loop = _loop(graph, seat.uid)
-            seat.task.watch(partial(_is_busy, [other for other in seats.values() if other.uid in loop]))
+            loop = graph.loop_of(seat.uid)
+            keeps_failed = any(graph.vertex(uid).failures is not None for uid in loop)
+            # Until heartbeats have told that records wait in other slots, or do no more.
+            later_ms = HEARD_AFTER * options.heartbeat_ms if keeps_failed and graph.slots > 1 else 0
+            here = [other for other in seats.values() if other.uid in loop]
+            seat.task.watch(partial(_is_busy, here), later_ms)
 
 
 def _is_busy(seats: list[Seat]) -> bool:
@@ -273,21 +280,3 @@ def _is_busy(seats: list[Seat]) -> bool:
         or any(isinstance(output, RemoteOutput) and not output.is_empty for output in seat.outputs.values())
         for seat in seats
     )
-
-
-def _loop(graph: JobGraph, head: str) -> set[str]:
-    """Return the chains between a head and the tails that lead back to it, with both."""
-    return _reached(graph, head, back=False) & _reached(graph, head, back=True)
-
-
-def _reached(graph: JobGraph, uid: str, *, back: bool) -> set[str]:
-    found = {uid}
-    todo = [uid]
-    while todo:
-        here = todo.pop()
-        edges = graph.edges_into(here) if back else graph.edges_from(here)
-        for other in (edge.source if back else edge.target for edge in edges):
-            if other not in found:
-                found.add(other)
-                todo.append(other)
-    return found

@@ -13,6 +13,7 @@ from ftlayer.runtime.protocol.messages import (
     EndReplays,
     EndTasks,
     LetOut,
+    LoopWaits,
     PauseIntake,
     Readmit,
     ReplayNow,
@@ -135,12 +136,13 @@ TaskEvent = (
     | EndReplays
     | EndTasks
     | Readmit
+    | LoopWaits
 )
 """The first three come to every task, the next two to those with inputs, and two to sources.
 
-The others are of one mode: those from `Replayed` to `EndReplays` come to `ReplayTask`, `EndTasks` comes to sources in
-barrier mode, `Readmit` to its chains with a failure policy. What the coordinator says is explained in
-`ftlayer.runtime.protocol.messages`.
+The others are of one mode: those from `Replayed` to `EndReplays` come to `ReplayTask`; in barrier mode `EndTasks` comes
+to sources, `Readmit` to chains with a failure policy, `LoopWaits` to heads of loops. What the coordinator says is
+explained in `ftlayer.runtime.protocol.messages`.
 """
 
 

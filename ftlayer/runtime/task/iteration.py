@@ -1,7 +1,8 @@
 """The head of an iteration as a task: a chain that records come back to, and that has to find its own end.
 
 Nothing says that no record is on its way round any more, so a head goes by time, as Flink's does (`iterate` of its
-DataStream API): it ends when its ordinary inputs have, and nothing has come back for `max_wait_ms`.
+DataStream API): it ends when its ordinary inputs have, and nothing has come back for `max_wait_ms`. Records that wait
+somewhere in the loop for another attempt are known of, and are waited for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ftlayer.clock import Now
 from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
+from ftlayer.runtime.protocol.messages import LoopWaits
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.chain_rows import FailureCounts
@@ -107,14 +109,21 @@ class HeadTask:
         self._loop = gate
         self._companion = companion
         self._back = back
+        self._max_wait_ms = max_wait_ms
         self._quiet = Quiet(max_wait_ms)
         self._bell = Alarm()
         self._is_busy: Callable[[], bool] = lambda: False
+        self._loop_waits = False
         self._kept: list[tuple[Channel, Batch]] = []
 
-    def watch(self, is_busy: Callable[[], bool]) -> None:
-        """``is_busy()`` says whether records wait in this slot's part of the loop: such time does not count."""
+    def watch(self, is_busy: Callable[[], bool], later_ms: int = 0) -> None:
+        """``is_busy()`` says whether records wait in this slot's part of the loop: such time does not count.
+
+        ``later_ms``: so much later than others it hears of records that wait in other slots (`LoopWaits`). To be
+        called before the task starts.
+        """
         self._is_busy = is_busy
+        self._quiet = Quiet(self._max_wait_ms + later_ms)
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
         """See `Task.handle`."""
@@ -123,6 +132,8 @@ class HeadTask:
                 return self._came(channel, element, now)
             case TimeCame():
                 return self._time_came(now)
+            case LoopWaits(waits=waits):
+                return self._told(waits, now)
             case _:
                 return self._chain.handle(event, now)
 
@@ -175,11 +186,19 @@ class HeadTask:
                 self._quiet.begin(now.mono_ms)
         return [*self._chain.handle(ElementCame(channel, element), now), *self._wait(now)]
 
+    def _told(self, waits: bool, now: Now) -> list[Action]:
+        """Records wait somewhere in the loop, or do no more: these are on their way round then."""
+        self._loop_waits = waits
+        if not waits and self._quiet.due_ms is not None:
+            self._quiet.begin(now.mono_ms)
+        return self._wait(now)
+
     def _time_came(self, now: Now) -> list[Action]:
         self._bell.rung()
         actions: list[Action] = []
         due_ms = self._quiet.due_ms
-        if due_ms is not None and due_ms <= now.mono_ms and self._quiet.look(now.mono_ms, self._is_busy()):
+        is_busy = self._loop_waits or self._is_busy()
+        if due_ms is not None and due_ms <= now.mono_ms and self._quiet.look(now.mono_ms, is_busy):
             self._loop.let_go()
             actions = [*self._chain.gate_moved(now), *self._companion.loop_ended()]
         return [*actions, *self._chain.handle(TimeCame(), now), *self._go_on(now), *self._wait(now)]

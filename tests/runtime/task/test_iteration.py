@@ -12,6 +12,7 @@ from ftlayer.clock import Now
 from ftlayer.config import FTStatus
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Watermark
+from ftlayer.runtime.protocol.messages import LoopWaits
 from ftlayer.runtime.task.actions import Action, DataEnded, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
@@ -79,6 +80,9 @@ class Rig:
     def take(self, channel: Channel, element: Any) -> list[Any]:
         return self.do(self.task.handle(ElementCame(channel, element), self.now))
 
+    def tell(self, event: Any) -> list[Any]:
+        return self.do(self.task.handle(event, self.now))
+
     def wait(self, ms: int) -> list[Any]:
         """Let time pass, as a slot does that has nothing else to do."""
         until, told = self.mono + ms, []
@@ -129,6 +133,25 @@ def test_a_busy_loop_is_waited_for(rig: Rig) -> None:
     rig.busy = False
     assert rig.wait(85) == []
     assert rig.wait(20)
+
+
+def test_a_loop_in_which_records_wait_elsewhere_is_waited_for_and_they_have_time_to_come_back(
+    checked: Rig,
+) -> None:
+    checked.take(checked.fresh, Watermark(MAX_TIME_MS))
+    assert checked.wait(85) == []
+    assert checked.tell(LoopWaits("head", True)) == []
+    assert checked.wait(5_000) == []
+    assert checked.tell(LoopWaits("head", False)) == []
+    assert checked.wait(95) == []
+    assert checked.wait(10)
+
+
+def test_who_hears_of_others_late_waits_for_longer(checked: Rig) -> None:
+    checked.task.watch(lambda: False, 2_000)
+    checked.take(checked.fresh, Watermark(MAX_TIME_MS))
+    assert checked.wait(2_050) == []
+    assert checked.wait(100)
 
 
 def test_a_slot_that_was_kept_from_looking_looks_again(rig: Rig) -> None:

@@ -9,6 +9,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpoints
 from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob, regions_of
+from ftlayer.runtime.barrier_mode.driver.loop_watch import LoopWatch
 from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import (
@@ -20,7 +21,7 @@ from ftlayer.runtime.driver.events import (
     RegionDeployed,
     Said,
 )
-from ftlayer.runtime.driver.job_status import chains_paused
+from ftlayer.runtime.driver.job_status import PAUSED, WAITING, chains_with
 from ftlayer.runtime.protocol.messages import Heartbeat, SlotFailed
 
 
@@ -31,7 +32,8 @@ class BarrierDriver:
         """``parts`` are of this job alone."""
         self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
         self.checkpoints = JobCheckpoints(parts, job)
-        self._crew = job.crew
+        self._crew, self._tell = job.crew, job.tell
+        self._loops = LoopWatch(job.graph)
 
     @property
     def checkpoint_counts(self) -> CheckpointCounts:
@@ -54,7 +56,8 @@ class BarrierDriver:
         match instruction:
             case PrepareRestore():
                 self.checkpoints.prepare(instruction)
-            case RegionDeployed():
+            case RegionDeployed(slots):
+                self._loops.began(slots)
                 self.checkpoints.deployed(instruction)
             case AllRunning():
                 self.checkpoints.running()
@@ -67,10 +70,16 @@ class BarrierDriver:
             self.checkpoints.cancel()
         elif isinstance(event, Said) and self._crew.slots[event.slot].is_instance(event.instance):
             if isinstance(event.message, Heartbeat):
-                self.checkpoints.held(chains_paused(self._crew.slots))
+                self._beat()
             else:
                 self.checkpoints.said(event.message)
         self.checkpoints.tick()
+
+    def _beat(self) -> None:
+        slots = self._crew.slots
+        self.checkpoints.held(chains_with(PAUSED, slots))
+        for slot, message in self._loops.waits_in(chains_with(WAITING, slots)):
+            self._tell(slot, message)
 
     def vertex_status(self) -> None:
         """See `DriverMode`: there is no vertex."""

@@ -17,6 +17,7 @@ from ftlayer.runtime.protocol.messages import (
     CheckpointAborted,
     CheckpointCompleted,
     EndTasks,
+    LoopWaits,
     Readmit,
     TriggerCheckpoint,
 )
@@ -66,6 +67,9 @@ class BarrierSlot:
             case Readmit(uid, subtask):
                 self.activity += 1
                 return [RunTask((uid, subtask), event)]
+            case LoopWaits(uid):
+                seats = self._parts.seating.seats.values()
+                return [RunTask(seat.key, event) for seat in seats if seat.uid == uid]
             case EndTasks():
                 return self._barriers.end_sources()
             case SnapshotOver(key, checkpoint):

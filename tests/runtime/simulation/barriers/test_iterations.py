@@ -16,6 +16,7 @@ import pytest
 from ftlayer import FailurePolicy
 from ftlayer.config import FTStatus
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
+from ftlayer.runtime.task.iteration import LoopGate
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 
@@ -229,12 +230,22 @@ class StumblingLoop(Loop):
         return entered.rebalance().process(Stumbling(), GOING, uid="stumbling")
 
 
-def test_a_loop_does_not_end_while_records_wait_in_it_for_another_attempt(
+def test_no_head_lets_its_loop_end_while_records_wait_in_it_for_another_attempt_in_any_slot(
     loops: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their pause is longer than the loop waits for what comes back."""
     monkeypatch.setattr(loops, "Case", StumblingLoop)
     config = {"failures": FailurePolicy(max_attempts=3, backoff="800ms", jitter=0), "interval": 50}
-    run = loops.Run(loops.Plan("loop", 1, 3, (), config, count=6)).run()
+    run = loops.Run(loops.Plan("loop", 1, 3, (), config, count=6))
+    let_go, waited = LoopGate.let_go, []
+
+    def looked(gate: LoopGate) -> None:
+        cores = [process.instance.core for process in run.world.processes]
+        waited.append(sum(seat.failures.waiting for core in cores if core is not None for seat in core.seats))
+        let_go(gate)
+
+    monkeypatch.setattr(LoopGate, "let_go", looked)
+    run.run()
+    assert waited == [0, 0, 0]
     assert not run.case.lost
     assert not run.world.letters
