@@ -207,6 +207,7 @@ LONGEST = (
     "docs/test_run_snippets.py",
     "spark/features/",
     "connectors/test_in_topologies.py",
+    "connectors/test_in_queries.py",
     "runtime/spark/",
     "spark/faults/",
     "spark/script/",

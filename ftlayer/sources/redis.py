@@ -153,6 +153,7 @@ class RedisReader:
         self._consumers = [self._consumer(member.subtask, positions)]
         self._consumers += [self._consumer(gone, positions) for gone in positions if gone != member.subtask]
         self._begun = False
+        self._unacknowledged = 0
         self._todo = _Todo()
         # Fetched by the reader before this one, and perhaps not acknowledged.
         earlier = {one.name: one.last for one in self._consumers if one.last != _FROM_THE_FIRST}
@@ -181,6 +182,7 @@ class RedisReader:
         """See `QueueReader.acknowledge`."""
         for receipt in receipts:
             self._todo.ids.append(receipt.ids)
+            self._unacknowledged -= len(receipt.ids)
             if (earlier := self._earlier.pop(receipt.consumer, None)) is not None:
                 self._todo.up_to[receipt.consumer] = earlier
         if self._begun and not self._away.is_early:
@@ -189,6 +191,18 @@ class RedisReader:
                 self._remove_drained()
             except redis_library().RedisError as error:
                 self._failed(error)
+
+    def waiting(self) -> int | None:
+        """See `QueueReader.waiting`. Servers before 7.0 do not know it, nor does one that entries were deleted from."""
+        if self._away.is_early:
+            return None
+        try:
+            self._begin()
+            self._send_acknowledgements()
+            return self._waiting()
+        except redis_library().RedisError as error:
+            self._failed(error)
+            return None
 
     def close(self) -> None:
         """See `QueueReader.close`."""
@@ -275,7 +289,18 @@ class RedisReader:
             )
             ids = pa.array([entry[0] for entry in entries], pa.binary()).cast(pa.string())
         consumer.last = bytes(entries[-1][0])
+        self._unacknowledged += len(entries)
         return Fetched(rows, consumer.subtask, self._source.pack(consumer.last), _Receipt(consumer.name, ids))
+
+    def _waiting(self) -> int | None:
+        groups = self._client.xinfo_groups(self._source.stream)
+        lag = next(one.get("lag") for one in groups if one["name"] == self._source.group.encode())
+        if lag is None:
+            return None
+        mine = {one.name.encode() for one in self._consumers}
+        consumers = self._client.xinfo_consumers(self._source.stream, self._source.group)
+        pending = sum(one["pending"] for one in consumers if one["name"] in mine)
+        return int(lag + pending - self._unacknowledged)
 
     # ------------------------------------------------------------ acknowledging
 

@@ -66,6 +66,9 @@ class QueueReader(Protocol):
         While the server is away this remembers them.
         """
 
+    def waiting(self) -> int | None:
+        """Return how many messages this would fetch if no more came, and no one else read; None: that is not known."""
+
     def close(self) -> None:
         """Disconnect. What is not acknowledged will be delivered again."""
 

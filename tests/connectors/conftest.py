@@ -127,6 +127,9 @@ class Kit:
     queue: Queue
     column: str
     """Where a message has its number."""
+    data_source: Any
+    """The class of the Data Source, and its options but for the spool."""
+    options: dict[str, str]
 
     def put(self, first: int, end: int) -> None:
         """Send the numbers of a range, in order."""
@@ -162,9 +165,11 @@ class RedisKit(Kit):
     column = "n"
 
     def __init__(self, server: RedisServer, name: str) -> None:
-        from ftlayer.sources import RedisSource
+        from ftlayer.sources import RedisDataSource, RedisSource
 
         self.server = server
+        self.data_source = RedisDataSource
+        self.options = {"url": server.url, "stream": name, "group": "group", "fields": "n"}
         self.url, self.name = server.url, name
         self.queue = RedisSource(server.url, name, "group", fields=["n"])
 

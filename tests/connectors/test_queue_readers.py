@@ -173,3 +173,18 @@ def test_a_server_that_stays_away_is_given_up(kit: Any) -> None:
     reader = kit.refused().open(kit.member(), {}, stored=True)
     with pytest.raises(SourceError, match="reconnect_timeout"):
         fetch(reader)
+
+
+def test_it_says_how_many_messages_wait(kit: Any) -> None:
+    kit.put(0, 10)
+    first = kit.open()
+    assert first.waiting() == 10
+    (found,) = fetch_numbers(kit, first, 4, rows=4)
+    assert first.waiting() == 6
+    first.acknowledge([found.receipt])
+    assert first.waiting() == 6
+    fetch(first, 3)
+    first.close()
+    second = kit.open(positions={0: found.position})
+    assert second.waiting() == 6, "three of them were fetched, and not stored"
+    second.close()

@@ -57,6 +57,9 @@ class Broker(Queue):
     def acknowledge(self, receipts: Sequence[int]) -> None:
         self.acknowledged += receipts
 
+    def waiting(self) -> int | None:
+        return self.count - self.at
+
     def close(self) -> None:
         self.closed.set()
 

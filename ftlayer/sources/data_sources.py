@@ -1,0 +1,65 @@
+"""The sources as Python Data Sources, for `DataStreamReader.format` of Structured Streaming."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource
+
+from ftlayer.checks import MOST, check_text
+from ftlayer.errors import ConfigError
+from ftlayer.sources.queue_stream import QueueStreamReader
+from ftlayer.sources.redis import RedisSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+MAX_ROWS = 100_000
+"""Of a batch, unless ``maxRowsPerTrigger`` says otherwise."""
+
+
+class RedisDataSource(DataSource):
+    """``spark.dataSource.register(RedisDataSource)``, then ``spark.readStream.format("ftlayer-redis")``.
+
+    Options: ``url``, ``stream``, ``group``, ``fields`` (names with commas between them), ``start``,
+    ``reconnectTimeout``, see `RedisSource`; ``spool``, see `ftlayer.sources.spool`: a directory for this query alone, a
+    path or any URL of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000).
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``format``."""
+        return "ftlayer-redis"
+
+    def schema(self) -> StructType:
+        """Return the schema that the options say."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(self._source().schema)
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
+        """Return the reader."""
+        spool = self.options.get("spool")
+        check_text(spool, "spool", "a directory for this query's messages, a path or URL")
+        return QueueStreamReader(
+            self._source(), str(spool), _count(self.options, "maxRowsPerTrigger", MAX_ROWS)
+        )
+
+    def _source(self) -> RedisSource:
+        options = self.options
+        names = str(options.get("fields", "")).split(",")
+        return RedisSource(
+            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
+            options.get("stream"),  # type: ignore[arg-type]
+            options.get("group"),  # type: ignore[arg-type]
+            fields=[name.strip() for name in names if name.strip()],
+            start=str(options.get("start", "earliest")),
+            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+        )
+
+
+def _count(options: Any, option: str, default: int) -> int:
+    text = str(options.get(option, default))
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise ConfigError(f"{option}: expected a number from 1 to {MOST}, got {text!r}")
+    return int(text)

@@ -1,0 +1,72 @@
+"""Every connector of a queue in queries of Structured Streaming: plain ones, and wrapped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftlayer import FTLayer
+
+pytestmark = pytest.mark.spark
+
+
+def open_stream(spark: Any, kit: Any, directory: Path) -> Any:
+    """A streaming DataFrame of the kit's messages, spooled in the directory."""
+    spark.dataSource.register(kit.data_source)
+    reader = spark.readStream.format(kit.data_source.name()).options(**kit.options)
+    return reader.option("spool", str(directory / "spool")).option("maxRowsPerTrigger", "70").load()
+
+
+def test_plain_spark_reads_each_message_once(spark: Any, kit: Any, tmp_path: Path) -> None:
+    """The batch that was not committed when the driver died is run again, with the same messages."""
+    kit.put(0, 200)
+    batches: dict[int, list[int]] = {}
+
+    def keep(rows: Any, batch_id: int) -> None:
+        numbers = [int(row[kit.column]) for row in rows.collect()]
+        assert batches.setdefault(batch_id, numbers) == numbers
+
+    def run() -> None:
+        stream = open_stream(spark, kit, tmp_path)
+        writer = stream.writeStream.foreachBatch(keep).option(
+            "checkpointLocation", str(tmp_path / "checkpoint")
+        )
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    last = max(batches)
+    for note in (str(last), f".{last}.crc"):
+        (tmp_path / "checkpoint" / "commits" / note).unlink()
+    kit.put(200, 300)
+    run()
+    assert sorted(number for batch in batches.values() for number in batch) == list(range(300))
+    assert kit.pending() == 0
+
+
+@pytest.mark.campaign
+def test_a_wrapped_query_reads_each_message_once(spark: Any, kit: Any, tmp_path: Path) -> None:
+    kit.put(0, 300)
+    column, found = kit.column, []
+
+    def number(record: dict[str, Any]) -> dict[str, int]:
+        if record[column] == "70":
+            raise ValueError("meant to fail")
+        return {"number": int(record[column])}
+
+    with FTLayer.embedded(str(tmp_path / "ft"), max_attempts=2, backoff=("10ms",)) as layer:
+        query = (
+            layer.source(open_stream(spark, kit, tmp_path), name="messages")
+            .map(number, "number long")
+            .sink(
+                lambda rows, _: found.extend(row.number for row in rows.collect()),
+                checkpoint=str(tmp_path / "ck"),
+            )
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        assert layer.dead_letters(spark).count() == 1
+    assert sorted(found) == [number for number in range(300) if number != 70]
+    assert kit.pending() == 0
