@@ -232,7 +232,8 @@ class CommittingWriterBody:
         try:
             return self._rejections.take_out(batches, rejected)
         except ConfigError as error:
-            raise self._failed(error) from rejected
+            # From the error that no restart mends: the job ends by it.
+            raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> JobError:
         return JobError(f"sink {self._uid!r}: write failed: {type(error).__name__}: {text_of(error)}")

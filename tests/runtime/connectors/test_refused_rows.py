@@ -14,8 +14,9 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStream
 from ftlayer import RowsRejected
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskSnapshot
-from ftlayer.errors import JobError
+from ftlayer.errors import ConfigError, JobError
 from ftlayer.records.ipc import read_one_batch
+from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.task.chain_checkpoints import ChainSnapshot
 from ftlayer.runtime.connectors import committing_sink
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
@@ -179,15 +180,17 @@ def test_rows_that_were_written_before_their_barrier_have_its_letters(
         ({1.0: "x"}, "RowsRejected for row 1.0: expected its number"),
     ],
 )
-def test_rows_that_are_none_decline_the_checkpoint(named: dict[Any, Any], said: str) -> None:
+def test_rows_that_are_none_decline_the_checkpoint_for_good(named: dict[Any, Any], said: str) -> None:
     class Wrong(Plain):
         def take(self, rows: list[int]) -> Any:
             raise RowsRejected(named)
 
     body = sink(Wrong(set()))
     body.write(ids(1, 2), 0)
-    with pytest.raises(JobError, match=f"sink 'out': write failed: ConfigError: {said}"):
+    with pytest.raises(JobError, match=f"sink 'out': write failed: ConfigError: {said}") as failed:
         body.precommit(1)()
+    # No restart mends it.
+    assert isinstance(lasting(failed.value), ConfigError)
 
 
 def test_without_a_policy_the_option_is_named() -> None:
