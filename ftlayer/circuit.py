@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -98,6 +99,24 @@ class CircuitStatus:
     records: int = 0
     failed: int = 0
     next_trial_in_ms: int = 0
+
+
+def together(statuses: Sequence[CircuitStatus]) -> CircuitStatus:
+    """Return the status of breakers of the same thing in several places, one at least: the state of the worst.
+
+    The counts are added up; the next trial is the first one's.
+    """
+    worst = max((status.state for status in statuses), key=_WORSE.index)
+    return CircuitStatus(
+        worst,
+        sum(status.opened for status in statuses),
+        sum(status.records for status in statuses),
+        sum(status.failed for status in statuses),
+        min((status.next_trial_in_ms for status in statuses if status.state is CircuitState.OPEN), default=0),
+    )
+
+
+_WORSE = (CircuitState.CLOSED, CircuitState.HALF_OPEN, CircuitState.OPEN)
 
 
 class CircuitBreaker:

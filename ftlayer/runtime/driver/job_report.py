@@ -10,7 +10,14 @@ from typing import Any
 from ftlayer.histogram import LATENCY_BOUNDS, Exemplar
 from ftlayer.runtime.driver.driver_mode import DriverMode
 from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.driver.job_status import JobStatus, chain_status, edges_of, slot_status, subtasks_of
+from ftlayer.runtime.driver.job_status import (
+    JobStatus,
+    chain_status,
+    circuits_of,
+    edges_of,
+    slot_status,
+    subtasks_of,
+)
 from ftlayer.runtime.driver.meter import Meter
 from ftlayer.runtime.protocol.durations import END_TO_END, PERSIST, histograms_of
 from ftlayer.topology.job_graph import JobGraph
@@ -95,6 +102,7 @@ class JobReport:
                 subtasks=() if self._is_over else tuple(subtasks_of(core.slots)),
                 edges=() if self._is_over else tuple(edges_of(core.slots, self._graph)),
                 incidents=core.incidents.at(self._to_wall_ms),
+                breakers={} if self._is_over else circuits_of(core.slots),
             )
 
     def _histograms(self, totals: Mapping[str, int]) -> Iterator[tuple[str, HistogramDetails]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
-from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.circuit import CircuitState, CircuitStatus, together
 from ftlayer.notebook import html_table
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.meter import DONE, IN
@@ -103,6 +103,7 @@ class JobStatus:
         edges: what waits for them, by slot.
         incidents: the last 50 losses, restarts and changes of state, the oldest first; times by the wall clock at the
             job's start.
+        breakers: circuit breakers of chains in barrier mode, by operator; a policy's by the first of its chain.
         histograms: durations since the job's begin, by ``"<metric>|<part>"``: ``persist`` by source,
             ``end_to_end`` by ``"<source>|<sink>"``.
     """
@@ -126,11 +127,15 @@ class JobStatus:
     edges: tuple[EdgeDetails, ...] = ()
     incidents: tuple[Incident, ...] = ()
     histograms: dict[str, HistogramDetails] = field(default_factory=dict)
+    breakers: dict[str, CircuitStatus] = field(default_factory=dict)
 
     @property
     def circuits(self) -> dict[str, CircuitStatus]:
-        """Where the circuit breakers of `max_failing` are, by operator or source; "" is the topology's."""
-        return {} if self.vertex is None else self.vertex.circuits
+        """Where the circuit breakers of `max_failing` are, by operator or source; "" is the topology's.
+
+        In barrier mode each subtask of a chain has its own: the state is that of the worst, the counts are added up.
+        """
+        return self.breakers if self.vertex is None else self.vertex.circuits
 
     def line(self) -> str:
         """Return it in one line: of a tracked job what is done, of another what its last chains took.
@@ -280,6 +285,15 @@ def chains_with(counter: str, slots: Sequence[SlotRecord]) -> frozenset[str]:
     return frozenset(
         name.removeprefix(counter) for name, count in counts if count and name.startswith(counter)
     )
+
+
+def circuits_of(slots: Sequence[SlotRecord]) -> dict[str, CircuitStatus]:
+    """Return where the circuit breakers of chains are, by operator, as slots that run said last."""
+    found: dict[str, list[CircuitStatus]] = {}
+    for beat in _beats(slots):
+        for name, status in beat.circuits.items():
+            found.setdefault(name, []).append(status)
+    return {name: together(statuses) for name, statuses in found.items()}
 
 
 def _now(counter: str, slots: Sequence[SlotRecord]) -> int:

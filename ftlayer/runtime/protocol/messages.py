@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
+from ftlayer.circuit import CircuitStatus
 from ftlayer.histogram import Exemplar
 from ftlayer.runtime.protocol.deaths import Conviction, Death
 
@@ -86,6 +87,7 @@ class Heartbeat:
         subtasks: what each subtask did in the last second; none before the first one is over.
         edges: what waits for them now.
         exemplars: of durations, by the counter of their bucket.
+        circuits: circuit breakers of chains, by operator.
     """
 
     probe: int
@@ -98,6 +100,7 @@ class Heartbeat:
     subtasks: tuple[SubtaskLoad, ...] = ()
     edges: tuple[EdgeLoad, ...] = ()
     exemplars: dict[str, Exemplar] = field(default_factory=dict)
+    circuits: dict[str, CircuitStatus] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

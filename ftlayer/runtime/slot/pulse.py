@@ -16,6 +16,7 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.messages import FromSlot, Heartbeat, SubtaskLoad
 from ftlayer.runtime.slot.core import SlotCore, Working
 from ftlayer.runtime.slot.load import BusyTimes, LoadMeter, edge_loads
+from ftlayer.runtime.slot.seat import circuits_of
 from ftlayer.vertex.service.heap import give_back_freed_memory
 
 PATIENCE = 10
@@ -111,6 +112,7 @@ class Pulse:
             self._subtasks,
             edge_loads(core.seats),
             core.exemplars(),
+            circuits_of(core.seats, _mono_ms()),
         )
 
     def held_roots(self) -> list[U64Array]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from ftlayer.circuit import CircuitStatus
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
 from ftlayer.histogram import Exemplar, Histogram
@@ -18,6 +19,7 @@ from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
 from ftlayer.runtime.task.chain_rows import NO_FAILURES, FailureCounts
+from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.contract import Task, TaskKey
 from ftlayer.runtime.task.iteration import HeadTask
 from ftlayer.topology.facts import rate_limit_of
@@ -91,6 +93,10 @@ class Seat:
         """What has failed in it, where records fail alone; any thread may look."""
         counts: FailureCounts = getattr(self.task, "failures", NO_FAILURES)
         return counts
+
+    def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
+        """Return where its circuit breakers are, by operator; any thread may look."""
+        return self.task.circuits(now_ms) if isinstance(self.task, ChainTask | HeadTask) else {}
 
     @property
     def latencies(self) -> dict[str, Histogram]:
@@ -218,6 +224,14 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
             counters[f"waiting_bytes/{seat.uid}"] += failures.waiting_bytes
             counters[f"paused/{seat.uid}"] += failures.paused
     return dict(counters)
+
+
+def circuits_of(seats: Iterable[Seat], now_ms: int) -> dict[str, CircuitStatus]:
+    """Return where circuit breakers are, by operator, at a monotone time; may be called by any thread.
+
+    A slot has one subtask of a chain.
+    """
+    return {name: status for seat in seats for name, status in seat.circuits(now_ms).items()}
 
 
 def exemplars_of(seats: Iterable[Seat]) -> dict[str, Exemplar]:

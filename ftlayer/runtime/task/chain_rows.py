@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ftlayer.checkpoint.letters import ChainLetter
+from ftlayer.circuit import CircuitStatus
 from ftlayer.clock import Now
 from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.handler.handler import Handler
@@ -69,6 +70,9 @@ class ChainRows(Protocol):
 
     def hold_ms(self, now: Now) -> int:
         """Return for how long the chain is to take nothing; 0: it goes on."""
+
+    def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
+        """Return where circuit breakers are, by operator, at a monotone time. Any thread may look."""
 
     @property
     def counts(self) -> FailureCounts:
@@ -135,3 +139,7 @@ class WholeBatches:
     def hold_ms(self, now: Now) -> int:
         """See `ChainRows.hold_ms`."""
         return 0
+
+    def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
+        """There are none."""
+        return {}

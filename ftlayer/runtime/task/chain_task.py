@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from ftlayer.circuit import CircuitStatus
 from ftlayer.clock import Now
 from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
@@ -150,6 +151,10 @@ class ChainTask:
     def failures(self) -> FailureCounts:
         """What has failed so far. Any thread may look."""
         return self._rows.counts
+
+    def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
+        """See `ChainRows.circuits`."""
+        return self._rows.circuits(now_ms)
 
     @property
     def watermark_ms(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 
+from ftlayer.circuit import CircuitStatus
 from ftlayer.clock import Now
 from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
@@ -163,6 +164,10 @@ class HeadTask:
     def failures(self) -> FailureCounts:
         """See `ChainTask.failures`."""
         return self._chain.failures
+
+    def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
+        """See `ChainTask.circuits`."""
+        return self._chain.circuits(now_ms)
 
     @property
     def latencies(self) -> Mapping[str, Histogram]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from ftlayer.runtime.driver.job_status import ChainStatus, chain_status, edges_of, subtasks_of
+from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.runtime.driver.job_status import ChainStatus, chain_status, circuits_of, edges_of, subtasks_of
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import EdgeLoad, Heartbeat, SubtaskLoad
 from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
@@ -30,6 +32,27 @@ def test_edges_between_the_same_chains_are_one(tools: Any) -> None:
         for slot in (0, 1)
         for source, target, size, rows in (("source", "work", 100, 10), ("work", "sink", 7, 1))
     ]
+
+
+def test_a_circuit_is_where_the_worst_of_its_subtasks_is() -> None:
+    def saying(**circuits: CircuitStatus) -> Heartbeat:
+        return Heartbeat(0, 1, False, circuits=circuits)
+
+    trying, opened = (
+        CircuitStatus(CircuitState.HALF_OPEN, 2, 9, 8),
+        CircuitStatus(CircuitState.OPEN, 1, 20, 3, 70),
+    )
+    slots = [
+        SlotRecord(0, heartbeat=saying(work=trying, look=trying)),
+        SlotRecord(1, heartbeat=saying(work=replace(opened, next_trial_in_ms=90), look=CircuitStatus())),
+        SlotRecord(2, heartbeat=saying(work=opened)),
+        SlotRecord(3),
+        SlotRecord(4, heartbeat=saying(look=opened), ended=True),
+    ]
+    assert circuits_of(slots) == {
+        "work": CircuitStatus(CircuitState.OPEN, 4, 49, 14, 70),
+        "look": CircuitStatus(CircuitState.HALF_OPEN, 2, 9, 8),
+    }
 
 
 def test_what_waits_in_a_chain_is_what_its_slots_say_now() -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.errors import CheckpointError, StateSerializationError, UncommittableError
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver import checkpoint_io
@@ -63,6 +64,21 @@ def test_the_last_line_of_a_failed_job_has_what_was_read_since_the_last_heartbea
     played.fail(SlotFailed("it raised", counters={"records_in": 7}))
     assert job.over(play.WAIT_S)
     assert " · 7 in · " in job.status().line()
+
+
+def test_circuit_breakers_of_chains_are_in_the_jobs_status(play: ModuleType, tmp_path: Path) -> None:
+    play.MAY_COMMIT.set()
+    played = play.Played(tmp_path)
+    job = played.job
+    assert job.wait_until_running(play.WAIT_S)
+    opened = CircuitStatus(CircuitState.OPEN, 1, 20, 5, 800)
+    played.thread.slot_said(0, "a", Heartbeat(0, 1, False, circuits={"numbers": opened}))
+    play.until(lambda: job.status().circuits)
+    assert job.status().circuits == {"numbers": opened}
+    assert " · circuit numbers open · " in job.status().line()
+    assert played.telling.details(0, with_plan=False).circuits == {"numbers": opened}
+    assert job.cancel(play.WAIT_S)
+    assert job.status().circuits == {}
 
 
 def test_a_savepoint_of_a_job_that_has_failed_says_why_it_has(play: ModuleType, tmp_path: Path) -> None:

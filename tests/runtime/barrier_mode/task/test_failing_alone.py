@@ -13,6 +13,7 @@ from chain_shell import FailingChain as Task
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
+from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.failures import PermanentFailure
 from ftlayer.functions.current import current_record
 from ftlayer.functions.process import ProcessFunction
@@ -140,6 +141,7 @@ def test_a_breaker_that_opens_makes_pauses_and_uses_up_no_attempt() -> None:
     assert any(isinstance(action, HoldInput) for action in task.give(("a", 1), ("a", 2)))
     assert task.task.failures.waiting == 1
     assert task.task.failures.paused
+    assert task.task.circuits(task.time + 300) == {"p": CircuitStatus(CircuitState.OPEN, 1, 2, 1, 700)}
     assert task.snapshot(1).letters == ()
     assert sent(task.after(10)) == []
     # The trial fails and counts for nothing: the breaker is open again.

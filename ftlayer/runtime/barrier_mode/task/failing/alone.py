@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
+from ftlayer.circuit import CircuitStatus
 from ftlayer.clock import Now
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions.chains.firing import TimerKind
@@ -200,6 +201,10 @@ class RecordsAlone:
     def hold_ms(self, now: Now) -> int:
         """See `ChainRows.hold_ms`."""
         return max(LOOK_MS if self._is_full else 0, self._breakers.pause_ms(now.mono_ms))
+
+    def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
+        """See `ChainRows.circuits`."""
+        return self._breakers.circuits(now_ms)
 
     @property
     def counts(self) -> FailureCounts:

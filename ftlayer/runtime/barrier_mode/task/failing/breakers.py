@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ftlayer.circuit import CircuitBreaker, CircuitState, Limit
+from ftlayer.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit, together
 from ftlayer.functions.failures import RowFailure
 
 
 class Breakers:
     """A breaker for each operator with a ``max_failing`` of its own, and the policy's for all others."""
 
-    def __init__(self, policy: Limit | None, own: Mapping[str, Limit]) -> None:
-        """``own`` are by operator uid."""
+    def __init__(self, chain: str, policy: Limit | None, own: Mapping[str, Limit]) -> None:
+        """``chain`` is its uid; ``own`` are by operator uid."""
+        self._chain = chain
         self._own = {operator: CircuitBreaker(limit) for operator, limit in own.items()}
         self._rest = None if policy is None else CircuitBreaker(policy)
 
@@ -44,6 +45,15 @@ class Breakers:
         """Whether one of them is not closed. Any thread may look."""
         every = [*self._own.values(), *([] if self._rest is None else [self._rest])]
         return any(breaker.state is not CircuitState.CLOSED for breaker in every)
+
+    def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
+        """Return where they are, by operator; the policy's is the chain's. Any thread may look."""
+        found = {operator: breaker.status(now_ms) for operator, breaker in self._own.items()}
+        if self._rest is not None:
+            of_chain = self._rest.status(now_ms)
+            head = found.get(self._chain)
+            found[self._chain] = of_chain if head is None else together([of_chain, head])
+        return found
 
     def pause_ms(self, now_ms: int) -> int:
         """Return for how long the chain takes nothing; 0: it goes on, if only for a trial."""

@@ -80,7 +80,7 @@ def failing_alone(
         for operator in plan.vertex.operators
         if (limit := rules_of_operator(operator).limit) is not None
     }
-    breakers = Breakers(policy.rules.limit, own)
+    breakers = Breakers(plan.uid, policy.rules.limit, own)
     inside = {operator.uid: before.schema for before, operator in pairwise(plan.vertex.operators)}
 
     def table_of(enters: str) -> MapTable:
