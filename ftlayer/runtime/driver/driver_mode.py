@@ -93,6 +93,10 @@ class DriverMode(Protocol[Own]):
         """How the job has ended, as it is kept with its checkpoints; None where it is not. Any thread."""
 
     @property
+    def stopped_with(self) -> Checkpoint | None:
+        """The savepoint that the job is stopped with, once that is complete; None for none. Any thread."""
+
+    @property
     def checkpoints(self) -> CheckpointCalls:
         """The job's checkpoints; raises `ConfigError` where there are none. Any thread."""
 

@@ -278,6 +278,7 @@ class EndedJob:
             slots=(),
             chains=(),
             checkpoints=CheckpointCounts(),
+            savepoint=self.result.savepoint,
         )
 
     def history(self) -> tuple[CheckpointStats, ...]:

@@ -82,6 +82,7 @@ class JobReport:
             core = self._core
             rates = {} if self._is_over else self._meter.rates(moment_ms)
             totals = self._meter.totals
+            savepoint = self._mode.stopped_with
             return JobStatus(
                 name=self._graph.name,
                 job=self._run,
@@ -89,7 +90,9 @@ class JobReport:
                 epoch=core.epoch,
                 uptime_s=(self._ended_ms or moment_ms) / 1_000 - self.started_ms / 1_000,
                 slots=tuple(slot_status(slot, moment_ms) for slot in core.slots),
-                chains=tuple(chain_status(v.uid, totals, rates, core.slots) for v in self._graph.vertices),
+                chains=tuple(
+                    chain_status(v.uid, totals, rates, core.slots, savepoint) for v in self._graph.vertices
+                ),
                 counters={name: value for name, value in totals.items() if "/" not in name},
                 rates={name: rate for name, rate in rates.items() if "/" not in name},
                 histograms=dict(self._histograms(totals)),
@@ -102,6 +105,7 @@ class JobReport:
                 subtasks=() if self._is_over else tuple(subtasks_of(core.slots)),
                 edges=() if self._is_over else tuple(edges_of(core.slots, self._graph)),
                 incidents=core.incidents.at(self._to_wall_ms),
+                savepoint="" if savepoint is None else savepoint.location,
                 breakers={} if self._is_over else circuits_of(core.slots),
             )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
+from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.circuit import CircuitState, CircuitStatus, together
 from ftlayer.notebook import html_table
 from ftlayer.runtime.driver.events import JobState
@@ -52,7 +53,8 @@ class ChainStatus:
     ``late`` are those that came to a join too late to be kept. In barrier mode with a `FailurePolicy`: attempts behind
     the first are ``retried``, ``waiting`` are records and timers that wait for their next one, ``dead`` those that were
     given up, ``paused`` subtasks that take no input now, since too many fail (``max_failing``) or wait
-    (``max_waiting``). What is done again behind a restore counts again.
+    (``max_waiting``). What is done again behind a restore counts again. Of a job that was stopped with a savepoint
+    ``waiting`` are those that wait in it.
     """
 
     uid: str
@@ -103,6 +105,7 @@ class JobStatus:
         edges: what waits for them, by slot.
         incidents: the last 50 losses, restarts and changes of state, the oldest first; times by the wall clock at the
             job's start.
+        savepoint: where the savepoint lies that the job was stopped with, "" for none.
         breakers: circuit breakers of chains in barrier mode, by operator; a policy's by the first of its chain.
         histograms: durations since the job's begin, by ``"<metric>|<part>"``: ``persist`` by source,
             ``end_to_end`` by ``"<source>|<sink>"``.
@@ -127,6 +130,7 @@ class JobStatus:
     edges: tuple[EdgeDetails, ...] = ()
     incidents: tuple[Incident, ...] = ()
     histograms: dict[str, HistogramDetails] = field(default_factory=dict)
+    savepoint: str = ""
     breakers: dict[str, CircuitStatus] = field(default_factory=dict)
 
     @property
@@ -166,11 +170,13 @@ class JobStatus:
         if busiest is not None and busiest.busy_ms >= 1_000 and not self.state.is_final:
             where = busiest.function or busiest.busy
             parts.append(f"slot {busiest.slot} busy in {where} for {busiest.busy_ms / 1_000:.0f} s")
-        if self.state is JobState.ENDED and not self.counters.get(IN) and not self.counters.get(DONE):
+        if self.savepoint:
+            parts.append(f"stopped with savepoint {self.savepoint}")
+        elif self.state is JobState.ENDED and not self.counters.get(IN) and not self.counters.get(DONE):
             parts.append(
                 "no new record was read: its sources have none, an earlier run of this name has read them to their end "
                 "(another name or another directory begins anew; in barrier mode restore_from=None does), or it was "
-                "drained, or stopped, before it had come to where that run had been"
+                "drained before it had come to where that run had been"
             )
         return " · ".join(parts)
 
@@ -203,7 +209,8 @@ class JobStatus:
         )
         if not (retried or waiting or dead):
             return []
-        words = [f"{waiting:,} waiting"] if waiting or not self.state.is_final else []
+        where = " in the savepoint" if self.savepoint else ""
+        words = [f"{waiting:,} waiting{where}"] if waiting or not self.state.is_final else []
         words.append(f"{dead:,} dead")
         paused = [chain.uid for chain in self.chains if chain.paused and not self.state.is_final]
         return [
@@ -261,10 +268,19 @@ def slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
 
 
 def chain_status(
-    uid: str, totals: dict[str, int], rates: dict[str, float], slots: Sequence[SlotRecord]
+    uid: str,
+    totals: dict[str, int],
+    rates: dict[str, float],
+    slots: Sequence[SlotRecord],
+    savepoint: Checkpoint | None = None,
 ) -> ChainStatus:
-    """Return the status of a chain, by the job's counters and their rates, and by what slots said last."""
+    """Return the status of a chain, by the job's counters and their rates, and by what slots said last.
+
+    ``savepoint`` is the one that the job was stopped with, if it was.
+    """
     taken, sent = f"records_in/{uid}", f"records_out/{uid}"
+    in_savepoint = () if savepoint is None else savepoint.subtasks
+    waiting = sum(part.waiting for part in in_savepoint if part.uid == uid)
     return ChainStatus(
         uid,
         totals.get(taken, 0),
@@ -273,7 +289,7 @@ def chain_status(
         rates.get(sent, 0.0),
         totals.get(f"late/{uid}", 0),
         totals.get(f"retried/{uid}", 0),
-        _now(f"{WAITING}{uid}", slots),
+        _now(f"{WAITING}{uid}", slots) if savepoint is None else waiting,
         totals.get(f"dead/{uid}", 0),
         _now(f"{PAUSED}{uid}", slots),
     )

@@ -101,7 +101,7 @@ class UntrackedJob:
 class UntrackedDriver:
     """`DriverMode` of ``FTStatus.OFF``: nothing is to be done beside the job's thread."""
 
-    checkpoint_counts = result = None
+    checkpoint_counts = result = stopped_with = None
 
     def __init__(self, job: JobContext) -> None:
         self.rules = UntrackedJob(job.crew, run=job.run, restart=job.restart)

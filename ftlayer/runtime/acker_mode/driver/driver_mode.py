@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class AckerDriver:
     """`DriverMode` of a job whose records the vertex follows."""
 
-    checkpoint_counts = result = None
+    checkpoint_counts = result = stopped_with = None
 
     def __init__(self, vertex: JobVertexCalls, job: JobContext) -> None:
         """``vertex`` has claimed the job, and is closed by this."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 
+from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.coordinator.events import (
     BacklogChanged,
     CheckpointEvent,
@@ -80,9 +81,14 @@ logger = logging.getLogger(__name__)
 
 
 class JobCheckpoints:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        stopped_with: the savepoint that the job is stopped with, once that is complete; None for none. For any thread.
+    """
 
     def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
+        self.stopped_with: Checkpoint | None = None
         self._parts = parts
         self._rules = parts.rules
         self._crew = job.crew
@@ -343,6 +349,8 @@ class JobCheckpoints:
             case Answer():
                 self._requests.answer(instruction)
             case FinishTasks(drain):
+                latest = self._rules.completed[-1]
+                self.stopped_with = latest if latest.kind == SnapshotKind.SAVEPOINT else None
                 self._happened(EndTasksRequested(drain))
 
     def _tell_all(self, message: ToSlot) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
+from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpoints
 from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob, regions_of
@@ -44,6 +45,11 @@ class BarrierDriver:
     def result(self) -> JobResult | None:
         """See `DriverMode`."""
         return self.checkpoints.result
+
+    @property
+    def stopped_with(self) -> Checkpoint | None:
+        """See `DriverMode`."""
+        return self.checkpoints.stopped_with
 
     def before(self, said: Said) -> None:
         """See `DriverMode`."""

@@ -102,6 +102,7 @@ class Played:
         checkpoints, plan = open_checkpoints(graph, config, run, restore_from)
         checkpoints = replace(checkpoints, letters=replace(checkpoints.letters, vertex=vertex))
         self.letters: tuple[ChainLetter, ...] = ()
+        self.waiting = 0
         self.readmitted: tuple[bytes, ...] = ()
         self.telling = TopologyTelling(self.thread, graph, "barrier", config)
         self._key, self._starts, self._bounded = plan.key, starts, bounded
@@ -167,7 +168,12 @@ class Played:
                     return
                 made = Committable("out", seal(WriterCommitMessage(), self._key), number)
                 snapshot = SubtaskSnapshot(
-                    "numbers", 0, committables=(made,), letters=self.letters, readmitted=self.readmitted
+                    "numbers",
+                    0,
+                    committables=(made,),
+                    letters=self.letters,
+                    waiting=self.waiting,
+                    readmitted=self.readmitted,
                 )
                 self.say(SubtaskAcked(number, snapshot))
             case Readmit(letters=letters):

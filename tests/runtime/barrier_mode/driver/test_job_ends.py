@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
+from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.storage.layout import OWNERS
 from ftlayer.checkpoint.storage.local_files import LocalFiles
@@ -93,6 +94,24 @@ def test_the_result_of_a_job_that_was_stopped_with_a_savepoint_names_it(
     assert result is not None
     assert result.savepoint == where
     assert f"restore_from={where!r} goes on from there" in str(result)
+
+
+@pytest.mark.parametrize("waiting", [0, 62])
+def test_the_status_of_a_job_that_was_stopped_with_a_savepoint_says_what_waits_in_it(
+    play: ModuleType, tmp_path: Path, waiting: int
+) -> None:
+    play.MAY_COMMIT.set()
+    played = play.Played(tmp_path / "c", failures=FailurePolicy())
+    played.waiting = waiting
+    where = played.job.stop_with_savepoint(str(tmp_path / "s"), play.WAIT_S)
+    status = played.job.status()
+    assert status.savepoint == where
+    assert [chain.waiting for chain in status.chains if chain.uid == "numbers"] == [waiting]
+    said = " · 62 waiting in the savepoint, 0 dead" if waiting else ""
+    assert status.line().endswith(f" · 0 out{said} · 1 checkpoints · stopped with savepoint {where}")
+    assert played.telling.details(0, with_plan=False).counters["waiting/numbers"] == waiting
+    again = started_again(tmp_path / "c", LATEST)
+    assert again.status().line().endswith(f"stopped with savepoint {where}")
 
 
 def test_checkpoints_stay_where_the_result_cannot_be_kept(
