@@ -77,6 +77,11 @@ class FailurePolicy:
                 object.__setattr__(self, name, tuple(given))
 
     @property
+    def pauses(self) -> Sequence[Duration]:
+        """``backoff`` as a list."""
+        return (self.backoff,) if isinstance(self.backoff, str | int) else self.backoff
+
+    @property
     def backoff_ms(self) -> tuple[int, ...]:
         """``backoff`` in ms."""
         return pauses_of(self.backoff)

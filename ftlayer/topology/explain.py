@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ftlayer.partitioning.partitioners import Broadcast
 from ftlayer.topology.drawing import to_dot, to_mermaid
+from ftlayer.topology.facts import rules_of_operator
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.labels import original_edges, partitioner_name, persisted_name, replay_of, stored_name
 from ftlayer.topology.names import display_name
-from ftlayer.vertex.calls import StreamOptions
+from ftlayer.topology.operators import Source
 
 __all__ = ["explain", "to_dot", "to_mermaid"]
 
 
 def explain(graph: JobGraph) -> str:
-    """Return the graph as text of several lines: its chains, its edges and the vertex's part, without a newline
-    at the end.
+    """Return the graph as text of several lines, without a newline at the end.
+
+    It has the chains, the edges, the vertex's part, and in barrier mode what becomes of records that fail by chain.
     """
     chains = [vertex for vertex in graph.vertices if replay_of(vertex) is None]
-    status = "on" if graph.tracked else "off"
+    status = "on" if graph.tracked else "by checkpoints" if graph.checkpointed else "off"
     slots = f"{graph.slots} slot{'s' * (graph.slots != 1)}"
     replays = {vertex.uid for vertex in graph.vertices if replay_of(vertex) is not None}
     edges = [edge for edge in graph.edges if edge.source not in replays]
@@ -33,6 +36,9 @@ def explain(graph: JobGraph) -> str:
     ]
     if graph.tracked:
         lines += ["", "vertex", *_vertex(graph)]
+    if any(vertex.failures is not None for vertex in chains):
+        failing = [[vertex.uid, _failing(graph, vertex)] for vertex in chains if not _is_source(vertex)]
+        lines += ["", "records that fail", *_table(failing)]
     return "\n".join(lines)
 
 
@@ -52,8 +58,32 @@ def _edge(edge: JobEdge) -> list[str]:
     return [f"{source} → {edge.target}", f"input {edge.input}", partitioner_name(edge.partitioner), stored]
 
 
-def _attempts(options: StreamOptions) -> str:
-    return "any number of attempts" if options.max_attempts is None else f"{options.max_attempts} attempts"
+def _attempts(most: int | None) -> str:
+    return "any number of attempts" if most is None else f"{most} attempt{'s' * (most != 1)}"
+
+
+def _is_source(vertex: JobVertex) -> bool:
+    return isinstance(vertex.operators[0], Source)
+
+
+def _failing(graph: JobGraph, vertex: JobVertex) -> str:
+    """Say what becomes of a record that fails in a chain of barrier mode."""
+    policy = vertex.failures
+    if policy is None:
+        broadcast = any(isinstance(edge.partitioner, Broadcast) for edge in graph.edges_into(vertex.uid))
+        return "fails the job" + (", since its input is broadcast" if broadcast else "")
+    said = _attempts(policy.max_attempts)
+    if policy.max_attempts != 1:
+        pauses = ", ".join(pause if isinstance(pause, str) else f"{pause} ms" for pause in policy.pauses)
+        said += f", {pauses} between them"
+    if policy.max_attempts is not None:
+        where = ", a record of dead_letters()" if graph.sends_letters(vertex.uid) else ""
+        said += f", then a dead letter{where}"
+    own = [(f" of {operator.uid}", rules_of_operator(operator).limit) for operator in vertex.operators]
+    for of, limit in [("", policy.rules.limit), *own]:
+        if limit is not None:
+            said += f"; pauses while more than {limit}{of} fail"
+    return said + ("; holds the watermark" if policy.hold_watermark else "")
 
 
 def _vertex(graph: JobGraph) -> list[str]:
@@ -62,7 +92,7 @@ def _vertex(graph: JobGraph) -> list[str]:
     replays = {replay.stream: replay for vertex in graph.vertices if (replay := replay_of(vertex))}
     for stream, options in graph.options:
         lines.append(
-            f"  stream {stream!r}: {_attempts(options)} of {options.timeout_ms} ms, "
+            f"  stream {stream!r}: {_attempts(options.max_attempts)} of {options.timeout_ms} ms, "
             f"{options.max_pending} records in flight"
         )
         replay = replays.get(stream)

@@ -204,3 +204,33 @@ def test_a_stream_of_dead_letters_comes_right_behind_its_operator_and_has_no_uid
         parsed.rebalance().dead_letters()
     with pytest.raises(InvalidTopologyError, match=r"dead_letters\(…\) belongs to an operator"):
         parsed.dead_letters().dead_letters()
+
+
+# ---------------------------------------------------------------- in words
+
+
+def test_the_topology_in_words_has_the_policy_of_each_chain(off: GraphBuilder) -> None:
+    parsed = a_line(off).map(one, uid="parse", max_failing="3%")
+    parsed.dead_letters().sink(print, uid="letters", on_failure="fail")
+    own = FailurePolicy(
+        max_attempts=None, backoff=["1s", 2_500], max_failing=100, hold_watermark=True, jitter=0
+    )
+    looked = parsed.map(one, uid="look").on_failure(own)
+    looked.broadcast().map(one, uid="copied").sink(print, uid="out", on_failure=FailurePolicy(max_attempts=1))
+    text = explain(graph_of(off, FailurePolicy(max_attempts=2, backoff="1s")))
+    assert "fault tolerance by checkpoints" in text
+    assert text.split("\n\n")[-1] == (
+        "records that fail\n"
+        "  parse    2 attempts, 1s between them, then a dead letter, a record of dead_letters(); "
+        "pauses while more than 3% of parse fail\n"
+        "  letters  fails the job\n"
+        "  look     any number of attempts, 1s, 2500 ms between them; pauses while more than 100/min fail; "
+        "holds the watermark\n"
+        "  copied   fails the job, since its input is broadcast\n"
+        "  out      1 attempt, then a dead letter"
+    )
+
+
+def test_without_any_policy_nothing_is_said_of_them(off: GraphBuilder) -> None:
+    a_line(off).map(one, uid="parse").sink(print, uid="out")
+    assert "fail" not in explain(graph_of(off, None))
