@@ -110,6 +110,7 @@ class Played:
         self.stack = ""
         self._declined = declined
         self.deployed = threading.Event()
+        self.submitter = Mock(cancel=self._spark_job_ends)
         self.over = Mock()
         self._is_over = threading.Event()
         self.thread.start(
@@ -118,7 +119,7 @@ class Played:
                 TopologyOptions(),
                 restart or NoRestart(),
                 server=Mock(send=self._told),
-                submitter=Mock(),
+                submitter=self.submitter,
                 planners=Mock(),
                 mode=partial(BarrierDriver, checkpoints),
                 on_over=self._left,
@@ -138,6 +139,9 @@ class Played:
         """End what is not over yet, and wait until its threads are done."""
         self.job.cancel(0)
         assert self._is_over.wait(WAIT_S)
+
+    def _spark_job_ends(self, slot: int, attempt: int) -> None:
+        self.thread.spark_job_ended(slot, attempt, None)
 
     def _left(self) -> None:
         self.over()

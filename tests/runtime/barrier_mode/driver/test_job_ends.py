@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 from typing import Any
 
 import pytest
@@ -235,6 +236,7 @@ def test_a_job_that_fails_while_it_is_interrupted_leaves_its_checkpoint(
     """PySpark cancels the session's Spark jobs before it raises what Ctrl-C is: slots may fail first."""
     play.MAY_COMMIT.set()
     played = play.Played(tmp_path, retention=NEVER)
+    played.submitter.cancel = Mock()  # its Spark job ends below
     played.job.checkpoint(play.WAIT_S)
     played.say(SlotFailed("its Spark job was cancelled"))
     play.until(lambda: played.job.state is JobState.STOPPING)
