@@ -45,6 +45,7 @@ def _load_module(path: Path) -> ModuleType:
     return module
 
 
+_load_module(Path(__file__).with_name("draws.py"))
 spark_home = _load_module(Path(__file__).with_name("spark_home.py"))
 spark_home.use_home()
 

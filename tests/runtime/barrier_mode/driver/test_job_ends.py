@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import ModuleType
-from unittest.mock import Mock
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 

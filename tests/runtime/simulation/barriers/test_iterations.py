@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from draws import every_other, seeds
 
 from ftlayer import FailurePolicy
 from ftlayer.config import FTStatus
@@ -163,9 +164,7 @@ def loops(runs: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("markers")
-@pytest.mark.parametrize("name", ["loop", "beside"])
-@pytest.mark.parametrize("parallelism", [1, 3])
-@pytest.mark.parametrize("mode", MODES)
+@every_other("name, parallelism, mode", ["loop", "beside"], [1, 3], MODES)
 def test_nothing_fails(loops: Any, mode: str, parallelism: int, name: str) -> None:
     config = {**loops.MODES[mode], "interval": 10}
     run = loops.Run(loops.Plan(name, parallelism, parallelism=parallelism, config=config, count=30)).run()
@@ -174,11 +173,10 @@ def test_nothing_fails(loops: Any, mode: str, parallelism: int, name: str) -> No
     assert run.world.driver.checkpoints.counts.completed > 3
 
 
-@pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("mode", MODES)
+@every_other("act, mode", ACTS, MODES)
 def test_one_thing_happens(loops: Any, mode: str, act: str) -> None:
     # Each of them early and late.
-    move = (60, 450)[(ACTS.index(act) + MODES.index(mode)) % 2]
+    move = (60, 450)[(ACTS.index(act) + MODES.index(mode)) // 2 % 2]
     config = {**loops.MODES[mode], "interval": 10}
     plan = loops.Plan("loop", move, events=((move, act),), config=config, count=30)
     assert loops.Run(plan).run().case.checked
@@ -201,8 +199,9 @@ def drawn(loops: Any, seed: int) -> Any:
     return replace(plan, config={**plan.config, "timeout": "2s"})
 
 
-def test_anything_happens(loops: Any) -> None:
-    for seed in range(8):
+@seeds(range(3), range(3, 8))
+def test_anything_happens(loops: Any, seeds: range) -> None:
+    for seed in seeds:
         loops.Run(drawn(loops, seed)).run()
 
 
