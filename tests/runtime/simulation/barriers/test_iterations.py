@@ -80,6 +80,7 @@ class Loop:
     parts: int = 2
     exact: bool = True
     checked: bool = False
+    came_back: bool = False
 
     def build(self, parallelism: int) -> GraphBuilder:
         topologies = sys.modules["barrier_topologies"]
