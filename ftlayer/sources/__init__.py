@@ -6,5 +6,7 @@ Streaming.
 
 from ftlayer.sources.data_sources import RedisDataSource
 from ftlayer.sources.redis import RedisSource
+from ftlayer.sources.webhook.signature import HmacSignature
+from ftlayer.sources.webhook.source import WebhookSource
 
-__all__ = ["RedisDataSource", "RedisSource"]
+__all__ = ["HmacSignature", "RedisDataSource", "RedisSource", "WebhookSource"]

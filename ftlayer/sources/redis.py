@@ -204,6 +204,9 @@ class RedisReader:
             self._failed(error)
             return None
 
+    def wake_up(self) -> None:
+        """See `QueueReader.wake_up`: what waits in the server is not called back."""
+
     def close(self) -> None:
         """See `QueueReader.close`."""
         self._client.close()

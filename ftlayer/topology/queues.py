@@ -2,7 +2,8 @@
 
 A queue delivers again what was not acknowledged: a Redis consumer group, AMQP, MQTT. (A log, whose records can be read
 again by their offsets, is a `DataSourceStreamReader` of pyspark instead.) In Flink's words a `Queue` is a source, a
-`QueueReader` its reader: `fetch` is ``pollNext``, a `Fetched.position` what ``snapshotState`` would return, and
+`QueueReader` its reader: `fetch` is ``pollNext``, `wake_up` its reader's
+``wakeUp``, a `Fetched.position` what ``snapshotState`` would return, and
 `acknowledge` is called as ``notifyCheckpointComplete`` is.
 """
 
@@ -52,7 +53,7 @@ class Fetched:
 
 
 class QueueReader(Protocol):
-    """A connection to a queue; one thread uses it. What a method raises ends it, and it is closed."""
+    """A connection to a queue; one thread uses it, `wake_up` aside. What a method raises ends it, and it is closed."""
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
         """Return up to ``max_rows`` messages; None if there were none for about ``wait_s`` seconds.
@@ -68,6 +69,9 @@ class QueueReader(Protocol):
 
     def waiting(self) -> int | None:
         """Return how many messages this would fetch if no more came, and no one else read; None: that is not known."""
+
+    def wake_up(self) -> None:
+        """There is something to acknowledge: a fetch that waits may return. Any thread may call this."""
 
     def close(self) -> None:
         """Disconnect. What is not acknowledged will be delivered again."""

@@ -19,7 +19,7 @@ from ftlayer.topology.queues import Fetched, Member, QueueReader
 from ftlayer.vertex.calls import SourcePosition
 
 WAIT_S = 0.1
-"""A fetch waits this long for messages: acknowledgements wait for it."""
+"""A fetch waits this long for messages, and acknowledgements for it, unless `QueueReader.wake_up` ends it."""
 
 # How many messages are fetched before their size is known, and how much more each time until it is.
 _FIRST_ROWS = 16
@@ -63,6 +63,7 @@ class QueueSourceReader:
         self._rows = 0
         self._next_rows = _FIRST_ROWS
         self._unacknowledged: dict[SourcePosition, Any] = {}
+        self._reader: QueueReader | None = None
         # Guards what follows.
         self._changed = threading.Condition()
         self._ready: deque[Fetched] = deque()
@@ -105,6 +106,8 @@ class QueueSourceReader:
         with self._changed:
             self._accepted.append(receipt)
             self._changed.notify()
+        if self._reader is not None:
+            self._reader.wake_up()
 
     @property
     def ended(self) -> bool:
@@ -144,6 +147,7 @@ class QueueSourceReader:
     def _run(self) -> None:
         try:
             reader = self._queue.open(self._member, self._positions, stored=self._stored)
+            self._reader = reader
             try:
                 self._read(reader)
             finally:

@@ -28,6 +28,7 @@ class Broker(Queue):
         self.count = count
         self.of = of
         self.fetches = 0
+        self.wake_ups = 0
         self.asked: list[int] = []
         self.acknowledged: list[int] = []
         self.opened: list[tuple[Member, Mapping[int, bytes], bool]] = []
@@ -59,6 +60,9 @@ class Broker(Queue):
 
     def waiting(self) -> int | None:
         return self.count - self.at
+
+    def wake_up(self) -> None:
+        self.wake_ups += 1
 
     def close(self) -> None:
         self.closed.set()
