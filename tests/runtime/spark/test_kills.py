@@ -124,7 +124,7 @@ def test_a_slot_that_stays_away_for_longer_than_the_timeout(
 
 
 def test_the_vertex_is_killed(start: Any) -> None:
-    run = start(2, shards=2)
+    run = start(2, shards=2, timeout="10s")  # what was in flight comes again when that is over
     run.pause(0.5)
     run.kill_vertex()
     run.finish()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import queue
 import secrets
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -60,10 +59,32 @@ import sys
 from pathlib import Path
 from pyspark import cloudpickle
 from ftlayer.runtime.slot.main import run_slot
-run_slot(cloudpickle.loads(Path(sys.argv[1]).read_bytes()))
+run_slot(cloudpickle.loads(Path(order).read_bytes()))
 loaded = [name for name in ("numba", "lmdb") if name in sys.modules]
 assert not loaded, loaded
 """
+# Forked with ftlayer imported, as slots in Spark's workers are: its imports are a second of CPU time.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["ftlayer.runtime.slot.main"])
+
+
+class SlotProcess:
+    """A slot in a process of its own; ``order`` is the file with what it is to do."""
+
+    def __init__(self, order: Path) -> None:
+        self._process = FORKS.Process(target=exec, args=(RUN_SLOT, {"order": str(order)}))
+        self._process.start()
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        self._process.kill()
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait for its end; return its exit code."""
+        self._process.join(timeout_s)
+        code = self._process.exitcode
+        assert code is not None, f"the slot has not ended within {timeout_s} s"
+        return code
 
 
 class Slots:
@@ -85,7 +106,7 @@ class Slots:
         self.certificate = certificate
         self.said: list[tuple[int, Any]] = []
         self.peers: dict[int, Peer] = {}
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, SlotProcess] = {}
         self.beats: dict[int, Heartbeat] = {}
         self.ended: dict[int, dict[str, int]] = {}
         self.failures: list[SlotFailed] = []
@@ -151,10 +172,7 @@ class Slots:
         )
         written = self.path / f"order-{slot}-{secrets.token_hex(4)}"
         written.write_bytes(cloudpickle.dumps(order))
-        self.processes[slot] = subprocess.Popen(
-            [sys.executable, "-P", "-c", RUN_SLOT, str(written)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
+        self.processes[slot] = SlotProcess(written)
 
     def replace(self, slot: int) -> None:
         """Kill a slot's process and bring another one up, as the coordinator does."""
