@@ -133,7 +133,7 @@ SMOKE = (
     "docs/test_checkpointing_reference.py",
     "functions/chains/test_chain.py",
     "functions/test_conversion.py",
-    "functions/undo/test_value_handles.py",
+    "functions/undo/test_dict_tables.py",
     "handler/test_record_ids.py",
     "jobs/test_orders.py",
     "monitor/test_health.py",

@@ -8,6 +8,7 @@ from pyspark.sql.datasource import DataSource
 
 from ftlayer.checks import MOST, check_text
 from ftlayer.errors import ConfigError
+from ftlayer.sinks import RedisSink
 from ftlayer.sources.queue_stream import QueueStreamReader
 from ftlayer.sources.redis import RedisSource
 
@@ -19,11 +20,14 @@ MAX_ROWS = 100_000
 
 
 class RedisDataSource(DataSource):
-    """``spark.dataSource.register(RedisDataSource)``, then ``spark.readStream.format("ftlayer-redis")``.
+    """``spark.dataSource.register(RedisDataSource)``, then ``format("ftlayer-redis")`` to read or to write.
 
-    Options: ``url``, ``stream``, ``group``, ``fields`` (names with commas between them), ``start``,
+    Options of a reader: ``url``, ``stream``, ``group``, ``fields`` (names with commas between them), ``start``,
     ``reconnectTimeout``, see `RedisSource`; ``spool``, see `ftlayer.sources.spool`: a directory for this query alone, a
     path or any URL of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000).
+
+    Options of a writer: ``url``, ``stream``, ``name``, ``maxLength``, see `RedisSink`. A batch that Spark runs again
+    after a restart from the query's checkpoint adds nothing.
     """
 
     @classmethod
@@ -43,6 +47,17 @@ class RedisDataSource(DataSource):
         check_text(spool, "spool", "a directory for this query's messages, a path or URL")
         return QueueStreamReader(
             self._source(), str(spool), _count(self.options, "maxRowsPerTrigger", MAX_ROWS)
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        """Return the sink."""
+        options = self.options
+        longest = _count(options, "maxLength", MOST) if "maxLength" in options else None
+        return RedisSink(
+            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
+            options.get("stream"),  # type: ignore[arg-type]
+            name=str(options.get("name", "")),
+            max_length=longest,
         )
 
     def _source(self) -> RedisSource:

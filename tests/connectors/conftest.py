@@ -143,6 +143,18 @@ class Kit:
         """Return how many messages were delivered and are not acknowledged."""
         raise NotImplementedError
 
+    def sink(self, name: str) -> Any:
+        """Return a sink of another queue of the server; None where the connector has none that is exactly once."""
+        raise NotImplementedError
+
+    def sink_options(self, name: str) -> dict[str, str]:
+        """Return the options by which `data_source` writes to the same."""
+        raise NotImplementedError
+
+    def in_sink(self, name: str) -> list[int]:
+        """Return the numbers that the sink has committed, from a column ``number``."""
+        raise NotImplementedError
+
     def refused(self) -> Queue:
         """Return the queue with an address at which nobody is, that gives up soon."""
         raise NotImplementedError
@@ -185,6 +197,18 @@ class RedisKit(Kit):
     def pending(self) -> int:
         with self.server.client() as client:  # type: ignore[attr-defined]
             return int(client.xpending(self.name, "group")["pending"])
+
+    def sink(self, name: str) -> Any:
+        from ftlayer.sinks import RedisSink
+
+        return RedisSink(self.server.url, f"{self.name}-{name}")  # type: ignore[attr-defined]
+
+    def sink_options(self, name: str) -> dict[str, str]:
+        return {"url": self.url, "stream": f"{self.name}-{name}"}
+
+    def in_sink(self, name: str) -> list[int]:
+        with self.server.client() as client:  # type: ignore[attr-defined]
+            return [int(fields["number"]) for _, fields in client.xrange(f"{self.name}-{name}")]
 
     def refused(self) -> Queue:
         from ftlayer.sources import RedisSource

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 
 from ftlayer import CheckpointConfig, FixedDelay, FTLayer, StreamEnvironment
-from ftlayer.sinks import FileSink
 
 pytestmark = pytest.mark.spark
 
@@ -55,9 +53,9 @@ def put_all(
     """Send all numbers while they are read; the server is killed in the middle, with messages unacknowledged."""
     for first in range(0, COUNT, PART):
         kit.put(first, first + PART)
-        wait_until(lambda first=first: len(set(found())) >= first, "messages on their way")
         if first == 3 * PART:
             kit.server.restart()
+        wait_until(lambda first=first: len(set(found())) >= first, "messages on their way")
 
 
 def test_barrier_mode_reads_each_message_once(spark: Any, kit: Any, wait_until: Any, tmp_path: Path) -> None:
@@ -69,14 +67,11 @@ def test_barrier_mode_reads_each_message_once(spark: Any, kit: Any, wait_until: 
         checkpointing=CheckpointConfig(interval="200ms", directory=str(tmp_path / "checkpoints")),
     )
     numbers = env.source(kit.queue, uid="messages").map(number_in(kit, tmp_path), NUMBER, uid="number")
-    numbers.sink(FileSink(str(tmp_path / "out")), uid="files")
+    numbers.sink(kit.sink("out"), uid="out")
 
     def found() -> list[int]:
-        if not (tmp_path / "out").exists():
-            return []
-        committed = ds.dataset(tmp_path / "out", NUMBER, format="parquet")
-        read: list[int] = committed.to_table()["number"].to_pylist()
-        return read
+        numbers: list[int] = kit.in_sink("out")
+        return numbers
 
     job = env.execute_async()
     try:

@@ -1,0 +1,270 @@
+"""An exactly-once sink of a Redis stream: rows are moved into it by a script that notes the commit."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from ftlayer.checks import Duration, check_int, check_text, duration_ms
+from ftlayer.clients.redis import check_redis_url, connect, is_away, place_of, redis_library
+from ftlayer.errors import SinkError, UncommittableError
+from ftlayer.sinks.origin import streaming_query
+from ftlayer.sinks.redis_entries import to_entries
+
+logger = logging.getLogger(__name__)
+
+DAY_S = 86_400.0
+PUSHED_ROWS = 1_000
+"""Rows are staged so many a command."""
+TRIES = 3
+"""How often a commit or abort is tried whose connection is lost; each has its effect once."""
+TRY_AGAIN_S = 0.2
+
+Result = TypeVar("Result")
+
+# KEYS: stream, commits, staged, then the list of each message. ARGV: commit id, rows, milliseconds that commits are
+# remembered, length of the stream or 0, then each message. Returns rows that are there, -1: it was committed before.
+_COMMIT = """
+local ids, rows = {unpack(ARGV, 5)}, 0
+local lists = {unpack(KEYS, 4)}
+local now = redis.call('TIME')
+local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+local known = redis.call('ZSCORE', KEYS[2], ARGV[1])
+if not known then
+  for _, list in ipairs(lists) do rows = rows + redis.call('LLEN', list) end
+  if rows ~= tonumber(ARGV[2]) then return rows end
+  for _, list in ipairs(lists) do
+    for _, entry in ipairs(redis.call('LRANGE', list, 0, -1)) do
+      if ARGV[4] == '0' then
+        redis.call('XADD', KEYS[1], '*', unpack(cmsgpack.unpack(entry)))
+      else
+        redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[4], '*', unpack(cmsgpack.unpack(entry)))
+      end
+    end
+  end
+  redis.call('ZADD', KEYS[2], now_ms, ARGV[1])
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_ms - ARGV[3])
+end
+redis.call('DEL', unpack(lists))
+redis.call('ZREM', KEYS[3], unpack(ids))
+return known and -1 or rows
+"""
+
+
+@dataclass(frozen=True)
+class RedisMessage(WriterCommitMessage):
+    """The rows that one `RedisSink.write` has staged under ``id``. ``query``: see `streaming_query`."""
+
+    id: str
+    rows: int
+    query: str
+
+
+class RedisSink(DataSourceStreamArrowWriter):
+    """Appends rows to a stream of Redis, each an entry with a field for each column.
+
+    ``write`` puts them into a list beside the stream (``<stream>:ftlayer:…``); the commit moves a message's rows into
+    the stream and notes that, in one script: all of them or none. A commit that was called before changes nothing; an
+    abort leaves alone what is committed. While a script runs Redis does nothing else, about a second for 100,000 rows.
+
+    A row whose columns are all null is refused by `RowsRejected`. Exactly once is as much as the server keeps of what
+    it has answered (``appendfsync always``). Redis Cluster is not supported.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        stream: str,
+        *,
+        name: str = "",
+        max_length: int | None = None,
+        remember: Duration = 7 * 86_400_000,
+    ) -> None:
+        """Make the sink; nothing is connected to before the first rows come.
+
+        Args:
+            url: ``redis://user:password@host:6379/0``, ``rediss://…`` with TLS, ``unix:///path``; slots and driver
+                connect.
+            stream: key of the stream; it is made by its first entry.
+            name: of the sink; "": the stream's. Jobs that write to one stream have different ones, and a job keeps
+                its own: what was committed is known by it.
+            max_length: the stream is kept about this long: older entries are trimmed. None: it is not.
+            remember: for how long commits are known, 7 days. A checkpoint that is restored later, and has rows that
+                were committed, fails with an `UncommittableError`.
+
+        Raises `ConfigError` if redis-py is missing, and for an option that will not do.
+        """
+        check_redis_url(url)
+        check_text(stream, "stream", "the key of a stream")
+        if name != "":
+            check_text(name, "name")
+        if max_length is not None:
+            check_int(max_length, "max_length", least=1)
+        self._remember_ms = duration_ms(remember, "remember")
+        self._url, self._stream, self._max_length = url, stream, max_length
+        self._name = name or stream
+        self._commits = f"{stream}:ftlayer:commits:{self._name}"
+        self._staged = f"{stream}:ftlayer:staged:{self._name}"
+        self._execution = secrets.token_hex(8)
+        self._client: Any = None
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RedisMessage:
+        """Stage rows. Raises `SinkError` and `RowsRejected`; what was staged is removed then."""
+        query = streaming_query()
+        message = f"{self._execution}-{secrets.token_hex(8)}"
+        rows = 0
+        try:
+            for batch in iterator:
+                if batch.num_rows:
+                    entries = to_entries(batch, rows)
+                    self._stage(message, entries)
+                    rows += len(entries)
+        except BaseException:
+            if rows:
+                self._remove([message])
+            raise
+        return RedisMessage(message, rows, query)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """Move the staged rows into the stream, all rows of a message (in a query: of the batch) or none of them.
+
+        Raises `UncommittableError` if rows are gone that were never committed, and `SinkError` if the server cannot be
+        reached (it is tried some times); then it is unknown whether it happened: call it again.
+        """
+        for query, written in _by_query(messages).items():
+            if query:
+                self._commit(f"{query}/{batch_id}", written)
+                continue
+            for message in written:
+                self._commit(message.id, [message])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """Remove the staged rows of messages; what is committed stays."""
+        ids = [one.id for written in _by_query(messages).values() for one in written]
+        if ids:
+            self._trying("aborted", lambda: self._remove(ids))
+
+    def clean(
+        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than_s: float = DAY_S
+    ) -> list[str]:
+        """Remove rows that writers have staged that died before they could abort; returns their messages' ids.
+
+        That is: what other executions than this object's have staged under the sink's name, longer ago than
+        ``older_than_s``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
+        Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
+        """
+        kept = {one.id for written in _by_query(keep).values() for one in written}
+
+        def clean() -> list[str]:
+            client = self._connected()
+            seconds, microseconds = client.time()
+            horizon_ms = seconds * 1_000 + microseconds // 1_000 - older_than_s * 1_000
+            found = [each.decode() for each in client.zrangebyscore(self._staged, "-inf", horizon_ms)]
+            dead = [each for each in found if each not in kept and not each.startswith(f"{self._execution}-")]
+            if dead:
+                self._remove(dead)
+            return dead
+
+        return self._trying("cleaned", clean)
+
+    # ------------------------------------------------------------ commands
+
+    def _stage(self, message: str, entries: list[bytes]) -> None:
+        def stage() -> None:
+            client = self._connected()
+            pipeline = client.pipeline(transaction=False)
+            # Before its rows: what dies in between is found by `clean`. The server's clock is the same for all.
+            pipeline.zadd(self._staged, {message: self._now_ms(client)}, nx=True)
+            for first in range(0, len(entries), PUSHED_ROWS):
+                pipeline.rpush(self._list(message), *entries[first : first + PUSHED_ROWS])
+            pipeline.execute()
+
+        # Not tried again: rows that were pushed, and not answered, would be there twice.
+        self._doing("staged", stage)
+
+    def _commit(self, commit_id: str, written: list[RedisMessage]) -> None:
+        expected = sum(one.rows for one in written)
+        lists = [self._list(one.id) for one in written]
+        keys = [self._stream, self._commits, self._staged, *lists]
+        options = [commit_id, expected, self._remember_ms, self._max_length or 0]
+
+        def commit() -> int:
+            script = self._connected().register_script(_COMMIT)
+            return int(script(keys=keys, args=[*options, *(one.id for one in written)]))
+
+        moved = self._trying("committed", commit)
+        if moved not in (-1, expected):
+            raise UncommittableError(
+                f"{self._place}: {expected:,} rows were staged and {moved:,} are there, which were not committed: did "
+                "something else remove them (RedisSink.clean with a checkpoint that was kept, say), were they "
+                f"committed longer ago than remember says, or had the sink another name than {self._name!r} then?"
+            )
+
+    def _remove(self, ids: list[str]) -> None:
+        pipeline = self._connected().pipeline(transaction=True)
+        pipeline.delete(*map(self._list, ids))
+        pipeline.zrem(self._staged, *ids)
+        pipeline.execute()
+
+    def _list(self, message: str) -> str:
+        return f"{self._stream}:ftlayer:rows:{message}"
+
+    def _now_ms(self, client: Any) -> int:
+        seconds, microseconds = client.time()
+        return int(seconds * 1_000 + microseconds // 1_000)
+
+    # ------------------------------------------------------------ connection
+
+    @property
+    def _place(self) -> str:
+        return f"stream {self._stream!r} of {place_of(self._url)}"
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            self._client = connect(self._url)
+        return self._client
+
+    def _doing(self, doing: str, work: Callable[[], Result]) -> Result:
+        try:
+            return work()
+        except redis_library().RedisError as error:
+            raise SinkError(
+                f"{self._place}: rows cannot be {doing}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
+        """Do it, again if the connection is lost: each has its effect once."""
+        for left in reversed(range(TRIES)):
+            try:
+                return self._doing(doing, work)
+            except SinkError as error:
+                cause = error.__cause__
+                if not left or not isinstance(cause, Exception) or not is_away(cause):
+                    raise
+                logger.warning("%s; it is tried again", error)
+                time.sleep(TRY_AGAIN_S)
+        raise AssertionError
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy connects by itself.
+        return {**self.__dict__, "_client": None}
+
+
+def _by_query(messages: Iterable[WriterCommitMessage | None]) -> dict[str, list[RedisMessage]]:
+    """Return the messages that have rows, by query; tasks that failed have no message."""
+    found: dict[str, list[RedisMessage]] = {}
+    for message in messages:
+        if message is None:
+            continue
+        if not isinstance(message, RedisMessage):
+            raise UncommittableError(f"expected the messages of a RedisSink, got a {type(message).__name__}")
+        if message.rows:
+            found.setdefault(message.query, []).append(message)
+    return found
