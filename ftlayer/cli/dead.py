@@ -244,6 +244,9 @@ def export(
         typer.Option(help="A new file, .jsonl or .parquet; without it, JSON lines go to standard output."),
     ] = None,
     where: WhereText = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="All dead letters there are: as without --where.")
+    ] = False,
     format: Annotated[ExportFormat | None, typer.Option(help="Else the ending of the file says it.")] = None,
     dry_run: DryRun = False,
     checkpoints: Checkpoints = None,
@@ -255,6 +258,8 @@ def export(
     from ftlayer.cli.exporting import export_letters, format_for
     from ftlayer.monitor.names import JobNames
 
+    if where and everything:
+        raise ConfigError("name the dead letters by --where, or say --all")
     wanted = format_for(output, format)
     with _gatherer(asking, checkpoints, key_file) as gatherer:
         names = JobNames(gatherer.views())

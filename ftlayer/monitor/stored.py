@@ -19,7 +19,7 @@ from ftlayer.checkpoint.storage.loading import check_directory
 from ftlayer.clock import Now
 from ftlayer.errors import UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.monitor.sources import short_name
-from ftlayer.monitor.stored_letters import LetterReader
+from ftlayer.monitor.stored_letters import BrokenFiles, LetterReader
 from ftlayer.store import LmdbStore
 from ftlayer.vertex.calls import (
     AnnouncedJob,
@@ -93,11 +93,12 @@ class ReportReader:
         self._url = url
         self._clock = clock
         self._letters = LetterReader(url, key)
+        self._broken = BrokenFiles()
 
     def call(self, call: Call, *, deadline_ms: int | None = None) -> Reply:
         """Answer a call.
 
-        Raises `ConfigError` for a directory that is not there, `CheckpointError` for one that cannot be read,
+        Raises `ConfigError` for a directory that is not there, `CheckpointError` where nothing in it can be read,
         `UnknownJobError`, and `UnsupportedError` for what takes a driver or a vertex.
         """
         match call:
@@ -129,8 +130,10 @@ class ReportReader:
         now_ms = self._clock().wall_ms
         # A directory that was copied has a run twice.
         latest: dict[str, LastReport] = {}
-        for report in find_reports(self._url):
+        for report in find_reports(self._url, self._broken.take):
             latest.setdefault(report.job.owner, report)
+        # Letters may be all that there is to see.
+        self._broken.name(others=bool(latest) or self._letters.has_some)
         return tuple(_announced(report, now_ms) for report in latest.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections import Counter
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from ftlayer.checkpoint.letter_rows import attempts_of, payload_of
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters, stored_letters
-from ftlayer.errors import UnsupportedError
+from ftlayer.errors import CheckpointError, UnsupportedError
 from ftlayer.records.sought import says
 from ftlayer.vertex.calls import (
     MAX_PAGE_BYTES,
@@ -37,7 +38,31 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.rules.grouping import kind_of
 
+logger = logging.getLogger(__name__)
+
 _NEVER_MS = (1 << 63) - 1
+
+
+class BrokenFiles:
+    """Files below a directory that cannot be read, beside others that can: they are named in the log, each once."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+        self._found: list[CheckpointError] = []
+
+    def take(self, error: CheckpointError) -> None:
+        """One cannot be read, as the error says."""
+        self._found.append(error)
+
+    def name(self, *, others: bool) -> None:
+        """Name those that were taken since the last call; without ``others`` that can be read, raise the first."""
+        found, self._found = self._found, []
+        if found and not others:
+            raise found[0]
+        for error in found:
+            if str(error) not in self._named:
+                self._named.add(str(error))
+                logger.warning("%s. What else there is is shown without it", error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +82,18 @@ class LetterReader:
         self._url = url
         self._key = key
         self._read: tuple[object, list[_Shown]] = (), []
+        self._broken = BrokenFiles()
+
+    @property
+    def has_some(self) -> bool:
+        """Whether there are letters, or were. Errors as `answer`."""
+        return bool(stored_letters(self._url, self._key, self._broken.take))
 
     def answer(self, call: Call) -> Reply | None:
         """Answer a call; None for one about something else, and where there are no letters and never were.
 
-        Raises `CheckpointError` for files that cannot be read, and `UnsupportedError` for what takes a vertex.
+        Raises `CheckpointError` for files that cannot be read where there are no others, and `UnsupportedError` for
+        what takes a vertex.
         """
         match call:
             case Requeue() | EditAndRequeue():
@@ -71,13 +103,16 @@ class LetterReader:
                     "them there, and a requeued one goes back into the job"
                 )
             case Stats() | ListStreams() | DeadGroups() | SelectRecords() | ListRecords() | Purge():
-                jobs = stored_letters(self._url, self._key)
+                jobs = stored_letters(self._url, self._key, self._broken.take)
+                self._broken.name(others=bool(jobs))
                 return self._of_jobs(call, jobs) if jobs else None
         return None
 
     def _of_jobs(self, call: Call, jobs: list[StoredLetters]) -> Reply:
         if isinstance(call, Purge):
-            return Changed(sum(len(job.purge(frozenset(call.keys))) for job in jobs))
+            purged = sum(len(job.purge(frozenset(call.keys), self._broken.take)) for job in jobs)
+            self._broken.name(others=bool(purged))
+            return Changed(purged)
         if isinstance(call, ListRecords):
             wanted = SelectRecords(call.state, call.stream, limit=call.limit, after=call.after)
             page = _page(wanted, self._letters(jobs))
@@ -96,14 +131,20 @@ class LetterReader:
         """Return all letters; the files are read again once they have changed."""
         status = [(job.job, job.status()) for job in jobs]
         if status != self._read[0]:
-            self._read = status, _in_order(jobs)
+            letters = _in_order(jobs, self._broken)
+            self._broken.name(others=bool(letters))
+            self._read = status, letters
         return self._read[1]
 
 
-def _in_order(jobs: Iterable[StoredLetters]) -> list[_Shown]:
-    """Return all letters, in the order of their deaths."""
+def _in_order(jobs: Iterable[StoredLetters], broken: BrokenFiles) -> list[_Shown]:
+    """Return all letters, in the order of their deaths; ``broken`` is told of files that cannot be read."""
     # A job that went back to an older checkpoint may have written a letter twice.
-    found = {(job.job, letter.letter): _shown(job.job, letter) for job in jobs for _, letter in job.letters()}
+    found = {
+        (job.job, letter.letter): _shown(job.job, letter)
+        for job in jobs
+        for _, letter in job.letters(broken.take)
+    }
     return sorted(found.values(), key=lambda shown: shown.place)
 
 

@@ -185,6 +185,9 @@ def test_letters_are_exported_as_lines_and_as_parquet(letters: Letters, tmp_path
     rows = parquet.read_table(table).to_pylist()
     assert [json.loads(row["record"])["price"] for row in rows] == [2.5, 30.5]
     assert {row["stream"] for row in rows} == {"clean-orders/orders"}
+    assert letters.run("dead", "export", "--all") == letters.run("dead", "export")
+    code, output = letters.run("dead", "export", "--all", *chosen)
+    assert (code, "by --where, or say --all" in output) == (2, True)
     code, output = letters.run("dead", "export", "--output", lines)
     assert (code, "is there already" in output) == (2, True)
     assert letters.run("dead", "export", "--format", "parquet")[0] == 2

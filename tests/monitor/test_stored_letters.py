@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ftlayer.checkpoint.storage.dead_letters import StoredLetters
 from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.cli.main import app
 from ftlayer.clock import Now
-from ftlayer.errors import UnsupportedError
+from ftlayer.errors import CheckpointError, UnsupportedError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.stored import StoredReports
 from ftlayer.monitor.stored_letters import LetterReader
@@ -101,6 +102,68 @@ def test_what_is_found(directory: Path, wanted: dict[str, Any], found: list[int]
 
 def test_the_directory_of_letters_may_be_named_itself(directory: Path) -> None:
     assert numbers(LetterReader(str(directory / "dead-letters"))) == [1, 2, 3, 4, 5]
+
+
+def test_the_directory_of_one_jobs_letters_may_be_named_itself(directory: Path) -> None:
+    assert numbers(LetterReader(str(directory / "dead-letters" / "orders"))) == [1, 2, 3, 4]
+    assert numbers(LetterReader(str(directory / "dead-letters" / "clicks") + "/")) == [5]
+
+
+def without_key(job: Path) -> None:
+    (job / "orders" / "_key").unlink()
+
+
+def damaged(job: Path) -> None:
+    file = job / "dead-letters" / "orders" / "run-1.arrow"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "left", "said"),
+    [
+        (without_key, [5], "bad/orders: no key is kept with it; if the job was run with"),
+        (
+            damaged,
+            [3, 4, 5],
+            "bad/dead-letters/orders/run-1.arrow: these dead letters were cut off or changed",
+        ),
+    ],
+)
+def test_what_is_broken_is_named_once_and_all_else_is_shown(
+    directory: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    caplog: pytest.LogCaptureFixture,
+    breaks: Any,
+    left: list[int],
+    said: str,
+) -> None:
+    above = tmp_path_factory.mktemp("above")
+    shutil.copytree(directory, above / "bad")
+    breaks(above / "bad")
+    reader = LetterReader(str(above))
+    assert numbers(reader) == left
+    # The letters of the other job can be purged all the same.
+    keys = (letter(5).letter, letter(1).letter)
+    assert reader.answer(calls.Purge(keys)) == calls.Changed(1)
+    assert numbers(reader) == left[:-1]
+    assert caplog.text.count(said) == 1
+    # Where there is nothing else, it is an error.
+    shutil.rmtree(above / "bad" / "dead-letters" / "clicks")
+    (above / "bad" / "dead-letters" / "orders" / "run-2.arrow").unlink()
+    with pytest.raises(CheckpointError, match=said):
+        LetterReader(str(above)).answer(calls.Stats())
+
+
+def test_letters_are_listed_beside_what_a_driver_did_not_finish_to_say(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (directory / "hosts").mkdir()
+    (directory / "hosts" / "_last").write_bytes(b"half")
+    listed = CliRunner().invoke(app, ["dead", "list", "--checkpoints", str(directory)])
+    assert listed.exit_code == 0
+    assert "hosts/_last is not what a job's driver has said last" in caplog.text
+    assert "remove the file to go on without it" in caplog.text
+    assert "5 listed" in listed.output
 
 
 def test_groups_and_their_letters(directory: Path) -> None:

@@ -13,7 +13,7 @@ meanwhile.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import unquote
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterBatch
 from ftlayer.checkpoint.storage.file_systems import open_files
-from ftlayer.checkpoint.storage.files import FileStatus
+from ftlayer.checkpoint.storage.files import FileStatus, raised
 from ftlayer.checkpoint.storage.keys import key_of
 from ftlayer.checkpoint.storage.layout import (
     DEAD_LETTERS,
@@ -131,25 +131,35 @@ class StoredLetters:
         """Return all files as they are: while it stays the same, so do the letters."""
         return tuple(sorted(self._files.walk(), key=lambda entry: entry.path))
 
-    def letters(self) -> Iterator[tuple[str, ChainLetter]]:
-        """Iterate over all letters with the names of their files. Raises `CheckpointDamagedError`."""
+    def letters(
+        self, broken: Callable[[CheckpointError], None] = raised
+    ) -> Iterator[tuple[str, ChainLetter]]:
+        """Iterate over all letters with the names of their files; ``broken`` is told of each that cannot be read."""
         for file in self.found():
             if file.letters:
                 try:
                     parts = self.read(file.name)
-                except CheckpointDamagedError:
-                    if self._files.size(_path(file.name)) is None:
-                        # Its driver has removed it since it was listed.
-                        continue
-                    raise
+                except CheckpointError as error:
+                    # Unless its driver has removed it since it was listed.
+                    if self._files.size(_path(file.name)) is not None:
+                        broken(error)
+                    continue
                 yield from ((file.name, letter) for part in parts for letter in part)
 
-    def purge(self, letters: Collection[bytes]) -> set[bytes]:
-        """Delete letters by their names; returns those that were there. A file without others is emptied."""
+    def purge(
+        self, letters: Collection[bytes], broken: Callable[[CheckpointError], None] = raised
+    ) -> set[bytes]:
+        """Delete letters by their names; returns those that were there. A file without others is emptied.
+
+        ``broken`` is told of each file that cannot be read.
+        """
         found: set[bytes] = set()
         for file in self.found():
             if file.letters:
-                found.update(self._purge_of(file.name, letters))
+                try:
+                    found.update(self._purge_of(file.name, letters))
+                except CheckpointDamagedError as error:
+                    broken(error)
         return found
 
     def _purge_of(self, name: str, letters: Collection[bytes]) -> list[bytes]:
@@ -217,25 +227,40 @@ class LettersInMemory:
         self._batches.pop(name, None)
 
 
-def stored_letters(url: str, key: bytes | None = None) -> list[StoredLetters]:
+def stored_letters(
+    url: str, key: bytes | None = None, broken: Callable[[CheckpointError], None] = raised
+) -> list[StoredLetters]:
     """Return the letters of all jobs that have, or had, some somewhere below a directory.
 
-    ``key`` is `CheckpointConfig.key` of the jobs; None: the one that is kept with their checkpoints. Raises
-    `CheckpointStorageError` if there is none. The directory of letters itself is taken for the one that it is in: there
-    is the key.
+    ``key`` is `CheckpointConfig.key` of the jobs; None: the one that is kept with their checkpoints. ``broken`` is told
+    of each job that has none. The directory of letters itself, or of one job's, is taken for the one that it is in:
+    there is the key. Raises `CheckpointStorageError`.
     """
-    files = open_files(parent(url) if last_name(url) == DEAD_LETTERS else url)
+    above, only = _above_letters(url)
+    files = open_files(above)
     found: set[tuple[str, str]] = set()
     for entry in files.walk():
         parts = entry.path.split("/")
         if DEAD_LETTERS in parts[-3:-2] and parts[-1].endswith(_LETTERS) and not parts[-1].startswith("."):
             found.add(("/".join(parts[:-3]), unquote(parts[-2])))
-    places = [
-        (join(files.url, directory) if directory else files.url, job) for directory, job in sorted(found)
-    ]
-    return [
-        StoredLetters(directory, job, key_of(job_directory(directory, job), key)) for directory, job in places
-    ]
+    stored = []
+    for place, job in sorted(found):
+        directory = join(files.url, place) if place else files.url
+        if only in (None, job):
+            try:
+                stored.append(StoredLetters(directory, job, key_of(job_directory(directory, job), key)))
+            except CheckpointError as error:
+                broken(error)
+    return stored
+
+
+def _above_letters(url: str) -> tuple[str, str | None]:
+    """Return the directory that has letters somewhere below it, and the job if only its letters are meant."""
+    if last_name(url) == DEAD_LETTERS:
+        return parent(url), None
+    if last_name(parent(url)) == DEAD_LETTERS:
+        return parent(parent(url)), unquote(last_name(url))
+    return url, None
 
 
 def _path(name: str) -> str:

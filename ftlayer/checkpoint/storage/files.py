@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ftlayer.checkpoint.storage.layout import join
 from ftlayer.config import MIB
-from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, FTLayerError
+from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, FTLayerError
 
 CHUNK_BYTES = MIB
 """Files are read in parts of this size."""
@@ -127,6 +127,11 @@ def reading(url: str, path: str) -> Iterator[None]:
             yield
         except FileNotFoundError as error:
             raise CheckpointDamagedError(f"{_at(url, path)} is missing") from error
+
+
+def raised(error: CheckpointError) -> None:
+    """Raise it: for who reads many files and is to be told of each that cannot be read."""
+    raise error
 
 
 def _at(url: str, path: str) -> str:

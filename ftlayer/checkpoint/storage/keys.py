@@ -52,7 +52,7 @@ def key_of(location: str, key: bytes | None = None) -> bytes:
             return _read(directory)
     raise CheckpointStorageError(
         f"{location}: no key is kept with it; if the job was run with CheckpointConfig(key=…) give the same key, "
-        f"and if it was copied, copy {join(parent(location), KEY)} too"
+        f"and if it was copied, copy the file {KEY} of its job's directory too"
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.storage.file_systems import open_files
-from ftlayer.checkpoint.storage.files import Files
+from ftlayer.checkpoint.storage.files import Files, raised
 from ftlayer.checkpoint.storage.layout import LAST_REPORT, job_directory, join, last_name
-from ftlayer.errors import CheckpointDamagedError, MalformedRequestError
+from ftlayer.errors import CheckpointDamagedError, CheckpointError, MalformedRequestError
 from ftlayer.transport.codec import plain_codec
 from ftlayer.transport.frames import pack, unpack_map
 from ftlayer.vertex.calls import JobDetails
@@ -33,10 +34,10 @@ def put_report(directory: str, job: JobDetails) -> None:
     files.publish(LAST_REPORT, pack({"format": _FORMAT, "job": _DETAILS.pack(job)}, "job"))
 
 
-def find_reports(url: str) -> list[LastReport]:
+def find_reports(url: str, broken: Callable[[CheckpointError], None] = raised) -> list[LastReport]:
     """Return what was said last of all jobs whose directories are below ``url``, the latest first.
 
-    Raises `CheckpointStorageError`, and `CheckpointDamagedError` for a file that is no report.
+    ``broken`` is told of each file that is no report, or cannot be read. Raises `CheckpointStorageError`.
     """
     files = open_files(url)
     kept = [entry for entry in files.walk() if last_name(entry.path) == LAST_REPORT]
@@ -44,9 +45,12 @@ def find_reports(url: str) -> list[LastReport]:
     found = []
     for entry in kept[:MOST_REPORTS]:
         location = join(files.url, entry.path)
-        data = _data(files, entry.path)
-        if data is not None:
-            found.append(LastReport(location, _read(location, data)))
+        try:
+            data = _data(files, entry.path)
+            if data is not None:
+                found.append(LastReport(location, _read(location, data)))
+        except CheckpointError as error:
+            broken(error)
     return sorted(found, key=lambda report: report.job.at_ms, reverse=True)
 
 

@@ -95,7 +95,7 @@ def decode_letters(
     if not is_same(mac, signer.letters(name, body)):
         raise CheckpointDamagedError(
             f"{location}: these dead letters were cut off or changed after they were written, or are signed with "
-            "another key (see CheckpointConfig.key)"
+            "another key (see CheckpointConfig.key): give that key, or a copy of the file; remove it to go on without"
         )
     with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
         head = _head_of(reader.schema, location)
