@@ -68,17 +68,19 @@ class RetryLater(FailException):
 
 @known_options
 class RowsRejected(Exception):  # noqa: N818 - it sets rows aside, as the failures above do
-    """Raised by a sink to set rows aside, and to get the rest again.
+    """Raised by a sink to set rows aside: just these fail.
 
-    Of a wrapped query (`TrackedStream.sink` with ``tagged``) the records of these rows fail. In barrier mode the
-    ``write`` of a stream writer raises it where its sink has a `FailurePolicy`: the rows are dead letters at once, of
-    the checkpoint that ``write`` was for. An answer about rows and no `FTLayerError`: it never leaves the process of
-    its sink.
+    - A function that is the sink of a topology: the rows fail as records do, and all others are taken. (Any other
+      exception has it called again, for halves of its rows.)
+    - The ``write`` of a stream writer: it is called again for the others. The rows fail as records do in acker mode. In
+      barrier mode they need a `FailurePolicy`, and are dead letters at once, of the checkpoint that ``write`` was for.
+    - A sink of a wrapped query (`TrackedStream.sink` with ``tagged``): their records fail, and it gets the rest.
+
+    An answer about rows and no `FTLayerError`: it never leaves the process of its sink.
 
     Args:
-        errors: by row, why it cannot be taken: an exception, about which `retry_on` and `dead_on` are asked in a
-            wrapped query, or a text. A row is its ``_ft_row`` there, and in barrier mode its number among the rows that
-            this ``write`` was given, from 0.
+        errors: by row, why it cannot be taken: an exception, about which `retry_on` and `dead_on` are asked, or a text.
+            A row is its number among those of this call, from 0, and in a wrapped query its ``_ft_row``.
 
     Raises `ConfigError` for anything else.
     """

@@ -6,8 +6,11 @@ import os
 import socket
 import traceback
 from dataclasses import dataclass
+from operator import index
+from typing import SupportsIndex
 
-from ftlayer.failures import FailException
+from ftlayer.errors import ConfigError
+from ftlayer.failures import FailException, RowsRejected
 from ftlayer.functions.conversion import text_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
@@ -62,6 +65,39 @@ def failure_of(
         decision.after_ms,
         decision.uses_attempt,
     )
+
+
+def rejections_of(
+    rejected: RowsRejected, rows: int, operator: str, rules: RetryRules = NO_RULES
+) -> list[RowFailure]:
+    """Return the failures of the rows that a sink has named by their numbers among the ``rows`` that it was given.
+
+    They are in the order of the rows. Raises `ConfigError` for none, and for a row that is not there: the sink would be
+    called without end.
+    """
+    if not rejected.errors:
+        raise ConfigError("RowsRejected without a row: name one at least, or return")
+    errors = {_number(row): error for row, error in rejected.errors.items()}
+    wrong = [number for number in errors if not 0 <= number < rows]
+    if wrong:
+        raise ConfigError(
+            f"RowsRejected for row {wrong[0]}, of {rows} that this write was given: they are numbered from 0, in "
+            "the order in which they come"
+        )
+    return [
+        RowFailure(row, operator, _encodable(error[:MAX_REASON]), "")
+        if isinstance(error, str)
+        else failure_of(row, operator, error, rules)
+        for row, error in sorted(errors.items(), key=lambda pair: pair[0])
+    ]
+
+
+def _number(row: object) -> int:
+    if isinstance(row, bool) or not isinstance(row, SupportsIndex):
+        raise ConfigError(
+            f"RowsRejected for row {row!r}: expected its number among the rows of this write, from 0"
+        )
+    return index(row)
 
 
 def _traceback_of(error: BaseException) -> str:

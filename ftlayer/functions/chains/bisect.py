@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from ftlayer.failures import RowsRejected
 from ftlayer.functions.chains.chain import RowFailure, failure_of
+from ftlayer.functions.failures import rejections_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
 GIVE_UP_MS = 10_000
@@ -25,11 +27,13 @@ def settle(
     clock: Callable[[], float] = time.monotonic,
     *,
     rules: RetryRules = NO_RULES,
+    takes_the_rest: bool = False,
 ) -> tuple[RowFailure, ...]:
     """Have ``write`` take all rows of ``batch``, in order and in as few calls as can be; return what failed.
 
-    `MemoryError`, and what is no `Exception`, cannot be pinned on a row and goes up. ``rules`` say which errors
-    are worth a retry; ``clock`` is in seconds.
+    By `RowsRejected` it says itself which rows fail; ``takes_the_rest``: it has taken the others then, else it is given
+    them again. `MemoryError`, and what is no `Exception`, cannot be pinned on a row and goes up. ``rules`` say which
+    errors are worth a retry; ``clock`` is in seconds. Raises `ConfigError` for rows that `RowsRejected` cannot mean.
     """
     failures: list[RowFailure] = []
     give_up = clock() + GIVE_UP_MS / 1_000
@@ -44,6 +48,18 @@ def settle(
             write(batch.slice(start, rows))
         except MemoryError:
             raise
+        except RowsRejected as rejected:
+            named = [
+                replace(failure, row=start + failure.row)
+                for failure in rejections_of(rejected, rows, operator, rules)
+            ]
+            failures += named
+            if takes_the_rest:
+                any_written = any_written or len(named) < rows
+                continue
+            ends = [*(failure.row for failure in named), start + rows]
+            firsts = [start, *(failure.row + 1 for failure in named)]
+            todo += reversed([(first, end - first) for first, end in zip(firsts, ends, strict=True)])
         except Exception as error:  # noqa: BLE001 - whatever a sink raises fails its rows
             if rows > 1:
                 half = rows // 2
@@ -57,4 +73,4 @@ def settle(
             failures.extend(replace(failure, row=row) for row in range(start, start + rows))
         else:
             any_written = True
-    return tuple(failures)
+    return tuple(sorted(failures, key=lambda failure: failure.row))

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from operator import index
-from typing import SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterKind
-from ftlayer.errors import ConfigError
 from ftlayer.failures import RowsRejected
-from ftlayer.functions.failures import MAX_REASON, RowFailure, failure_of
+from ftlayer.functions.failures import RowFailure, rejections_of
 from ftlayer.records.alone import may_share, row_alone
 from ftlayer.records.ipc import as_stream
 
@@ -50,22 +47,14 @@ class RowRejections:
         Rows are numbered from 0 through all batches. Raises `ConfigError` for none, and for a row that is not there:
         the writer would be called without end.
         """
-        errors = {self._number(row): error for row, error in rejected.errors.items()}
         rows = sum(batch.num_rows for batch in batches)
-        if not errors:
-            raise ConfigError("RowsRejected without a row: name one at least, or return a message")
-        wrong = [number for number in errors if not 0 <= number < rows]
-        if wrong:
-            raise ConfigError(
-                f"RowsRejected for row {wrong[0]}, of {rows} that this write was given: they are numbered from 0, in "
-                "the order in which they come"
-            )
+        failures = {failure.row: failure for failure in rejections_of(rejected, rows, self._uid)}
         left: list[pa.RecordBatch] = []
         letters: list[ChainLetter] = []
         start = 0
         for batch in batches:
-            mine = sorted(number - start for number in errors if start <= number < start + batch.num_rows)
-            letters += [self._letter(batch, row, errors[start + row]) for row in mine]
+            mine = [number - start for number in failures if start <= number < start + batch.num_rows]
+            letters += [self._letter(batch, row, failures[start + row]) for row in mine]
             start += batch.num_rows
             keep = np.ones(batch.num_rows, np.bool_)
             keep[mine] = False
@@ -73,19 +62,7 @@ class RowRejections:
             left += [rest] if rest.num_rows else []
         return left, letters
 
-    def _number(self, row: object) -> int:
-        if isinstance(row, bool) or not isinstance(row, SupportsIndex):
-            raise ConfigError(
-                f"RowsRejected for row {row!r}: expected its number among the rows of this write, from 0"
-            )
-        return index(row)
-
-    def _letter(self, batch: pa.RecordBatch, row: int, error: Exception | str) -> ChainLetter:
-        failure = (
-            RowFailure(row, self._uid, error[:MAX_REASON], "")
-            if isinstance(error, str)
-            else failure_of(row, self._uid, error)
-        )
+    def _letter(self, batch: pa.RecordBatch, row: int, failure: RowFailure) -> ChainLetter:
         alone = row_alone(batch, row, shares=may_share(batch.schema))
         now_ms = self._wall_ms()
         attempt = FailedAttempt(1, now_ms, failure.reason, self._uid, self._place, failure.traceback)

@@ -75,7 +75,8 @@ class FunctionSinkBody:
 
     def write(self, batch: pa.RecordBatch, mono_ms: int) -> Settled:
         """See `SinkBody.write`."""
-        return Settled(batch.num_rows, settle(self._uid, batch, self._call, rules=self._rules))
+        failures = settle(self._uid, batch, self._call, rules=self._rules, takes_the_rest=True)
+        return Settled(batch.num_rows, failures)
 
     def _call(self, rows: pa.RecordBatch) -> None:
         check_ran(self._function(rows), f"sink {self._uid!r}")

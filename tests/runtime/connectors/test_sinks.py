@@ -12,7 +12,7 @@ from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from ftlayer.errors import ConfigError
-from ftlayer.failures import FailException
+from ftlayer.failures import FailException, RowsRejected
 from ftlayer.functions.chains import bisect
 from ftlayer.functions.chains.bisect import settle
 from ftlayer.runtime.connectors.sinks import MAX_WRITERS, BatchNumbers, open_sink
@@ -98,6 +98,38 @@ def test_what_cannot_be_pinned_on_a_record_goes_up(error: BaseException) -> None
 
     with pytest.raises(type(error)):
         function_sink(broken).write(ids(1, 2), 0)
+
+
+@pytest.mark.parametrize("takes_the_rest", [True, False])
+@given(st.integers(1, 30), st.sets(st.integers(0, 29)))
+def test_rows_that_a_sink_names_fail_alone(takes_the_rest: bool, rows: int, bad: set[int]) -> None:
+    """It has taken the others, or gets them again, without those that it has named."""
+    bad &= set(range(rows))
+    taken: list[int] = []
+
+    def write(batch: pa.RecordBatch) -> None:
+        given = batch.column(0).to_pylist()
+        refused = {
+            place: ValueError(f"{number} is bad") for place, number in enumerate(given) if number in bad
+        }
+        if takes_the_rest or not refused:
+            taken.extend(number for number in given if number not in bad)
+        if refused:
+            raise RowsRejected(refused)
+
+    failures = settle("out", ids(*range(rows)), write, takes_the_rest=takes_the_rest)
+    assert [failure.row for failure in failures] == sorted(bad)
+    assert all(failure.reason == f"ValueError: {failure.row} is bad" for failure in failures)
+    assert taken == [number for number in range(rows) if number not in bad]
+
+
+@pytest.mark.parametrize("rejected", [{}, {4: "no"}, {-1: "no"}, {"1": "no"}, {True: "no"}])
+def test_rows_that_are_not_there_cannot_be_named(rejected: Any) -> None:
+    def write(_: pa.RecordBatch) -> None:
+        raise RowsRejected(rejected)
+
+    with pytest.raises(ConfigError, match="RowsRejected"):
+        settle("out", ids(0, 1, 2, 3), write)
 
 
 def test_a_sink_that_is_down_is_not_tried_for_ever() -> None:
