@@ -17,6 +17,9 @@ from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
 Record = dict[str, Any]
 
+MAIN = ""
+"""The tag of the main output."""
+
 MAX_IN_FLIGHT = 100_000
 """Calls at a time of a `MapAsync`: more than a process may have sockets."""
 

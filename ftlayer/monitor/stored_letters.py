@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ftlayer.checkpoint.letter_rows import attempts_of, payload_of
 from ftlayer.checkpoint.letters import ChainLetter
+from ftlayer.checkpoint.letters_for_tools import attempts_of, payload_of
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters, stored_letters
 from ftlayer.errors import CheckpointError, UnsupportedError
 from ftlayer.records.sought import says

@@ -14,14 +14,13 @@ from ftlayer.errors import (
     UnhashableKeyError,
     UnsupportedError,
 )
-from ftlayer.functions.steps import Process, Reduce
+from ftlayer.functions.steps import MAIN, Process, Reduce
 from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey
 from ftlayer.partitioning.replay import replay_twin
 from ftlayer.records.keyhash import key_column
 from ftlayer.records.selector import KeySelector
 from ftlayer.topology.facts import (
     LETTERS,
-    MAIN,
     declared_inputs,
     emits_roots,
     gives_times,

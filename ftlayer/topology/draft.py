@@ -14,11 +14,12 @@ from ftlayer.checks import member, shown
 from ftlayer.config import FTStatus
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.steps import MAIN
 from ftlayer.partitioning.partitioners import Forward, Partitioner
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.topology.checks import check_columns, check_operator, check_parallelism
 from ftlayer.topology.connectors import ParseSchema, Schema
-from ftlayer.topology.facts import MAIN, emits_roots, outputs_of
+from ftlayer.topology.facts import emits_roots, outputs_of
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.iterations import TAIL, circle_error, closed_twice
 from ftlayer.topology.job_graph import stream_name

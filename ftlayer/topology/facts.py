@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, Process, Reduce
+from ftlayer.functions.steps import MAIN, Filter, FlatMap, Map, MapAsync, Process, Reduce
 from ftlayer.topology.operators import (
     AssignWatermarks,
     CoProcess,
@@ -17,9 +17,6 @@ from ftlayer.topology.operators import (
     Sink,
     Source,
 )
-
-MAIN = ""
-"""The tag of the main output."""
 
 LETTERS = "dead letters"
 """The tag of the edges that a chain's dead letters leave by in barrier mode; no side output can be called so."""

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import OnFailure
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
+from ftlayer.functions.steps import MAIN
 from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
-from ftlayer.topology.facts import LETTERS, MAIN, outputs_of
+from ftlayer.topology.facts import LETTERS, outputs_of
 from ftlayer.topology.names import display_name
 from ftlayer.topology.operators import Operator
 from ftlayer.vertex.calls import StreamOptions

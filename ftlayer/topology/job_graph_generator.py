@@ -10,11 +10,11 @@ from ftlayer.circuit import Limit
 from ftlayer.config import FTStatus
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
+from ftlayer.functions.steps import MAIN
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.topology.barrier_builder import BarrierBuilder
 from ftlayer.topology.checks import check_graph
 from ftlayer.topology.facts import (
-    MAIN,
     has_timers,
     inputs_of,
     rate_limit_of,

@@ -21,6 +21,7 @@ from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE, RowFai
 from ftlayer.functions.keyed import Key, Timers
 from ftlayer.functions.outcome import I64, SideOutput, failed_rows, without_rows
 from ftlayer.functions.process import LAST_WATERMARK_MS
+from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.log import UndoLog
 
 TimerKind = Literal["event", "processing"]
@@ -30,9 +31,6 @@ Timer = tuple[Key, int]
 
 TimerGuard = Callable[[str, TimerKind, Timer], None]
 """``guard(operator, kind, timer)`` is called right before ``on_timer`` is; what it raises fails the timer."""
-
-MAIN = ""
-"""The tag of the main output."""
 
 LAST_ROUNDS = 100
 """Behind the last watermark no time passes: a function that goes on setting timers would never come to an end."""

@@ -20,7 +20,6 @@ from ftlayer.functions.chains.async_segment import AsyncSegment
 from ftlayer.functions.chains.batch_segment import BatchSegment
 from ftlayer.functions.chains.firing import (
     FIRED_AT_ONCE,
-    MAIN,
     DueTimers,
     Firing,
     OperatorTimers,
@@ -38,6 +37,7 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.outcome import I64, SegmentOutcome, failed_rows
 from ftlayer.functions.process import uses_timers
+from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 

@@ -31,7 +31,7 @@ class Conviction:
 
     Attributes:
         chain: uid of the operator at the chain's head.
-        digest: of the record's values (`ftlayer.runtime.barrier_mode.task.row_digests`): equal records share it.
+        digest: of the record's values (`row_digests` of `ChainSuspects`): equal records share it.
         reason, traceback, place: what becomes of the letter's last attempt.
     """
 

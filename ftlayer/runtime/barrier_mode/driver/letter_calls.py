@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import msgpack
 
-from ftlayer.checkpoint.letter_rows import attempts_of, payload_of
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters_for_tools import attempts_of, payload_of
 from ftlayer.errors import CheckpointDamagedError, FTLayerError, MalformedRequestError, StaleOwnerError
 from ftlayer.records.ipc import as_stream
 from ftlayer.transport.codec import plain_codec

@@ -194,15 +194,6 @@ class LetterOutbox:
                     found.append(lane.doing)
         return found
 
-    def due_ms(self) -> int | None:
-        """Return when `work` has something to do that fails now; None: nothing is known."""
-        times = [
-            lane.not_before_ms
-            for lane, next_work in ((self._storage, self._for_storage), (self._vertex, self._for_vertex))
-            if lane.doing is None and any(next_work(entry) for entry in self._entries.values())
-        ]
-        return min(times, default=None)
-
     def done(self, work: OutboxWork) -> None:
         """This is done."""
         self._free(work).failures = 0

@@ -151,11 +151,6 @@ class Readmission:
             self._doing = AskRequeued(self._after)
         return [self._doing]
 
-    @property
-    def due_ms(self) -> int | None:
-        """Return when `work` has something to do, None: not before an answer."""
-        return None if self._doing is not None else self._ask_at_ms
-
     def offered(self, letters: Sequence[Offered], more: bytes, now_ms: int) -> list[SendLetters]:
         """The answer to `AskRequeued`: ``more`` goes on, b"" at the end. Returns what is to be sent."""
         if not isinstance(self._doing, AskRequeued):

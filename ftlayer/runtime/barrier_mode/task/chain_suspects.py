@@ -1,17 +1,24 @@
-"""Which rows of a chain with a failure policy are noted before they run, and which are kept from it."""
+"""Which rows of a chain with a failure policy are noted before they run, and which are kept from it.
+
+They are known by digests of their values, the same wherever in a batch a row lies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ftlayer.runtime.barrier_mode.task.row_digests import row_digests, timer_digest
+from ftlayer.functions.conversion import VALUES, records_in_form
+from ftlayer.records.alone import may_share, row_alone
 from ftlayer.runtime.protocol.deaths import Conviction
 
 CHECKPOINTS_ARMED = 2
 """Rows are noted until so many checkpoints are complete: all that was on its way at the loss has passed by then."""
+
+DIGEST_BYTES = 16
 
 
 class RecordNotes(Protocol):
@@ -89,3 +96,35 @@ class ChainSuspects:
         for digest in [digest for digest, since in self._held_since.items() if 0 < since <= checkpoint]:
             del self._held_since[digest], self._convictions[digest]
         self._checkpoints_left = max(self._checkpoints_left - 1, 0)
+
+
+# ---------------------------------------------------------------- digests
+
+
+def row_digests(rows: pa.RecordBatch, input: int) -> list[bytes]:
+    """Return the digest of each row; ``input`` is the chain's that they came by.
+
+    Rows of one schema whose values Python shows alike have the same. (Arrow's own bytes do not serve: what lies below
+    a null, or beside a slice, may be anything.) A row that Python cannot hold goes by its bytes, so that two equal ones
+    may have different digests.
+    """
+    records = records_in_form(rows, VALUES)
+    salt = input.to_bytes(4, "little")
+    digests = []
+    for place, record in enumerate(records):
+        unreadable = isinstance(record, Exception)
+        data = _bytes_of(rows, place) if unreadable else repr(record).encode("utf-8", "surrogatepass")
+        digests.append(blake2b(data, digest_size=DIGEST_BYTES, salt=salt, person=b"ftlayer row").digest())
+    return digests
+
+
+def timer_digest(operator: str, kind: str, key: Any, time_ms: int) -> bytes:
+    """Return the digest of a timer."""
+    data = repr((operator, kind, key, time_ms)).encode("utf-8", "surrogatepass")
+    return blake2b(data, digest_size=DIGEST_BYTES, person=b"ftlayer timer").digest()
+
+
+def _bytes_of(rows: pa.RecordBatch, place: int) -> bytes:
+    alone = row_alone(rows, place, shares=may_share(rows.schema))
+    data: bytes = alone.serialize().to_pybytes()
+    return data

@@ -126,10 +126,10 @@ def test_what_fails_is_asked_again_after_a_pause_from_the_beginning() -> None:
     assert rules.work(0) == [AskRequeued(b"key 2")]
     rules.failed(0)
     assert rules.work(ASK_EVERY_MS - 1) == []
-    assert rules.due_ms == ASK_EVERY_MS
     assert rules.work(ASK_EVERY_MS) == [AskRequeued(b"")]
     rules.failed(ASK_EVERY_MS)
-    assert rules.due_ms == 3 * ASK_EVERY_MS
+    assert rules.work(3 * ASK_EVERY_MS - 1) == []
+    assert rules.work(3 * ASK_EVERY_MS) == [AskRequeued(b"")]
 
 
 def test_answers_that_nobody_waits_for_are_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 from ftlayer import FailurePolicy
 from ftlayer.functions.steps import Map
 from ftlayer.runtime.barrier_mode.slot.suspecting import Suspecting
-from ftlayer.runtime.barrier_mode.task.row_digests import row_digests
+from ftlayer.runtime.barrier_mode.task.chain_suspects import row_digests
 from ftlayer.runtime.protocol.deaths import Conviction
 from ftlayer.runtime.protocol.messages import Deploy
 from ftlayer.runtime.task.suspects import NO_SUSPECTS
