@@ -84,7 +84,8 @@ def open_source(
     if isinstance(given, ReaderSource | PushSource):
         return _opened(given, None)
     if _is_reader(given):
-        return _opened(ReaderSource(given), None)
+        known = getattr(given, "schema", None)
+        return _opened(ReaderSource(given), known if isinstance(known, pa.Schema) else None)
     return open_source(IterableSource((_partition(given, "source"),)), schema, options, parse)
 
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,45 @@ class RedisServer(Server):
         return redis.Redis.from_url(self.url, decode_responses=True, protocol=2)
 
 
+class KafkaServer(Server):
+    """A broker in a wheel. What it has answered is there after SIGKILL, too."""
+
+    def command(self) -> list[str]:
+        where = ("--data-dir", str(self.directory), "--kafka-port", str(self.port))
+        return [self.program, "start", "--only", "kafka", *where]
+
+    def is_ready(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def make_topic(self, topic: str, partitions: int) -> None:
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient({"bootstrap.servers": self.url})
+        for made in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
+            made.result(60)
+
+    def produce(self, topic: str, partition: int, numbers: Iterable[int], **more: Any) -> None:
+        """Send numbers as values, and wait until the broker has them."""
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.url})
+        for number in numbers:
+            producer.produce(topic, str(number), partition=partition, **more)
+        assert producer.flush(60) == 0
+
+
 def started(kind: type[Server], program: str, library: str) -> Iterator[Any]:
     """A running server for all tests of a process; ended with it."""
     found = shutil.which(program)
     if found is None or importlib.util.find_spec(library) is None:
         pytest.skip(f"{program} or its client library {library} is not installed")
-    directory = Path(tempfile.mkdtemp(prefix=f"ftlayer-{program}-"))
+    directory = Path(tempfile.mkdtemp(prefix=f"ftlayer-{Path(program).name}-"))
     server = kind(found, directory)
     try:
         server.start()
@@ -113,6 +146,15 @@ def started(kind: type[Server], program: str, library: str) -> Iterator[Any]:
         if server.process is not None and server.process.poll() is None:
             server.end(signal.SIGKILL)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaServer]:
+    """`noida-db`: the binary itself, since its script runs it as a child that a kill would leave."""
+    found = importlib.util.find_spec("noida_db")
+    if found is None or found.origin is None:
+        pytest.skip("noida-db is not installed")
+    yield from started(KafkaServer, str(Path(found.origin).with_name("noida-db")), "confluent_kafka")
 
 
 @pytest.fixture(scope="session")

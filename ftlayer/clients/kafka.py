@@ -1,0 +1,131 @@
+"""Kafka: clients of confluent-kafka, and their errors."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ftlayer.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CALL_S = 30.0
+"""How long a broker may take to answer a question about topics and offsets."""
+
+OURS = frozenset(
+    {
+        "auto.offset.reset",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "enable.partition.eof",
+        "group.id",
+        "bootstrap.servers",
+    }
+)
+"""Properties of librdkafka that a source sets by itself."""
+
+
+def kafka_library() -> Any:
+    """Return confluent-kafka. Raises `ConfigError` if it is missing."""
+    try:
+        import confluent_kafka
+    except ImportError as error:
+        raise ConfigError(
+            f"Kafka needs confluent-kafka where driver and slots run: pip install 'ftlayer[kafka]' ({error})"
+        ) from error
+    return confluent_kafka
+
+
+def check_properties(properties: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for properties that librdkafka refuses, or that a source sets by itself."""
+    kafka = kafka_library()
+    taken = OURS & set(properties)
+    if taken:
+        raise ConfigError(f"config: {min(taken)!r} is set by the source itself")
+    try:
+        # It connects to nobody without servers.
+        kafka.Consumer({"group.id": "ftlayer", **properties}, logger=logger).close()
+    except (kafka.KafkaException, TypeError, ValueError) as error:
+        raise ConfigError(f"config: {reason(error)}") from error
+
+
+@dataclass(frozen=True)
+class Brokers:
+    """Who is connected to, and how; equal ones may share a connection.
+
+    ``group`` "": none. ``properties`` are librdkafka's.
+    """
+
+    servers: str
+    group: str
+    properties: tuple[tuple[str, Any], ...]
+
+    def consumer(self) -> Any:
+        """Return a consumer that is told which offsets to read, and commits none by itself."""
+        own = {
+            "bootstrap.servers": self.servers,
+            "group.id": self.group or "ftlayer",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+        }
+        given = {"isolation.level": "read_committed", **dict(self.properties)}
+        return kafka_library().Consumer({**given, **own}, logger=logger)
+
+    def admin(self) -> Any:
+        """Return a client that is asked about topics and offsets."""
+        return _admin_library().AdminClient(
+            {**dict(self.properties), "bootstrap.servers": self.servers}, logger=logger
+        )
+
+    @property
+    def reads_committed(self) -> bool:
+        """Whether messages of open transactions are not read."""
+        return bool(dict(self.properties).get("isolation.level", "read_committed") == "read_committed")
+
+
+def ask_offsets(
+    admin: Any, earliest: Iterable[Any], latest: Iterable[Any], *, committed: bool
+) -> dict[Any, Any]:
+    """Ask for first and last offsets of partitions; returns a future by partition. ``committed``: of transactions."""
+    spec = _admin_library().OffsetSpec
+    level = kafka_library().IsolationLevel
+    asked = dict.fromkeys(earliest, spec.earliest()) | dict.fromkeys(latest, spec.latest())
+    found: dict[Any, Any] = admin.list_offsets(
+        asked,
+        isolation_level=level.READ_COMMITTED if committed else level.READ_UNCOMMITTED,
+        request_timeout=CALL_S,
+    )
+    return found
+
+
+def _admin_library() -> Any:
+    kafka_library()
+    return importlib.import_module("confluent_kafka.admin")
+
+
+def reason(error: Any) -> str:
+    """Return what an error of confluent-kafka says, an exception or its `KafkaError`."""
+    said = _error_of(error)
+    return f"{said.name()}: {said.str()}" if hasattr(said, "name") else str(said)
+
+
+def is_away(error: Any) -> bool:
+    """Whether an error means that brokers cannot be reached now, or have no leader for a partition yet."""
+    said = _error_of(error)
+    if not hasattr(said, "code"):
+        return isinstance(error, TimeoutError)
+    errors = kafka_library().KafkaError
+    mended = (errors._TRANSPORT, errors._ALL_BROKERS_DOWN, errors._RESOLVE, errors._TIMED_OUT)
+    # librdkafka's _NOENT: it knows no leader for any of the partitions.
+    waiting = (errors.LEADER_NOT_AVAILABLE, errors._NOENT)
+    return bool(said.retriable() or said.code() in (*mended, *waiting))
+
+
+def _error_of(error: Any) -> Any:
+    given = getattr(error, "args", ())
+    return given[0] if given else error

@@ -1,0 +1,116 @@
+"""Logs: systems whose records can be read again by their offsets, as a stream reader of a Python Data Source.
+
+One reader serves all ways: plain Structured Streaming, wrapped queries, and topologies in both modes. They keep its
+offsets with their own checkpoints, and tell it to `commit` what is durable. In Flink's words `ends` and `first_of` are
+the split enumerator, `read_split` is the split reader.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+Offsets = dict[str, int]
+"""By split: the offset of the next record."""
+
+
+@dataclass(frozen=True)
+class LogRange(InputPartition):
+    """Records [start, end) of a split."""
+
+    split: str
+    start: int
+    end: int
+
+
+class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads all splits of a log, range by range. A connector says where they begin and end, and reads them.
+
+    Attributes:
+        schema: of its rows.
+    """
+
+    schema: pa.Schema
+
+    def __init__(self, max_rows: int) -> None:
+        """``max_rows``: of a batch of a query, or a range of a topology, over all splits together."""
+        self._max_rows = max_rows
+        self._until: Offsets | None = None
+
+    # ------------------------------------------------------------ of the connector
+
+    @abstractmethod
+    def starts(self) -> Offsets:
+        """Return where a source begins that has never been read: all splits there are."""
+
+    @abstractmethod
+    def ends(self) -> Offsets:
+        """Return the end of each split that there is now."""
+
+    @abstractmethod
+    def first_of(self, splits: Sequence[str]) -> Offsets:
+        """Return the first offset that there is of these, which are new."""
+
+    @abstractmethod
+    def read_split(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Read records. Called in tasks, the same range again after a failure; gives the same records then."""
+
+    def committed(self, offsets: Mapping[str, int]) -> None:
+        """Records up to these offsets are durable: tell whoever wants to know."""
+
+    # ------------------------------------------------------------ as Spark calls it
+
+    def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
+        """See `starts`."""
+        return self.starts()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """At most ``max_rows``."""
+        return ReadMaxRows(self._max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Read no further than to where the splits end now."""
+        self._until = self.ends()
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802 - Spark's name
+        """Return how far the next range goes; new splits are read from their first record."""
+        ends = self.ends() if self._until is None else self._until
+        new = [split for split in ends if split not in start]
+        begin = {**start, **self.first_of(new)} if new else start
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return limited(begin, ends, most)
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        """Return a range for each split that has records."""
+        new = [split for split in end if split not in start]
+        begin = {**start, **self.first_of(new)} if new else start
+        return [
+            LogRange(split, begin[split], offset) for split, offset in end.items() if begin[split] < offset
+        ]
+
+    def commit(self, end: Offsets) -> None:
+        """See `committed`."""
+        self.committed(end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """See `read_split`."""
+        assert isinstance(partition, LogRange)
+        return self.read_split(partition.split, partition.start, partition.end)
+
+
+def limited(start: Mapping[str, int], ends: Mapping[str, int], most: int | None) -> Offsets:
+    """Return offsets that are at most so many records behind ``start``: each split's share is as its backlog is.
+
+    A split with records gets one at least. Splits that have no end any more, or an earlier one, stay where they are.
+    """
+    backlog = {split: max(0, ends.get(split, offset) - offset) for split, offset in start.items()}
+    total = sum(backlog.values())
+    if most is None or total <= most:
+        return {split: offset + backlog[split] for split, offset in start.items()}
+    shares = {split: behind * most // total for split, behind in backlog.items()}
+    return {split: offset + min(backlog[split], max(1, shares[split])) for split, offset in start.items()}
