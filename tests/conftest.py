@@ -88,31 +88,31 @@ def pytest_report_header() -> str:
 
 # ---------------------------------------------------------------- Hypothesis
 
-THOROUGH = "thorough"
-TIMES = 15
-"""How many times as many examples as it asks for a test gets with ``--hypothesis-profile thorough``."""
+EXAMPLES = {"unhurried": 0.5, "full": 1.0, "thorough": 15.0}
+"""How many times as many examples as it asks for a test gets, by ``--hypothesis-profile``; the first is the default."""
 
 # A machine under load is slow, not wrong.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile(THOROUGH, settings.get_profile("unhurried"), max_examples=100 * TIMES)
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+for _name, _times in EXAMPLES.items():
+    settings.register_profile(_name, UNHURRIED, max_examples=int(100 * _times))
 settings.load_profile("unhurried")
 
 
-def _give_more_examples() -> None:
+def _scale_examples(times: float) -> None:
     """Multiply the number of examples that a test names itself; a profile's number is only for those that name none."""
     make = settings.__init__
 
-    def make_with_more(self: settings, *args: Any, max_examples: int | None = None, **options: Any) -> None:
+    def make_scaled(self: settings, *args: Any, max_examples: int | None = None, **options: Any) -> None:
         if max_examples is not None:
-            options["max_examples"] = max_examples * TIMES
+            options["max_examples"] = max(1, int(max_examples * times))
         make(self, *args, **options)
 
-    settings.__init__ = make_with_more  # type: ignore[method-assign]
+    settings.__init__ = make_scaled  # type: ignore[method-assign]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--hypothesis-profile", default=None) == THOROUGH:
-        _give_more_examples()
+    profile = config.getoption("--hypothesis-profile", default=None) or "unhurried"
+    _scale_examples(EXAMPLES.get(profile, 1.0))
 
 
 # ---------------------------------------------------------------- smoke
