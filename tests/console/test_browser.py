@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
+from draws import every_other
 from playwright.sync_api import Browser, Page, expect
 
 from ftlayer.clock import system_now
@@ -112,12 +113,11 @@ def a_record(page: Page) -> str:
 
 
 @pytest.mark.usefixtures("letters")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 800), (360, 740)], ids=["wide", "phone"])
-def test_every_page_can_be_read(opened: Any, site: Any, scheme: Any, size: tuple[int, int]) -> None:
+@every_other("scheme, window", ["light", "dark"], ["wide", "phone"])
+def test_every_page_can_be_read(opened: Any, site: Any, scheme: Any, window: str) -> None:
     """axe finds nothing to complain of: contrast, names, landmarks; nothing is wider than the window."""
-    viewport = {"width": size[0], "height": size[1]}
-    page = opened(viewport=viewport, color_scheme=scheme, bypass_csp=True)
+    width, height = {"wide": (1280, 800), "phone": (360, 740)}[window]
+    page = opened(viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True)
     paths = [
         *("/", "/jobs/shop:orders", "/jobs/shop:orders/checkpoints", "/jobs/shop:orders/ask/cancel"),
         *(f"/jobs/shop:{QUERY}", "/dead", "/records?state=dead", a_record(page), "/nothing-here"),
@@ -128,8 +128,8 @@ def test_every_page_can_be_read(opened: Any, site: Any, scheme: Any, size: tuple
         found = Axe().run(page).response["violations"]
         said = [(each["id"], [node["target"] for node in each["nodes"]]) for each in found]
         assert not said, (path, said)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], path
-        if size[0] < 640:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        if window == "phone":
             assert not page.evaluate(CUT), path
     page.context.clear_cookies()
     page.goto("/login")
