@@ -17,9 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-CASES = ("clean", "executor", "worker")
-# The last case leaves one worker of two cores.
-SLOTS = {"clean": 3, "executor": 3, "worker": 2}
+KILLS: dict[str, tuple[str, ...]] = {"clean": (), "killed": ("executor", "worker")}
+"""What is killed in each case, one after another: an executor, and then a worker, which leaves one of two cores."""
+SLOTS = {"clean": 3, "killed": 2}
 CHECKPOINTS_S = 600.0
 """A job that has not taken two checkpoints by then takes none."""
 
@@ -57,6 +57,12 @@ def descends_from(pid: int, ancestor: int) -> bool:
     return False
 
 
+def workers_of(running: Any, job: ClusterJob) -> list[list[int]]:
+    """Return the workers that each slot runs on, of which there is one."""
+    slots = running.status().slots
+    return [[worker for worker in job.workers if descends_from(slot.pid, worker)] for slot in slots]
+
+
 def run(kit: ModuleType, spark: Any, layer: Any, job: ClusterJob, case: str) -> dict[str, Any]:
     """Run a case; return what was seen."""
     from ftlayer import StreamEnvironment
@@ -78,25 +84,25 @@ def run(kit: ModuleType, spark: Any, layer: Any, job: ClusterJob, case: str) -> 
         kit.until(running, lambda: len(ledger.sink()) > before + 100, grow)
 
     until_more_comes()
-    slots = running.status().slots
-    places = [[worker for worker in job.workers if descends_from(slot.pid, worker)] for slot in slots]
-    killed = []
-    if case != "clean":
-        worker = places[0][0]
-        executors = executors_of(worker)
-        killed = [worker] if case == "worker" else executors
-        for pid in killed:
+    places = workers_of(running, job)
+    killed, restarts = [], []
+    for victim in KILLS[case]:
+        slot = running.status().slots[0]
+        (worker,) = workers_of(running, job)[0]
+        killed.append([worker] if victim == "worker" else executors_of(worker))
+        for pid in killed[-1]:
             os.kill(pid, signal.SIGKILL)
-        kit.until(running, lambda: running.status().slots[0].instance not in ("", slots[0].instance), grow)
+        kit.until(running, lambda: running.status().slots[0].instance not in ("", slot.instance), grow)  # noqa: B023
         until_more_comes()
+        restarts.append(running.status().restarts)
     kit.until(running, ledger.all_there)
     assert running.drain(kit.WAIT_S)
-    ledger.check(exact=case == "clean")
+    ledger.check(exact=not KILLS[case])
     status = running.status()
     return {
         "places": places,
         "killed": killed,
-        "restarts": status.restarts,
+        "restarts": [*restarts, status.restarts],
         "last_failure": status.last_failure,
         "address": layer.address,
         "driver": spark.conf.get("spark.driver.host"),
@@ -122,8 +128,7 @@ def run_barriers(kit: ModuleType, spark: Any, job: ClusterJob) -> dict[str, Any]
             assert time.monotonic() < deadline, running.status()
 
     await_checkpoints(2)
-    slots = running.status().slots
-    places = [[worker for worker in job.workers if descends_from(slot.pid, worker)] for slot in slots]
+    places = workers_of(running, job)
     killed = executors_of(places[0][0])
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
@@ -170,7 +175,7 @@ def main(job: ClusterJob) -> None:
     )
     # Before the case that leaves one worker.
     result: dict[str, Any] = {"barriers": run_barriers(barrier_kit, spark, job)}
-    result |= {case: run(kit, spark, layer, job, case) for case in CASES}
+    result |= {case: run(kit, spark, layer, job, case) for case in KILLS}
     spark.stop()
     # Of a session that is to be refused, nothing but its settings counts.
     spark = session(job, master="local[1]", **{"spark.speculation": "true"})
