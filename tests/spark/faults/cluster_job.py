@@ -1,6 +1,6 @@
-"""Wrapped queries on a standalone cluster: ``python cluster_job.py CONFIG.json``; see test_cluster.py.
+"""A wrapped query on a standalone cluster: ``python cluster_job.py CONFIG.json``; see test_cluster.py.
 
-Each case is one query over a directory of files; what it wrote and said is in ``<case>.json``.
+What it wrote and said is in ``result.json``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ WORD_SCHEMA = "line string, copy int, nonce string"
 FAILURES = 0.03
 SLOW_S = 600.0
 """The other attempt is ended as soon as the speculative one has succeeded."""
-CASES = ("speculation", "lost")
 
 Row = dict[str, Any]
 
@@ -73,16 +72,17 @@ def slow_at_first(directory: Path) -> Callable[[Row], list[Row]]:
 
 
 class KillExecutor:
-    """Kills an executor of each worker, between the verdict and the sink: the n-th in batch n."""
+    """Kills an executor of each worker, between the verdict and the sink: one a batch, from batch 1 on."""
 
     def __init__(self, workers: list[int]) -> None:
         self._workers = workers
         self.killed: list[list[int]] = []
 
     def __call__(self, step: str, batch: int) -> None:
-        if step != "sealed" or batch != len(self.killed) or batch >= len(self._workers):
+        turn = len(self.killed)
+        if step != "sealed" or batch != turn + 1 or turn >= len(self._workers):
             return
-        executors = executors_of(self._workers[batch])
+        executors = executors_of(self._workers[turn])
         for executor in executors:
             os.kill(executor, signal.SIGKILL)
         self.killed.append(executors)
@@ -96,35 +96,31 @@ def main(job: ClusterJob) -> None:
     spark = session(job)
     layer = FTLayer.embedded(directory / "store", max_attempts=8, backoff="50ms")
     killer = KillExecutor(job.workers)
-    for case in CASES:
-        function = slow_at_first(directory) if case == "speculation" else answers_differently
-        calls: list[tuple[int, list[tuple[Any, ...]]]] = []
-        writer = (
-            layer.source(
-                spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(directory / case)),
-                name=case,
-            )
-            .flat_map(function, WORD_SCHEMA)
-            .key_by("line", "copy", partitions=4)
-            .map(fails_behind_the_shuffle, WORD_SCHEMA)
-            .sink(_collect(calls), checkpoint=str(directory / f"checkpoint-{case}"))
-            .trigger(availableNow=True)
-        )
-        if case == "lost":
-            watch_steps(writer, killer)
-        query = writer.start()
-        query.awaitTermination()
-        result = {
-            "calls": calls,
-            "restarts": query.restarts,
-            "last_failure": query.last_failure,
-            "status": asdict(query.ft_status()),
-            "address": layer.address,
-            "driver": spark.conf.get("spark.driver.host"),
-            "killed": killer.killed,
-            "states": [(report.batch, report.state, report.differs) for report in query.recent_batches],
-        }
-        (directory / f"{case}.json").write_text(json.dumps(result))
+    calls: list[tuple[int, list[tuple[Any, ...]]]] = []
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(directory / "lines"))
+    writer = (
+        layer.source(lines, name="lines")
+        .flat_map(slow_at_first(directory), WORD_SCHEMA)
+        .key_by("line", "copy", partitions=4)
+        .map(fails_behind_the_shuffle, WORD_SCHEMA)
+        .sink(_collect(calls), checkpoint=str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    watch_steps(writer, killer)
+    query = writer.start()
+    query.awaitTermination()
+    result = {
+        "calls": calls,
+        "restarts": query.restarts,
+        "last_failure": query.last_failure,
+        "status": asdict(query.ft_status()),
+        "address": layer.address,
+        "driver": spark.conf.get("spark.driver.host"),
+        "killed": killer.killed,
+        "states": [(report.batch, report.state, report.differs) for report in query.recent_batches],
+        "speculated": (directory / "speculated").exists(),
+    }
+    (directory / "result.json").write_text(json.dumps(result))
     layer.close()
     spark.stop()
 
