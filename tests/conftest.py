@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import random
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from types import ModuleType
@@ -217,6 +218,20 @@ LONGEST = (
     "runtime/simulation/",
 )
 """What takes longest comes first: a process takes a whole file, and the others should not wait for the last one."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without looking for garbage: there is none, and each process has some 7,000 tests to keep.
+
+    Nor are those looked at while tests run.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def _place(item: pytest.Item) -> int:
