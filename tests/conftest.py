@@ -192,6 +192,8 @@ SMOKE = (
 
 
 def _in_smoke(item: pytest.Item) -> bool:
+    if "[amqp" in item.nodeid:
+        return False  # RabbitMQ takes ten seconds to start.
     name = item.nodeid.removeprefix("tests/").partition("[")[0]
     return name in SMOKE or name.partition("::")[0] in SMOKE
 

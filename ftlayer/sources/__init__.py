@@ -1,16 +1,19 @@
 """Ready-made sources of other systems.
 
-They are for `StreamEnvironment.source` in both modes, and (`KafkaDataSource`, `RedisDataSource`) for wrapped queries
-and plain Structured Streaming.
+They are for `StreamEnvironment.source` in both modes, and (`KafkaDataSource`, `RedisDataSource`, `AmqpDataSource`) for
+wrapped queries and plain Structured Streaming.
 """
 
-from ftlayer.sources.data_sources import KafkaDataSource, RedisDataSource
+from ftlayer.sources.amqp import AmqpSource
+from ftlayer.sources.data_sources import AmqpDataSource, KafkaDataSource, RedisDataSource
 from ftlayer.sources.kafka import KafkaSource
 from ftlayer.sources.redis import RedisSource
 from ftlayer.sources.webhook.signature import HmacSignature
 from ftlayer.sources.webhook.source import WebhookSource
 
 __all__ = [
+    "AmqpDataSource",
+    "AmqpSource",
     "HmacSignature",
     "KafkaDataSource",
     "KafkaSource",

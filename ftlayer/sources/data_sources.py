@@ -9,10 +9,12 @@ from pyspark.sql.datasource import DataSource
 from ftlayer.checks import MOST, check_text
 from ftlayer.errors import ConfigError
 from ftlayer.sinks import RedisSink
+from ftlayer.sources.amqp import MAX_PENDING, AmqpSource
 from ftlayer.sources.kafka import MAX_ROWS as MAX_OFFSETS
 from ftlayer.sources.kafka import KafkaSource
 from ftlayer.sources.queue_stream import QueueStreamReader
 from ftlayer.sources.redis import RedisSource
+from ftlayer.topology.queues import Queue
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -21,7 +23,53 @@ MAX_ROWS = 100_000
 """Of a batch, unless ``maxRowsPerTrigger`` says otherwise."""
 
 
-class RedisDataSource(DataSource):
+class QueueDataSource(DataSource):
+    """What the Data Sources of all queues have in common: a reader with a spool."""
+
+    def source(self) -> Queue:
+        """Return the queue that the options say. Raises `ConfigError`."""
+        raise NotImplementedError
+
+    def schema(self) -> StructType:
+        """Return the schema that the options say."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(self.source().schema)
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
+        """Return the reader."""
+        spool = self.options.get("spool")
+        check_text(spool, "spool", "a directory for this query's messages, a path or URL")
+        return QueueStreamReader(
+            self.source(), str(spool), _count(self.options, "maxRowsPerTrigger", MAX_ROWS)
+        )
+
+
+class AmqpDataSource(QueueDataSource):
+    """``spark.dataSource.register(AmqpDataSource)``, then ``format("ftlayer-amqp")`` to read.
+
+    Options: ``url``, ``queue``, ``maxPending``, ``uniqueIds`` (``true`` or ``false``), ``reconnectTimeout``, see
+    `AmqpSource`; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``format``."""
+        return "ftlayer-amqp"
+
+    def source(self) -> AmqpSource:
+        """See `QueueDataSource.source`."""
+        options = self.options
+        return AmqpSource(
+            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
+            options.get("queue"),  # type: ignore[arg-type]
+            max_pending=_count(options, "maxPending", MAX_PENDING),
+            unique_ids=_flag(options, "uniqueIds", default=True),
+            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+        )
+
+
+class RedisDataSource(QueueDataSource):
     """``spark.dataSource.register(RedisDataSource)``, then ``format("ftlayer-redis")`` to read or to write.
 
     Options of a reader: ``url``, ``stream``, ``group``, ``fields`` (names with commas between them), ``start``,
@@ -37,20 +85,6 @@ class RedisDataSource(DataSource):
         """Return the name for ``format``."""
         return "ftlayer-redis"
 
-    def schema(self) -> StructType:
-        """Return the schema that the options say."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        return from_arrow_schema(self._source().schema)
-
-    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        """Return the reader."""
-        spool = self.options.get("spool")
-        check_text(spool, "spool", "a directory for this query's messages, a path or URL")
-        return QueueStreamReader(
-            self._source(), str(spool), _count(self.options, "maxRowsPerTrigger", MAX_ROWS)
-        )
-
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return the sink."""
         options = self.options
@@ -62,7 +96,8 @@ class RedisDataSource(DataSource):
             max_length=longest,
         )
 
-    def _source(self) -> RedisSource:
+    def source(self) -> RedisSource:
+        """See `QueueDataSource.source`."""
         options = self.options
         names = str(options.get("fields", "")).split(",")
         return RedisSource(
@@ -119,3 +154,10 @@ def _count(options: Any, option: str, default: int) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST:
         raise ConfigError(f"{option}: expected a number from 1 to {MOST}, got {text!r}")
     return int(text)
+
+
+def _flag(options: Any, option: str, *, default: bool) -> bool:
+    text = str(options.get(option, default)).lower()
+    if text not in {"true", "false"}:
+        raise ConfigError(f"{option}: expected true or false, got {text!r}")
+    return text == "true"

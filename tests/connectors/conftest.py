@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
 from ftlayer.topology.queues import Fetched, Member, Queue, QueueReader
@@ -54,9 +56,15 @@ class Server:
     def is_ready(self) -> bool:
         raise NotImplementedError
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
     def start(self) -> None:
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                self.command(), env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
         until(self._is_up, f"start of {self.program}")
 
     def _is_up(self) -> bool:
@@ -68,6 +76,9 @@ class Server:
         assert self.process is not None
         self.process.send_signal(how)
         self.process.wait(60)
+
+    def close(self) -> None:
+        """End what was started beside the server."""
 
     def restart(self, how: signal.Signals = signal.SIGKILL) -> None:
         self.end(how)
@@ -132,6 +143,108 @@ class KafkaServer(Server):
         assert producer.flush(60) == 0
 
 
+class RabbitServer(Server):
+    """A RabbitMQ node with an epmd of its own. What is durable is on its disk when it was confirmed."""
+
+    SCRIPT = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+    """Debian's `rabbitmq-server` is a wrapper that wants to be root, or the user of the system's node."""
+
+    epmd: subprocess.Popen[bytes] | None = None
+    shell: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        return [self.SCRIPT]
+
+    @property
+    def node(self) -> str:
+        return f"ftlayer{self.port}@localhost"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        place = self.directory
+        (place / "plugins").write_text("[].")
+        (place / "rabbitmq.conf").write_text("disk_free_limit.absolute = 1MB\n")
+        return {
+            **os.environ,
+            "HOME": str(place),
+            "ERL_EPMD_PORT": str(self.epmd_port),
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self.dist_port),
+            "RABBITMQ_MNESIA_BASE": str(place / "data"),
+            "RABBITMQ_LOG_BASE": str(place / "logs"),
+            "RABBITMQ_CONFIG_FILE": str(place / "rabbitmq"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(place / "plugins"),
+            "RABBITMQ_PID_FILE": str(place / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
+        }
+
+    def start(self) -> None:
+        if self.epmd is None:
+            self.epmd_port, self.dist_port = free_port(), free_port()
+            listen = ("-port", str(self.epmd_port), "-address", "127.0.0.1")
+            self.epmd = subprocess.Popen(["epmd", *listen], stdin=subprocess.DEVNULL)
+        super().start()
+
+    def is_ready(self) -> bool:
+        import pika
+
+        with contextlib.suppress(pika.exceptions.AMQPError, OSError), self.client():
+            return True
+        return False
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        assert self.process is not None
+        # The script is a shell that waits for the node.
+        os.kill(int((self.directory / "pid").read_text()), how)
+        self.process.wait(120)
+
+    def close(self) -> None:
+        for process in (self.shell, self.epmd):
+            if process is not None:
+                process.kill()
+                process.wait(60)
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/%2f"
+
+    def client(self) -> Any:
+        import pika
+
+        return pika.BlockingConnection(pika.URLParameters(self.url))
+
+    def unacknowledged(self, queue: str) -> int:
+        """Ask the node itself: AMQP does not tell."""
+        if self.shell is None:
+            self.shell = subprocess.Popen(
+                ["erl", "-noshell", "-hidden", "-sname", f"asking{self.port}@localhost", "-eval", ASKING],
+                env={**self.environment, "NODE": self.node},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        assert self.shell.stdin is not None
+        assert self.shell.stdout is not None
+        self.shell.stdin.write(queue.encode() + b"\n")
+        self.shell.stdin.flush()
+        return int(self.shell.stdout.readline())
+
+
+ASKING = """
+Node = list_to_atom(os:getenv("NODE")),
+Ask = fun(Ask) ->
+    Queue = list_to_binary(string:trim(io:get_line(""))),
+    {ok, Found} = rpc:call(Node, rabbit_amqqueue, lookup, [{resource, <<"/">>, queue, Queue}]),
+    [{_, Count}] = rpc:call(Node, rabbit_amqqueue, info, [Found, [messages_unacknowledged]]),
+    io:format("~b~n", [Count]),
+    Ask(Ask)
+end,
+Ask(Ask).
+"""
+"""Erlang that answers each line, the name of a queue, by a line with the number of its unacknowledged messages."""
+
+
 def started(kind: type[Server], program: str, library: str) -> Iterator[Any]:
     """A running server for all tests of a process; ended with it."""
     found = shutil.which(program)
@@ -145,6 +258,7 @@ def started(kind: type[Server], program: str, library: str) -> Iterator[Any]:
     finally:
         if server.process is not None and server.process.poll() is None:
             server.end(signal.SIGKILL)
+        server.close()
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -162,16 +276,27 @@ def redis_server() -> Iterator[RedisServer]:
     yield from started(RedisServer, "redis-server", "redis")
 
 
+@pytest.fixture(scope="session")
+def rabbit_server() -> Iterator[RabbitServer]:
+    yield from started(RabbitServer, RabbitServer.SCRIPT, "pika")
+
+
 class Kit:
     """What a connector of a queue plugs into the suite: one queue of a server, whose messages are numbers."""
 
     server: Server
     queue: Queue
+    name: str
     column: str
     """Where a message has its number."""
     data_source: Any
     """The class of the Data Source, and its options but for the spool."""
     options: dict[str, str]
+    is_given_to_one = True
+    """Whether a message that was delivered is delivered again to the same member only."""
+    parallelism = 2
+    """With how many subtasks a message enters a topology once."""
+    tells_what_waits = True
 
     def put(self, first: int, end: int) -> None:
         """Send the numbers of a range, in order."""
@@ -186,16 +311,31 @@ class Kit:
         raise NotImplementedError
 
     def sink(self, name: str) -> Any:
-        """Return a sink of another queue of the server; None where the connector has none that is exactly once."""
-        raise NotImplementedError
+        """Return a sink of another queue of the server; of files where it has none that is exactly once."""
+        from ftlayer.sinks import FileSink
+
+        return FileSink(str(self._files(name)))
+
+    @property
+    def sink_format(self) -> str:
+        """The format by which plain Spark writes to the same, with the `sink_options`."""
+        return "parquet"
 
     def sink_options(self, name: str) -> dict[str, str]:
-        """Return the options by which `data_source` writes to the same."""
-        raise NotImplementedError
+        return {"path": str(self._files(name))}
 
     def in_sink(self, name: str) -> list[int]:
         """Return the numbers that the sink has committed, from a column ``number``."""
-        raise NotImplementedError
+        if not self._files(name).exists():
+            return []
+        numbers = pa.schema([("number", pa.int64())])
+        read: list[int] = (
+            ds.dataset(self._files(name), numbers, format="parquet").to_table()["number"].to_pylist()
+        )
+        return read
+
+    def _files(self, name: str) -> Path:
+        return self.server.directory / f"{self.name}-{name}"
 
     def refused(self) -> Queue:
         """Return the queue with an address at which nobody is, that gives up soon."""
@@ -245,6 +385,10 @@ class RedisKit(Kit):
 
         return RedisSink(self.server.url, f"{self.name}-{name}")  # type: ignore[attr-defined]
 
+    @property
+    def sink_format(self) -> str:
+        return "ftlayer-redis"
+
     def sink_options(self, name: str) -> dict[str, str]:
         return {"url": self.url, "stream": f"{self.name}-{name}"}
 
@@ -258,7 +402,49 @@ class RedisKit(Kit):
         return RedisSource(f"redis://127.0.0.1:{free_port()}", self.name, "group", reconnect_timeout="50ms")
 
 
-KITS: dict[str, tuple[str, type[Any]]] = {"redis": ("redis_server", RedisKit)}
+class AmqpKit(Kit):
+    column = "value"
+    is_given_to_one = False
+    parallelism = 1
+    tells_what_waits = False
+
+    def __init__(self, server: RabbitServer, name: str) -> None:
+        from ftlayer.sources import AmqpDataSource, AmqpSource
+
+        self.server = server
+        self.name = name
+        self.data_source = AmqpDataSource
+        self.options = {"url": server.url, "queue": name}
+        self.queue = AmqpSource(server.url, name)
+
+    def put(self, first: int, end: int) -> None:
+        import pika
+
+        with self.server.client() as client:  # type: ignore[attr-defined]
+            channel = client.channel()
+            channel.queue_declare(self.name, durable=True)
+            channel.confirm_delivery()
+            for number in range(first, end):
+                properties = pika.BasicProperties(delivery_mode=2, message_id=str(number))
+                channel.basic_publish("", self.name, b"%d" % number, properties)
+
+    def numbers(self, fetched: Fetched) -> list[int]:
+        return [int(number) for number in fetched.rows.column("value").to_pylist()]
+
+    def pending(self) -> int:
+        assert isinstance(self.server, RabbitServer)
+        return self.server.unacknowledged(self.name)
+
+    def refused(self) -> Queue:
+        from ftlayer.sources import AmqpSource
+
+        return AmqpSource(f"amqp://127.0.0.1:{free_port()}", self.name, reconnect_timeout="50ms")
+
+
+KITS: dict[str, tuple[str, type[Any]]] = {
+    "redis": ("redis_server", RedisKit),
+    "amqp": ("rabbit_server", AmqpKit),
+}
 """By connector: the fixture of its server, and its kit."""
 
 COUNT = iter(range(1 << 30))
@@ -269,8 +455,44 @@ def wait_until() -> Callable[..., Any]:
     return until
 
 
+def made(request: pytest.FixtureRequest) -> Kit:
+    fixture, kind = KITS[request.param]
+    kit: Kit = kind(request.getfixturevalue(fixture), f"messages-{os.getpid()}-{next(COUNT)}")
+    return kit
+
+
 @pytest.fixture(params=KITS)
 def kit(request: pytest.FixtureRequest) -> Kit:
-    fixture, kind = KITS[request.param]
-    made: Kit = kind(request.getfixturevalue(fixture), f"messages-{os.getpid()}-{next(COUNT)}")
-    return made
+    return made(request)
+
+
+@pytest.fixture(params=[name for name, (_, kind) in KITS.items() if kind.is_given_to_one])
+def kit_of_one(request: pytest.FixtureRequest) -> Kit:
+    """A queue that delivers again to the same member only."""
+    return made(request)
+
+
+@pytest.fixture(params=["amqp"])
+def amqp(request: pytest.FixtureRequest) -> Kit:
+    return made(request)
+
+
+@pytest.fixture(params=[name for name, (_, kind) in KITS.items() if kind.tells_what_waits])
+def telling_kit(request: pytest.FixtureRequest) -> Kit:
+    """A queue of a server that tells how many messages wait."""
+    return made(request)
+
+
+SLOW_STARTS = (
+    "test_the_server_is_restarted[amqp-15]",
+    "meanwhile[amqp]",
+    "test_plain_spark_reads_and_writes_each_message_once[amqp]",
+)
+"""RabbitMQ takes ten seconds to start: by default it is restarted once, and in a topology. One run on Spark will do."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/connectors" in item.nodeid and item.name.endswith(SLOW_STARTS):
+            item.add_marker(pytest.mark.campaign)

@@ -24,8 +24,10 @@ def test_plain_spark_reads_and_writes_each_message_once(spark: Any, kit: Any, tm
     kit.put(0, 200)
 
     def run() -> None:
-        numbers = open_stream(spark, kit, tmp_path).selectExpr(f"cast({kit.column} as long) as number")
-        writer = numbers.writeStream.format(kit.data_source.name()).options(**kit.sink_options("out"))
+        numbers = open_stream(spark, kit, tmp_path).selectExpr(
+            f"cast(cast({kit.column} as string) as long) as number"
+        )
+        writer = numbers.writeStream.format(kit.sink_format).options(**kit.sink_options("out"))
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         writer.trigger(availableNow=True).start().awaitTermination()
 
@@ -47,7 +49,7 @@ def test_a_wrapped_query_reads_each_message_once(spark: Any, kit: Any, tmp_path:
     column, found = kit.column, []
 
     def number(record: dict[str, Any]) -> dict[str, int]:
-        if record[column] == "70":
+        if int(record[column]) == 70:
             raise ValueError("meant to fail")
         return {"number": int(record[column])}
 

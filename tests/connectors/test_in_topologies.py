@@ -66,7 +66,8 @@ def test_barrier_mode_reads_each_message_once(spark: Any, kit: Any, wait_until: 
         restart=FixedDelay(attempts=20, delay="10ms"),
         checkpointing=CheckpointConfig(interval="200ms", directory=str(tmp_path / "checkpoints")),
     )
-    numbers = env.source(kit.queue, uid="messages").map(number_in(kit, tmp_path), NUMBER, uid="number")
+    messages = env.source(kit.queue, uid="messages", parallelism=kit.parallelism)
+    numbers = messages.map(number_in(kit, tmp_path), NUMBER, uid="number")
     numbers.sink(kit.sink("out"), uid="out")
 
     def found() -> list[int]:

@@ -1,0 +1,248 @@
+"""A queue of AMQP 0.9.1 (RabbitMQ) as a source."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+
+from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
+from ftlayer.clients.amqp import amqp_library, check_amqp_url, connect, is_away, place_of
+from ftlayer.errors import ConfigError, SourceError
+from ftlayer.sources.amqp_rows import SCHEMA, Delivery, to_rows
+from ftlayer.sources.reconnecting import Reconnecting
+from ftlayer.sources.redelivery import NAME_BYTES, Window
+from ftlayer.topology.queues import Fetched, Member, Queue
+
+logger = logging.getLogger(__name__)
+
+MAX_PENDING = 10_000
+MOST_PENDING = 65_535
+"""AMQP's prefetch count has 16 bits."""
+
+_KEPT_NAMES = 10_000
+"""Of messages that were acknowledged: the server may lose acknowledgements when it crashes."""
+
+
+class AmqpSource(Queue):
+    """Reads a queue of RabbitMQ, or of another server that speaks AMQP 0.9.1. Its other consumers get other messages.
+
+    A message is acknowledged once it is durable: stored in the vertex, in a completed checkpoint, or in the spool.
+    Until then the server keeps it, and delivers it again after a failure. One that is delivered again is known by its
+    ``message_id``, and left out, if it comes to the subtask that had it: always with one subtask. A message without an
+    id, or that comes to another subtask, is read twice.
+    """
+
+    schema: pa.Schema = SCHEMA
+
+    def __init__(
+        self,
+        url: str,
+        queue: str,
+        *,
+        max_pending: int = MAX_PENDING,
+        unique_ids: bool = True,
+        reconnect_timeout: Duration = "5m",
+    ) -> None:
+        """Nothing is connected to before it is read.
+
+        Args:
+            url: ``amqp://user:password@host:5672/%2F``, ``amqps://…`` with TLS; slots connect.
+            queue: name of the queue; it is made, durable, if it is not there.
+            max_pending: how many messages a subtask may have that are not acknowledged (the prefetch count). In
+                barrier mode these are all that it reads until the next checkpoint is complete.
+            unique_ids: whether a ``message_id`` names one message. False if the senders use ids again: then all that is
+                delivered again is read again.
+            reconnect_timeout: the source fails when the server was away for this long.
+
+        Raises `ConfigError` if pika is missing, and for an option that will not do.
+        """
+        check_amqp_url(url)
+        check_text(queue, "queue", "the name of a queue")
+        check_int(max_pending, "max_pending", least=1, most=MOST_PENDING)
+        check_bool(unique_ids, "unique_ids")
+        self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+        self.url, self.queue, self.max_pending, self.unique_ids = url, queue, max_pending, unique_ids
+
+    def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> AmqpReader:
+        """See `Queue.open`. The server is connected to by the first fetch."""
+        names = b"".join(self.unpack(position) for position in positions.values())
+        window = Window(names, self.max_pending + min(self.max_pending, _KEPT_NAMES), stored=stored)
+        return AmqpReader(self, member.subtask, window)
+
+    @property
+    def place(self) -> str:
+        """How errors name it."""
+        return f"queue {self.queue!r} of {place_of(self.url)}"
+
+    def pack(self, names: bytes) -> bytes:
+        """Return the position behind messages, of which some have these names."""
+        packed: bytes = msgpack.packb(["amqp", self.queue, names])
+        return packed
+
+    def unpack(self, position: bytes) -> bytes:
+        """Return the names in a position; `ConfigError` for one of something else."""
+        try:
+            found = msgpack.unpackb(position)
+        except (ValueError, msgpack.UnpackException):
+            found = None
+        if not isinstance(found, list) or found[:2] != ["amqp", self.queue] or len(found) != 3:
+            raise ConfigError(
+                f"{self.place}: the positions stored under this uid are of another source; give the new one a uid of "
+                "its own"
+            )
+        names = bytes(found[2])
+        assert len(names) % NAME_BYTES == 0
+        return names
+
+
+class AmqpReader:
+    """`QueueReader` of one consumer."""
+
+    def __init__(self, source: AmqpSource, subtask: int, window: Window) -> None:
+        self._source = source
+        self._subtask = subtask
+        self._window = window
+        self._away = Reconnecting(source.place, source.patience_ms)
+        self._connection: Any = None
+        self._channel: Any = None
+        self._delivered: deque[Delivery] = deque()
+        self._cancelled = False
+        self._warned = False
+
+    # ------------------------------------------------------------ what is called
+
+    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        """See `QueueReader.fetch`. Raises `SourceError` for what is no matter of the connection."""
+        wait_s -= self._away.wait(wait_s)
+        if self._away.is_early:
+            return None
+        try:
+            self._connect()
+            self._receive(wait_s)
+            fetched = self._take(max_rows)
+            self._send_acknowledgement()
+        except (amqp_library().exceptions.AMQPError, OSError) as error:
+            self._failed(error)
+            return None
+        self._away.works()
+        self._warn_of_standstill(fetched)
+        return fetched
+
+    def acknowledge(self, receipts: Sequence[int]) -> None:
+        """See `QueueReader.acknowledge`."""
+        if receipts:
+            self._window.durable(receipts)
+        if self._channel is not None:
+            try:
+                self._send_acknowledgement()
+            except (amqp_library().exceptions.AMQPError, OSError) as error:
+                self._failed(error)
+
+    def waiting(self) -> int | None:
+        """See `QueueReader.waiting`. AMQP does not tell how many messages are on their way."""
+        return None
+
+    def wake_up(self) -> None:
+        """See `QueueReader.wake_up`: a fetch that waits for the server is not ended."""
+
+    def close(self) -> None:
+        """See `QueueReader.close`."""
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None and connection.is_open:
+            try:
+                connection.close()
+            except (amqp_library().exceptions.AMQPError, OSError) as error:
+                logger.info("%s: the connection did not close in order: %s", self._source.place, error)
+
+    # ------------------------------------------------------------ connecting
+
+    def _connect(self) -> None:
+        if self._channel is not None:
+            return
+        self._connection = connect(self._source.url)
+        self._declare()
+        channel = self._connection.channel()
+        channel.basic_qos(prefetch_count=self._source.max_pending)
+        channel.add_on_cancel_callback(self._on_cancel)
+        channel.basic_consume(self._source.queue, self._on_message)
+        self._channel = channel
+
+    def _declare(self) -> None:
+        """Make the queue, if it is not there; one that is there may be of any kind."""
+        errors = amqp_library().exceptions
+        try:
+            self._connection.channel().queue_declare(self._source.queue, passive=True)
+        except errors.ChannelClosedByBroker as error:
+            if error.reply_code != 404:
+                raise
+            self._connection.channel().queue_declare(self._source.queue, durable=True)
+
+    def _on_message(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        self._delivered.append((method, properties, body))
+
+    def _on_cancel(self, _: Any) -> None:
+        self._cancelled = True
+
+    def _failed(self, error: Exception) -> None:
+        """Connect again later, or raise. What was not acknowledged is delivered again."""
+        if not is_away(error):
+            raise SourceError(f"{self._source.place}: {type(error).__name__}: {error}") from error
+        self.close()
+        self._delivered.clear()
+        self._cancelled = False
+        self._window.reconnected()
+        self._away.failed(error)
+
+    # ------------------------------------------------------------ fetching
+
+    def _receive(self, wait_s: float) -> None:
+        until = time.monotonic() + wait_s
+        while not self._delivered:
+            left = until - time.monotonic()
+            self._connection.process_data_events(max(0.0, left))
+            if self._cancelled:
+                raise ConnectionError("the consumer was cancelled: the queue was deleted, or has moved")
+            if left <= 0:
+                return
+
+    def _take(self, max_rows: int) -> Fetched | None:
+        """Take what was delivered, without what is known."""
+        count = min(max_rows, len(self._delivered))
+        deliveries = [self._delivered.popleft() for _ in range(count)]
+        if not deliveries:
+            return None
+        unique = self._source.unique_ids
+        are_new = self._window.take(
+            (method.delivery_tag, properties.message_id if unique else None, method.redelivered)
+            for method, properties, _ in deliveries
+        )
+        if not any(are_new):
+            return None
+        rows = to_rows(deliveries if all(are_new) else list(compress(deliveries, are_new)))
+        position = self._source.pack(self._window.packed())
+        return Fetched(rows, self._subtask, position, self._window.turn)
+
+    def _warn_of_standstill(self, fetched: Fetched | None) -> None:
+        if fetched is not None:
+            self._warned = False
+        elif not self._warned and self._window.unacknowledged >= self._source.max_pending:
+            self._warned = True
+            logger.warning(
+                "%s: %d messages wait to be durable, which is max_pending; no others come until then: raise it, or "
+                "checkpoint more often",
+                self._source.place,
+                self._window.unacknowledged,
+            )
+
+    # ------------------------------------------------------------ acknowledging
+
+    def _send_acknowledgement(self) -> None:
+        if (tag := self._window.to_acknowledge()) is not None:
+            self._channel.basic_ack(tag, multiple=True)
