@@ -64,8 +64,10 @@ def test_what_was_pending_is_replayed_and_nothing_is_read_twice(
     def announced() -> Any:
         return next((each for each in layer.client.call(ListJobs()).jobs if each.job.run == job.job), None)
 
-    # Tools see it, with what each subtask does.
-    logs_kit.until(job, lambda: (found := announced()) and found.job.subtasks)
+    # Tools see it, with what each subtask does: each slot says it once a second.
+    logs_kit.until(
+        job, lambda: (found := announced()) and {load.slot for load in found.job.subtasks} == {0, 1}
+    )
     told = layer.client.call(GetJob(job.name)).job
     assert {node.uid for node in told.plan.nodes} >= {"lines", "gate"}
     assert (told.state, told.mode, told.counters["records_in"] >= 300) == ("running", "acker", True)
