@@ -108,3 +108,32 @@ def test_acker_mode_loses_no_message(spark: Any, kit: Any, wait_until: Any, tmp_
             job.cancel()
     assert (tmp_path / "killed").exists()
     assert set(found()) == set(range(COUNT))
+
+
+@pytest.mark.campaign
+def test_a_savepoint_is_restored_with_fewer_subtasks(
+    spark: Any, kit: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    """What was delivered to subtasks that are there no more comes once, too."""
+    (tmp_path / "killed").touch()  # Nobody is.
+
+    def start(parallelism: int, restore_from: str | None) -> Any:
+        checkpoints = CheckpointConfig(interval="100ms", directory=str(tmp_path / "checkpoints"))
+        env = StreamEnvironment(spark, name="savepoints", parallelism=parallelism, checkpointing=checkpoints)
+        numbers = env.source(kit.queue, uid="messages").map(number_in(kit, tmp_path), NUMBER, uid="number")
+        numbers.sink(kit.sink("out"), uid="out")
+        return env.execute_async(restore_from=restore_from)
+
+    kit.put(0, 1_000)
+    job = start(2, None)
+    wait_until(lambda: len(kit.in_sink("out")) >= 500, "messages on their way")
+    kit.put(1_000, 1_500)
+    savepoint = job.stop_with_savepoint(str(tmp_path / "savepoint"), timeout=120)
+    kit.put(1_500, 2_000)
+    job = start(1, savepoint)
+    try:
+        wait_until(lambda: len(kit.in_sink("out")) >= 2_000, "all messages")
+        wait_until(lambda: kit.pending() == 0, "the last acknowledgement")
+    finally:
+        job.cancel()
+    assert sorted(kit.in_sink("out")) == list(range(2_000))

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer import CheckpointConfig, FixedDelay, StreamEnvironment
+from ftlayer import CheckpointConfig, FixedDelay, FTLayer, StreamEnvironment
 from ftlayer.sinks import FileSink
 from ftlayer.sources import KafkaDataSource, KafkaSource
 
@@ -90,6 +90,41 @@ def test_barrier_mode_reads_each_message_once(
         consumer.close()
     assert (tmp_path / "killed").exists()
     assert sorted(found()) == list(range(TOTAL))
+
+
+@pytest.mark.campaign
+def test_acker_mode_loses_no_message(
+    spark: Any, kafka_server: Any, topic: str, wait_until: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    directory = tmp_path / "out"
+
+    def keep(batch: pa.RecordBatch) -> None:
+        with (directory / f"{os.getpid()}.txt").open("a") as file:
+            file.writelines(f"{number}\n" for number in batch.column(0).to_pylist())
+
+    def found() -> set[int]:
+        return {int(line) for path in directory.iterdir() for line in path.read_text().splitlines()}
+
+    with FTLayer.embedded(str(tmp_path / "ft"), timeout="5s") as layer:
+        restart = FixedDelay(attempts=20, delay="10ms")
+        env = StreamEnvironment(spark, layer, name="topics", parallelism=2, restart=restart)
+        source = KafkaSource(kafka_server.url, topic, max_rows=300)
+        env.source(source, uid="messages").map(number_in(tmp_path), NUMBER, uid="number").sink(
+            keep, uid="kept"
+        )
+        job = env.execute_async()
+        try:
+            for first in range(0, TOTAL, PART):
+                kafka_server.produce(topic, first // PART % 3, range(first, first + PART))
+                if first == 3 * PART:
+                    kafka_server.restart(signal.SIGTERM)
+                wait_until(lambda first=first: len(found()) >= first, "messages on their way")
+            wait_until(lambda: len(found()) >= TOTAL, "all messages")
+        finally:
+            job.cancel()
+    assert (tmp_path / "killed").exists()
+    assert found() == set(range(TOTAL))
 
 
 @pytest.mark.campaign
