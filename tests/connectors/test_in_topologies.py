@@ -48,13 +48,18 @@ def keeping(directory: Path) -> Callable[[pa.RecordBatch], None]:
 
 
 def put_all(
-    kit: Any, wait_until: Callable[[Callable[[], Any], str], Any], found: Callable[[], list[int]]
+    kit: Any,
+    wait_until: Callable[[Callable[[], Any], str], Any],
+    found: Callable[[], list[int]],
+    vertex: Any = None,
 ) -> None:
-    """Send all numbers while they are read; the server is killed in the middle, with messages unacknowledged."""
+    """Send all numbers while they are read; the server, and the vertex if there is one, are killed in the middle."""
     for first in range(0, COUNT, PART):
         kit.put(first, first + PART)
         if first == 3 * PART:
             kit.server.restart()
+        if first == 4 * PART and vertex is not None:
+            vertex.kill()
         wait_until(lambda first=first: len(set(found())) >= first, "messages on their way")
 
 
@@ -101,7 +106,8 @@ def test_acker_mode_loses_no_message(spark: Any, kit: Any, wait_until: Any, tmp_
         numbers.sink(keeping(tmp_path / "out"), uid="kept")
         job = env.execute_async()
         try:
-            put_all(kit, wait_until, found)
+            assert layer.vertex is not None
+            put_all(kit, wait_until, found, layer.vertex)
             wait_until(lambda: len(set(found())) >= COUNT, "all messages")
             wait_until(lambda: kit.pending() == 0, "the last acknowledgement")
         finally:
