@@ -285,12 +285,19 @@ class Ledger:
 
 
 def kill_slots(running: Any, draw: random.Random) -> None:
-    """Kill slots now and then, sometimes two at a time, until the job is over."""
-    while not running.over(draw.uniform(0.2, 2.0)):
+    """Kill slots until the job is over: one or two, at random moments behind the first checkpoint of a deployment."""
+    completed = 0
+    while not running.over(0.05):
+        status = running.status()
+        if status.checkpoints.completed <= completed:
+            continue
+        if running.over(draw.uniform(0.0, 2.0)):
+            return
         slots = [slot.pid for slot in running.status().slots if slot.pid]
-        for pid in draw.sample(slots, draw.randint(0, len(slots))):
+        for pid in draw.sample(slots, draw.randint(1, len(slots)) if slots else 0):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        completed = running.status().checkpoints.completed
 
 
 def main(job: LogJob) -> None:

@@ -83,11 +83,11 @@ class Lives:
 def test_a_driver_and_a_slot_are_killed(
     spark: Any, kit: ModuleType, server: Any, tmp_path: Path, real_lines: list[str]
 ) -> None:
-    job = kit.LogJob(str(tmp_path), server.dsn, 4_000, "logs_of_two_lives")
+    job = kit.LogJob(str(tmp_path), server.dsn, 2_000, "logs_of_two_lives")
     lives = Lives(kit, server, job, real_lines)
-    lives.killed(1, 0, pace_s=0.1)
+    lives.killed(1, 0, pace_s=0.2)
     env = kit.environment(spark, job)
-    kit.build(env, replace(job, pace_s=0.02))
+    kit.build(env, replace(job, pace_s=0.04))
     running = env.execute_async(restore_from="latest")
     try:
         before = lives.ledger.in_database()
@@ -102,6 +102,8 @@ def test_a_driver_and_a_slot_are_killed(
     finally:
         running.cancel()
     lives.ledger.check()
+    commits = server.execute("SELECT DISTINCT checkpoint FROM ftlayer_commits WHERE sink = %s", job.table)
+    assert len(commits) > 2, "there were more than those of three beginnings"
 
 
 @pytest.mark.campaign
