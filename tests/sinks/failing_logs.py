@@ -51,7 +51,10 @@ Word = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class LogJob:
-    """What is run, by whichever driver. ``kills`` is the seed of kills of its slots; None: there are none."""
+    """What is run, by whichever driver.
+
+    ``pace_s``: the first time they are read, so long passes over 100 lines. ``kills`` is the seed of kills of slots.
+    """
 
     directory: str
     dsn: str
@@ -97,10 +100,12 @@ def meet(where: str, *record: Any) -> None:
 
 def read(job: LogJob, source: int) -> Iterator[Any]:
     """The lines of a source; behind the gate, the first one shows each word there is, in a line of its own."""
-    lines = job.lines
+    lines, begun = job.lines, Path(job.directory) / "begun"
+    if not begun.exists():
+        begun.touch()
+    begun_s = begun.stat().st_mtime
     for place in range(source, job.count, SOURCES):
-        if job.pace_s and place % 100 < SOURCES:
-            time.sleep(job.pace_s)
+        time.sleep(max(0.0, begun_s + place * job.pace_s / 100 - time.time()))
         yield place, lines[place % len(lines)]
     while not job.gate.exists():
         time.sleep(0.02)
