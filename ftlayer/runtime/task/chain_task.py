@@ -194,9 +194,8 @@ class ChainTask:
     def _again(self, now: Now) -> list[Action]:
         """Run what waits for another attempt, and pass on what the chain kept to itself meanwhile."""
         actions = self._rows.again(now)
-        if actions:
-            actions.extend(self._event_time_moved(now))
-        return [*actions, *self._let_go(now)]
+        # Also where nothing was put out: timers may have been set that are due.
+        return [*actions, *self._event_time_moved(now), *self._let_go(now)]
 
     # ------------------------------------------------------------ event time
 

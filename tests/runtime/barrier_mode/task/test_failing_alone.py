@@ -226,3 +226,23 @@ def test_a_timer_that_waits_and_is_set_again_fires_as_often_as_it_was_set() -> N
     assert task.task.failures.waiting == 2
     assert sent(task.after(1_000)) == [("bad", 1), ("bad", 2)]
     assert task.task.failures.waiting == 0
+
+
+class SetsOne(ProcessFunction):
+    """Sets a timer of event time in its second attempt, and puts nothing out before it fires."""
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        if current_record().attempt == 1:
+            raise ValueError("not yet")
+        ctx.timers.event(record[1])
+        return []
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        yield ctx.key, time_ms
+
+
+def test_a_timer_that_a_retry_sets_behind_the_watermark_fires_at_once() -> None:
+    task = Task(SetsOne())
+    task.give(("a", 3))
+    task.watermark(7)
+    assert sent(task.after(1_000)) == [("a", 3)]
