@@ -105,7 +105,9 @@ def read(job: LogJob, source: int) -> Iterator[Any]:
         begun.touch()
     begun_s = begun.stat().st_mtime
     for place in range(source, job.count, SOURCES):
-        time.sleep(max(0.0, begun_s + place * job.pace_s / 100 - time.time()))
+        wait_s = begun_s + place * job.pace_s / 100 - time.time() if job.pace_s else 0.0
+        if wait_s > 0:
+            time.sleep(wait_s)
         yield place, lines[place % len(lines)]
     while not job.gate.exists():
         time.sleep(0.02)
@@ -296,7 +298,8 @@ def kill_slots(running: Any, draw: random.Random) -> None:
         status = running.status()
         if status.checkpoints.completed <= completed:
             continue
-        if running.over(draw.uniform(0.0, 2.0)):
+        # (Behind a restart the source comes back to where it was first, and then there are new rows.)
+        if running.over(draw.uniform(0.0, 6.0)):
             return
         slots = [slot.pid for slot in running.status().slots if slot.pid]
         for pid in draw.sample(slots, draw.randint(1, len(slots)) if slots else 0):
