@@ -1,12 +1,13 @@
 """Ready-made sources of other systems.
 
-They are for `StreamEnvironment.source` in both modes, and (`KafkaDataSource`, `RedisDataSource`, `AmqpDataSource`) for
-wrapped queries and plain Structured Streaming.
+They are for `StreamEnvironment.source` in both modes, and (`KafkaDataSource`, `RedisDataSource`, `AmqpDataSource`,
+`MqttDataSource`) for wrapped queries and plain Structured Streaming.
 """
 
 from ftlayer.sources.amqp import AmqpSource
-from ftlayer.sources.data_sources import AmqpDataSource, KafkaDataSource, RedisDataSource
+from ftlayer.sources.data_sources import AmqpDataSource, KafkaDataSource, MqttDataSource, RedisDataSource
 from ftlayer.sources.kafka import KafkaSource
+from ftlayer.sources.mqtt import MqttSource
 from ftlayer.sources.redis import RedisSource
 from ftlayer.sources.webhook.signature import HmacSignature
 from ftlayer.sources.webhook.source import WebhookSource
@@ -17,6 +18,8 @@ __all__ = [
     "HmacSignature",
     "KafkaDataSource",
     "KafkaSource",
+    "MqttDataSource",
+    "MqttSource",
     "RedisDataSource",
     "RedisSource",
     "WebhookSource",

@@ -12,6 +12,7 @@ from ftlayer.sinks import RedisSink
 from ftlayer.sources.amqp import MAX_PENDING, AmqpSource
 from ftlayer.sources.kafka import MAX_ROWS as MAX_OFFSETS
 from ftlayer.sources.kafka import KafkaSource
+from ftlayer.sources.mqtt import MqttSource
 from ftlayer.sources.queue_stream import QueueStreamReader
 from ftlayer.sources.redis import RedisSource
 from ftlayer.topology.queues import Queue
@@ -65,6 +66,33 @@ class AmqpDataSource(QueueDataSource):
             options.get("queue"),  # type: ignore[arg-type]
             max_pending=_count(options, "maxPending", MAX_PENDING),
             unique_ids=_flag(options, "uniqueIds", default=True),
+            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+        )
+
+
+class MqttDataSource(QueueDataSource):
+    """``spark.dataSource.register(MqttDataSource)``, then ``format("ftlayer-mqtt")`` to read.
+
+    Options: ``url``, ``topic``, ``group``, ``qos``, ``version``, ``sessionExpiry``, ``maxPending``,
+    ``reconnectTimeout``, see `MqttSource`; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``format``."""
+        return "ftlayer-mqtt"
+
+    def source(self) -> MqttSource:
+        """See `QueueDataSource.source`."""
+        options = self.options
+        return MqttSource(
+            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
+            options.get("topic"),  # type: ignore[arg-type]
+            group=options.get("group"),
+            qos=_count(options, "qos", 1),
+            version=str(options.get("version", "5")),
+            session_expiry=str(options.get("sessionExpiry", "24h")),
+            max_pending=_count(options, "maxPending", MAX_PENDING),
             reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
         )
 

@@ -1,0 +1,43 @@
+"""Options of the source of MQTT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ftlayer.errors import ConfigError
+from ftlayer.sources import MqttSource
+from ftlayer.topology.queues import Member
+
+pytest.importorskip("paho.mqtt")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"url": 7}, "url: expected a URL like mqtt://"),
+        ({"url": "amqp://localhost"}, "url: expected mqtt://"),
+        ({"url": "mqtt://localhost:port"}, "url: "),
+        ({"topic": ""}, "topic: expected a topic filter"),
+        ({"group": "a/b"}, "group: expected a name without"),
+        ({"qos": 0}, "qos: expected an integer from 1 to 2"),
+        ({"version": "4"}, "version: expected '3.1.1' or '5'"),
+        ({"max_pending": 65_536}, "max_pending: "),
+        ({"session_expiry": "long"}, "session_expiry: "),
+        ({"reconnect_timeout": "soon"}, "reconnect_timeout: "),
+    ],
+)
+def test_an_option_that_will_not_do_is_named(given: dict[str, Any], message: str) -> None:
+    options: dict[str, Any] = {"url": "mqtt://localhost", "topic": "t", **given}
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        MqttSource(**options)
+
+
+def test_several_subtasks_need_a_group() -> None:
+    with pytest.raises(ConfigError, match=r"^group: .* with 2 subtasks"):
+        MqttSource("mqtt://localhost", "t").open(Member("o", 0, 2), {}, stored=True)
+
+
+def test_errors_name_the_server_without_its_password() -> None:
+    assert "secret" not in MqttSource("mqtt://user:secret@localhost", "t").place
