@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -82,8 +83,8 @@ class AmqpSource(Queue):
         return f"queue {self.queue!r} of {place_of(self.url)}"
 
     def pack(self, names: bytes) -> bytes:
-        """Return the position behind messages, of which some have these names."""
-        packed: bytes = msgpack.packb(["amqp", self.queue, names])
+        """Return the position behind messages, of which some have these names: one like no other."""
+        packed: bytes = msgpack.packb(["amqp", self.queue, names, secrets.token_bytes(8)])
         return packed
 
     def unpack(self, position: bytes) -> bytes:
@@ -92,7 +93,7 @@ class AmqpSource(Queue):
             found = msgpack.unpackb(position)
         except (ValueError, msgpack.UnpackException):
             found = None
-        if not isinstance(found, list) or found[:2] != ["amqp", self.queue] or len(found) != 3:
+        if not isinstance(found, list) or found[:2] != ["amqp", self.queue] or len(found) != 4:
             raise ConfigError(
                 f"{self.place}: the positions stored under this uid are of another source; give the new one a uid of "
                 "its own"

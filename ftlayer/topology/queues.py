@@ -42,7 +42,8 @@ class Fetched:
     Attributes:
         rows: of the queue's schema.
         of: the subtask that they were delivered to: the reader's own, or one that is there no more.
-        position: what a reader has to be opened with for that subtask to go on behind these rows.
+        position: what a reader has to be opened with for that subtask to go on behind these rows; no other fetch's, of
+            this reader or another, is the same.
         receipt: what `QueueReader.acknowledge` takes.
     """
 

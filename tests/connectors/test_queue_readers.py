@@ -42,6 +42,7 @@ def test_messages_come_in_order_as_many_as_are_asked_for(kit: Any) -> None:
     found = fetch_numbers(kit, reader, 20)
     assert numbers_of(kit, found) == list(range(20))
     assert all(1 <= each.rows.num_rows <= 7 for each in found)
+    assert len({each.position for each in found}) == len(found)
     assert all(each.rows.schema.equals(kit.queue.schema) for each in found)
     assert reader.fetch(7, 0.01) is None
     reader.close()
