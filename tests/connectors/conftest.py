@@ -289,7 +289,7 @@ Ask(Ask).
 
 
 def started(kind: type[Server], program: str, library: str) -> Iterator[Any]:
-    """A running server for all tests of a process; ended with it."""
+    """A running server for the tests of a file. It is ended with them: some take up half a core while nothing is asked."""
     found = shutil.which(program)
     if found is None or importlib.util.find_spec(library) is None:
         pytest.skip(f"{program} or its client library {library} is not installed")
@@ -305,7 +305,7 @@ def started(kind: type[Server], program: str, library: str) -> Iterator[Any]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka_server() -> Iterator[KafkaServer]:
     """`noida-db`: the binary itself, since its script runs it as a child that a kill would leave."""
     found = importlib.util.find_spec("noida_db")
@@ -314,17 +314,17 @@ def kafka_server() -> Iterator[KafkaServer]:
     yield from started(KafkaServer, str(Path(found.origin).with_name("noida-db")), "confluent_kafka")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def redis_server() -> Iterator[RedisServer]:
     yield from started(RedisServer, "redis-server", "redis")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def mosquitto() -> Iterator[MosquittoServer]:
     yield from started(MosquittoServer, "mosquitto", "paho")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def rabbit_server() -> Iterator[RabbitServer]:
     yield from started(RabbitServer, RabbitServer.SCRIPT, "pika")
 
@@ -462,6 +462,8 @@ class AmqpKit(Kit):
     is_given_to_one = False
     parallelism = 1
     tells_what_waits = False
+    # Its server may give to one what it gave to the other before.
+    lacks = frozenset({"test_a_savepoint_is_restored_with_fewer_subtasks"})
 
     def __init__(self, server: RabbitServer, name: str) -> None:
         from ftlayer.sources import AmqpDataSource, AmqpSource
@@ -514,6 +516,7 @@ class MqttKit(Kit):
             # Messages are for those who have subscribed.
             "test_members_share_the_messages",
             "test_members_that_are_gone_and_stored_nothing_lose_nothing",
+            "test_a_savepoint_is_restored_with_fewer_subtasks",
             "test_plain_spark_reads_and_writes_each_message_once",
             "test_a_wrapped_query_reads_each_message_once",
         }

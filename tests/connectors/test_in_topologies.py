@@ -47,6 +47,17 @@ def keeping(directory: Path) -> Callable[[pa.RecordBatch], None]:
     return keep
 
 
+def while_it_runs(job: Any, found: Callable[[], list[int]]) -> Callable[[], list[int]]:
+    """Return what finds numbers; raises what has ended the job, which would be waited for in vain."""
+
+    def find() -> list[int]:
+        if job.status().state.is_final:
+            job.wait()
+        return found()
+
+    return find
+
+
 def put_all(
     kit: Any,
     wait_until: Callable[[Callable[[], Any], str], Any],
@@ -81,9 +92,10 @@ def test_barrier_mode_reads_each_message_once(spark: Any, kit: Any, wait_until: 
 
     kit.begin("messages/messages")
     job = env.execute_async()
+    found_so_far = while_it_runs(job, found)
     try:
-        put_all(kit, wait_until, found)
-        wait_until(lambda: len(set(found())) >= COUNT, "all messages")
+        put_all(kit, wait_until, found_so_far)
+        wait_until(lambda: len(set(found_so_far())) >= COUNT, "all messages")
         wait_until(lambda: kit.pending() == 0, "the last acknowledgement")
     finally:
         job.cancel()
@@ -105,14 +117,16 @@ def test_acker_mode_loses_no_message(spark: Any, kit: Any, wait_until: Any, tmp_
         env = StreamEnvironment(
             spark, layer, name="messages", parallelism=2, restart=FixedDelay(attempts=20, delay="10ms")
         )
-        numbers = env.source(kit.queue, uid="messages").map(number_in(kit, tmp_path), NUMBER, uid="number")
+        messages = env.source(kit.queue, uid="messages", parallelism=kit.parallelism)
+        numbers = messages.map(number_in(kit, tmp_path), NUMBER, uid="number")
         numbers.sink(keeping(tmp_path / "out"), uid="kept")
         kit.begin("messages/messages")
         job = env.execute_async()
+        found_so_far = while_it_runs(job, found)
         try:
             assert layer.vertex is not None
-            put_all(kit, wait_until, found, layer.vertex)
-            wait_until(lambda: len(set(found())) >= COUNT, "all messages")
+            put_all(kit, wait_until, found_so_far, layer.vertex)
+            wait_until(lambda: len(set(found_so_far())) >= COUNT, "all messages")
             wait_until(lambda: kit.pending() == 0, "the last acknowledgement")
         finally:
             job.cancel()
