@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ from ftlayer.topology.queues import Fetched, Member, Queue, QueueReader
 
 DEADLINE_S = 600.0
 POLL_S = 0.02
+PORTS = range(10_000, 30_000)
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -35,10 +37,18 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
-def free_port() -> int:
+def is_open(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    """Return a port that is free, below those that the system gives to connections: a server takes seconds to start."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass
@@ -228,6 +238,8 @@ class RabbitServer(Server):
             self.epmd_port, self.dist_port = free_port(), free_port()
             listen = ("-port", str(self.epmd_port), "-address", "127.0.0.1")
             self.epmd = subprocess.Popen(["epmd", *listen], stdin=subprocess.DEVNULL)
+            # A node that does not find it starts one of its own.
+            until(lambda: is_open(self.epmd_port), "start of epmd")
         super().start()
 
     def is_ready(self) -> bool:
@@ -289,7 +301,7 @@ Ask(Ask).
 
 
 def started(kind: type[Server], program: str, library: str) -> Iterator[Any]:
-    """A running server for the tests of a file. It is ended with them: some take up half a core while nothing is asked."""
+    """A running server for the tests of a file. It ends with them: some take up half a core while nothing is asked."""
     found = shutil.which(program)
     if found is None or importlib.util.find_spec(library) is None:
         pytest.skip(f"{program} or its client library {library} is not installed")
