@@ -218,6 +218,7 @@ def test_letters_of_a_tracked_topology_are_mended(opened: Any, browsers: Any, tm
     assert [recovery["victim"] for recovery in values["recoveries"]] == ["slot", "vertex", "driver"]
 
 
+@pytest.mark.campaign
 def test_a_savepoint_of_a_topology_with_checkpoints(opened: Any, tmp_path: Path) -> None:
     """Two slots and the driver are killed; the savepoint that is clicked is in the last driver's list."""
     with demo(tmp_path, "--mode", "barrier") as running:
