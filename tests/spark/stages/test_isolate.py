@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -62,6 +63,8 @@ def children() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
+    # What other tests have dropped in a cycle is closed now, and not meanwhile.
+    gc.collect()
     before = open_files(), children()
     yield
     assert (open_files(), children()) == before
