@@ -65,7 +65,7 @@ class Broker(Protocol):
     """A server with messages."""
 
     def fill(self, messages: int) -> None:
-        """Have so many messages, and no others, delivered to whoever reads next."""
+        """Have so many messages, and no others, for the next one who reads."""
 
     def bare(self, messages: int) -> float:
         """Read so many by the client alone; return how long it took, in seconds."""

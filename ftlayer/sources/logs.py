@@ -61,7 +61,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read records. Called in tasks, the same range again after a failure; gives the same records then."""
 
     def committed(self, offsets: Mapping[str, int]) -> None:
-        """Records up to these offsets are durable: tell whoever wants to know."""
+        """Records up to these offsets are durable: a connector may tell its system."""
 
     # ------------------------------------------------------------ as Spark calls it
 

@@ -139,7 +139,7 @@ def test_a_savepoint_is_restored_with_fewer_subtasks(
     spark: Any, kit: Any, wait_until: Any, tmp_path: Path
 ) -> None:
     """What was delivered to subtasks that are there no more comes once, too."""
-    (tmp_path / "killed").touch()  # Nobody is.
+    (tmp_path / "killed").touch()  # No process is, here.
 
     def start(parallelism: int, restore_from: str | None) -> Any:
         checkpoints = CheckpointConfig(interval="100ms", directory=str(tmp_path / "checkpoints"))

@@ -242,7 +242,7 @@ class Chain(Model):
 
 @dataclass
 class Expected:
-    """What has come of a program by now."""
+    """The outcome of a program so far."""
 
     chain: Chain = field(default_factory=Chain)
     waiting: list[Waiting] = field(default_factory=list)
