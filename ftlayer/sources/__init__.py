@@ -4,11 +4,14 @@ They are for `StreamEnvironment.source` in both modes, and (`KafkaDataSource`, `
 `MqttDataSource`) for wrapped queries and plain Structured Streaming.
 """
 
-from ftlayer.sources.amqp import AmqpSource
-from ftlayer.sources.data_sources import AmqpDataSource, KafkaDataSource, MqttDataSource, RedisDataSource
-from ftlayer.sources.kafka import KafkaSource
-from ftlayer.sources.mqtt import MqttSource
-from ftlayer.sources.redis import RedisSource
+from ftlayer.sources.amqp.data_source import AmqpDataSource
+from ftlayer.sources.amqp.source import AmqpSource
+from ftlayer.sources.kafka.data_source import KafkaDataSource
+from ftlayer.sources.kafka.source import KafkaSource
+from ftlayer.sources.mqtt.data_source import MqttDataSource
+from ftlayer.sources.mqtt.source import MqttSource
+from ftlayer.sources.redis.data_source import RedisDataSource
+from ftlayer.sources.redis.source import RedisSource
 from ftlayer.sources.webhook.signature import HmacSignature
 from ftlayer.sources.webhook.source import WebhookSource
 

@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.sources import KafkaSource, kafka
-from ftlayer.sources.kafka_rows import SCHEMA
+from ftlayer.sources import KafkaSource
+from ftlayer.sources.kafka.rows import SCHEMA
 
 COUNT = count()
 
@@ -132,7 +132,7 @@ def test_partitions_that_are_added_are_read(
 ) -> None:
     from confluent_kafka.admin import AdminClient, NewPartitions
 
-    monkeypatch.setattr(kafka, "DISCOVERY_S", 0.0)
+    monkeypatch.setattr("ftlayer.sources.kafka.source.DISCOVERY_S", 0.0)
     kafka_server.produce(topic, 0, [0])
     start = source.initialOffset()
     admin = AdminClient({"bootstrap.servers": kafka_server.url})

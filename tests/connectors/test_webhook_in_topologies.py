@@ -16,11 +16,11 @@ import httpx
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from servers import free_port
 
 from ftlayer import CheckpointConfig, FixedDelay, FTLayer, StreamEnvironment
 from ftlayer.sinks import FileSink
 from ftlayer.sources import WebhookSource
-from tests.connectors.conftest import free_port
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.mqtt import VERSIONS, ServerAwayError, Session, address_of, mqtt_library
 from ftlayer.errors import ConfigError
-from ftlayer.sources.mqtt_rows import SCHEMA, to_rows
+from ftlayer.sources.mqtt.rows import SCHEMA, to_rows
 from ftlayer.sources.reconnecting import Reconnecting
 from ftlayer.topology.queues import Fetched, Member, Queue
 

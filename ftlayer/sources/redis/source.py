@@ -14,7 +14,7 @@ from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, place_of, redis_library
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources.reconnecting import Reconnecting
-from ftlayer.sources.redis_rows import FIELDS, ID, TIME, schema_of, to_rows
+from ftlayer.sources.redis.rows import FIELDS, ID, TIME, schema_of, to_rows
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ftlayer.clients.kafka import Brokers, is_away, kafka_library, reason
 from ftlayer.errors import SourceError
-from ftlayer.sources.kafka_rows import to_rows
+from ftlayer.sources.kafka.rows import to_rows
 
 BATCH_ROWS = 10_000
 """Messages are taken from librdkafka so many at a time …"""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
 from ftlayer.clients.amqp import amqp_library, check_amqp_url, connect, is_away, place_of
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.sources.amqp_rows import SCHEMA, Delivery, to_rows
+from ftlayer.sources.amqp.rows import SCHEMA, Delivery, to_rows
 from ftlayer.sources.reconnecting import Reconnecting
 from ftlayer.sources.redelivery import NAME_BYTES, Window
 from ftlayer.topology.queues import Fetched, Member, Queue

@@ -21,8 +21,8 @@ from ftlayer.clients.kafka import (
     reason,
 )
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.sources.kafka_rows import SCHEMA
-from ftlayer.sources.kafka_splits import CONSUMERS
+from ftlayer.sources.kafka.rows import SCHEMA
+from ftlayer.sources.kafka.splits import CONSUMERS
 from ftlayer.sources.logs import LogReader, Offsets
 from ftlayer.sources.reconnecting import MOST_S, Reconnecting
 

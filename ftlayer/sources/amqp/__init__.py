@@ -1,0 +1,1 @@
+"""A queue of AMQP 0.9.1 as a source."""

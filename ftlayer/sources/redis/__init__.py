@@ -1,0 +1,1 @@
+"""A stream of Redis as a source."""
