@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftlayer.checks import check_text
+from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
 
 TIMEOUT_S = 10.0
@@ -16,13 +17,7 @@ _REFUSED = 406  # Of a channel: among others that acknowledgements took longer t
 
 def amqp_library() -> Any:
     """Return pika. Raises `ConfigError` if it is missing."""
-    try:
-        import pika
-    except ImportError as error:
-        raise ConfigError(
-            f"AMQP needs pika where driver and slots run: pip install 'ftlayer[amqp]' ({error})"
-        ) from error
-    return pika
+    return client_library("pika", "AMQP", "pika", "amqp")
 
 
 def check_amqp_url(url: object) -> None:

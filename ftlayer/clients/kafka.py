@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -30,13 +31,7 @@ OURS = frozenset(
 
 def kafka_library() -> Any:
     """Return confluent-kafka. Raises `ConfigError` if it is missing."""
-    try:
-        import confluent_kafka
-    except ImportError as error:
-        raise ConfigError(
-            f"Kafka needs confluent-kafka where driver and slots run: pip install 'ftlayer[kafka]' ({error})"
-        ) from error
-    return confluent_kafka
+    return client_library("confluent_kafka", "Kafka", "confluent-kafka", "kafka")
 
 
 def check_properties(properties: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ftlayer.checks import check_text
+from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError, SourceError
 
 logger = logging.getLogger(__name__)
@@ -32,12 +33,7 @@ _SOON = frozenset(
 
 def mqtt_library() -> Any:
     """Return paho's client. Raises `ConfigError` if it is missing."""
-    try:
-        import paho.mqtt.client as client
-    except ImportError as error:
-        raise ConfigError(
-            f"MQTT needs paho-mqtt 2 where driver and slots run: pip install 'ftlayer[mqtt]' ({error})"
-        ) from error
+    client = client_library("paho.mqtt.client", "MQTT", "paho-mqtt 2", "mqtt")
     if not hasattr(client, "CallbackAPIVersion"):
         raise ConfigError("MQTT needs paho-mqtt 2: pip install 'ftlayer[mqtt]'")
     return client

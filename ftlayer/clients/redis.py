@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftlayer.checks import check_text
+from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
 
 TIMEOUT_S = 10.0
@@ -13,13 +14,7 @@ TIMEOUT_S = 10.0
 
 def redis_library() -> Any:
     """Return redis-py. Raises `ConfigError` if it is missing."""
-    try:
-        import redis
-    except ImportError as error:
-        raise ConfigError(
-            f"Redis needs redis-py where driver and slots run: pip install 'ftlayer[redis]' ({error})"
-        ) from error
-    return redis
+    return client_library("redis", "Redis", "redis-py", "redis")
 
 
 def check_redis_url(url: object) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checks import check_text
+from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks.copying import to_csv
 from ftlayer.sinks.origin import streaming_query
@@ -221,15 +222,8 @@ class PostgresSink(DataSourceStreamArrowWriter):
 
 
 def _psycopg() -> Any:
-    try:
-        import psycopg
-        import psycopg.conninfo
-    except ImportError as error:
-        raise ConfigError(
-            "PostgresSink needs psycopg, version 3, where driver and slots run: pip install 'ftlayer[postgres]' "
-            f"({error})"
-        ) from error
-    return psycopg
+    client_library("psycopg.conninfo", "PostgresSink", "psycopg 3", "postgres")
+    return client_library("psycopg", "PostgresSink", "psycopg 3", "postgres")
 
 
 def _reason(error: Any) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-import msgpack
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
 from ftlayer.clients.amqp import amqp_library, check_amqp_url, connect, is_away, place_of
-from ftlayer.errors import ConfigError, SourceError
+from ftlayer.errors import SourceError
 from ftlayer.sources.amqp.rows import SCHEMA, Delivery, to_rows
+from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.sources.reconnecting import Reconnecting
 from ftlayer.sources.redelivery import NAME_BYTES, Window
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -84,21 +84,11 @@ class AmqpSource(Queue):
 
     def pack(self, names: bytes) -> bytes:
         """Return the position behind messages, of which some have these names: one like no other."""
-        packed: bytes = msgpack.packb(["amqp", self.queue, names, secrets.token_bytes(8)])
-        return packed
+        return pack_position(("amqp", self.queue), names, secrets.token_bytes(8))
 
     def unpack(self, position: bytes) -> bytes:
         """Return the names in a position; `ConfigError` for one of something else."""
-        try:
-            found = msgpack.unpackb(position)
-        except (ValueError, msgpack.UnpackException):
-            found = None
-        if not isinstance(found, list) or found[:2] != ["amqp", self.queue] or len(found) != 4:
-            raise ConfigError(
-                f"{self.place}: the positions stored under this uid are of another source; give the new one a uid of "
-                "its own"
-            )
-        names = bytes(found[2])
+        names, _ = unpack_position(position, ("amqp", self.queue), self.place, parts=2)
         assert len(names) % NAME_BYTES == 0
         return names
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgpack
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.mqtt import VERSIONS, ServerAwayError, Session, address_of, mqtt_library
 from ftlayer.errors import ConfigError
 from ftlayer.sources.mqtt.rows import SCHEMA, to_rows
+from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.sources.reconnecting import Reconnecting
 from ftlayer.topology.queues import Fetched, Member, Queue
 
@@ -109,20 +109,11 @@ class MqttSource(Queue):
 
     def position(self) -> bytes:
         """Return a position like no other; which messages are acknowledged is known to the server alone."""
-        packed: bytes = msgpack.packb(["mqtt", self.filter, secrets.token_bytes(8)])
-        return packed
+        return pack_position(("mqtt", self.filter), secrets.token_bytes(8))
 
     def check_position(self, position: bytes) -> None:
         """Raise `ConfigError` for a position of something else."""
-        try:
-            found = msgpack.unpackb(position)
-        except (ValueError, msgpack.UnpackException):
-            found = None
-        if not isinstance(found, list) or found[:2] != ["mqtt", self.filter]:
-            raise ConfigError(
-                f"{self.place}: the positions stored under this uid are of another source; give the new one a uid of "
-                "its own"
-            )
+        unpack_position(position, ("mqtt", self.filter), self.place)
 
 
 @dataclass(slots=True)

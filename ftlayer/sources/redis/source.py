@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgpack
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, place_of, redis_library
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.sources.reconnecting import Reconnecting
 from ftlayer.sources.redis.rows import FIELDS, ID, TIME, schema_of, to_rows
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -93,22 +93,16 @@ class RedisSource(Queue):
 
     def pack(self, last: bytes) -> bytes:
         """Return the position behind an entry."""
-        packed: bytes = msgpack.packb(["redis", self.stream, self.group, last])
-        return packed
+        return pack_position(self._name, last)
 
     def unpack(self, position: bytes) -> bytes:
         """Return the id of the entry that a position is behind; `ConfigError` for one of something else."""
-        try:
-            found = msgpack.unpackb(position)
-        except (ValueError, msgpack.UnpackException):
-            found = None
-        mine = ["redis", self.stream, self.group]
-        if not isinstance(found, list) or found[:3] != mine or len(found) != 4:
-            raise ConfigError(
-                f"{self.place}, group {self.group!r}: the positions stored under this uid are of another source; give "
-                "the new one a uid of its own"
-            )
-        return bytes(found[3])
+        (last,) = unpack_position(position, self._name, f"{self.place}, group {self.group!r}")
+        return last
+
+    @property
+    def _name(self) -> tuple[str, ...]:
+        return "redis", self.stream, self.group
 
 
 @dataclass(slots=True)
