@@ -198,7 +198,8 @@ def _operators(job: JobDetails) -> Table:
     # Of a job without a policy for records that fail a line has to stay short.
     has_policy = any(name.startswith("waiting/") for name in job.counters)
     failing = {"retried": "retried", "to retry": "waiting", "dead": "dead"} if has_policy else {}
-    numbers = ("in/s", "out/s", "in", "out", *failing, "busy", "waits", "lag")
+    unread = {"unread": "source_lag_records"} if any(name.startswith("lag/") for name in job.counters) else {}
+    numbers = ("in/s", "out/s", "in", "out", *unread, *failing, "busy", "waits", "lag")
     table = new_table("operator", *numbers, numbers=numbers)
     for operator in operator_facts(job):
         lag = operator["watermark_lag_seconds"]
@@ -208,6 +209,7 @@ def _operators(job: JobDetails) -> Table:
             rate_text(operator["out_per_second"]),
             f"{operator['records_in']:,}",
             f"{operator['records_out']:,}",
+            *("" if operator[name] is None else f"{operator[name]:,}" for name in unread.values()),
             *(f"{operator[name]:,}" for name in failing.values()),
             f"{operator['busy_ratio']:.0%}",
             f"{operator['back_pressured_ratio']:.0%}",

@@ -73,6 +73,10 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """At most ``max_rows``."""
         return ReadMaxRows(self._max_rows)
 
+    def reportLatestOffset(self) -> Offsets:  # noqa: N802 - Spark's name
+        """Return where the splits end now, for Spark's progress and `ftlayer.topology.lag`."""
+        return self.ends()
+
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read no further than to where the splits end now."""
         self._until = self.ends()

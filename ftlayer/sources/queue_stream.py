@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from ftlayer.checkpoint.storage.layout import normal
 from ftlayer.sources.spool import Spool
+from ftlayer.topology.lag import WAITING
 from ftlayer.topology.queues import Fetched, Member, Queue, QueueReader
 
 FILE_ROWS = 10_000
@@ -57,6 +58,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """At most ``max_rows`` a batch."""
         return ReadMaxRows(self._max_rows)
+
+    def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name
+        """Return how many messages wait, for Spark's progress; None where the queue cannot say."""
+        waiting = self._opened().waiting()
+        return None if waiting is None else {"next": self._end, WAITING: waiting}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fetch what waits in the queue now, and no more in this run.

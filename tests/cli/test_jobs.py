@@ -164,6 +164,17 @@ def test_what_failed_in_a_chain_is_shown_where_there_is_a_policy(vertex: Embedde
     assert row[5:8] == ["4,711", "12", "37"]
 
 
+def test_what_a_source_has_not_read_is_shown_where_it_tells(vertex: EmbeddedVertex, store: Path) -> None:
+    _, output, _ = ftlayer("jobs", "orders", "--vertex", store)
+    assert "unread" not in output
+    with vertex.client() as client:
+        client.call(calls.AnnounceJob(replace(topology(), counters={"lag/lines": 4_711})))
+    _, output, _ = ftlayer("jobs", "orders", "--vertex", store, columns=120)
+    assert "unread" in output
+    (row,) = [line.split() for line in output.splitlines() if line.startswith("lines ") and "4,711" in line]
+    assert row[5] == "4,711"
+
+
 def test_json_has_the_same(vertex: EmbeddedVertex, store: Path) -> None:
     overview = json.loads(ftlayer("jobs", "--json", "--vertex", store)[1])
     assert {job["name"] for job in overview["jobs"]} >= {"orders", "clean-orders"}

@@ -60,7 +60,8 @@ def test_an_outage_is_logged_once_and_its_end(caplog: pytest.LogCaptureFixture) 
             world.tries.failed(GONE)
         world.tries.works()
         world.tries.works()
-    assert [record.message for record in caplog.records] == [
+    own = [record for record in caplog.records if record.name == "ftlayer.sources.reconnecting"]
+    assert [record.getMessage() for record in own] == [
         "the place is away, and is tried again: refused",
         "the place is back after 0.0 s",
     ]

@@ -61,6 +61,7 @@ def _operator(uid: str, names: list[str], subtasks: list[SubtaskDetails], job: J
         "watermark": None if mark is None else event_time(mark),
         "watermark_lag_seconds": None if mark is None else seconds(job.at_ms - mark),
         "late": total("late"),
+        "source_lag_records": job.counters.get(f"lag/{uid}"),
         **{name: job.counters.get(f"{name}/{uid}", 0) for name in FAILING},
         "subtasks": [
             {

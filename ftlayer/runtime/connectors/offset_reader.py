@@ -20,6 +20,7 @@ from types import FunctionType
 from typing import Any, Protocol
 
 from ftlayer.errors import ConfigError
+from ftlayer.topology.lag import lag_behind
 
 
 class OffsetReader(Protocol):
@@ -39,6 +40,9 @@ class OffsetReader(Protocol):
 
     def splits(self, start: str, end: str) -> list[Any]:
         """Return the objects that `read_split` takes, one a split."""
+
+    def lag(self, at: str) -> int | None:
+        """Return how many records there are behind this offset now; None if the reader cannot tell."""
 
     def commit(self, end: str) -> None:
         """Tell the reader that everything up to ``end`` is accepted."""
@@ -112,6 +116,9 @@ class _PartitionedReader:
     def splits(self, start: str, end: str) -> list[Any]:
         return list(self._reader.partitions(json.loads(start), json.loads(end)))
 
+    def lag(self, at: str) -> int | None:
+        return lag_behind(json.loads(at), self._reader.reportLatestOffset())
+
     def commit(self, end: str) -> None:
         self._reader.commit(json.loads(end))
 
@@ -152,6 +159,9 @@ class _SimpleReader:
         if read is not None and (read.start, read.end) == (start, end):
             return [read]
         return [SimpleSplit(start, end, None)]
+
+    def lag(self, at: str) -> int | None:
+        return None  # what there is it knows only by reading it
 
     def commit(self, end: str) -> None:
         self._reader.commit(json.loads(end))

@@ -62,6 +62,9 @@ class PushReader:
     lost may have been persisted or not.
     """
 
+    lag: int | None = None
+    """See `SourceReader.lag`; there is none: senders wait."""
+
     def __init__(self, source: Source, subtask: int, limits: BatchLimits, wake: Callable[[], None]) -> None:
         assert isinstance(source.connector, PushSource)
         self._uid = source.uid

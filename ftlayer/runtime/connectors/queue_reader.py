@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +18,9 @@ from ftlayer.runtime.task.events import SourceRows, TakenRows
 from ftlayer.topology.operators import QueueSource, Source
 from ftlayer.topology.queues import Fetched, Member, QueueReader
 from ftlayer.vertex.calls import SourcePosition
+
+LAG_EVERY_S = 5.0
+"""The queue is asked so often how many messages wait."""
 
 WAIT_S = 0.1
 """A fetch waits this long for messages, and acknowledgements for it, unless `QueueReader.wake_up` ends it."""
@@ -34,6 +38,8 @@ class QueueSourceReader:
 
     due_ms: int | None = None
     """See `SourceReader.due_ms`; nothing waits for others."""
+    lag: int | None = None
+    """See `SourceReader.lag`."""
 
     def __init__(
         self,
@@ -160,20 +166,24 @@ class QueueSourceReader:
         self._wake()
 
     def _read(self, reader: QueueReader) -> None:
+        lag_at = time.monotonic()
         while True:
-            fetches, receipts = self._next()
+            fetches, receipts = self._next(lag_at)
+            if time.monotonic() >= lag_at:
+                self.lag = reader.waiting()
+                lag_at = time.monotonic() + LAG_EVERY_S
             if receipts:
                 reader.acknowledge(receipts)
-            elif not fetches:
+            elif self._closed:
                 return
             if fetches and (fetched := reader.fetch(self._next_rows, WAIT_S)) is not None:
                 self._put(fetched)
 
-    def _next(self) -> tuple[bool, list[Any]]:
-        """Wait until there is something to do: whether to fetch, and what to acknowledge; neither: the end."""
+    def _next(self, at: float) -> tuple[bool, list[Any]]:
+        """Wait until there is something to do, or the monotone time (s): whether to fetch, and what to acknowledge."""
         with self._changed:
-            while not (self._closed or self._accepted or self._has_room):
-                self._changed.wait()
+            while not (self._closed or self._accepted or self._has_room or time.monotonic() >= at):
+                self._changed.wait(max(0.0, at - time.monotonic()))
             receipts, self._accepted = self._accepted, []
             return self._has_room, receipts
 

@@ -63,6 +63,10 @@ class SourceReader(Protocol):
         """
 
     @property
+    def lag(self) -> int | None:
+        """How many records of its system were not read lately; None if that is not known here."""
+
+    @property
     def ended(self) -> bool:
         """Whether everything was taken and nothing comes any more."""
 
@@ -83,6 +87,9 @@ def mono_ms() -> int:
 
 class IterableReader:
     """A subtask of an `IterableSource`: partitions i with i % parallelism == subtask, a thread and a lane each."""
+
+    lag: int | None = None
+    """See `SourceReader.lag`; an iterable does not tell."""
 
     def __init__(
         self,
@@ -162,6 +169,9 @@ class IterableReader:
 
 class SplitReader:
     """A subtask of a `ReaderSource`: reads the splits it is assigned, one after the other."""
+
+    lag: int | None = None
+    """See `SourceReader.lag`; the driver knows."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ftlayer.histogram import LATENCY_BOUNDS, Exemplar
@@ -15,6 +15,7 @@ from ftlayer.runtime.driver.job_status import (
     chain_status,
     circuits_of,
     edges_of,
+    lags_of,
     slot_status,
     subtasks_of,
 )
@@ -28,17 +29,25 @@ class JobReport:
     """One job's, from its start on. Methods are of the job's thread, save what says otherwise."""
 
     def __init__(
-        self, run: str, graph: JobGraph, core: JobCore[Any], mode: DriverMode[Any], lock: threading.Lock
+        self,
+        run: str,
+        graph: JobGraph,
+        core: JobCore[Any],
+        mode: DriverMode[Any],
+        lock: threading.Lock,
+        reader_lags: Callable[[], Mapping[str, int]],
     ) -> None:
         """Ask the vertex for what there was before the job.
 
-        ``run`` names the execution. ``lock`` is held where ``core`` gets events, and for `update`.
+        ``run`` names the execution. ``lock`` is held where ``core`` gets events, and for `update`. ``reader_lags`` is
+        `Planners.lags`.
         """
         self._run = run
         self._graph = graph
         self._core = core
         self._mode = mode
         self._lock = lock
+        self._reader_lags = reader_lags
         self._asking = threading.Lock()
         self._meter = Meter()
         self._exemplars: dict[str, Exemplar] = {}
@@ -106,6 +115,7 @@ class JobReport:
                 edges=() if self._is_over else tuple(edges_of(core.slots, self._graph)),
                 incidents=core.incidents.at(self._to_wall_ms),
                 savepoint="" if savepoint is None else savepoint.location,
+                lags={} if self._is_over else {**self._reader_lags(), **lags_of(core.slots)},
                 breakers={} if self._is_over else circuits_of(core.slots),
             )
 

@@ -20,7 +20,7 @@ from ftlayer.vertex.calls.jobs import EdgeDetails, HistogramDetails, Incident, S
 
 OUT = "records_out"
 
-PAUSED, WAITING = "paused/", "waiting/"
+PAUSED, WAITING, LAG = "paused/", "waiting/", "lag/"
 """Counters of chains; the uid follows."""
 
 
@@ -107,6 +107,8 @@ class JobStatus:
             job's start.
         savepoint: where the savepoint lies that the job was stopped with, "" for none.
         breakers: circuit breakers of chains in barrier mode, by operator; a policy's by the first of its chain.
+        lags: by source: how many records of its system were not read, when it was asked last; of the sources of logs
+            and queues that can tell.
         histograms: durations since the job's begin, by ``"<metric>|<part>"``: ``persist`` by source,
             ``end_to_end`` by ``"<source>|<sink>"``.
     """
@@ -132,6 +134,7 @@ class JobStatus:
     histograms: dict[str, HistogramDetails] = field(default_factory=dict)
     savepoint: str = ""
     breakers: dict[str, CircuitStatus] = field(default_factory=dict)
+    lags: dict[str, int] = field(default_factory=dict)
 
     @property
     def circuits(self) -> dict[str, CircuitStatus]:
@@ -310,6 +313,17 @@ def circuits_of(slots: Sequence[SlotRecord]) -> dict[str, CircuitStatus]:
         for name, status in beat.circuits.items():
             found.setdefault(name, []).append(status)
     return {name: together(statuses) for name, statuses in found.items()}
+
+
+def lags_of(slots: Sequence[SlotRecord]) -> dict[str, int]:
+    """Return the lags of sources that are queues, as slots that run said last: each has seen all of the queue."""
+    found: dict[str, int] = {}
+    for beat in _beats(slots):
+        for name, lag in beat.counters.items():
+            if name.startswith(LAG):
+                uid = name.removeprefix(LAG)
+                found[uid] = max(lag, found.get(uid, 0))
+    return found
 
 
 def _now(counter: str, slots: Sequence[SlotRecord]) -> int:

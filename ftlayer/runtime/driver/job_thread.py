@@ -266,7 +266,9 @@ class JobThread:
             )
         )
         self._core: JobCore[Any] = JobCore(crew, parts.options, self._mode.rules)
-        self._report = JobReport(self.job, parts.graph, self._core, self._mode, self._lock)
+        self._report = JobReport(
+            self.job, parts.graph, self._core, self._mode, self._lock, parts.planners.lags
+        )
         threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
 
     # ------------------------------------------------------------ the coordinator's thread

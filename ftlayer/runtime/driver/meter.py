@@ -12,8 +12,8 @@ WINDOW_MS = 5_000
 IN = "records_in"
 """The counter of records that sources have read."""
 
-NOW = ("waiting/", "waiting_bytes/", "paused/")
-"""What counters begin with that say how it is now, and are no totals; the uid of a chain follows."""
+NOW = ("waiting/", "waiting_bytes/", "paused/", "lag/")
+"""What counters begin with that say how it is now, and are no totals; the uid of a chain follows, or of a source."""
 
 DONE = "done"
 """The counter of a tracked job's records that came to be done."""

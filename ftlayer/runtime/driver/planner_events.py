@@ -104,6 +104,20 @@ class BacklogIs:
 
 
 @dataclass(frozen=True, slots=True)
+class AskLag:
+    """How many records are there behind this offset?"""
+
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class LagIs:
+    """So many records are there; None: the reader cannot tell."""
+
+    records: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class CommitOffset:
     """The reader is to commit up to here."""
 
@@ -117,8 +131,12 @@ class OffsetCommitted:
     end: str
 
 
-ReaderCall: TypeAlias = AskProgress | AskInitial | FindEnd | AskLatest | AskSplits | AskBacklog | CommitOffset
-ReaderAnswer: TypeAlias = ProgressIs | InitialIs | EndIs | LatestIs | SplitsAre | BacklogIs | OffsetCommitted
+ReaderCall: TypeAlias = (
+    AskProgress | AskInitial | FindEnd | AskLatest | AskSplits | AskBacklog | AskLag | CommitOffset
+)
+ReaderAnswer: TypeAlias = (
+    ProgressIs | InitialIs | EndIs | LatestIs | SplitsAre | BacklogIs | LagIs | OffsetCommitted
+)
 
 
 # ---------------------------------------------------------------- events

@@ -15,6 +15,7 @@ from ftlayer.runtime.connectors.positions import RangeProgress
 from ftlayer.runtime.driver.planner_events import (
     AskBacklog,
     AskInitial,
+    AskLag,
     AskLatest,
     AskProgress,
     AskSplits,
@@ -27,6 +28,7 @@ from ftlayer.runtime.driver.planner_events import (
     FindEnd,
     InitialIs,
     KeeperEvent,
+    LagIs,
     LatestIs,
     OffsetCommitted,
     PlannerEvent,
@@ -54,10 +56,18 @@ MAX_POLL_MS = 200
 """… which doubles up to this while there is nothing new."""
 
 
+LAG_MS = 5_000
+"""The reader is asked so often how many records there are behind those that are read."""
+
+
 class PlannerRules:
     """Plans one reader source: range by range, each assigned when the one before is read.
 
     Where the source has come to, and when its reader commits, is the `RangeKeeper`'s to say.
+
+    Attributes:
+        lag: records that were not read when the reader was asked last, None if it cannot tell. Those of a range count
+            until all of the range is read.
     """
 
     def __init__(
@@ -104,13 +114,35 @@ class PlannerRules:
         self._draining = False
         self._closing = False
         self._is_over = False
+        self.lag: int | None = None
+        self._tells_lag = True
+        self._lag_due_ms = 0
 
     # ------------------------------------------------------------ views
 
     @property
     def due_ms(self) -> int | None:
-        """When the reader is asked again for its latest offset (`PollDue`); None: not before something happens."""
-        return self._due_ms if self._asked is None and self._may_plan else None
+        """When the reader is asked again for its latest offset or lag (`PollDue`); None: when something happens."""
+        if self._asked is not None:
+            return None
+        dues = [self._due_ms] if self._may_plan else []
+        if self._may_ask_lag:
+            dues.append(self._lag_due_ms)
+        return min(dues, default=None)
+
+    @property
+    def _may_ask_lag(self) -> bool:
+        return self._tells_lag and self._read_to is not None and not self._stops
+
+    @property
+    def _read_to(self) -> str | None:
+        """The offset up to which everything is read; None while that is not known."""
+        if self._at is None:
+            return None
+        planned = self._splits.range
+        if planned is not None and self._splits.reading:
+            return planned.start
+        return self._restored[0][0].start if self._restored else self._at
 
     @property
     def _complete(self) -> str | None:
@@ -119,8 +151,11 @@ class PlannerRules:
 
     @property
     def _may_plan(self) -> bool:
-        stops = self._draining or self._closing or self._splits.ended
-        return self._complete is not None and not stops
+        return self._complete is not None and not self._stops
+
+    @property
+    def _stops(self) -> bool:
+        return self._draining or self._closing or self._splits.ended
 
     @property
     def _first_unread(self) -> int:
@@ -199,6 +234,10 @@ class PlannerRules:
                 return self._planned(answer, now)
             case BacklogIs(is_behind):
                 return self._backlog_known(is_behind)
+            case LagIs(records):
+                self.lag = records
+                self._tells_lag = records is not None
+                self._lag_due_ms = now.mono_ms + LAG_MS
             case OffsetCommitted(end):
                 self._keeper.committed(end)
             case _:
@@ -240,7 +279,7 @@ class PlannerRules:
                 return [self._ask(missing)]
             if self._beginning is None:
                 return []  # an event of the mode will say from where it is read
-            self._begin(self._beginning)
+            self._begin(self._beginning, now)
         return [*self._open_restored(), *self._ask_next(now)]
 
     def _close(self) -> list[PlannerInstruction]:
@@ -263,8 +302,10 @@ class PlannerRules:
             return FindEnd(beginning.at)
         return None
 
-    def _begin(self, beginning: Beginning) -> None:
+    def _begin(self, beginning: Beginning, now: Now) -> None:
         assert beginning.at is not None
+        # Not before the first range is on its way.
+        self._lag_due_ms = now.mono_ms + LAG_MS
         self._at = beginning.at
         self._poll_at_once()
         self._keeper.begun(beginning.at, beginning.number)
@@ -281,6 +322,9 @@ class PlannerRules:
         end = self._keeper.to_commit(self._complete)
         if end is not None:
             return [self._ask(CommitOffset(end))]
+        if self._may_ask_lag and now.mono_ms >= self._lag_due_ms:
+            assert self._read_to is not None
+            return [self._ask(AskLag(self._read_to))]
         if not self._may_plan or now.mono_ms < self._due_ms:
             return []
         assert self._at is not None

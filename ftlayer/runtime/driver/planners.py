@@ -69,6 +69,10 @@ class Planners:
         """Each planner by the uid of its source."""
         return self._planners
 
+    def lags(self) -> dict[str, int]:
+        """Return, by source, how many records were not read when its reader was asked last, of those that can tell."""
+        return {uid: lag for uid, planner in self._planners.items() if (lag := planner.rules.lag) is not None}
+
     def start(self) -> None:
         """Begin to plan."""
         for planner in self._planners.values():

@@ -14,6 +14,7 @@ from ftlayer.runtime.connectors.offset_reader import OffsetReader, digest_of, of
 from ftlayer.runtime.driver.planner_events import (
     AskBacklog,
     AskInitial,
+    AskLag,
     AskLatest,
     AskProgress,
     AskSplits,
@@ -26,6 +27,7 @@ from ftlayer.runtime.driver.planner_events import (
     FindEnd,
     InitialIs,
     KeeperEvent,
+    LagIs,
     LatestIs,
     OffsetCommitted,
     PlannerEvent,
@@ -258,6 +260,8 @@ class ReaderPlanner:
                 return self._sealed(call, reader.splits(start, end))
             case AskBacklog(start, end):
                 return BacklogIs(reader.is_behind(start, end))
+            case AskLag(at):
+                return LagIs(reader.lag(at))
             case CommitOffset(end):
                 reader.commit(end)
                 return OffsetCommitted(end)

@@ -16,7 +16,7 @@ from ftlayer.printable import shortened
 from ftlayer.runtime.driver.checkpoint_times import CheckpointTimes
 from ftlayer.runtime.driver.driver_mode import CheckpointCalls
 from ftlayer.runtime.driver.job import Job
-from ftlayer.runtime.driver.job_status import JobStatus, SlotStatus
+from ftlayer.runtime.driver.job_status import LAG, JobStatus, SlotStatus
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.labels import partitioner_name
@@ -108,7 +108,11 @@ class TopologyTelling:
             slots=tuple(_slot(slot) for slot in status.slots),
             subtasks=status.subtasks,
             edges=status.edges,
-            counters=status.counters | _chain_totals(status) | self._failing(status) | self._written(),
+            counters=status.counters
+            | _chain_totals(status)
+            | self._failing(status)
+            | self._written()
+            | _lags(status),
             rates=status.rates,
             histograms=status.histograms
             | {name: HistogramDetails.of(each) for name, each in times.histograms.items()},
@@ -213,6 +217,10 @@ def _chain_totals(status: JobStatus) -> dict[str, int]:
             ("late", chain.late),
         )
     }
+
+
+def _lags(status: JobStatus) -> dict[str, int]:
+    return {f"{LAG}{uid}": lag for uid, lag in status.lags.items()}
 
 
 def plan_of(graph: JobGraph) -> JobPlan:

@@ -317,12 +317,16 @@ class _Slot:
             timeout_ms=self._mode.touch_timeout_ms,
             touch=self._mode.touch,
             held=self._held_outside,
+            lags=self._lags,
             on_error=lambda error: self._mailbox.put(PartFailed(error)),
         )
 
     def _held_outside(self) -> list[U64Array]:
         assert self._links is not None
         return [*roots_in_mail(self._mailbox), *self._links.roots()]
+
+    def _lags(self) -> dict[str, int]:
+        return {} if self._sources is None else self._sources.lags()
 
     def _heard(self, message: ToSlot) -> None:
         """Called by the control client's thread, which answers by itself what must not wait for the loop."""

@@ -53,9 +53,11 @@ class Pulse:
         timeout_ms: int | None = None,
         touch: Callable[[list[U64Array]], None] | None = None,
         held: Callable[[], Iterable[U64Array]] = tuple,
+        lags: Callable[[], dict[str, int]] = dict,
         on_error: Callable[[Exception], None],
     ) -> None:
-        """``held`` returns the roots of everything that waits in the slot outside of its core.
+        """``held`` returns the roots of everything that waits in the slot outside of its core, ``lags`` what
+        `Sources.lags` does.
 
         ``on_error`` is told, by the thread, what has ended it.
         """
@@ -65,6 +67,7 @@ class Pulse:
         self._timeout_ms = timeout_ms
         self._touch = touch
         self._held = held
+        self._lags = lags
         self._on_error = on_error
         self._core: SlotCore | None = None
         self._loop_thread = 0
@@ -105,7 +108,7 @@ class Pulse:
             probe,
             core.activity,
             self.quiet,
-            core.counters(),
+            core.counters() | self._lags(),
             uid,
             max(0, since),
             function,

@@ -175,6 +175,17 @@ class Sources:
                 tell(SourceEnded(key), now)
         return found
 
+    def lags(self) -> dict[str, int]:
+        """Return ``lag/<uid>``: how many records of a source's system were not read lately, of those that know it.
+
+        Any thread may call this.
+        """
+        return {
+            f"lag/{uid}": lag
+            for (uid, _), running in self._running.items()
+            if not running.ended and (lag := running.reader.lag) is not None
+        }
+
     def done(self, key: TaskKey, number: int) -> None:
         """Rows need not be read again (`RowsDone`)."""
         reader, rows = self._running[key].undone.pop(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -21,6 +22,7 @@ from ftlayer.spark.protocol import JUDGED, BatchReport
 from ftlayer.spark.query.batch_traces import BatchTraces
 from ftlayer.spark.query.supervisor import QuerySupervisor
 from ftlayer.spark.sessions import how_it_ended
+from ftlayer.topology.lag import lag_behind
 from ftlayer.vertex.calls.jobs import (
     BatchDetails,
     HistogramDetails,
@@ -168,16 +170,18 @@ class QueryTelling:
         log: BatchHistory,
         *,
         owner: str,
+        source: str,
         run: str,
         checkpoint: str,
         links: Mapping[str, str],
         since_ms: int,
     ) -> None:
-        """``owner``: what the vertex files the query under; ``run``: this start of it."""
+        """``owner``: what the vertex files the query under; ``source``: its name; ``run``: this start of it."""
         self.run = run
         self._supervisor = supervisor
         self._log = log
         self._owner = owner
+        self._source = source
         self._checkpoint = checkpoint
         self._links = dict(links)
         self._since_ms = since_ms
@@ -217,7 +221,7 @@ class QueryTelling:
             restarts=supervisor.restarts,
             last_failure=shortened(supervisor.last_failure if error is None else words_of(error), MAX_TEXT),
             checkpoint_location=self._checkpoint,
-            counters=counters,
+            counters=counters | self._lag(),
             rates=rates,
             histograms=log.histograms,
             incidents=tuple(supervisor.incidents),
@@ -232,6 +236,14 @@ class QueryTelling:
             f", {counters.get('delivered', 0):,} of them from the vertex · "
             f"{counters.get('failed', 0):,} failed · {counters.get('dead', 0):,} died"
         )
+
+    def _lag(self) -> dict[str, int]:
+        """Return ``lag/<source>`` behind the last batch, of a source whose reader can tell."""
+        supervisor = self._supervisor
+        # A query that has ended may have no session to ask any more.
+        last = supervisor.query.lastProgress if supervisor.isActive else None
+        lag = None if last is None else lag_in(last)
+        return {} if lag is None else {f"lag/{self._source}": lag}
 
     def carry_out(self, order: JobOrder) -> str:
         """See `Telling`."""
@@ -276,6 +288,7 @@ class UntrackedQueryTelling(QueryTelling):
         spark: SparkSession,
         *,
         owner: str,
+        source: str,
         checkpoint: str,
         links: Mapping[str, str],
         since_ms: int,
@@ -285,6 +298,7 @@ class UntrackedQueryTelling(QueryTelling):
             supervisor,
             BatchHistory(),
             owner=owner,
+            source=source,
             run=uuid.uuid4().hex,
             checkpoint=checkpoint,
             links=links,
@@ -320,6 +334,17 @@ class UntrackedQueryTelling(QueryTelling):
             for progress in query.recentProgress
             if progress["batchId"] > self._last_batch and "addBatch" in progress["durationMs"]
         ]
+
+
+def lag_in(progress: Mapping[str, Any]) -> int | None:
+    """Return how many records its sources had behind the batch that Spark's progress is of; None: they do not tell."""
+    lags = [
+        lag_behind(json.loads(source["endOffset"]), json.loads(source["latestOffset"]))
+        for source in progress.get("sources", ())
+        if source.get("endOffset") and source.get("latestOffset")
+    ]
+    known = [lag for lag in lags if lag is not None]
+    return sum(known) if known else None
 
 
 def rates_of(batches: tuple[BatchDetails, ...], now_ms: int) -> dict[str, float]:

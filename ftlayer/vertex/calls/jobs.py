@@ -268,8 +268,9 @@ class JobDetails:
         checkpoint_location: where a query keeps Spark's checkpoint, "" for a topology.
         plan: what it is made of; a board that knows it already asks for none, and it is None.
         counters: totals of the run by name, and of each chain ``records_in/<uid>``, ``records_out/<uid>`` and
-            ``late/<uid>``, of one with a policy for records that fail `FAILING` too; ``rates`` are those without a uid
-            per second.
+            ``late/<uid>``, of one with a policy for records that fail `FAILING` too, and of a source whose system
+            can tell ``lag/<source>``: records that were not read when it was asked last; ``rates`` are those without
+            a uid per second.
         histograms: by ``"<metric>|<part>"``, the part an operator, ``"<source>|<sink>"``, or "" where there is none.
         checkpoints: those under way, and those that ended since what the board says that it knows.
         links: what else there is to look at, by name (``"Spark UI"``).

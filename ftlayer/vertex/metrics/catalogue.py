@@ -197,6 +197,12 @@ OPERATOR_WATERMARK_LAG = _gauge(
     "How far an operator's event time is behind its driver's clock.",
     Merge.LARGEST,
 )
+SOURCE_LAG = _gauge(
+    "source_lag_records",
+    "Records of a source's system that a job had not read when the system was asked last.",
+    Merge.LARGEST,
+    of="record",
+)
 EDGE_BYTES = _gauge("edge_queued_bytes", "Bytes that wait at the end of an edge, in one slot.")
 
 BATCHES = _counter("batches", "Micro-batches of a query that have ended in this run.", of="batch")

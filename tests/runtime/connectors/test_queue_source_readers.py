@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.errors import SourceError
+from ftlayer.runtime.connectors import queue_reader
 from ftlayer.runtime.connectors.lane import READY_BATCHES, BatchLimits
 from ftlayer.runtime.connectors.positions import partition_key
 from ftlayer.runtime.connectors.readers import open_reader
@@ -129,6 +130,19 @@ def test_it_fetches_no_more_than_is_taken(driver: Any, opened: Any) -> None:
     reader.accepted(first.taken)
     driver.until(lambda: broker.acknowledged)
     assert broker.fetches == READY_BATCHES + 1, "acknowledging is no reason to fetch"
+
+
+def test_it_tells_how_many_messages_wait_while_its_rows_are_not_taken(
+    driver: Any, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_reader, "LAG_EVERY_S", 0.0)
+    broker = Broker(10_000)
+    reader = opened(broker, rows=16)
+    driver.until(lambda: broker.fetches == READY_BATCHES)
+    driver.until(lambda: reader.lag == 10_000 - broker.at)
+    broker.count += 500
+    driver.until(lambda: reader.lag == 10_500 - broker.at)
+    assert broker.fetches == READY_BATCHES
 
 
 def test_it_is_opened_with_the_positions_of_those_that_it_reads_for(opened: Any, driver: Any) -> None:

@@ -86,7 +86,7 @@ def test_two_threads_that_ask_for_the_status_count_nothing_twice() -> None:
     )
     mode = AckerDriver(Mock(client=Mock(call=call)), context)
     core = JobCore(crew, made.options, mode.rules)
-    report = JobReport("asked-1", made.graph, core, mode, threading.Lock())
+    report = JobReport("asked-1", made.graph, core, mode, threading.Lock(), dict)
     lookers = [threading.Thread(target=look) for _ in range(2)]
     for looker in lookers:
         looker.start()

@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.runtime.driver.job_status import ChainStatus, chain_status, circuits_of, edges_of, subtasks_of
+from ftlayer.runtime.driver.job_status import (
+    ChainStatus,
+    chain_status,
+    circuits_of,
+    edges_of,
+    lags_of,
+    subtasks_of,
+)
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import EdgeLoad, Heartbeat, SubtaskLoad
 from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
@@ -69,3 +76,16 @@ def test_what_waits_in_a_chain_is_what_its_slots_say_now() -> None:
     assert chain_status("work", totals, {}, slots) == ChainStatus(
         "work", 0, 0, 0.0, 0.0, retried=9, waiting=7, dead=5, paused=2
     )
+
+
+def test_the_lag_of_a_queue_is_what_one_of_its_readers_says_who_all_see_it_whole() -> None:
+    def saying(**lags: int) -> Heartbeat:
+        return Heartbeat(0, 1, False, counters={f"lag/{uid}": lag for uid, lag in lags.items()})
+
+    slots = [
+        SlotRecord(0, heartbeat=saying(clicks=40, orders=0)),
+        SlotRecord(1, heartbeat=saying(clicks=42)),
+        SlotRecord(2),
+        SlotRecord(3, heartbeat=saying(clicks=90), ended=True),
+    ]
+    assert lags_of(slots) == {"clicks": 42, "orders": 0}

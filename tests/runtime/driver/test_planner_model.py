@@ -25,6 +25,7 @@ from ftlayer.runtime.connectors.positions import (
 from ftlayer.runtime.driver.planner_events import (
     AskBacklog,
     AskInitial,
+    AskLag,
     AskLatest,
     AskProgress,
     AskSplits,
@@ -35,6 +36,7 @@ from ftlayer.runtime.driver.planner_events import (
     FindEnd,
     InitialIs,
     KeeperEvent,
+    LagIs,
     LatestIs,
     OffsetCommitted,
     PlannerEvent,
@@ -250,6 +252,8 @@ class World:
                 return self.splits(int(start), int(end), self.random.randrange(3))
             case AskBacklog(start, end):
                 return BacklogIs(int(end) < self.rows)
+            case AskLag(at):
+                return LagIs(self.rows - int(at))
             case CommitOffset(end):
                 assert all(self.is_read(row) for row in range(int(end)) if exists(row)), "not read yet"
                 self.forgotten = max(self.forgotten, int(end))

@@ -16,6 +16,7 @@ from ftlayer.runtime.connectors.positions import (
 from ftlayer.runtime.driver.planner_events import (
     AskBacklog,
     AskInitial,
+    AskLag,
     AskLatest,
     AskProgress,
     AskSplits,
@@ -28,6 +29,7 @@ from ftlayer.runtime.driver.planner_events import (
     FindEnd,
     InitialIs,
     KeeperEvent,
+    LagIs,
     LatestIs,
     OffsetCommitted,
     PlannerEvent,
@@ -44,7 +46,7 @@ from ftlayer.runtime.driver.planner_events import (
     TellBacklog,
     WarnReadAgain,
 )
-from ftlayer.runtime.driver.planner_rules import MAX_POLL_MS, POLL_MS, PlannerRules
+from ftlayer.runtime.driver.planner_rules import LAG_MS, MAX_POLL_MS, POLL_MS, PlannerRules
 from ftlayer.runtime.driver.position_keeper import PositionKeeper
 from ftlayer.runtime.driver.range_keeper import RangeKeeper
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
@@ -166,6 +168,25 @@ def test_a_backlog_is_told_when_it_changes() -> None:
         TellBacklog(True),
         TellBacklog(False),
     ]
+
+
+def test_the_lag_is_asked_now_and_then_from_the_first_record_that_is_not_read() -> None:
+    rules = Rules().handle(SubtaskUp(0)).answer(*FIRST)
+    assert rules.rules.due_ms == LAG_MS
+    assert rules.handle(PollDue(), LAG_MS - 1).asked[4:] == []
+    rules.handle(PollDue(), LAG_MS).answer(LagIs(12), at_ms=LAG_MS)
+    assert rules.asked[4:] == [AskLag("0")]
+    assert (rules.rules.lag, rules.rules.due_ms) == (12, 2 * LAG_MS)
+    rules.handle(SplitDone("src", 1, 0), LAG_MS).answer(OffsetCommitted("5"), LatestIs("5"), at_ms=LAG_MS)
+    rules.handle(PollDue(), 2 * LAG_MS)
+    assert rules.asked[-1] == AskLag("5")
+
+
+def test_a_reader_that_cannot_tell_its_lag_is_not_asked_again() -> None:
+    rules = Rules().handle(SubtaskUp(0)).answer(*FIRST).handle(PollDue(), LAG_MS)
+    rules.answer(LagIs(None), at_ms=LAG_MS)
+    assert rules.rules.lag is None
+    assert rules.rules.due_ms is None
 
 
 def test_draining_opens_no_range_that_is_being_planned() -> None:

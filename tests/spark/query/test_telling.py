@@ -142,6 +142,7 @@ def test_a_batch_that_takes_a_minute_is_no_burst_of_ten_seconds() -> None:
 @pytest.fixture
 def supervisor() -> Any:
     it = Mock(isActive=True, state="running", error=None, restarts=2, last_failure="OSError: down")
+    it.query.lastProgress = None
     it.name = "clean-orders"
     it.incidents = (Incident(5, "restart", "restart 2: OSError: down"),)
     it.circuits.return_value = {}
@@ -157,6 +158,7 @@ def telling(supervisor: Any) -> QueryTelling:
         supervisor,
         log,
         owner="3f2a",
+        source="orders",
         run="run-1",
         checkpoint="/chk",
         links={"Spark UI": "http://x:4040"},
@@ -216,7 +218,7 @@ def test_a_query_that_is_not_tracked_is_told_by_sparks_progress(
     supervisor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     telling = UntrackedQueryTelling(
-        supervisor, Mock(), owner="orders", checkpoint="/c", links={}, since_ms=1_000
+        supervisor, Mock(), owner="orders", source="clicks", checkpoint="/c", links={}, since_ms=1_000
     )
     supervisor.query.lastProgress = None
     details = telling.details(0, with_plan=True)
@@ -243,6 +245,26 @@ def test_a_query_that_is_not_tracked_is_told_by_sparks_progress(
     assert (last.final, last.counters["batches"]) == (True, 3)
     monkeypatch.setattr("ftlayer.spark.query.telling.how_it_ended", lambda spark: None)
     assert telling.details(0, with_plan=False).counters["batches"] == 4
+
+
+@pytest.mark.parametrize(
+    ("offsets", "lag"),
+    [
+        ((('{"a-0": 3}', '{"a-0": 5}'),), {"lag/orders": 2}),
+        ((('{"a-0": 3}', '{"a-0": 5}'), ('{"next": 1}', '{"next": 1, "waiting": 7}')), {"lag/orders": 9}),
+        ((('{"a-0": 3}', None),), {}),
+        ((("7", "9"),), {}),
+        ((), {}),
+    ],
+)
+def test_the_lag_is_that_of_sparks_progress(
+    telling: QueryTelling, supervisor: Any, offsets: Any, lag: dict[str, int]
+) -> None:
+    sources = [{"endOffset": end, "latestOffset": latest} for end, latest in offsets]
+    supervisor.query.lastProgress = progress(0, 5) | {"sources": sources}
+    details = telling.details(0, with_plan=False)
+    check_job_call(AnnounceJob(details))
+    assert {name: count for name, count in details.counters.items() if "/" in name} == lag
 
 
 def order(action: OrderAction, timeout_ms: int = 0) -> JobOrder:

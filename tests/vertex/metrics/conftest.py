@@ -72,6 +72,7 @@ def topology(step: int = 0) -> JobDetails:
             "letters_unsent": 5,
             "retried/parse": 30 + step,
             "waiting/parse": 4,
+            "lag/orders": 17,
             "dead/parse": 2 + step,
             "paused/parse": 1,
         },

@@ -181,6 +181,11 @@ def test_subtasks_in_one_slot_are_one_sample(jobs: Any) -> None:
     assert _samples(families, catalogue.EDGE_BYTES)[edge] == 4_096
 
 
+def test_a_source_that_can_tell_has_a_lag(jobs: Any) -> None:
+    families = _of_jobs(AnnouncedJob(jobs.topology(), 0, False))
+    assert _samples(families, catalogue.SOURCE_LAG) == {_labels(topology="shop", source="orders"): 17}
+
+
 def test_a_job_is_in_one_state_and_states_that_it_has_left_are_0(jobs: Any) -> None:
     families = _of_jobs(AnnouncedJob(replace(jobs.topology(), state="melting"), 0, False))
     states = {
