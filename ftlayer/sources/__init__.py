@@ -1,11 +1,13 @@
 """Ready-made sources of other systems.
 
-They are for `StreamEnvironment.source` in both modes, and (`KafkaDataSource`, `RedisDataSource`, `AmqpDataSource`,
-`MqttDataSource`) for wrapped queries and plain Structured Streaming.
+They are for `StreamEnvironment.source` in both modes, and those with a Data Source (`KafkaDataSource` is that of
+`KafkaSource`) for wrapped queries and plain Structured Streaming too.
 """
 
 from ftlayer.sources.amqp.data_source import AmqpDataSource
 from ftlayer.sources.amqp.source import AmqpSource
+from ftlayer.sources.files.data_source import FilesDataSource
+from ftlayer.sources.files.source import FilesSource
 from ftlayer.sources.kafka.data_source import KafkaDataSource
 from ftlayer.sources.kafka.source import KafkaSource
 from ftlayer.sources.mqtt.data_source import MqttDataSource
@@ -18,6 +20,8 @@ from ftlayer.sources.webhook.source import WebhookSource
 __all__ = [
     "AmqpDataSource",
     "AmqpSource",
+    "FilesDataSource",
+    "FilesSource",
     "HmacSignature",
     "KafkaDataSource",
     "KafkaSource",

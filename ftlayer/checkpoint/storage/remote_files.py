@@ -148,7 +148,7 @@ class RemoteFiles:
             except FileNotFoundError:
                 return []
             return [
-                FileStatus(name[len(self._root) + 1 :], int(info["size"] or 0), _modified_ms(info))
+                FileStatus(name[len(self._root) + 1 :], int(info["size"] or 0), modified_ms(info))
                 for name, info in found.items()
             ]
 
@@ -184,7 +184,8 @@ class RemoteFiles:
         return self._fs.open(target, "wb")
 
 
-def _modified_ms(info: dict[str, Any]) -> int:
+def modified_ms(info: dict[str, Any]) -> int:
+    """Return when a file was changed, of what fsspec says of it, in ms since 1970; 0: unknown."""
     value = next((info[name] for name in _TIMES if info.get(name) is not None), 0)
     if isinstance(value, str):
         try:

@@ -1,0 +1,92 @@
+"""Which files there are: on any file system of fsspec's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ftlayer.checkpoint.storage.layout import is_local, last_name, normal
+from ftlayer.checkpoint.storage.remote_files import modified_ms
+from ftlayer.errors import ConfigError, SourceError
+from ftlayer.sources.files.pieces import FoundFile
+
+_WILD = frozenset("*?[")
+_ETAGS = ("ETag", "etag", "md5Hash", "content_md5")
+
+
+class Listing:
+    """The files below a directory, or that match a pattern. A copy connects by itself."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        """``url``: a directory (with all below it), a file or a pattern; a path, or any URL of fsspec's."""
+        self.url = normal(url)
+        self._options = dict(storage_options)
+        self._fs: Any = None
+        self._root = ""
+
+    @property
+    def file_system(self) -> Any:
+        """The file system. Raises `ConfigError` if fsspec has none for the URL."""
+        if self._fs is None:
+            from fsspec.core import url_to_fs
+
+            url = f"file://{self.url}" if is_local(self.url) else self.url
+            try:
+                self._fs, self._root = url_to_fs(url, **self._options)
+            except (ImportError, ValueError, TypeError) as error:
+                raise ConfigError(
+                    f"path: {self.url} cannot be reached: {error}. The scheme has to be one of fsspec's, and the "
+                    "package that it names has to be installed for driver and slots"
+                ) from error
+        return self._fs
+
+    def files(self) -> list[FoundFile]:
+        """Return the files that there are now, those written first first; none if the directory is missing.
+
+        Left out are those without content, and hidden ones: with a name, or below the given directory in one with a
+        name, that begins with ``_`` or ``.``. Raises `SourceError`.
+        """
+        fs = self.file_system
+        try:
+            fs.invalidate_cache()
+            found = self._find(fs)
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise SourceError(f"{self.url} cannot be listed: {type(error).__name__}: {error}") from error
+        files = [
+            _found(path, info)
+            for path, info in found.items()
+            if info.get("type") == "file" and info.get("size") and not self._is_hidden(path)
+        ]
+        return sorted(files, key=lambda file: (file.modified_ms, file.path))
+
+    def version(self, path: str) -> tuple[int, str]:
+        """Return size and version of a file now. Raises `FileNotFoundError`."""
+        fs = self.file_system
+        fs.invalidate_cache()
+        found = _found(path, fs.info(path))
+        return found.size, found.version
+
+    def _find(self, fs: Any) -> dict[str, Any]:
+        found: dict[str, Any]
+        if _WILD & set(self._root):
+            found = fs.glob(self._root, detail=True)
+        else:
+            found = fs.find(self._root, detail=True)
+        return found
+
+    def _is_hidden(self, path: str) -> bool:
+        if _WILD & set(self._root):
+            return last_name(path).startswith(("_", "."))
+        below = path.removeprefix(self._root).strip("/")
+        return any(part.startswith(("_", ".")) for part in below.split("/"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fs": None}
+
+
+def _found(path: str, info: Mapping[str, Any]) -> FoundFile:
+    modified = modified_ms(dict(info))
+    tag = next((info[name] for name in _ETAGS if info.get(name)), None)
+    return FoundFile(path, int(info.get("size") or 0), modified, str(modified if tag is None else tag))

@@ -1,0 +1,279 @@
+"""Files of a directory as a source."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
+
+from ftlayer.checks import (
+    MOST_BYTES,
+    Duration,
+    check_bool,
+    check_choice,
+    check_int,
+    check_text,
+    duration_ms,
+)
+from ftlayer.config import MIB
+from ftlayer.errors import ConfigError, SourceError
+from ftlayer.sources.files.formats import FORMATS, OFFSET, PATH, VALUE, FileFormat
+from ftlayer.sources.files.journal import Journal, new_journal_id
+from ftlayer.sources.files.listing import Listing
+from ftlayer.sources.files.pieces import FilePieces, FoundFile, Piece, limited, packed_splits
+from ftlayer.topology.ddl import parse_ddl
+
+logger = logging.getLogger(__name__)
+
+MAX_FILES, MAX_BYTES, SPLIT_BYTES = 1_000, 256 * MIB, 16 * MIB
+
+JOURNAL, NEXT = "journal", "next"
+
+
+class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the files of a directory, and those that come later: each once, those written first first.
+
+    Which files were found is kept in a journal, a directory of this source's own, and a place in the journal with who
+    reads: in the checkpoint of a query or topology, or in the vertex. So each record is in one batch of a query, and
+    barrier mode reflects it exactly once.
+
+    Files have to come complete: written under another name, or elsewhere in the same file system, and renamed. One that
+    is another than when it was found fails the source; what is written to a file that was read is never read.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        format: str = "text",
+        *,
+        journal: str | os.PathLike[str],
+        schema: pa.Schema | str | None = None,
+        position: bool = True,
+        malformed: str = "",
+        header: bool = True,
+        delimiter: str = ",",
+        max_files: int = MAX_FILES,
+        max_bytes: int = MAX_BYTES,
+        split_bytes: int = SPLIT_BYTES,
+        poll: Duration = "1s",
+        min_age: Duration = "0s",
+        remember: Duration = "168h",
+        ignore_missing: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Nothing is touched before it is read.
+
+        Args:
+            path: a directory, with all below it, or a pattern (``logs/*.json``, ``logs/**/*.json``); a path, or any URL
+                of fsspec's. Hidden files (``_…``, ``.…``) and empty ones are left out.
+            format: ``"text"`` (a line a row), ``"json"`` (an object a line), ``"csv"``, ``"parquet"``. The first three
+                may be compressed, as their names say (``.gz``, ``.bz2``, ``.zst``, …).
+            journal: directory for the list of the files that were found; of this source alone, for the driver.
+            schema: of the files' columns, a `pyarrow.Schema` or text like ``"id bigint, name string"``. Text has one
+                column, ``value``.
+            position: whether rows begin with ``path`` and ``offset``: the byte at which a line begins (of a compressed
+                file: of what it has unpacked), or the number of a row of a Parquet file.
+            malformed: name of a last column, which has the text of a JSON or CSV line that cannot be read; its other
+                columns are null then. Without it such a line fails the source.
+            header: of CSV: whether the first line of each file has the columns' names.
+            delimiter: of CSV.
+            max_files, max_bytes: of a batch of a query, or a range of a topology: as many pieces as fit.
+            split_bytes: larger files are read in pieces of this size, also by several subtasks. After a failure a
+                piece is read again from its beginning, and what was taken of it is skipped.
+            poll: how often the directory is listed.
+            min_age: how long ago a file has to be written before it is read.
+            remember: how long the names of files are remembered at least that were removed.
+            ignore_missing: whether a file that is removed before it is read is left out, with a warning. Otherwise it
+                fails the source.
+            storage_options: of the file system, as fsspec takes them.
+
+        Raises `ConfigError` for an option that will not do.
+        """
+        for option, given in ((PATH, path), (JOURNAL, journal)):
+            check_text(os.fspath(given) if isinstance(given, os.PathLike) else given, option, "a path or URL")
+        check_choice(format, "format", FORMATS)
+        for option, flag in (("position", position), ("header", header), ("ignore_missing", ignore_missing)):
+            check_bool(flag, option)
+        if malformed != "":
+            check_text(malformed, "malformed", "the name of a column")
+        if not isinstance(delimiter, str) or len(delimiter) != 1:
+            raise ConfigError(f"delimiter: expected one character, got {delimiter!r}")
+        check_int(max_files, "max_files", least=1)
+        check_int(max_bytes, "max_bytes", least=1, most=MOST_BYTES)
+        check_int(split_bytes, "split_bytes", least=1, most=MOST_BYTES)
+        if storage_options is not None and not isinstance(storage_options, Mapping):
+            raise ConfigError(f"storage_options: expected a dict, got {storage_options!r}")
+        self.path, self.journal = os.fspath(path), os.fspath(journal)
+        columns = _columns(format, schema, malformed, position=position)
+        self._format = FileFormat(format, columns, position, malformed, header, delimiter)
+        self.schema: pa.Schema = self._format.schema
+        self._listing = Listing(self.path, storage_options or {})
+        self._max_files, self._max_bytes, self._split_bytes = max_files, max_bytes, split_bytes
+        self._poll_s = duration_ms(poll, "poll", least=0) / 1_000
+        self._min_age_ms = duration_ms(min_age, "min_age", least=0)
+        self._remember_ms = duration_ms(remember, "remember", least=0)
+        self._ignore_missing = ignore_missing
+        self._opened: Journal | None = None
+        self._listed_s: float | None = None
+        self._there: set[str] = set()
+        self._last: list[FoundFile] | None = None
+        self._warned: set[str] = set()
+
+    # ------------------------------------------------------------ in the driver
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Begin with a journal of its own: all files are new."""
+        return {JOURNAL: new_journal_id(), NEXT: 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """At most ``max_files`` (and ``max_bytes``)."""
+        return ReadMaxFiles(self._max_files)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Read the files that are there now, and no others in this run."""
+        self._last = self._listing.files()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Look for new files, and return how far the next range goes."""
+        journal = self._journal(start)
+        self._look(journal)
+        if isinstance(limit, ReadAllAvailable):
+            return {**start, NEXT: max(start[NEXT], journal.end)}
+        files = limit.max_files if isinstance(limit, ReadMaxFiles) else None
+        return {**start, NEXT: limited(journal.behind(start[NEXT]), start[NEXT], files, self._max_bytes)}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return what each task reads."""
+        first, behind = start[NEXT], end[NEXT]
+        entries = self._journal(end).between(first, behind)
+        pieces = [piece for entry in entries for piece in entry.pieces(first, behind)]
+        return packed_splits(pieces, self._split_bytes)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Keep the journal small."""
+        self._journal(end).committed(end[NEXT], self._there)
+
+    def stop(self) -> None:
+        """There is nothing to free."""
+
+    def _journal(self, offset: Mapping[str, Any]) -> Journal:
+        if set(offset) != {JOURNAL, NEXT}:
+            raise ConfigError(
+                f"{self._listing.url}: the offset {dict(offset)!r} is of another source; give the new one a uid of "
+                "its own"
+            )
+        if self._opened is None or self._opened.id != offset[JOURNAL]:
+            self._opened = Journal(self.journal, offset[JOURNAL], self._remember_ms)
+            self._listed_s = None
+        if self._opened.end < offset[NEXT]:
+            raise SourceError(
+                f"journal {self._opened.url}: it ends at {self._opened.end}, and what was read at {offset[NEXT]}: a "
+                "part of it was removed, or journal= names another directory than before"
+            )
+        return self._opened
+
+    def _look(self, journal: Journal) -> None:
+        """Add files to the journal that are new."""
+        now = time.monotonic()
+        if self._listed_s is not None and (self._last is not None or now - self._listed_s < self._poll_s):
+            return
+        found = self._listing.files() if self._last is None else self._last
+        self._listed_s = now
+        self._there = {file.path for file in found}
+        youngest_ms = time.time_ns() // 1_000_000 - self._min_age_ms
+        new = []
+        for file in found:
+            known = journal.version(file.path)
+            if known is None:
+                if not self._min_age_ms or file.modified_ms <= youngest_ms:
+                    new.append(file)
+            elif known != file.version and file.path not in self._warned:
+                self._warned.add(file.path)
+                logger.warning("%s has changed since it was found, and is not read again", file.path)
+        if new:
+            # Where that fails, only what was written says whether it was.
+            self._opened = None
+            journal.append(new, self._step_of)
+            self._opened = journal
+
+    def _step_of(self, file: FoundFile) -> int:
+        return self._split_bytes if self._format.is_cut(file.path) and file.size > self._split_bytes else 0
+
+    # ------------------------------------------------------------ in the tasks
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read files, or a part of one."""
+        assert isinstance(partition, FilePieces)
+        for piece in partition.pieces:
+            yield from self._read(piece)
+
+    def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        if not self._is_there(piece):
+            return
+        try:
+            yield from self._format.rows(self._listing.file_system, piece)
+        except FileNotFoundError as error:
+            raise SourceError(f"{piece.path} was removed while it was read") from error
+        except OSError as error:
+            raise SourceError(f"{piece.path} cannot be read: {error}") from error
+        # What was written to it meanwhile may be among the rows.
+        self._is_there(piece)
+
+    def _is_there(self, piece: Piece) -> bool:
+        """Whether the file is as it was found. Raises `SourceError` if it is another one, or gone."""
+        try:
+            found = self._listing.version(piece.path)
+        except FileNotFoundError as error:
+            if self._ignore_missing:
+                logger.warning("%s was removed before it was read, and is left out", piece.path)
+                return False
+            raise SourceError(
+                f"{piece.path} was removed before it was read; ignore_missing=True leaves such files out"
+            ) from error
+        if found != (piece.size, piece.version):
+            raise SourceError(
+                f"{piece.path} has changed since it was found, with {piece.size} bytes ({found[0]} now): write files "
+                "under a hidden name, and rename them when they are complete, or set min_age"
+            )
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy reads the journal by itself.
+        return {**self.__dict__, "_opened": None, "_listed_s": None}
+
+
+def _columns(format: str, schema: pa.Schema | str | None, malformed: str, *, position: bool) -> pa.Schema:
+    """Return the columns of the files."""
+    if format == "text":
+        if schema is not None:
+            raise ConfigError(f"schema: text has one column, {VALUE!r}: leave it out")
+        columns = pa.schema([pa.field(VALUE, pa.string())])
+    elif schema is None:
+        raise ConfigError(
+            f"schema: expected the columns of the {format} files, like 'id bigint, name string'"
+        )
+    elif isinstance(schema, pa.Schema):
+        columns = schema.remove_metadata()
+    else:
+        check_text(schema, "schema", "a pyarrow.Schema or text like 'id bigint, name string'")
+        columns = parse_ddl(schema)
+    if malformed and format not in ("json", "csv"):
+        raise ConfigError(f"malformed: {format} has no lines that cannot be read")
+    names = [*((PATH, OFFSET) if position else ()), *columns.names, *([malformed] if malformed else [])]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"schema: column {twice!r} is there twice; position=False leaves {PATH!r} and {OFFSET!r} out"
+        )
+    return columns

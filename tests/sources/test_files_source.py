@@ -1,0 +1,381 @@
+"""Files as a source: which are found, how they are cut, what is read of them, and what is read again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
+
+from ftlayer.errors import ConfigError, SourceError
+from ftlayer.sources import FilesSource
+from ftlayer.sources.files import journal as journals
+
+Make = Callable[..., FilesSource]
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+@pytest.fixture
+def make(inbox: Path, tmp_path: Path) -> Make:
+    def made(format: str = "text", path: Any = inbox, **options: Any) -> FilesSource:
+        return FilesSource(path, format, **{"journal": tmp_path / "journal", "poll": 0, **options})
+
+    return made
+
+
+def put(path: Path, content: str | bytes, age_s: int = 0) -> None:
+    """Write a file, and have it look as if it were written in the past."""
+    path.parent.mkdir(exist_ok=True)
+    hidden = path.with_name(f".{path.name}")
+    hidden.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.utime(hidden, (1_700_000_000 - age_s,) * 2)
+    hidden.rename(path)
+
+
+def range_rows(source: FilesSource, start: Any, end: Any) -> list[dict[str, Any]]:
+    """Read a range as tasks do: with copies, and offsets that have been JSON."""
+    copy: FilesSource = pickle.loads(pickle.dumps(source))
+    start, end = json.loads(json.dumps([start, end]))
+    batches = [batch for part in copy.partitions(start, end) for batch in copy.read(part)]
+    for batch in batches:
+        assert batch.schema.equals(source.schema)
+        batch.validate(full=True)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def ranges(source: FilesSource, start: Any, limit: Any = None) -> Iterator[tuple[Any, Any]]:
+    while (end := source.latestOffset(start, limit or source.getDefaultReadLimit())) != start:
+        yield start, end
+        start = end
+
+
+def all_rows(source: FilesSource) -> list[dict[str, Any]]:
+    return [row for each in ranges(source, source.initialOffset()) for row in range_rows(source, *each)]
+
+
+def test_each_file_is_read_once_those_written_first_first(make: Make, inbox: Path) -> None:
+    source = make()
+    start = source.initialOffset()
+    assert source.latestOffset(start, ReadAllAvailable()) == start
+    put(inbox / "b", "three\n", 1)
+    put(inbox / "c", "one\r\ntwo", 2)
+    put(inbox / "sub" / "a", "four\n", 1)
+    for hidden in (inbox / "_x", inbox / ".y", inbox / "_sub" / "z"):
+        put(hidden, "hidden\n")
+    put(inbox / "empty", "")
+    end = source.latestOffset(start, ReadAllAvailable())
+    found = range_rows(source, start, end)
+    assert [(row["value"], Path(row["path"]).name, row["offset"]) for row in found] == [
+        ("one", "c", 0),
+        ("two", "c", 5),
+        ("three", "b", 0),
+        ("four", "a", 0),
+    ]
+    put(inbox / "a", "five\n", 9)
+    again = make()
+    after = again.latestOffset(end, ReadAllAvailable())
+    assert [row["value"] for row in range_rows(again, end, after)] == ["five"], (
+        "it is new, though it is older"
+    )
+    assert range_rows(again, start, end) == found
+
+
+def test_a_range_has_so_many_files_and_bytes(make: Make, inbox: Path) -> None:
+    for number in range(9):
+        put(inbox / f"{number}", f"{number}\n" * 10, 9 - number)
+    files = [end["next"] for _, end in ranges(make(max_files=4), make().initialOffset())]
+    assert files == [4, 8, 9]
+    in_bytes = make(max_bytes=50, split_bytes=7)
+    found = [range_rows(in_bytes, *each) for each in ranges(in_bytes, in_bytes.initialOffset())]
+    assert [row["value"] for rows in found for row in rows] == [str(n) for n in range(9) for _ in range(10)]
+    assert max(map(len, found)) <= 50 // 2 + 1
+    every = in_bytes.initialOffset()
+    assert len(list(ranges(in_bytes, every, ReadAllAvailable()))) == 1
+    assert len(in_bytes.partitions(every, in_bytes.latestOffset(every, ReadMaxFiles(100)))) > 1
+
+
+LINES = st.lists(st.sampled_from([b"", b"a", b"\xff", b"bc\r", "ä".encode(), b"x" * 40]), max_size=30)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lines=LINES, last=st.booleans(), step=st.integers(1, 60), compressed=st.booleans())
+def test_a_file_cut_anywhere_has_the_same_lines(
+    lines: list[bytes], last: bool, step: int, compressed: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("cut")
+    content = b"\n".join(lines) + (b"\n" if last else b"")
+    name = "f.gz" if compressed else "f"
+    (directory / name).write_bytes(gzip.compress(content) if compressed else content)
+    source = FilesSource(directory, journal=f"{directory}-journal", split_bytes=step)
+    rows = all_rows(source) if content or compressed else []
+    found = re.finditer(rb"([^\n]*?)(?:\r?\n|\Z)", content)
+    expected = [(line.start(), line[1].decode("utf-8", "replace")) for line in found if line[0]]
+    # A carriage return belongs to the newline behind it, and only to that.
+    if expected and content.endswith(b"\r"):
+        assert expected[-1][1].endswith("\r")
+    assert [(row["offset"], row["value"]) for row in rows] == expected
+
+
+@pytest.mark.parametrize("step", [1 << 24, 37])
+def test_json_lines(make: Make, inbox: Path, step: int) -> None:
+    good = [{"n": n, "s": None if n % 3 else f"t{n}", "unknown": [1]} for n in range(50)]
+    lines = [json.dumps(row) for row in good]
+    lines[7:7] = ["", "nonsense", '{"n": "x"}', '{"n": 1}{"n": 2}', "   "]
+    put(inbox / "a.json", "\n".join(lines))
+    source = make("json", schema="n bigint, s string", malformed="bad", split_bytes=step)
+    rows = all_rows(source)
+    assert [(row["n"], row["s"]) for row in rows if row["bad"] is None] == [
+        (row["n"], row["s"]) for row in good
+    ]
+    assert [row["bad"] for row in rows if row["bad"] is not None] == [lines[8], lines[9], lines[10]]
+    text = "\n".join(lines)
+    assert all(text[row["offset"] :].startswith(row["bad"] or f'{{"n": {row["n"]}') for row in rows)
+    strict = make("json", schema="n bigint, s string", split_bytes=step)
+    with pytest.raises(SourceError, match=f"a.json: the line at byte {text.index('nonsense')} is no json"):
+        all_rows(strict)
+
+
+@pytest.mark.parametrize("step", [1 << 24, 11])
+def test_csv(make: Make, inbox: Path, step: int) -> None:
+    put(inbox / "a.csv", "s;n\n" + "".join(f'"x;{n}";{n}\n' for n in range(20)) + "short\n", 1)
+    put(inbox / "b.csv", "n;more;s\n7;;y\n")
+    options: dict[str, Any] = {"delimiter": ";", "split_bytes": step, "malformed": "bad"}
+    rows = all_rows(make("csv", schema="n int, s string", **options))
+    assert [(row["n"], row["s"]) for row in rows[:20]] == [(n, f"x;{n}") for n in range(20)]
+    assert [row["bad"] for row in rows] == [None] * 20 + ["short"] + [None]
+    assert (rows[-1]["n"], rows[-1]["s"]) == (7, "y")
+    put(inbox / "plain" / "c.csv", "1;a\n2;b\n")
+    plain = make("csv", inbox / "plain", schema="n int, s string", header=False, position=False, **options)
+    assert all_rows(plain) == [{"n": 1, "s": "a", "bad": None}, {"n": 2, "s": "b", "bad": None}]
+    with pytest.raises(SourceError, match=r"c.csv: its first line has no column 'n': it has 1, a"):
+        all_rows(make("csv", inbox / "plain", schema="n int", delimiter=";"))
+
+
+@pytest.mark.parametrize("step", [1 << 24, 300, 1])
+def test_parquet_row_groups(make: Make, inbox: Path, step: int) -> None:
+    table = pa.table({"s": [str(n) for n in range(100)], "n": pa.array(range(100), pa.int32())})
+    pq.write_table(table, inbox / "a.parquet", row_group_size=7)
+    rows = all_rows(make("parquet", schema="n bigint, s string", split_bytes=step))
+    assert [(row["offset"], row["n"], row["s"]) for row in rows] == [(n, n, str(n)) for n in range(100)]
+    (inbox / "b.parquet").write_bytes(b"no such thing")
+    with pytest.raises(SourceError, match=r"b.parquet: "):
+        all_rows(make("parquet", schema="n bigint"))
+    with pytest.raises(SourceError, match=r"a.parquet: it has no column 'm'"):
+        all_rows(make("parquet", schema="m bigint"))
+
+
+def test_a_file_that_changes_before_it_is_read_fails_the_source(make: Make, inbox: Path) -> None:
+    put(inbox / "a", "one\n")
+    source = make()
+    start = source.initialOffset()
+    end = source.latestOffset(start, ReadAllAvailable())
+    with (inbox / "a").open("a") as file:
+        file.write("two\n")
+    with pytest.raises(SourceError, match=r"a has changed since it was found, with 4 bytes \(8 now\)"):
+        range_rows(source, start, end)
+
+
+def test_a_file_that_changes_while_it_is_read_fails_the_source(make: Make, inbox: Path) -> None:
+    put(inbox / "a", "one\n" * 600_000)
+    source = make()
+    start = source.initialOffset()
+    (part,) = source.partitions(start, source.latestOffset(start, ReadAllAvailable()))
+    reading = source.read(part)
+    next(reading)
+    with (inbox / "a").open("a") as file:
+        file.write("two\n")
+    with pytest.raises(SourceError, match="a has changed"):
+        list(reading)
+
+
+def test_a_file_that_changes_afterwards_is_not_read_again(
+    make: Make, inbox: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(inbox / "a", "one\n")
+    source = make()
+    end = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    put(inbox / "a", "one\ntwo\n", 5)
+    assert source.latestOffset(end, ReadAllAvailable()) == end
+    assert source.latestOffset(end, ReadAllAvailable()) == end
+    assert caplog.text.count("has changed since it was found") == 1
+
+
+def test_a_file_that_is_removed_before_it_is_read(
+    make: Make, inbox: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(inbox / "a", "one\n", 1)
+    put(inbox / "b", "two\n")
+    source = make()
+    start = source.initialOffset()
+    end = source.latestOffset(start, ReadAllAvailable())
+    (inbox / "a").unlink()
+    with pytest.raises(SourceError, match="a was removed before it was read; ignore_missing=True"):
+        range_rows(source, start, end)
+    assert [row["value"] for row in range_rows(make(ignore_missing=True), start, end)] == ["two"]
+    assert "a was removed before it was read, and is left out" in caplog.text
+
+
+def test_a_young_file_waits(make: Make, inbox: Path) -> None:
+    put(inbox / "old", "old\n")
+    (inbox / "young").write_text("young\n")
+    source = make(min_age="1h")
+    assert [row["value"] for row in all_rows(source)] == ["old"]
+
+
+def test_the_directory_is_listed_every_so_often(make: Make, inbox: Path) -> None:
+    source = make(poll="1h")
+    start = source.initialOffset()
+    assert source.latestOffset(start, ReadAllAvailable()) == start
+    put(inbox / "a", "one\n")
+    assert source.latestOffset(start, ReadAllAvailable()) == start
+
+
+def test_what_is_there_now(make: Make, inbox: Path) -> None:
+    put(inbox / "a", "one\n")
+    source = make()
+    source.prepareForTriggerAvailableNow()
+    put(inbox / "b", "two\n")
+    assert [row["value"] for row in all_rows(source)] == ["one"]
+
+
+def test_a_pattern_on_another_file_system(make: Make) -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("a.txt", "b.log", "sub/c.txt", "_d.txt"):
+        memory.pipe_file(f"/pattern/{name}", name.encode())
+    assert [row["value"] for row in all_rows(make(path="memory://pattern/*.txt"))] == ["a.txt"]
+    found = [row["value"] for row in all_rows(make(path="memory://pattern/**/*.txt"))]
+    assert found == ["a.txt", "sub/c.txt"]
+    missing = make(path="memory://pattern/none")
+    assert missing.latestOffset(start := missing.initialOffset(), ReadAllAvailable()) == start
+    with pytest.raises(ConfigError, match="path: nosuch://x cannot be reached"):
+        all_rows(make(path="nosuch://x"))
+
+
+# ---------------------------------------------------------------- the journal
+
+
+def test_the_journal_stays_small(
+    make: Make, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "COMPACT_AT", 3)
+    source = make(remember=0, split_bytes=3)
+    first = end = source.initialOffset()
+    read: list[str] = []
+    for number in range(30):
+        if number >= 10:
+            (inbox / str(number - 10)).unlink()
+        put(inbox / str(number), f"{number}\n{number}\n")
+        if number % 7 == 0:
+            source = make(remember=0, split_bytes=3)
+        start, end = end, source.latestOffset(end, ReadAllAvailable())
+        rows = range_rows(source, start, end)
+        assert rows == range_rows(make(), start, end), "whoever reads the journal"
+        read += [row["value"] for row in rows]
+        source.commit(end)
+        (directory,) = (tmp_path / "journal").iterdir()
+        assert len(list(directory.iterdir())) <= 4
+        assert sum(path.stat().st_size for path in directory.iterdir()) < 4_000
+    assert read == [str(number) for number in range(30) for _ in range(2)]
+    with pytest.raises(SourceError, match="does not reach back to what was read from 0"):
+        source.partitions(first, end)
+    put(inbox / "0", "again\n")
+    assert [
+        row["value"] for row in range_rows(source, end, source.latestOffset(end, ReadAllAvailable()))
+    ] == ["again"]
+
+
+def test_a_name_is_remembered_for_some_time(make: Make, inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "COMPACT_AT", 1)
+    source = make()
+    put(inbox / "a", "one\n")
+    end = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    (inbox / "a").unlink()
+    put(inbox / "b", "two\n")
+    end = source.latestOffset(end, ReadAllAvailable())
+    source.commit(end)
+    put(inbox / "a", "one\n")
+    assert make().latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_one_who_was_killed_while_it_put_the_journal_together(
+    make: Make, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "COMPACT_AT", 2)
+    source = make()
+    start = end = source.initialOffset()
+    for number in range(4):
+        put(inbox / str(number), f"{number}\n", -number)
+        end = source.latestOffset(end, ReadAllAvailable())
+    with monkeypatch.context() as killed:
+        killed.setattr("ftlayer.checkpoint.storage.local_files.LocalFiles.delete", lambda *_: None)
+        source.commit(end)
+    assert [row["value"] for row in range_rows(make(), start, end)] == ["0", "1", "2", "3"]
+    (directory,) = (tmp_path / "journal").iterdir()
+    assert len(list(directory.iterdir())) == 1
+
+
+def test_two_sources_do_not_share_a_journal(make: Make, inbox: Path, tmp_path: Path) -> None:
+    first, second = make(), make()
+    start = first.initialOffset()
+    for source in (first, second):
+        source.latestOffset(start, ReadAllAvailable())
+    put(inbox / "a", "one\n")
+    first.latestOffset(start, ReadAllAvailable())
+    with pytest.raises(SourceError, match="another source writes to this journal"):
+        second.latestOffset(start, ReadAllAvailable())
+    # It reads what the other one has written.
+    end = second.latestOffset(start, ReadAllAvailable())
+    assert [row["value"] for row in range_rows(second, start, end)] == ["one"]
+    (directory,) = (tmp_path / "journal").iterdir()
+    next(directory.iterdir()).unlink()
+    with pytest.raises(SourceError, match="it ends at 0, and what was read at 1"):
+        make().latestOffset(end, ReadAllAvailable())
+    with pytest.raises(ConfigError, match="of another source"):
+        make().latestOffset({"x-0": 1}, ReadAllAvailable())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"path": ""}, "path: expected a path or URL"),
+        ({"path": 7}, "path: expected a path or URL"),
+        ({"journal": None}, "journal: expected a path or URL"),
+        ({"format": "xml"}, "format: expected"),
+        ({"format": "json"}, "schema: expected the columns of the json files"),
+        ({"schema": "n int"}, "schema: text has one column"),
+        ({"format": "json", "schema": "path string"}, "schema: column 'path' is there twice; position=False"),
+        ({"format": "parquet", "schema": "n int", "malformed": "bad"}, "malformed: parquet has no lines"),
+        ({"format": "json", "schema": "n"}, "n"),
+        ({"format": "csv", "schema": "n int", "malformed": "n"}, "schema: column 'n' is there twice"),
+        ({"delimiter": ""}, "delimiter: expected one character"),
+        ({"max_files": 0}, "max_files: "),
+        ({"max_bytes": 0}, "max_bytes: "),
+        ({"split_bytes": True}, "split_bytes: "),
+        ({"poll": "soon"}, "poll"),
+        ({"min_age": -1}, "min_age"),
+        ({"remember": "x"}, "remember"),
+        ({"ignore_missing": "yes"}, "ignore_missing: expected True or False"),
+        ({"storage_options": "key"}, "storage_options: expected a dict"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, Any], said: str) -> None:
+    options = {"path": "in", "journal": "journal", **given}
+    with pytest.raises(ConfigError, match=said):
+        FilesSource(options.pop("path"), **options)
