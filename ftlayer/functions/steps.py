@@ -72,6 +72,15 @@ class MapBatches:
     rules: RetryRules = NO_RULES
 
 
+def result_schema(function: object, given: pa.Schema) -> pa.Schema | None:
+    """Return what a function of batches says its results' schema is, for batches of ``given``; None: it says nothing.
+
+    Raises what the function raises for batches that it cannot take.
+    """
+    say = getattr(function, "result_schema", None)
+    return None if say is None else say(given)
+
+
 @dataclass(frozen=True)
 class MapAsync:
     """One record in, one out, by an async function: up to ``in_flight`` calls at a time, ``timeout_ms`` for each.

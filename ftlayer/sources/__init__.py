@@ -8,6 +8,7 @@ from ftlayer.sources.amqp.data_source import AmqpDataSource
 from ftlayer.sources.amqp.source import AmqpSource
 from ftlayer.sources.files.data_source import FilesDataSource
 from ftlayer.sources.files.source import FilesSource
+from ftlayer.sources.from_json import FromJson
 from ftlayer.sources.kafka.data_source import KafkaDataSource
 from ftlayer.sources.kafka.source import KafkaSource
 from ftlayer.sources.mqtt.data_source import MqttDataSource
@@ -22,6 +23,7 @@ __all__ = [
     "AmqpSource",
     "FilesDataSource",
     "FilesSource",
+    "FromJson",
     "HmacSignature",
     "KafkaDataSource",
     "KafkaSource",

@@ -8,6 +8,7 @@ from pyspark.sql.datasource import DataSource
 
 from ftlayer.checks import MOST, check_text
 from ftlayer.errors import ConfigError
+from ftlayer.sources.json_stream import with_schema
 from ftlayer.sources.queue_stream import QueueStreamReader
 from ftlayer.topology.queues import Queue
 
@@ -35,9 +36,11 @@ class QueueDataSource(DataSource):
         """Return the reader."""
         spool = self.options.get("spool")
         check_text(spool, "spool", "a directory for this query's messages, a path or URL")
-        return QueueStreamReader(
-            self.source(), str(spool), option_count(self.options, "maxRowsPerTrigger", MAX_ROWS)
+        source = self.source()
+        reader = QueueStreamReader(
+            source, str(spool), option_count(self.options, "maxRowsPerTrigger", MAX_ROWS)
         )
+        return with_schema(reader, source.schema, schema, self.options)
 
 
 def option_count(options: Any, option: str, default: int) -> int:

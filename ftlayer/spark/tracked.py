@@ -19,7 +19,7 @@ from ftlayer.checks import (
 from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record, result_schema
 from ftlayer.spark.deliveries.source import arrow_schema
 from ftlayer.spark.plan.checks import (
     check_columns,
@@ -123,7 +123,7 @@ class TrackedStream:
     def map_batches(
         self,
         function: Callable[[Any], Any],
-        schema: StructType | str,
+        schema: StructType | str | None = None,
         *,
         kind: Literal["arrow", "pandas"] = "arrow",
         tagged: bool = False,
@@ -136,10 +136,22 @@ class TrackedStream:
         ``_ft_first_failed_at``, which say how often and since when the row's record was tried; it may then have
         more or fewer rows. Where the function raises, it is called again with halves of the batch, until
         the records that it cannot take stand alone: those fail.
+
+        ``schema`` may be left out for a function that has a method ``result_schema(schema)``, as
+        `ftlayer.sources.FromJson` has.
         """
         check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
         check_bool(tagged, "map_batches: tagged")
         uid = self._uid("map_batches", function, name)
+        if schema is None:
+            own = result_schema(function, arrow_schema(self.schema))
+            if own is None:
+                raise ConfigError(
+                    "map_batches: give schema=…, a StructType or text like 'id bigint, name string'"
+                )
+            from pyspark.sql.pandas.types import from_arrow_schema
+
+            schema = from_arrow_schema(own)
         struct = struct_of(schema, uid)
         rules = self._rules(options, uid)
         return self._limited(uid, options)._then(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from servers import Server
@@ -33,11 +33,19 @@ class KafkaServer(Server):
         for made in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
             made.result(60)
 
-    def produce(self, topic: str, partition: int, numbers: Iterable[int], **more: Any) -> None:
+    def produce(
+        self,
+        topic: str,
+        partition: int,
+        numbers: Iterable[int],
+        *,
+        form: Callable[[int], str] = str,
+        **more: Any,
+    ) -> None:
         """Send numbers as values, and wait until the broker has them."""
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self.url})
         for number in numbers:
-            producer.produce(topic, str(number), partition=partition, **more)
+            producer.produce(topic, form(number), partition=partition, **more)
         assert producer.flush(60) == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ftlayer.errors import ConfigError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import MapBatches, Process
 from ftlayer.partitioning.partitioners import (
@@ -22,6 +23,7 @@ from ftlayer.partitioning.partitioners import (
     Shuffle,
 )
 from ftlayer.records.selector import KeySelector
+from ftlayer.sources import FromJson
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.graph import StreamGraph
 from ftlayer.topology.operators import AssignWatermarks, CoProcess, Join, PushSource, Sink
@@ -235,6 +237,16 @@ def test_retry_options_of_a_source(env: GraphBuilder) -> None:
     own = StreamOptions(max_attempts=2)
     env.source([], "n int", retry=own).sink(print)
     assert env.build().node("source-1").retry == own
+
+
+def test_a_function_of_batches_may_say_what_its_schema_is(env: GraphBuilder, orders: Orders) -> None:
+    objects = orders(env).map_batches(FromJson("n int", column="user", keep=["id"]))
+    assert objects.schema == pa.schema([("n", pa.int32()), orders(env).schema.field("id")])
+    assert orders(env).map_batches(FromJson("n int"), "n int").schema.names == ["n"]
+    with pytest.raises(
+        ConfigError, match="FromJson: there is no column 'value'; messages have id, user, ts, tags"
+    ):
+        orders(env).map_batches(FromJson("n int"))
 
 
 def test_map_batches(env: GraphBuilder, orders: Orders) -> None:

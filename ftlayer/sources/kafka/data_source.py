@@ -8,6 +8,7 @@ from pyspark.sql.datasource import DataSource
 
 from ftlayer.checks import check_text
 from ftlayer.sources.data_source import option_count
+from ftlayer.sources.json_stream import with_schema
 from ftlayer.sources.kafka.source import MAX_ROWS, KafkaSource
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class KafkaDataSource(DataSource):
         servers, topics = properties.pop("bootstrap.servers", None), options.get("subscribe", "")
         check_text(servers, "kafka.bootstrap.servers", "brokers like 'host:9092'")
         check_text(topics, "subscribe", "names of topics with commas between them")
-        return KafkaSource(
+        reader = KafkaSource(
             str(servers),
             [topic.strip() for topic in topics.split(",") if topic.strip()],
             group=properties.pop("group.id", ""),
@@ -51,3 +52,4 @@ class KafkaDataSource(DataSource):
             reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
             config=properties,
         )
+        return with_schema(reader, reader.schema, schema, options)

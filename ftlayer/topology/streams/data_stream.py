@@ -25,7 +25,7 @@ from ftlayer.checks import (
 )
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, result_schema
 from ftlayer.partitioning.partitioners import (
     Broadcast,
     Custom,
@@ -136,10 +136,14 @@ class DataStream:
 
         ``tagged``: the batch has the column ``_ft_row`` beside the user's; a result keeps it, and may have fewer or
         more rows. It has ``_ft_attempt`` and ``_ft_first_failed_at`` too (see `ftlayer.current_record`).
+
+        A function that has a method ``result_schema(schema)``, as `ftlayer.sources.FromJson` has, says by it what its
+        schema is, where none is given.
         """
         check_function(function, "map_batches", takes=1)
         check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
-        to = self._output(schema, "map_batches")
+        own = result_schema(function, self.schema) if schema is None else None
+        to = self._output(schema, "map_batches") if own is None else own
         rules = rules_in(options, "map_batches")
         return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), options)
 

@@ -79,19 +79,25 @@ def test_a_record_whose_third_result_does_not_fit_gives_none(
 
 @pytest.mark.parametrize("kind", ["arrow", "pandas"])
 def test_batches_row_for_row(layer: Any, numbers: Any, kept: Any, tools: Any, kind: str) -> None:
-    def arrow(batch: pa.RecordBatch) -> pa.RecordBatch:
-        if 13 in batch.column("n").to_pylist():
-            raise ValueError("thirteen")
-        return batch.append_column("twice", pc.multiply(batch.column("n"), 2))
+    class Arrow:
+        """It says what its schema is."""
+
+        def result_schema(self, schema: pa.Schema) -> pa.Schema:
+            return pa.schema([*schema, pa.field("twice", pa.int64())])
+
+        def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+            if 13 in batch.column("n").to_pylist():
+                raise ValueError("thirteen")
+            return batch.append_column("twice", pc.multiply(batch.column("n"), 2))
 
     def pandas(frame: Any) -> Any:
         if (frame.n == 13).any():
             raise ValueError("thirteen")
         return frame.assign(twice=frame.n * 2)
 
-    function = arrow if kind == "arrow" else pandas
+    function, schema = (Arrow(), None) if kind == "arrow" else (pandas, "n bigint, twice bigint")
     stream = layer.source(numbers, name=f"batches-{kind}")
-    tools.run(stream.map_batches(function, "n bigint, twice bigint", kind=kind), kept)
+    tools.run(stream.map_batches(function, schema, kind=kind), kept)
     assert sorted((row.n, row.twice) for row in kept.rows) == [(n, 2 * n) for n in range(100) if n != 13]
     (dead,) = tools.dead_of(layer, f"batches-{kind}")
     assert dead.reason == "ValueError: thirteen"

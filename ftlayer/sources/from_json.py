@@ -1,0 +1,193 @@
+"""Messages that are JSON as rows of a schema: read by Arrow a batch at a time, and checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from ftlayer.checks import check_text, check_texts
+from ftlayer.errors import ConfigError
+from ftlayer.topology.ddl import parse_ddl
+
+CORRUPT = "_corrupt_record"
+"""A column of the schema that gets the text of what cannot be read, as Spark calls it."""
+
+SHOWN_BYTES = 200
+"""An error shows so much of a message."""
+
+_NUMBER, _VALUE = "#", "v"
+
+
+class FromJson:
+    """A function for ``map_batches``: a row for each message, from the JSON object in one of its columns.
+
+    Fields that are missing or null are null, and those that the schema does not name are left out. A timestamp or date
+    is ISO 8601 text, a decimal a number or text, binary is text.
+
+    A message that does not fit (no JSON, no object, another type, a null where the schema has none) fails, as one that
+    a function raises on: it is tried again or becomes a dead letter, with all of the message. With a column
+    `CORRUPT` in the schema none fails: such a message is a row of nulls with its text there.
+    """
+
+    def __init__(self, schema: pa.Schema | str, *, column: str = "value", keep: Sequence[str] = ()) -> None:
+        """Make the function.
+
+        Args:
+            schema: of the objects, as a `pyarrow.Schema` or as Spark's DDL: ``"user string, clicks bigint"``.
+            column: where messages have the object, text or binary.
+            keep: columns of the messages that the rows have too, behind those of the objects.
+
+        Raises `ConfigError` for types that cannot be read (maps), and for columns that are there twice.
+        """
+        objects = parse_ddl(schema) if isinstance(schema, str) else schema
+        if not isinstance(objects, pa.Schema) or not len(objects):
+            raise ConfigError(f"schema: expected a pyarrow.Schema or text like 'user string', got {schema!r}")
+        check_text(column, "column", "the name of a column")
+        check_texts(keep, "keep", "names of columns")
+        for name in keep:
+            if name in objects.names:
+                raise ConfigError(f"keep: the schema has a column {name!r}, too")
+        self._objects, self._column, self._keep = objects, column, tuple(keep)
+        self._marks = CORRUPT in objects.names
+        if self._marks and objects.field(CORRUPT).type != pa.string():
+            raise ConfigError(f"schema: {CORRUPT} is text, not {objects.field(CORRUPT).type}")
+        self._fields = [field for field in objects if field.name != CORRUPT]
+        if not self._fields:
+            raise ConfigError(f"schema: there is no column beside {CORRUPT}")
+        read = pa.struct([_readable(field, field.name) for field in self._fields])
+        self._options = pj.ParseOptions(
+            explicit_schema=pa.schema([(_NUMBER, pa.int64()), (_VALUE, read)]),
+            newlines_in_values=True,
+            unexpected_field_behavior="ignore",
+        )
+
+    def result_schema(self, messages: pa.Schema) -> pa.Schema:
+        """Return the schema of the rows. Raises `ConfigError` if messages do not have the columns."""
+        for name in (self._column, *self._keep):
+            if name not in messages.names:
+                raise ConfigError(
+                    f"FromJson: there is no column {name!r}; messages have {', '.join(messages.names)}"
+                )
+        kind = messages.field(self._column).type
+        if not _is_text(kind):
+            raise ConfigError(f"FromJson: column {self._column!r} is {kind}: JSON is text or binary")
+        return pa.schema([*self._objects, *(messages.field(name) for name in self._keep)])
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a row for each message. Raises `ValueError` if one does not fit, which is named if it is alone."""
+        objects, corrupt = (
+            self._marked(batch) if self._marks else (self._read(batch.column(self._column)), None)
+        )
+        columns = [corrupt if name == CORRUPT else objects.field(name) for name in self._objects.names]
+        columns += [batch.column(name) for name in self._keep]
+        return pa.RecordBatch.from_arrays(columns, schema=self.result_schema(batch.schema))
+
+    def _marked(self, batch: pa.RecordBatch) -> tuple[pa.StructArray, pa.Array]:
+        """Return the objects, null for what is none, and the texts of those that are none."""
+        values = batch.column(self._column)
+        parts: list[pa.Array] = []
+        bad: list[int] = []
+        todo = [(0, len(values))]
+        while todo:
+            start, rows = todo.pop()
+            try:
+                parts.append(self._read(values.slice(start, rows)))
+            except ValueError:
+                if rows > 1:
+                    half = rows // 2
+                    todo += [(start + half, rows - half), (start, half)]
+                    continue
+                bad.append(start)
+                parts.append(pa.nulls(1, pa.struct(self._fields)))
+        texts = [_text(values[row]) for row in bad]
+        found = dict(zip(bad, texts, strict=True))
+        corrupt = pa.array([found.get(row) for row in range(len(values))], pa.string())
+        return pa.concat_arrays(parts) if parts else pa.nulls(0, pa.struct(self._fields)), corrupt
+
+    def _read(self, values: pa.Array) -> pa.StructArray:
+        """Return an object for each value. Raises `ValueError` if one does not fit."""
+        try:
+            objects = self._parsed(values)
+        except pa.ArrowException as error:
+            raise ValueError(_said(str(error), values)) from error
+        for field in self._fields:
+            if not field.nullable and objects.field(field.name).null_count:
+                raise ValueError(_said(f"{field.name!r} is null", values))
+        return objects
+
+    def _parsed(self, values: pa.Array) -> pa.StructArray:
+        if not len(values):
+            return pa.nulls(0, pa.struct(self._fields))
+        if values.null_count:
+            raise pa.ArrowInvalid("the value is null")
+        # Arrow's reader takes any bytes for text.
+        texts = values.cast(pa.large_string())
+        # With its number around each value, two in one message, or none, do not pass for one each.
+        numbers = pa.array(range(len(texts))).cast(pa.large_string())
+        around = [pa.scalar(text, pa.large_string()) for text in ('{"#":', ',"v":', "}\n", "")]
+        lines = pc.binary_join_element_wise(around[0], numbers, around[1], texts, around[2], around[3])
+        written = lines.buffers()[2]
+        table = pj.read_json(
+            pa.BufferReader(written),
+            read_options=pj.ReadOptions(use_threads=False, block_size=written.size + 1),
+            parse_options=self._options,
+        )
+        if table.num_rows != len(texts) or table[_NUMBER].to_pylist() != list(range(len(texts))):
+            raise pa.ArrowInvalid("there is not one JSON value in each message")
+        objects = table[_VALUE].combine_chunks()
+        if isinstance(objects, pa.ChunkedArray):
+            objects = pa.concat_arrays(objects.chunks)
+        if objects.null_count:
+            raise pa.ArrowInvalid("the value is no JSON object")
+        return objects.cast(pa.struct([field.with_nullable(True) for field in self._fields]))
+
+
+def _said(why: str, values: pa.Array) -> str:
+    if len(values) != 1:
+        return f"one of {len(values)} messages does not fit the schema: {why}"
+    shown = _text(values[0])
+    return f"the message does not fit the schema: {why}: {'null' if shown is None else shown[:SHOWN_BYTES]}"
+
+
+def _text(value: pa.Scalar) -> str | None:
+    raw = value.as_py()
+    return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
+    )
+
+
+def _readable(field: pa.Field, path: str) -> pa.Field:
+    """Return the field as Arrow's reader can read it. Raises `ConfigError`."""
+    return pa.field(field.name, _readable_type(field.type, path))
+
+
+def _readable_type(kind: pa.DataType, path: str) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([_readable(inner, f"{path}.{inner.name}") for inner in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_readable_type(kind.value_type, f"{path}[]"))
+    if pa.types.is_date32(kind):
+        return pa.string()
+    if (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal128(kind)
+        or pa.types.is_timestamp(kind)
+        or _is_text(kind)
+    ):
+        return kind
+    raise ConfigError(f"schema: {path} is {kind}, which cannot be read from JSON: use a function of your own")
