@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from kit import Kit
@@ -15,16 +15,28 @@ from ftlayer.topology.queues import Fetched, Queue
 
 
 class RabbitServer(Server):
-    """A RabbitMQ node with an epmd of its own. What is durable is on its disk when it was confirmed."""
+    """A RabbitMQ node with an epmd of its own. What is durable is on its disk when it was confirmed.
 
-    SCRIPT = "/usr/lib/rabbitmq/bin/rabbitmq-server"
-    """Debian's `rabbitmq-server` is a wrapper that wants to be root, or the user of the system's node."""
+    Erlang is started with the applications that a node without plugins needs. RabbitMQ's own script has it look through
+    seventy, and a node takes twice as long to start.
+    """
+
+    HOME = "/usr/lib/rabbitmq/lib"
+    PROGRAM = "erl"
+    APPLICATIONS = (
+        *("rabbit", "rabbit_common", "rabbitmq_prelaunch", "amqp10_common", "credentials_obfuscation"),
+        *("ra", "aten", "gen_batch_server", "osiris", "seshat", "sysmon_handler", "enough", "accept", "ranch"),
+        *("cuttlefish", "getopt", "jsx", "observer_cli", "recon", "stdout_formatter", "syslog", "systemd"),
+    )
 
     epmd: subprocess.Popen[bytes] | None = None
     shell: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
-        return [self.SCRIPT]
+        boot = ("-noinput", "-boot", "start_sasl", "-s", "rabbit", "boot")
+        # As RabbitMQ's script has them.
+        settings = ("-syslog", "logger", "[]", "-syslog", "syslog_error_logger", "false")
+        return [self.program, *boot, "+W", "w", "+S", "1:1", *settings]
 
     @property
     def node(self) -> str:
@@ -33,12 +45,11 @@ class RabbitServer(Server):
     @property
     def environment(self) -> dict[str, str]:
         place = self.directory
-        (place / "plugins").write_text("[].")
-        (place / "rabbitmq.conf").write_text("disk_free_limit.absolute = 1MB\n")
         return {
             **os.environ,
             "HOME": str(place),
             "ERL_EPMD_PORT": str(self.epmd_port),
+            "ERL_LIBS": str(place / "applications"),
             "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
@@ -46,13 +57,13 @@ class RabbitServer(Server):
             "RABBITMQ_MNESIA_BASE": str(place / "data"),
             "RABBITMQ_LOG_BASE": str(place / "logs"),
             "RABBITMQ_CONFIG_FILE": str(place / "rabbitmq"),
+            "RABBITMQ_PLUGINS_DIR": str(place / "applications"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(place / "plugins"),
-            "RABBITMQ_PID_FILE": str(place / "pid"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
         }
 
     def start(self) -> None:
         if self.epmd is None:
+            self._prepare()
             self.epmd_port, self.dist_port = free_port(), free_port()
             listen = ("-port", str(self.epmd_port), "-address", "127.0.0.1")
             self.epmd = subprocess.Popen(["epmd", *listen], stdin=subprocess.DEVNULL)
@@ -60,18 +71,21 @@ class RabbitServer(Server):
             until(lambda: is_open(self.epmd_port), "start of epmd")
         super().start()
 
+    def _prepare(self) -> None:
+        (self.directory / "plugins").write_text("[].")
+        (self.directory / "rabbitmq.config").write_text("[{rabbit, [{disk_free_limit, 1000000}]}].")
+        applications = self.directory / "applications"
+        applications.mkdir()
+        for name in self.APPLICATIONS:
+            for found in Path(self.HOME).glob(f"rabbitmq_server-*/plugins/{name}-[0-9]*"):
+                (applications / found.name).symlink_to(found)
+
     def is_ready(self) -> bool:
         import pika
 
         with contextlib.suppress(pika.exceptions.AMQPError, OSError), self.client():
             return True
         return False
-
-    def end(self, how: signal.Signals = signal.SIGTERM) -> None:
-        assert self.process is not None
-        # The script is a shell that waits for the node.
-        os.kill(int((self.directory / "pid").read_text()), how)
-        self.process.wait(120)
 
     def close(self) -> None:
         for process in (self.shell, self.epmd):
