@@ -11,6 +11,7 @@ import shutil
 import statistics
 
 from bench.connectors import webhook
+from bench.connectors.amqp import AMQP
 from bench.connectors.broker import Served
 from bench.connectors.reading import against_client
 from bench.connectors.redis import REDIS
@@ -19,6 +20,7 @@ from bench.jobs import Jobs, session
 
 BROKERS: dict[str, Served] = {
     "redis": REDIS,
+    "amqp": AMQP,
 }
 
 TARGETS = {

@@ -35,6 +35,9 @@ class Window:
         """
         cut = [names[at : at + NAME_BYTES] for at in range(0, len(names), NAME_BYTES)]
         self._turns: dict[bytes, int] = dict.fromkeys(cut, _BEFORE)
+        # Hashes in the order in which they came, and how many of them came with each turn.
+        self._names = bytearray(names)
+        self._counts: deque[tuple[int, int]] = deque([(_BEFORE, len(cut))])
         self._size = size
         self._turn = _BEFORE
         self._durable = _BEFORE if stored else _BEFORE - 1
@@ -53,24 +56,28 @@ class Window:
         Each is a tag, one higher than that before, a name, and whether the server says that it may have been delivered
         before. One without a name is always new.
         """
-        self._turn += 1
-        return [self._take(*delivery) for delivery in deliveries]
-
-    def _take(self, tag: int, name: str | None, redelivered: bool) -> bool:
-        turn, known = self._turn, None
-        if name is not None:
-            hashed = short(name)
-            known = self._turns.get(hashed) if redelivered else None
-            if known is not None:
-                turn = known
+        self._turn = mine = self._turn + 1
+        turns, waiting = self._turns, self._waiting
+        are_new: list[bool] = []
+        new_names: list[bytes] = []
+        for tag, name, redelivered in deliveries:
+            turn, is_new = mine, True
+            if name is not None:
+                hashed = short(name)
+                if redelivered and hashed in turns:
+                    turn, is_new = turns[hashed], False
+                else:
+                    # The last one is the newest, also where a name is used again.
+                    turns[hashed] = mine
+                    new_names.append(hashed)
+            are_new.append(is_new)
+            if waiting and waiting[-1][1] == turn:
+                waiting[-1] = (tag, turn)
             else:
-                # The last one is the newest, also where a name is used again.
-                self._turns.pop(hashed, None)
-                self._turns[hashed] = turn
-        if self._waiting and self._waiting[-1][1] == turn:
-            self._waiting.pop()
-        self._waiting.append((tag, turn))
-        return known is None
+                waiting.append((tag, turn))
+        self._names += b"".join(new_names)
+        self._counts.append((mine, len(new_names)))
+        return are_new
 
     @property
     def turn(self) -> int:
@@ -80,7 +87,7 @@ class Window:
     def packed(self) -> bytes:
         """Return the names that a reader behind the last fetch has to know."""
         self._forget()
-        return b"".join(self._turns)
+        return bytes(self._names)
 
     def durable(self, turns: Sequence[int]) -> None:
         """These fetches are durable, and those before them."""
@@ -102,8 +109,17 @@ class Window:
 
     def _forget(self) -> None:
         """Forget the oldest that are durable, as many as are too many: an acknowledgement may have been lost."""
-        spare = len(self._turns) - self._size
-        for name in list(self._turns)[: max(0, spare)]:
-            if self._turns[name] > self._durable:
-                break
-            del self._turns[name]
+        spare = len(self._names) // NAME_BYTES - self._size
+        while spare > 0 and self._counts and self._counts[0][0] <= self._durable:
+            turn, count = self._counts.popleft()
+            if count > spare:
+                self._counts.appendleft((turn, count - spare))
+                count = spare
+            spare -= count
+            gone = bytes(self._names[: count * NAME_BYTES])
+            del self._names[: count * NAME_BYTES]
+            for at in range(0, len(gone), NAME_BYTES):
+                name = gone[at : at + NAME_BYTES]
+                # It may have been used again since then.
+                if self._turns.get(name) == turn:
+                    del self._turns[name]

@@ -25,7 +25,17 @@ class RabbitServer(Server):
     PROGRAM = "erl"
     APPLICATIONS = (
         *("rabbit", "rabbit_common", "rabbitmq_prelaunch", "amqp10_common", "credentials_obfuscation"),
-        *("ra", "aten", "gen_batch_server", "osiris", "seshat", "sysmon_handler", "enough", "accept", "ranch"),
+        *(
+            "ra",
+            "aten",
+            "gen_batch_server",
+            "osiris",
+            "seshat",
+            "sysmon_handler",
+            "enough",
+            "accept",
+            "ranch",
+        ),
         *("cuttlefish", "getopt", "jsx", "observer_cli", "recon", "stdout_formatter", "syslog", "systemd"),
     )
 

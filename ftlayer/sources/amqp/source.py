@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import compress
@@ -13,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
-from ftlayer.clients.amqp import amqp_library, check_amqp_url, connect, is_away, place_of
+from ftlayer.clients.amqp import AmqpConnection, amqp_library, check_amqp_url, is_away, place_of
 from ftlayer.errors import SourceError
 from ftlayer.sources.amqp.rows import SCHEMA, Delivery, to_rows
 from ftlayer.sources.queue_positions import pack_position, unpack_position
@@ -101,8 +100,7 @@ class AmqpReader:
         self._subtask = subtask
         self._window = window
         self._away = Reconnecting(source.place, source.patience_ms)
-        self._connection: Any = None
-        self._channel: Any = None
+        self._connection: AmqpConnection | None = None
         self._delivered: deque[Delivery] = deque()
         self._cancelled = False
         self._warned = False
@@ -115,10 +113,10 @@ class AmqpReader:
         if self._away.is_early:
             return None
         try:
-            self._connect()
-            self._receive(wait_s)
+            connection = self._connected()
+            self._receive(connection, max_rows, wait_s)
             fetched = self._take(max_rows)
-            self._send_acknowledgement()
+            self._send_acknowledgement(connection)
         except (amqp_library().exceptions.AMQPError, OSError) as error:
             self._failed(error)
             return None
@@ -130,9 +128,9 @@ class AmqpReader:
         """See `QueueReader.acknowledge`."""
         if receipts:
             self._window.durable(receipts)
-        if self._channel is not None:
+        if self._connection is not None:
             try:
-                self._send_acknowledgement()
+                self._send_acknowledgement(self._connection)
             except (amqp_library().exceptions.AMQPError, OSError) as error:
                 self._failed(error)
 
@@ -145,35 +143,31 @@ class AmqpReader:
 
     def close(self) -> None:
         """See `QueueReader.close`."""
-        connection, self._connection, self._channel = self._connection, None, None
-        if connection is not None and connection.is_open:
-            try:
-                connection.close()
-            except (amqp_library().exceptions.AMQPError, OSError) as error:
-                logger.info("%s: the connection did not close in order: %s", self._source.place, error)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     # ------------------------------------------------------------ connecting
 
-    def _connect(self) -> None:
-        if self._channel is not None:
-            return
-        self._connection = connect(self._source.url)
-        self._declare()
-        channel = self._connection.channel()
-        channel.basic_qos(prefetch_count=self._source.max_pending)
-        channel.add_on_cancel_callback(self._on_cancel)
-        channel.basic_consume(self._source.queue, self._on_message)
-        self._channel = channel
-
-    def _declare(self) -> None:
-        """Make the queue, if it is not there; one that is there may be of any kind."""
-        errors = amqp_library().exceptions
-        try:
-            self._connection.channel().queue_declare(self._source.queue, passive=True)
-        except errors.ChannelClosedByBroker as error:
-            if error.reply_code != 404:
+    def _connected(self) -> AmqpConnection:
+        if self._connection is None:
+            connection = AmqpConnection(self._source.url)
+            try:
+                self._consume(connection)
+            except BaseException:
+                connection.close()
                 raise
-            self._connection.channel().queue_declare(self._source.queue, durable=True)
+            self._connection = connection
+        return self._connection
+
+    def _consume(self, connection: AmqpConnection) -> None:
+        queue = self._source.queue
+        # One that is there may be of any kind.
+        if not connection.has_queue(queue):
+            connection.ask("queue_declare", queue, durable=True)
+        connection.ask("basic_qos", prefetch_count=self._source.max_pending)
+        connection.channel.add_on_cancel_callback(self._on_cancel)
+        connection.ask("basic_consume", queue, on_message_callback=self._on_message)
 
     def _on_message(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         self._delivered.append((method, properties, body))
@@ -193,15 +187,15 @@ class AmqpReader:
 
     # ------------------------------------------------------------ fetching
 
-    def _receive(self, wait_s: float) -> None:
-        until = time.monotonic() + wait_s
-        while not self._delivered:
-            left = until - time.monotonic()
-            self._connection.process_data_events(max(0.0, left))
-            if self._cancelled:
-                raise ConnectionError("the consumer was cancelled: the queue was deleted, or has moved")
-            if left <= 0:
-                return
+    def _receive(self, connection: AmqpConnection, max_rows: int, wait_s: float) -> None:
+        """Wait for a message, and receive what comes right behind it."""
+        connection.run(lambda: self._delivered or self._cancelled, wait_s)
+        before = 0
+        while before < len(self._delivered) < max_rows and not self._cancelled:
+            before = len(self._delivered)
+            connection.turn()
+        if self._cancelled:
+            raise ConnectionError("the consumer was cancelled: the queue was deleted, or has moved")
 
     def _take(self, max_rows: int) -> Fetched | None:
         """Take what was delivered, without what is known."""
@@ -234,6 +228,7 @@ class AmqpReader:
 
     # ------------------------------------------------------------ acknowledging
 
-    def _send_acknowledgement(self) -> None:
+    def _send_acknowledgement(self, connection: AmqpConnection) -> None:
         if (tag := self._window.to_acknowledge()) is not None:
-            self._channel.basic_ack(tag, multiple=True)
+            connection.channel.basic_ack(tag, multiple=True)
+            connection.turn()
