@@ -15,6 +15,7 @@ from ftlayer.sources.mqtt.data_source import MqttDataSource
 from ftlayer.sources.mqtt.source import MqttSource
 from ftlayer.sources.redis.data_source import RedisDataSource
 from ftlayer.sources.redis.source import RedisSource
+from ftlayer.sources.webhook.data_source import WebhookDataSource
 from ftlayer.sources.webhook.signature import HmacSignature
 from ftlayer.sources.webhook.source import WebhookSource
 
@@ -31,5 +32,6 @@ __all__ = [
     "MqttSource",
     "RedisDataSource",
     "RedisSource",
+    "WebhookDataSource",
     "WebhookSource",
 ]

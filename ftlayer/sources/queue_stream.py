@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ FILE_ROWS = 10_000
 
 WAIT_S = 0.1
 """A fetch waits this long for messages."""
+
+FETCH_S = 1.0
+"""A batch begins about so long after its first messages at the latest, however many more come."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Where the queue cannot say how much that is, this fetches until nothing comes for a moment.
         """
-        reader = self._opened()
-        self._fetch(reader.waiting())
+        waiting = self._opened().waiting()
+        if waiting is None:
+            while self._fetch(None, WAIT_S):
+                pass
+        while waiting and (fetched := self._fetch(waiting)):
+            waiting -= fetched
         self._ends = True
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
@@ -108,23 +116,31 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reader = self._queue.open(Member(owner, 0, 1), self._positions, stored=True)
         return self._reader
 
-    def _fetch(self, rows: int | None) -> None:
-        """Fetch so many messages (None: all that there are), or what there is."""
-        reader = self._opened()
-        while rows is None or rows > 0:
-            most = min(FILE_ROWS, self._max_rows)
-            fetched = reader.fetch(most if rows is None else min(most, rows), WAIT_S)
-            if fetched is None:
-                return
-            self._keep(reader, fetched)
-            rows = None if rows is None else rows - fetched.rows.num_rows
+    def _fetch(self, rows: int | None, wait_s: float = 0.0) -> int:
+        """Fetch so many messages (None: all that there are), or what there is; return how many.
 
-    def _keep(self, reader: QueueReader, fetched: Fetched) -> None:
-        positions = {**self._positions, fetched.of: fetched.position}
-        self._spool.put(self._end, fetched.rows, positions)
-        self._rows[self._end] = fetched.rows.num_rows
+        The first are waited for. More than those that are there then are not, but for ``wait_s``.
+        """
+        reader = self._opened()
+        late = time.monotonic() + FETCH_S
+        count = 0
+        while (rows is None or count < rows) and time.monotonic() < late:
+            most = min(FILE_ROWS, self._max_rows)
+            file = _fetched(reader, most if rows is None else min(most, rows - count), wait_s, late)
+            if not file:
+                break
+            count += self._keep(reader, file)
+        return count
+
+    def _keep(self, reader: QueueReader, file: Sequence[Fetched]) -> int:
+        """Make messages durable together, and acknowledge them; return how many they are."""
+        positions = self._positions | {fetched.of: fetched.position for fetched in file}
+        rows = pa.concat_batches([fetched.rows for fetched in file])
+        self._spool.put(self._end, rows, positions)
+        self._rows[self._end] = rows.num_rows
         self._end, self._positions = self._end + 1, positions
-        reader.acknowledge([fetched.receipt])
+        reader.acknowledge([fetched.receipt for fetched in file])
+        return int(rows.num_rows)
 
     def _up_to(self, start: int, most: int | None) -> tuple[int, int]:
         """Return where files end that have so many rows together (one file at least), and how many they have."""
@@ -148,3 +164,15 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         # A copy in a task is connected to nothing.
         return {**self.__dict__, "_reader": None}
+
+
+def _fetched(reader: QueueReader, rows: int, wait_s: float, late: float) -> list[Fetched]:
+    """Fetch what goes into one file: ``rows`` at most, and nothing more behind the monotone time ``late`` (s)."""
+    found: list[Fetched] = []
+    while rows > 0 and (not found or time.monotonic() < late):
+        fetched = reader.fetch(rows, wait_s if found else WAIT_S)
+        if fetched is None:
+            break
+        found.append(fetched)
+        rows -= fetched.rows.num_rows
+    return found

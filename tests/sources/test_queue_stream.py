@@ -141,6 +141,24 @@ def test_a_run_of_what_is_available_now_ends(query: Query, tells: bool) -> None:
     assert query.found == list(range(40))
 
 
+class Trickle(Broker):
+    """Another message is there at each fetch."""
+
+    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        self.count += 1
+        return super().fetch(max_rows, wait_s)
+
+
+def test_a_batch_begins_though_messages_come_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_stream, "FETCH_S", 0.01)
+    query = Query(Trickle(), tmp_path / "spool", max_rows=10**9)
+    query.trigger()
+    assert query.found == list(range(query.broker.at))
+    assert query.reader.partitions(*query.noted[0]) == [queue_stream.SpooledFile(0)]
+
+
 def test_files_that_were_left_are_no_larger_batch(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver died behind its fetches, before Spark had noted how far they go."""
     monkeypatch.setattr(queue_stream, "FILE_ROWS", 4)

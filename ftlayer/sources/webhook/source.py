@@ -28,6 +28,8 @@ from ftlayer.transport.address import parse_listen
 
 ID, TIME, PATH, BODY = "id", "time", "path", "body"
 
+MAX_PENDING = 16 * MIB
+
 _POSITION = b"webhook"
 
 
@@ -48,7 +50,7 @@ class WebhookSource(Queue):
         headers: Sequence[str] = (),
         signature: HmacSignature | None = None,
         max_body: int = MIB,
-        max_pending: int = 16 * MIB,
+        max_pending: int = MAX_PENDING,
         answer_timeout: Duration = "30s",
         app: Callable[[AsgiApp], AsgiApp] | None = None,
         tls_cert: str | None = None,

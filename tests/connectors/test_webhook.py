@@ -1,4 +1,4 @@
-"""A webhook in a topology that loses its slot: senders repeat what was not answered."""
+"""A webhook in topologies that lose their slot, and in a query that is started again: senders repeat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from servers import free_port
 
 from ftlayer import CheckpointConfig, FixedDelay, FTLayer, StreamEnvironment
 from ftlayer.sinks import FileSink
-from ftlayer.sources import WebhookSource
+from ftlayer.sources import WebhookDataSource, WebhookSource
 
 pytestmark = pytest.mark.spark
 
@@ -134,3 +134,38 @@ def test_acker_mode_loses_no_request_that_it_answered(spark: Any, wait_until: An
             Senders(port).join()
             wait_until(lambda: kept() == set(range(COUNT)), "all requests")
     assert (tmp_path / "killed").exists()
+
+
+def test_plain_spark_has_each_request_that_it_answered_once(
+    spark: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    """The query is stopped and started again while they are sent."""
+    spark.dataSource.register(WebhookDataSource)
+    port = free_port()
+    found: dict[int, list[int]] = {}
+
+    def keep(rows: Any, batch_id: int) -> None:
+        found[batch_id] = [int(row.body.decode()) for row in rows.collect()]
+
+    def start() -> Any:
+        reader = spark.readStream.format("ftlayer-webhook").option("listen", f"127.0.0.1:{port}")
+        stream = reader.option("spool", str(tmp_path / "spool")).load()
+        writer = stream.writeStream.foreachBatch(keep)
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    def numbers() -> list[int]:
+        return [number for batch in list(found.values()) for number in batch]
+
+    query = start()
+    try:
+        senders = Senders(port)
+        wait_until(lambda: len(numbers()) >= COUNT // 3, "requests on their way")
+        query.stop()
+        query = start()
+        senders.join()
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    taken = Counter(numbers())
+    assert set(taken) == set(range(COUNT))
+    assert all(taken[number] <= senders.sent[number] for number in taken)
