@@ -13,12 +13,14 @@ import statistics
 from bench.connectors import webhook
 from bench.connectors.amqp import AMQP
 from bench.connectors.broker import Served
+from bench.connectors.nats import NATS
 from bench.connectors.reading import against_client
 from bench.connectors.redis import REDIS
 from bench.harness import Target, note
 from bench.jobs import Jobs, session
 
 BROKERS: dict[str, Served] = {
+    "nats": NATS,
     "redis": REDIS,
     "amqp": AMQP,
 }

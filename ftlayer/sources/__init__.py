@@ -13,6 +13,8 @@ from ftlayer.sources.kafka.data_source import KafkaDataSource
 from ftlayer.sources.kafka.source import KafkaSource
 from ftlayer.sources.mqtt.data_source import MqttDataSource
 from ftlayer.sources.mqtt.source import MqttSource
+from ftlayer.sources.nats.data_source import NatsDataSource
+from ftlayer.sources.nats.source import NatsSource
 from ftlayer.sources.redis.data_source import RedisDataSource
 from ftlayer.sources.redis.source import RedisSource
 from ftlayer.sources.webhook.data_source import WebhookDataSource
@@ -30,6 +32,8 @@ __all__ = [
     "KafkaSource",
     "MqttDataSource",
     "MqttSource",
+    "NatsDataSource",
+    "NatsSource",
     "RedisDataSource",
     "RedisSource",
     "WebhookDataSource",

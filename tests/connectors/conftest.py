@@ -22,12 +22,13 @@ def load_shared(*names: str) -> None:
         spec.loader.exec_module(sys.modules[name])
 
 
-load_shared("servers", "kit", "redis_kit", "kafka_server", "mqtt_kit", "amqp_kit")
+load_shared("servers", "kit", "redis_kit", "kafka_server", "mqtt_kit", "amqp_kit", "nats_kit")
 
 from amqp_kit import AmqpKit, RabbitServer  # noqa: E402 - they are loaded above
 from kafka_server import KafkaServer  # noqa: E402
 from kit import Kit  # noqa: E402
 from mqtt_kit import MosquittoServer, MqttKit  # noqa: E402
+from nats_kit import NatsKit, NatsServer  # noqa: E402
 from redis_kit import RedisKit, RedisServer  # noqa: E402
 from servers import started, until  # noqa: E402
 
@@ -35,6 +36,7 @@ KITS: dict[str, tuple[str, type[Any]]] = {
     "redis": ("redis_server", RedisKit),
     "amqp": ("rabbit_server", AmqpKit),
     "mqtt": ("mosquitto", MqttKit),
+    "nats": ("nats_server", NatsKit),
 }
 """By connector: the fixture of its server, and its kit."""
 
@@ -72,6 +74,11 @@ def rabbit_server() -> Iterator[RabbitServer]:
     yield from started(RabbitServer, RabbitServer.PROGRAM, "pika")
 
 
+@pytest.fixture(scope="module")
+def nats_server() -> Iterator[NatsServer]:
+    yield from started(NatsServer, "nats-server", "nats")
+
+
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
     return until
@@ -94,6 +101,11 @@ def kit_of_one(request: pytest.FixtureRequest) -> Kit:
     return made(request)
 
 
+@pytest.fixture(params=["nats"])
+def nats(request: pytest.FixtureRequest) -> Kit:
+    return made(request)
+
+
 @pytest.fixture(params=["amqp"])
 def amqp(request: pytest.FixtureRequest) -> Kit:
     return made(request)
@@ -105,13 +117,17 @@ def telling_kit(request: pytest.FixtureRequest) -> Kit:
     return made(request)
 
 
-SLOW_STARTS = (
+CAMPAIGN = (
     "test_the_server_is_restarted[amqp-15]",
     "meanwhile[amqp]",
     "test_barrier_mode_reads_each_message_once[amqp]",
     "test_plain_spark_reads_and_writes_each_message_once[amqp]",
+    "test_plain_spark_reads_and_writes_each_message_once[nats]",
 )
-"""RabbitMQ takes some seconds to start: by default it is restarted once, and in no topology or query."""
+"""RabbitMQ takes some seconds to start: by default it is restarted once, and in no topology or query.
+
+Of NATS one test with Spark is enough by default: the rest is what all queues share.
+"""
 
 
 def _is_lacking(item: pytest.Item) -> bool:
@@ -124,5 +140,5 @@ def _is_lacking(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if not _is_lacking(item)]
     for item in items:
-        if "tests/connectors" in item.nodeid and item.name.endswith(SLOW_STARTS):
+        if "tests/connectors" in item.nodeid and item.name.endswith(CAMPAIGN):
             item.add_marker(pytest.mark.campaign)

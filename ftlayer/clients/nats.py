@@ -1,0 +1,187 @@
+"""NATS: connections, and which of nats-py's errors mean that the server is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from ftlayer.checks import check_text
+from ftlayer.clients.libraries import client_library
+from ftlayer.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+"""A server that says nothing for this long is taken for away."""
+
+PORT = 4222
+
+_SCHEMES = ("nats", "tls")
+_INVALID_IN_NAMES = set(".*>/\\ \t\r\n")
+_INVALID_IN_SUBJECTS = set(" \t\r\n")
+
+Result = TypeVar("Result")
+
+
+def nats_library() -> Any:
+    """Return nats-py. Raises `ConfigError` if it is missing."""
+    client_library("nats.js.errors", "NATS", "nats-py", "nats")
+    return client_library("nats", "NATS", "nats-py", "nats")
+
+
+def check_nats_url(url: object) -> None:
+    """Raise `ConfigError` unless it is the address of a server, or of several with commas between them."""
+    nats_library()
+    check_text(url, "url", "a URL like nats://host:4222")
+    for each in str(url).split(","):
+        try:
+            parts = urlsplit(each.strip())
+            _ = parts.port
+        except ValueError as error:
+            raise ConfigError(f"url: {error}") from error
+        if parts.scheme not in _SCHEMES or not parts.hostname or parts.path.strip("/") or parts.query:
+            raise ConfigError("url: expected nats://user:password@host:4222, or tls://…, with commas between")
+
+
+def check_name(name: object, option: str, expected: str) -> None:
+    """Raise `ConfigError` unless streams and consumers may be called so."""
+    check_text(name, option, expected)
+    if _INVALID_IN_NAMES & set(str(name)):
+        raise ConfigError(
+            f"{option}: expected a name without '.', '*', '>', slashes and spaces, got {name!r}"
+        )
+
+
+def check_subject(subject: object, option: str, *, wildcards: bool) -> None:
+    """Raise `ConfigError` unless it is a subject."""
+    check_text(subject, option, "a subject")
+    tokens = str(subject).split(".")
+    if not all(tokens) or _INVALID_IN_SUBJECTS & set(str(subject)):
+        raise ConfigError(f"{option}: expected a subject like orders.new, got {subject!r}")
+    if not wildcards and {"*", ">"} & set(tokens):
+        raise ConfigError(f"{option}: expected a subject without wildcards, got {subject!r}")
+
+
+def place_of(url: str) -> str:
+    """Return how errors name servers: without their passwords."""
+    parts = [urlsplit(each.strip()) for each in url.split(",")]
+    return "NATS at " + ",".join(f"{each.hostname}:{each.port or PORT}" for each in parts)
+
+
+class NatsAwayError(Exception):
+    """The server cannot be reached, is not ready, or has closed the connection."""
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether an error means that the server cannot be reached now, or is not ready yet."""
+    errors = nats_library().errors
+    away = (
+        errors.ConnectionClosedError,
+        errors.ConnectionDrainingError,
+        errors.ConnectionReconnectingError,
+        errors.OutboundBufferLimitError,
+        errors.NoServersError,
+        errors.NoRespondersError,
+        errors.StaleConnectionError,
+        errors.UnexpectedEOF,
+        errors.TimeoutError,
+        nats_library().js.errors.ServiceUnavailableError,
+    )
+    return isinstance(error, (*away, OSError, TimeoutError))
+
+
+class NatsConnection:
+    """A connection, and a thread with the event loop that it needs: pings are answered while nobody fetches.
+
+    It is not made again when it is lost: who has it does that, and knows what was not answered.
+    """
+
+    def __init__(self, url: str, on_lost: Callable[[], None] = lambda: None) -> None:
+        """Connect. ``on_lost`` is called by the loop's thread.
+
+        Raises `NatsAwayError`, and nats-py's errors if the server refuses.
+        """
+        self._on_lost = on_lost
+        self._last_error: Exception | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ftlayer-nats", daemon=True)
+        self._thread.start()
+        self.client: Any = nats_library().NATS()
+        try:
+            self.run(self._connect(url))
+        except BaseException:
+            self._end()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run this in the loop. Raises `NatsAwayError`, and what else it raises."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(TIMEOUT_S)
+        except TimeoutError as error:
+            future.cancel()
+            raise NatsAwayError(f"no answer within {TIMEOUT_S:.0f} s") from error
+        except Exception as error:
+            if is_away(error):
+                raise NatsAwayError(f"{type(error).__name__}: {self._last_error or error}") from error
+            raise
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let this run in the loop until the connection is closed."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call this in the loop's thread, which calls this, behind what has arrived already."""
+        self._loop.call_soon(call)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is gone."""
+        return bool(self.client.is_closed)
+
+    def close(self) -> None:
+        """Send what waits to be sent, and disconnect."""
+        self._on_lost = _nothing
+        try:
+            if not self.is_lost:
+                self.run(self.client.flush())
+            self.run(self.client.close())
+        except (NatsAwayError, nats_library().errors.Error) as error:
+            logger.info("a connection of NATS did not close in order: %s", error)
+        self._end()
+
+    async def _connect(self, url: str) -> None:
+        await self.client.connect(
+            [each.strip() for each in url.split(",")],
+            error_cb=self._on_error,
+            closed_cb=self._on_closed,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=TIMEOUT_S / 2,
+            ping_interval=TIMEOUT_S,
+        )
+
+    async def _on_error(self, error: Exception) -> None:
+        self._last_error = error
+
+    async def _on_closed(self) -> None:
+        self._on_lost()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._cancel_all)
+        self._thread.join()
+        self._loop.close()
+
+    def _cancel_all(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.call_soon(self._loop.stop)
+
+
+def _nothing() -> None:
+    return None

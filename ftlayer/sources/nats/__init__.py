@@ -1,0 +1,1 @@
+"""A stream of NATS JetStream as a source."""

@@ -1,0 +1,218 @@
+"""What is particular to JetStream: consumers that a source finds, messages that stay with who has them."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+from nats_kit import NatsServer
+from servers import is_open
+
+from ftlayer.errors import SourceError
+from ftlayer.sources import NatsSource
+from ftlayer.topology.queues import Fetched, Member, QueueReader
+
+pytest.importorskip("nats")
+
+
+def fetch_all(reader: QueueReader, count: int, rows: int = 7) -> list[Fetched]:
+    found: list[Fetched] = []
+    for _ in range(1_000):
+        if (fetched := reader.fetch(rows, 0.1)) is not None:
+            found.append(fetched)
+        if sum(each.rows.num_rows for each in found) >= count:
+            return found
+    raise AssertionError(f"{count} messages were not fetched")
+
+
+def numbers_of(kit: Any, found: list[Fetched]) -> list[int]:
+    return [number for each in found for number in kit.numbers(each)]
+
+
+def source_of(kit: Any, **options: Any) -> NatsSource:
+    return NatsSource(kit.server.url, kit.name, "group", **options)
+
+
+def opened(kit: Any, source: NatsSource, positions: dict[int, bytes] | None = None) -> Any:
+    return source.open(kit.member(), positions or {}, stored=True)
+
+
+def test_a_reader_that_died_without_a_word_is_replaced_at_once(nats: Any) -> None:
+    """Nobody waits for ``ack_wait``: an hour."""
+    source = source_of(nats, ack_wait="1h")
+    nats.put(0, 20)
+    dead = opened(nats, source)
+    found = fetch_all(dead, 12, rows=4)
+    dead._disconnect()
+    alive = opened(nats, source, {0: found[1].position})
+    assert numbers_of(nats, fetch_all(alive, 12)) == list(range(8, 20))
+    alive.close()
+
+
+def test_messages_stay_with_who_waits_longer_than_ack_wait(nats: Any, wait_until: Any) -> None:
+    source = source_of(nats, ack_wait="1s")
+    nats.put(0, 10)
+    reader = opened(nats, source)
+    found = fetch_all(reader, 10, rows=10)
+
+    def seen() -> Any:
+        return nats.server.ask(lambda client: client.jetstream().consumer_info(nats.name, "group"))
+
+    begun = seen().delivered.last_active
+    nats.put(10, 11)
+    other = source.open(nats.member(1, 2), {}, stored=True)
+    # The eleventh is given to the other one, which holds it meanwhile.
+    late = fetch_all(other, 1)
+    for _ in range(25):
+        assert other.fetch(10, 0.1) is None
+    assert seen().num_redelivered == 0
+    assert numbers_of(nats, late) == [10]
+    assert begun is not None
+    reader.acknowledge([each.receipt for each in found])
+    wait_until(lambda: nats.pending() == 1, "acknowledgements")
+    reader.close()
+    other.close()
+
+
+def test_what_a_subtask_had_that_is_gone_comes_to_the_others(nats: Any) -> None:
+    source = source_of(nats, ack_wait="1s")
+    nats.put(0, 20)
+    gone, other = (source.open(nats.member(subtask, 2), {}, stored=True) for subtask in range(2))
+    fetch_all(gone, 5, rows=5)
+    gone._disconnect()
+    assert sorted(numbers_of(nats, fetch_all(other, 20))) == list(range(20))
+    other.close()
+
+
+def test_no_more_than_max_pending_are_read(nats: Any, caplog: Any) -> None:
+    reader = opened(nats, source_of(nats, max_pending=10))
+    nats.put(0, 20)
+    found = fetch_all(reader, 10)
+    assert reader.fetch(10, 0.1) is None
+    assert "which is max_pending" in caplog.text
+    assert nats.pending() == 10
+    reader.acknowledge([found[-1].receipt])
+    assert numbers_of(nats, fetch_all(reader, 10)) == list(range(10, 20))
+    reader.close()
+
+
+def test_a_consumer_that_is_there_gets_the_options(nats: Any) -> None:
+    opened(nats, source_of(nats)).fetch(1, 0.01)
+    opened(nats, source_of(nats, max_pending=77, ack_wait="9s")).fetch(1, 0.01)
+    config = nats.server.ask(lambda client: client.jetstream().consumer_info(nats.name, "group")).config
+    assert (config.max_ack_pending, config.ack_wait) == (77, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"ack_policy": "all"}, "has the acknowledgement policy 'all'"),
+        ({"ack_policy": "explicit", "deliver_subject": "there"}, "pushes its messages"),
+        ({"ack_policy": "explicit", "max_deliver": 3}, "gives a message up after 3 deliveries"),
+        ({"ack_policy": "explicit", "filter_subject": "other"}, "has the subject 'other'"),
+    ],
+)
+def test_a_consumer_that_will_not_do_is_refused(nats: Any, config: dict[str, Any], said: str) -> None:
+    from nats.js.api import ConsumerConfig
+
+    config = {name: f"{nats.name}.other" if value == "other" else value for name, value in config.items()}
+    made = ConsumerConfig(durable_name="group", **config)
+    nats.server.ask(lambda client: client.jetstream().add_consumer(nats.name, made))
+    with pytest.raises(SourceError, match=said.replace("'other'", f"'{nats.name}.other'")):
+        opened(nats, source_of(nats, subject=f"{nats.name}.in")).fetch(1, 1.0)
+
+
+def test_a_consumer_that_was_removed_goes_on_where_it_was(nats: Any) -> None:
+    nats.put(0, 10)
+    source = source_of(nats)
+    reader = opened(nats, source)
+    found = fetch_all(reader, 5, rows=5)
+    reader.acknowledge([found[-1].receipt])
+    nats.server.ask(lambda client: client.jetstream().delete_consumer(nats.name, "group"))
+    nats.put(10, 15)
+    assert sorted(numbers_of(nats, fetch_all(reader, 10))) == list(range(5, 15))
+    reader.close()
+
+
+def test_a_stream_that_was_made_anew_is_read_from_its_beginning(nats: Any) -> None:
+    nats.put(0, 10)
+    source = source_of(nats)
+    reader = opened(nats, source)
+    (found,) = fetch_all(reader, 10, rows=10)
+    reader.acknowledge([found.receipt])
+    reader.close()
+    nats.server.ask(lambda client: client.jetstream().delete_stream(nats.name))
+    nats.server.make(nats.name)
+    nats.put(50, 60)
+    again = opened(nats, source, {0: found.position})
+    assert numbers_of(nats, fetch_all(again, 10)) == list(range(50, 60))
+    again.close()
+
+
+def test_a_source_begins_with_what_comes_and_with_its_subject_alone(nats: Any) -> None:
+    nats.put(0, 5)
+    source = source_of(nats, start="latest", subject=f"{nats.name}.*.good")
+    reader = opened(nats, source)
+    assert reader.fetch(5, 0.01) is None
+
+    async def publish(client: Any) -> None:
+        for subject in ("in.bad", "in.good", "in.good.not", "out.good"):
+            await client.jetstream().publish(f"{nats.name}.{subject}", b"7")
+
+    nats.server.ask(publish)
+    found = fetch_all(reader, 2)
+    assert [row["subject"] for each in found for row in each.rows.to_pylist()] == [
+        f"{nats.name}.in.good",
+        f"{nats.name}.out.good",
+    ]
+    assert source.unpack(found[-1].position)[0].packed() == [7, 2], "the one between is no gap"
+    reader.close()
+
+
+def test_columns_say_what_came_with_a_message(nats: Any) -> None:
+    nats.server.ask(
+        lambda client: client.jetstream().publish(f"{nats.name}.in", b"\xff", headers={"a": "é", "b": "2"})
+    )
+    nats.put(1, 2)
+    reader = opened(nats, source_of(nats))
+    first, second = (row for each in fetch_all(reader, 2) for row in each.rows.to_pylist())
+    assert first.pop("timestamp").year >= 2024
+    assert first == {
+        "value": b"\xff",
+        "subject": f"{nats.name}.in",
+        "sequence": 1,
+        "headers": [("a", "é"), ("b", "2")],
+        "redelivered": False,
+    }
+    assert second["headers"] == []
+    reader.close()
+
+
+def test_a_stream_that_is_not_there_is_said(nats: Any) -> None:
+    with pytest.raises(SourceError, match="there is no such stream"):
+        NatsSource(nats.server.url, "missing", "c").open(nats.member(), {}, stored=True).fetch(1, 1.0)
+
+
+def test_a_password_that_is_refused_is_not_tried_again(tmp_path: Any) -> None:
+    found = shutil.which("nats-server")
+    if found is None:
+        pytest.skip("nats-server is not installed")
+    server = Guarded(found, tmp_path)
+    server.start()
+    try:
+        reader = NatsSource(server.url, "s", "c").open(Member("job/messages", 0, 1), {}, stored=True)
+        with pytest.raises(SourceError, match="Authorization Violation"):
+            reader.fetch(1, 1.0)
+    finally:
+        server.end()
+
+
+class Guarded(NatsServer):
+    """A server that wants a password."""
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--user", "user", "--pass", "secret"]
+
+    def is_ready(self) -> bool:
+        return is_open(self.port)
