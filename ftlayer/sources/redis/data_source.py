@@ -17,8 +17,8 @@ class RedisDataSource(QueueDataSource):
     """``spark.dataSource.register(RedisDataSource)``, then ``format("ftlayer-redis")`` to read or to write.
 
     Options of a reader: ``url``, ``stream``, ``group``, ``fields`` (names with commas between them), ``start``,
-    ``reconnectTimeout``, see `RedisSource`; ``spool``, see `ftlayer.sources.spool`: a directory for this query alone, a
-    path or any URL of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000).
+    ``claimIdle``, ``reconnectTimeout``, see `RedisSource`; ``spool``, see `ftlayer.sources.spool`: a directory for this
+    query alone, a path or any URL of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000).
 
     Options of a writer: ``url``, ``stream``, ``name``, ``maxLength``, see `RedisSink`. A batch that Spark runs again
     after a restart from the query's checkpoint adds nothing.
@@ -50,5 +50,6 @@ class RedisDataSource(QueueDataSource):
             options.get("group"),  # type: ignore[arg-type]
             fields=[name.strip() for name in names if name.strip()],
             start=str(options.get("start", "earliest")),
+            claim_idle=options.get("claimIdle"),
             reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
         )

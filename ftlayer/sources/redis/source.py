@@ -14,6 +14,7 @@ from ftlayer.clients.redis import check_redis_url, connect, is_away, place_of, r
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.sources.reconnecting import Reconnecting
+from ftlayer.sources.redis.claims import Claims
 from ftlayer.sources.redis.rows import FIELDS, ID, TIME, schema_of, to_rows
 from ftlayer.topology.queues import Fetched, Member, Queue
 
@@ -35,8 +36,8 @@ class RedisSource(Queue):
     was stored already is left out by its id. So each entry enters a topology once, if the server keeps what it has
     answered (``appendfsync always``; what it loses in a crash of its own is lost).
 
-    Entries are read as long as they are in the stream: one that was trimmed before it was read is lost. Those of a
-    consumer that is not this source's stay with it.
+    Entries are read as long as they are in the stream: one that was trimmed before it was read is lost. Those that are
+    pending for a consumer of others stay with it, unless ``claim_idle`` says when it counts as gone.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class RedisSource(Queue):
         *,
         fields: Sequence[str] = (),
         start: str = "earliest",
+        claim_idle: Duration | None = None,
         reconnect_timeout: Duration = "5m",
     ) -> None:
         """Nothing is connected to before it is read.
@@ -60,6 +62,8 @@ class RedisSource(Queue):
                 the entry came.
             start: where a group begins that this makes: ``"earliest"`` entry that is there, or ``"latest"``: those
                 that come from then on.
+            claim_idle: entries that are pending for so long with consumers of others in the group are claimed: longer
+                than any of these takes, or both have the entry. None: they stay.
             reconnect_timeout: the source fails when the server was away for this long.
 
         Raises `ConfigError` if redis-py is missing, and for an option that will not do.
@@ -79,6 +83,7 @@ class RedisSource(Queue):
         if start not in START:
             raise ConfigError(f"start: expected 'earliest' or 'latest', got {start!r}")
         self.schema: pa.Schema = schema_of(fields)
+        self.claim_idle_ms = None if claim_idle is None else duration_ms(claim_idle, "claim_idle")
         self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
         self.url, self.stream, self.group, self.start = url, stream, group, start
 
@@ -146,6 +151,10 @@ class RedisReader:
         self._away = Reconnecting(source.place, source.patience_ms)
         self._consumers = [self._consumer(member.subtask, positions)]
         self._consumers += [self._consumer(gone, positions) for gone in positions if gone != member.subtask]
+        idle_ms, group = source.claim_idle_ms, source.group
+        self._claims = (
+            None if idle_ms is None else Claims(self._client, source.stream, group, member, idle_ms)
+        )
         self._begun = False
         self._unacknowledged = 0
         self._todo = _Todo()
@@ -255,6 +264,8 @@ class RedisReader:
     # ------------------------------------------------------------ fetching
 
     def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        if self._claims is not None and (claimed := self._claims.claim()) is not None:
+            self._consumers.append(self._consumer(claimed, {}))
         for consumer in self._consumers:
             if consumer.is_behind:
                 entries = self._read(consumer, consumer.last, max_rows)
