@@ -252,7 +252,7 @@ def test_what_others_are_writing_is_not_cleaned_where_its_age_is_unknown(
 ) -> None:
     """Some file systems (FTP, say) do not tell when a file was changed."""
     url = f"memory://sink-{next(_directories)}"
-    monkeypatch.setattr(remote_files, "_modified_ms", lambda info: 0)
+    monkeypatch.setattr(remote_files, "modified_ms", lambda info: 0)
     job, other = FileSink(url), FileSink(url)
     message = job.write(rows(1))
     fs, root = fsspec.core.url_to_fs(url)
