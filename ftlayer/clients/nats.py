@@ -108,6 +108,7 @@ class NatsConnection:
         self._on_lost = on_lost
         self._last_error: Exception | None = None
         self._loop = asyncio.new_event_loop()
+        self._lost: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ftlayer-nats", daemon=True)
         self._thread.start()
         self.client: Any = nats_library().NATS()
@@ -117,11 +118,11 @@ class NatsConnection:
             self._end()
             raise
 
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run this in the loop. Raises `NatsAwayError`, and what else it raises."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def run(self, work: Coroutine[Any, Any, Result], timeout_s: float | None = TIMEOUT_S) -> Result:
+        """Run this in the loop, for so long at most. Raises `NatsAwayError`, and what else it raises."""
+        future = asyncio.run_coroutine_threadsafe(self._unless_lost(work), self._loop)
         try:
-            return future.result(TIMEOUT_S)
+            return future.result(timeout_s)
         except TimeoutError as error:
             future.cancel()
             raise NatsAwayError(f"no answer within {TIMEOUT_S:.0f} s") from error
@@ -147,10 +148,8 @@ class NatsConnection:
         """Send what waits to be sent, and disconnect."""
         self._on_lost = _nothing
         try:
-            if not self.is_lost:
-                self.run(self.client.flush())
-            self.run(self.client.close())
-        except (NatsAwayError, nats_library().errors.Error) as error:
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(TIMEOUT_S)
+        except (nats_library().errors.Error, OSError) as error:
             logger.info("a connection of NATS did not close in order: %s", error)
         self._end()
 
@@ -166,10 +165,27 @@ class NatsConnection:
             ping_interval=TIMEOUT_S,
         )
 
+    async def _close(self) -> None:
+        if not self.is_lost:
+            await self.client.flush()
+        await self.client.close()
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await this; an answer that was lost with the connection is not waited for."""
+        task = asyncio.ensure_future(work)
+        either: set[asyncio.Future[Any]] = {task, self._lost}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        raise NatsAwayError("the connection was closed")
+
     async def _on_error(self, error: Exception) -> None:
         self._last_error = error
 
     async def _on_closed(self) -> None:
+        if not self._lost.done():
+            self._lost.set_result(None)
         self._on_lost()
 
     def _end(self) -> None:

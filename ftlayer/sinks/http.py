@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
-import json
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +15,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_choice, check_int, check_text, duration_ms
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
+from ftlayer.sinks.bodies import bodies_of, texts_of
 
 METHODS = ("POST", "PUT", "PATCH")
 
@@ -102,7 +101,7 @@ class HttpSink:
         """Send rows. Raises `RowsRejected` for those that the server has not taken, and `SinkError` for a column."""
         if not batch.num_rows:
             return
-        requests = list(zip(self._keys(batch), self._bodies(batch), strict=True))
+        requests = list(zip(self._keys(batch), bodies_of(batch, self._body, "body"), strict=True))
         answers = self._pool().map(_Round(self).sent, requests)
         errors = {row: error for row, error in enumerate(answers) if error is not None}
         if errors:
@@ -153,19 +152,7 @@ class HttpSink:
     # ------------------------------------------------------------ rows
 
     def _keys(self, batch: pa.RecordBatch) -> list[str | None]:
-        if self._key is None:
-            return [None] * batch.num_rows
-        values = _column(batch, self._key, "key").to_pylist()
-        return [None if value is None else str(value) for value in values]
-
-    def _bodies(self, batch: pa.RecordBatch) -> list[bytes]:
-        if self._body is None:
-            return [json.dumps(row, default=_as_json, allow_nan=False).encode() for row in batch.to_pylist()]
-        column = _column(batch, self._body, "body")
-        if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
-            raise ConfigError(f"body: column {self._body!r} is {column.type}, expected a text or bytes")
-        values = column.cast(pa.binary()).to_pylist()
-        return [b"" if value is None else value for value in values]
+        return [None] * batch.num_rows if self._key is None else texts_of(batch, self._key, "key")
 
 
 class _Round:
@@ -202,19 +189,3 @@ def retry_after_s(text: str | None, now: dt.datetime | None = None) -> float | N
         until = until.replace(tzinfo=dt.UTC)
     left_s = (until - (dt.datetime.now(dt.UTC) if now is None else now)).total_seconds()
     return min(max(left_s, 0.0), MOST_PAUSE_S)
-
-
-def _column(batch: pa.RecordBatch, name: str, option: str) -> pa.Array:
-    if name not in batch.schema.names:
-        raise ConfigError(
-            f"{option}: rows have no column {name!r}; they have {', '.join(batch.schema.names)}"
-        )
-    return batch.column(name)
-
-
-def _as_json(value: object) -> object:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dt.date | dt.time):
-        return value.isoformat()
-    return str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -47,6 +48,32 @@ class NatsServer(Server):
     def make(self, stream: str) -> None:
         self.ask(lambda client: client.jetstream().add_stream(name=stream, subjects=[f"{stream}.>"]))
 
+    def read(self, stream: str) -> list[tuple[dict[str, str], bytes]]:
+        """Return headers and bodies of all messages of a stream, in order."""
+
+        async def read(client: Any) -> list[tuple[dict[str, str], bytes]]:
+            from nats.js.errors import NotFoundError
+
+            jetstream = client.jetstream()
+            try:
+                state = (await jetstream.stream_info(stream)).state
+            except NotFoundError:
+                return []
+            if not state.messages:
+                return []
+            found, received = [], asyncio.Event()
+
+            async def receive(message: Any) -> None:
+                found.append((message.headers or {}, message.data))
+                if message.metadata.sequence.stream >= state.last_seq:
+                    received.set()
+
+            await jetstream.subscribe(f"{stream}.>", cb=receive, ordered_consumer=True)
+            await asyncio.wait_for(received.wait(), 60)
+            return found
+
+        return list(self.ask(read))
+
 
 class NatsKit(Kit):
     server: NatsServer
@@ -80,6 +107,26 @@ class NatsKit(Kit):
     def pending(self) -> int:
         info = self.server.ask(lambda client: client.jetstream().consumer_info(self.name, "group"))
         return int(info.num_ack_pending)
+
+    def sink(self, name: str) -> Any:
+        from ftlayer.sinks import NatsSink
+
+        return NatsSink(self.server.url, self._made(name), f"{self.name}-{name}.out")
+
+    @property
+    def sink_format(self) -> str:
+        return "ftlayer-nats"
+
+    def sink_options(self, name: str) -> dict[str, str]:
+        stream = self._made(name)
+        return {"url": self.server.url, "stream": stream, "subject": f"{stream}.out"}
+
+    def in_sink(self, name: str) -> list[int]:
+        return [json.loads(body)["number"] for _, body in self.server.read(f"{self.name}-{name}")]
+
+    def _made(self, name: str) -> str:
+        self.server.make(f"{self.name}-{name}")
+        return f"{self.name}-{name}"
 
     def refused(self) -> Queue:
         from ftlayer.sources import NatsSource

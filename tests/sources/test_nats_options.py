@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ConfigError
-from ftlayer.sources import NatsSource
+from ftlayer.sinks import NatsSink
+from ftlayer.sources import NatsDataSource, NatsSource
 from ftlayer.sources.nats.rows import delivery_of, reply_to
 
 pytest.importorskip("nats")
@@ -49,3 +50,16 @@ def test_what_a_reply_says(reply: str) -> None:
     found = delivery_of(reply)
     assert (found.delivered, found.sequence, found.consumer_sequence, found.time_ns) == (2, 11, 12, 1_700)
     assert delivery_of(reply_to(reply, 77, 78))[:2] == (77, 78)
+
+
+def test_a_data_source_reads_and_writes_by_its_options() -> None:
+    options = {
+        "url": "nats://localhost",
+        "stream": "s",
+        "consumer": "c",
+        "subject": "s.in",
+        "maxPending": "7",
+    }
+    data_source = NatsDataSource(options)
+    assert data_source.source().max_pending == 7
+    assert isinstance(data_source.streamWriter(data_source.schema(), overwrite=False), NatsSink)

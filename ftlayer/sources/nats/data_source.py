@@ -1,22 +1,45 @@
-"""`NatsSource` as a Python Data Source."""
+"""`NatsSource` and `NatsSink` as a Python Data Source."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from ftlayer.sinks import NatsSink
 from ftlayer.sources.data_source import QueueDataSource, option_count
 from ftlayer.sources.nats.source import MAX_PENDING, NatsSource
 
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
 
 class NatsDataSource(QueueDataSource):
-    """``spark.dataSource.register(NatsDataSource)``, then ``format("ftlayer-nats")`` to read.
+    """``spark.dataSource.register(NatsDataSource)``, then ``format("ftlayer-nats")`` to read or to write.
 
-    Options: ``url``, ``stream``, ``consumer``, ``subject``, ``start``, ``maxPending``, ``ackWait``,
+    Options of a reader: ``url``, ``stream``, ``consumer``, ``subject``, ``start``, ``maxPending``, ``ackWait``,
     ``reconnectTimeout``, see `NatsSource`; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
+
+    Options of a writer: ``url``, ``stream``, ``subject``, ``value``, ``headers``, ``idColumn``, ``name``, ``remember``,
+    see `NatsSink`. A batch that Spark runs again after a restart from the query's checkpoint adds nothing.
     """
 
     @classmethod
     def name(cls) -> str:
         """Return the name for ``format``."""
         return "ftlayer-nats"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        """Return the sink."""
+        options = self.options
+        return NatsSink(
+            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
+            options.get("stream"),  # type: ignore[arg-type]
+            options.get("subject"),  # type: ignore[arg-type]
+            value=options.get("value"),
+            headers=options.get("headers"),
+            id_column=options.get("idColumn"),
+            name=str(options.get("name", "")),
+            remember=str(options.get("remember", "168h")),
+        )
 
     def source(self) -> NatsSource:
         """See `QueueDataSource.source`."""
