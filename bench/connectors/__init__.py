@@ -13,6 +13,7 @@ import statistics
 from bench.connectors import webhook
 from bench.connectors.amqp import AMQP
 from bench.connectors.broker import Served
+from bench.connectors.mqtt import MQTT
 from bench.connectors.nats import NATS
 from bench.connectors.reading import against_client
 from bench.connectors.redis import REDIS
@@ -23,6 +24,7 @@ BROKERS: dict[str, Served] = {
     "nats": NATS,
     "redis": REDIS,
     "amqp": AMQP,
+    "mqtt": MQTT,
 }
 
 TARGETS = {

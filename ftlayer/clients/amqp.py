@@ -99,9 +99,9 @@ class AmqpConnection:
 
     def turn(self, wait_s: float = 0.0) -> None:
         """Send and receive once what is possible now, or within a time. Raises as `run` does."""
-        if (closed := self._mine.closed or self._closed) is not None:
-            raise closed
+        self._raise_if_closed()
         self._turn(wait_s)
+        self._raise_if_closed()
 
     def ask(self, method: str, *arguments: Any, **named: Any) -> None:
         """Call a method of the channel that the server answers, and wait for the answer. Raises as `run` does."""
@@ -167,18 +167,25 @@ class AmqpConnection:
         self._loop.remove_timeout(timer)
         self._loop.process_timeouts()
 
+    def _raise_if_closed(self) -> None:
+        if (closed := self._mine.closed or self._closed) is not None:
+            raise closed
+
     def _on_closed(self, _: Any, reason: Exception) -> None:
         self._closed = _plain(reason)
 
 
-def _plain(reason: Any) -> Exception:
-    """Return what came of the last attempt to connect, of pika's errors or the system's."""
-    last = getattr(reason, "exceptions", [reason])[-1]
-    last = getattr(last, "exception", last)
+def _plain(reason: Exception) -> Exception:
+    """Return what came of the last attempt to connect: an error of pika's that says why, or of the system's."""
     errors = amqp_library().exceptions
-    if isinstance(last, errors.AMQPError | OSError):
-        return last
-    return errors.AMQPConnectionError(last)  # type: ignore[no-any-return]
+    last: Any = reason
+    while type(last) is errors.AMQPConnectionError or not isinstance(last, errors.AMQPError | OSError):
+        within = getattr(last, "exceptions", None) or [getattr(last, "exception", None), *last.args]
+        if not isinstance(within[-1], Exception):
+            return errors.AMQPConnectionError(repr(last))  # type: ignore[no-any-return]
+        last = within[-1]
+    found: Exception = last
+    return found
 
 
 def _nothing(*_: Any) -> None:

@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections import deque
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +25,7 @@ PORTS = {"mqtt": 1883, "mqtts": 8883}
 VERSIONS = ("3.1.1", "5")
 
 _MOST_EXPIRY_S = 0xFFFFFFFF
+MOST_PACKETS = 65_535
 
 # Of CONNACK, in both versions' numbers as paho maps them: what may be otherwise soon.
 _SOON = frozenset(
@@ -94,6 +96,10 @@ class Session:
         mqtt = mqtt_library()
         self.client_id = client_id
         self.received: deque[Any] = deque()
+        self.published: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        """Numbers of packets that the server has answered, with its reason; (0, None): the connection is lost."""
+        self.most_unanswered = MOST_PACKETS
+        """So many packets that were published may wait for their answers."""
         self.was_there = False
         """Whether the server had the session already."""
         self._is_5 = version == "5"
@@ -137,13 +143,16 @@ class Session:
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.max_inflight_messages_set(MOST_PACKETS)
         client.on_subscribe = client.on_unsubscribe = self._on_answer
         return client
 
     # ------------------------------------------------------------ paho's thread
 
-    def _on_connect(self, _: Any, __: Any, flags: Any, reason: Any, ___: Any) -> None:
+    def _on_connect(self, _: Any, __: Any, flags: Any, reason: Any, properties: Any) -> None:
         with self._changed:
+            self.most_unanswered = getattr(properties, "ReceiveMaximum", MOST_PACKETS)
             if reason.is_failure:
                 self._refused = reason
             else:
@@ -154,6 +163,10 @@ class Session:
         with self._changed:
             self._lost = True
             self._changed.notify_all()
+        self.published.put((0, None))
+
+    def _on_publish(self, _: Any, __: Any, mid: int, reason: Any, ___: Any) -> None:
+        self.published.put((mid, reason))
 
     def _on_message(self, _: Any, __: Any, message: Any) -> None:
         self.received.append(message)
@@ -204,6 +217,17 @@ class Session:
         """Whether the connection is gone."""
         with self._changed:
             return self._lost
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> int:
+        """Send a message with QoS 1; return its packet's number, which will be among those `published`.
+
+        Raises `ServerAwayError`, and `ValueError` for a topic or a payload that MQTT cannot carry.
+        """
+        sent = self._client.publish(topic, payload, 1, retain)
+        if self.is_lost:
+            raise ServerAwayError("the connection was closed")
+        number: int = sent.mid
+        return number
 
     def release(self, mid: int, qos: int) -> None:
         """Acknowledge a message of this connection."""

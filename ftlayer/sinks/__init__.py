@@ -1,22 +1,27 @@
-"""Ready-made sinks. Files, PostgreSQL, Redis Streams and NATS hold each record exactly once; HTTP at least once.
+"""Ready-made sinks. Files, PostgreSQL, Redis Streams and NATS hold each record exactly once.
 
-The first four are stream writers of Python Data Sources, for sinks of topologies in barrier mode, for wrapped queries,
-and (`FileDataSource`, `PostgresDataSource`, and those of `ftlayer.sources` for Redis and NATS) for plain
-Structured Streaming.
+They are stream writers of Python Data Sources, for sinks of topologies in barrier mode, for wrapped queries, and
+(`FileDataSource`, `PostgresDataSource`, and those of `ftlayer.sources` for Redis and NATS) for plain Structured
+Streaming. AMQP, HTTP and MQTT are sent each record at least once, by functions; the Data Sources of `ftlayer.sources`
+for AMQP and MQTT write, too.
 """
 
+from ftlayer.sinks.amqp import AmqpSink
 from ftlayer.sinks.data_sources import FileDataSource, PostgresDataSource
 from ftlayer.sinks.files import FileMessage, FileSink
 from ftlayer.sinks.http import HttpSink
+from ftlayer.sinks.mqtt import MqttSink
 from ftlayer.sinks.nats import NatsMessage, NatsSink
 from ftlayer.sinks.postgres import PostgresMessage, PostgresSink
 from ftlayer.sinks.redis import RedisMessage, RedisSink
 
 __all__ = [
+    "AmqpSink",
     "FileDataSource",
     "FileMessage",
     "FileSink",
     "HttpSink",
+    "MqttSink",
     "NatsMessage",
     "NatsSink",
     "PostgresDataSource",

@@ -83,7 +83,8 @@ class RabbitServer(Server):
 
     def _prepare(self) -> None:
         (self.directory / "plugins").write_text("[].")
-        (self.directory / "rabbitmq.config").write_text("[{rabbit, [{disk_free_limit, 1000000}]}].")
+        limits = "{disk_free_limit, 1000000}, {max_message_size, 1000000}"
+        (self.directory / "rabbitmq.config").write_text(f"[{{rabbit, [{limits}]}}].")
         applications = self.directory / "applications"
         applications.mkdir()
         for name in self.APPLICATIONS:

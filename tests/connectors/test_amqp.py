@@ -1,12 +1,21 @@
-"""What is particular to AMQP: messages are given to any consumer, and known by the names that senders gave them."""
+"""What is particular to AMQP: messages are given to any consumer, and known by the names that senders gave them.
+
+The sink is here too: RabbitMQ starts once a file.
+"""
 
 from __future__ import annotations
 
+import pickle
+import signal
+import threading
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from ftlayer.errors import SourceError
+from ftlayer.errors import SinkError, SourceError
+from ftlayer.failures import PermanentFailure, RowsRejected
+from ftlayer.sinks import AmqpSink
 from ftlayer.sources import AmqpSource
 from ftlayer.topology.queues import Fetched, QueueReader
 
@@ -98,3 +107,120 @@ def test_a_password_that_is_refused_is_not_tried_again(amqp: Any) -> None:
     reader = AmqpSource(url, amqp.name).open(amqp.member(), {}, stored=True)
     with pytest.raises(SourceError, match="Authentication"):
         reader.fetch(1, 1.0)
+
+
+def declare(kit: Any, **arguments: Any) -> None:
+    with kit.server.client() as client:
+        client.channel().queue_declare(kit.name, durable=True, arguments=arguments)
+
+
+def take_all(kit: Any) -> list[tuple[Any, bytes]]:
+    """Properties and bodies of all messages in the queue, which are there no more."""
+    found = []
+    with kit.server.client() as client:
+        channel = client.channel()
+        while (message := channel.basic_get(kit.name, auto_ack=True))[0] is not None:
+            found.append((message[1], message[2]))
+    return found
+
+
+def rows_of(keys: list[str | None], first: int = 0) -> pa.RecordBatch:
+    numbers = range(first, first + len(keys))
+    bodies = [b"%d" % number for number in numbers]
+    return pa.record_batch({"key": keys, "id": [str(number) for number in numbers], "body": bodies})
+
+
+def sink_to(kit: Any, **options: Any) -> AmqpSink:
+    chosen = {"routing_key_column": "key", "body": "body", "message_id": "id", **options}
+    return AmqpSink(kit.server.url, **chosen)
+
+
+def test_rows_are_persistent_messages(amqp: Any) -> None:
+    declare(amqp)
+    sink = pickle.loads(pickle.dumps(sink_to(amqp)))
+    sink(rows_of([amqp.name] * 1_200))
+    sink(rows_of([amqp.name] * 2, 1_200))
+    AmqpSink(amqp.server.url, routing_key=amqp.name)(pa.record_batch({"a": [1], "b": ["x"]}))
+    *found, last = take_all(amqp)
+    assert [body for _, body in found] == [b"%d" % number for number in range(1_202)]
+    assert {properties.delivery_mode for properties, _ in [*found, last]} == {2}
+    assert [properties.message_id for properties, _ in found] == [str(number) for number in range(1_202)]
+    assert (last[0].content_type, last[1]) == ("application/json", b'{"a": 1, "b": "x"}')
+
+
+def test_rows_that_no_queue_takes_fail_and_no_other_does(amqp: Any) -> None:
+    declare(amqp)
+    keys = [amqp.name, "nowhere", None, amqp.name, "x" * 300, "nowhere", amqp.name]
+    with pytest.raises(RowsRejected) as raised:
+        sink_to(amqp)(rows_of(keys))
+    errors = raised.value.errors
+    assert {row: type(error) for row, error in errors.items()} == {
+        1: SinkError,
+        2: PermanentFailure,
+        4: PermanentFailure,
+        5: SinkError,
+    }
+    assert "NO_ROUTE" in str(errors[1])
+    assert [body for _, body in take_all(amqp)] == [b"0", b"3", b"6"]
+
+
+def test_rows_that_the_server_refuses_fail(amqp: Any) -> None:
+    declare(amqp, **{"x-max-length": 5, "x-overflow": "reject-publish"})
+    with pytest.raises(RowsRejected) as raised:
+        sink_to(amqp)(rows_of([amqp.name] * 8))
+    taken = [body for _, body in take_all(amqp)]
+    assert sorted([*taken, *(b"%d" % row for row in raised.value.errors)]) == [
+        b"%d" % row for row in range(8)
+    ]
+    assert "basic.nack" in str(next(iter(raised.value.errors.values())))
+
+
+def test_a_message_for_which_the_channel_is_closed_fails_alone(amqp: Any) -> None:
+    declare(amqp)
+    bodies = [b"%d" % number for number in range(20)]
+    bodies[7] = b"x" * 1_000_001
+    with pytest.raises(RowsRejected) as raised:
+        sink_to(amqp)(rows_of([amqp.name] * 20).set_column(2, "body", pa.array(bodies)))
+    assert list(raised.value.errors) == [7]
+    assert "larger than" in str(raised.value.errors[7])
+    assert {body for _, body in take_all(amqp)} == {body for body in bodies if len(body) < 1_000}
+
+
+def test_an_exchange_that_is_not_there_is_named(amqp: Any) -> None:
+    with pytest.raises(RowsRejected) as raised:
+        sink_to(amqp, exchange="nowhere")(rows_of(["a"] * 1_000))
+    assert len(raised.value.errors) == 1_000
+    assert "no exchange 'nowhere'" in str(raised.value.errors[999])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_the_server_is_restarted_while_rows_are_published(
+    amqp: Any, wait_until: Any, how: signal.Signals
+) -> None:
+    declare(amqp)
+    sink, published = sink_to(amqp), list[int]()
+
+    def publish() -> None:
+        for first in range(0, 20_000, 500):
+            sink(rows_of([amqp.name] * 500, first))
+            published.append(first)
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    for times in (5, 15):
+        wait_until(lambda times=times: len(published) >= times, "messages on their way")
+        amqp.server.restart(how)
+    publishing.join(600)
+    assert len(published) == 40
+    found = [int(body) for _, body in take_all(amqp)]
+    assert set(found) == set(range(20_000))
+    assert len(found) <= 20_000 + 2 * 1_000, "what was on its way"
+
+
+def test_a_server_that_stays_away_fails_the_rows(amqp: Any) -> None:
+    sink = AmqpSink("amqp://127.0.0.1:1", routing_key="a", reconnect_timeout="50ms")
+    with pytest.raises(RowsRejected) as raised:
+        sink(rows_of(["a"] * 3))
+    assert list(raised.value.errors) == [0, 1, 2]
+    assert "reconnect_timeout" in str(raised.value.errors[2])

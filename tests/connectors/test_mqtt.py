@@ -1,13 +1,19 @@
-"""What is particular to MQTT: acknowledgements that wait, and sessions of subtasks that are gone."""
+"""What is particular to MQTT: acknowledgements that wait, sessions of subtasks that are gone, and the sink."""
 
 from __future__ import annotations
 
 import os
+import pickle
+import threading
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from ftlayer.errors import SinkError
+from ftlayer.failures import PermanentFailure, RowsRejected
+from ftlayer.sinks import MqttSink
 from ftlayer.sources import MqttSource
 from ftlayer.topology.queues import Fetched, Member, QueueReader
 
@@ -88,3 +94,82 @@ def test_the_server_is_restarted_and_what_was_acknowledged_meanwhile_does_not_co
     reader.acknowledge([each.receipt for each in found])
     assert before + numbers_of(fetch_numbers(reader, 20 - len(before))) == list(range(20))
     reader.close()
+
+
+def rows_of(topics: list[str | None], first: int = 0) -> pa.RecordBatch:
+    return pa.record_batch({"topic": topics, "body": [str(first + row) for row in range(len(topics))]})
+
+
+@pytest.fixture(params=["5", "3.1.1"])
+def sink(request: pytest.FixtureRequest, mosquitto: Any) -> MqttSink:
+    return MqttSink(mosquitto.url, topic_column="topic", body="body", version=request.param)
+
+
+def subscribed(mosquitto: Any) -> QueueReader:
+    """A reader of a topic, the same over restarts of the server."""
+    return opened(MqttSource(mosquitto.url, f"sunk-{os.getpid()}-{next(COUNT)}"))
+
+
+def topic_of(reader: Any) -> str:
+    topic: str = reader._source.topic
+    return topic
+
+
+def test_rows_are_messages(mosquitto: Any, sink: MqttSink) -> None:
+    reader = subscribed(mosquitto)
+    sink = pickle.loads(pickle.dumps(sink))
+    sink(rows_of([topic_of(reader)] * 1_200))
+    sink(rows_of([topic_of(reader)] * 2, 1_200))
+    assert numbers_of(fetch_numbers(reader, 1_202, rows=500)) == list(range(1_202))
+    MqttSink(mosquitto.url, topic=topic_of(reader), retain=True)(pa.record_batch({"a": [1], "b": ["x"]}))
+    while (found := reader.fetch(1, 0.1)) is None:
+        pass
+    assert found.rows.column("value").to_pylist() == [b'{"a": 1, "b": "x"}']
+    reader.close()
+
+
+def test_rows_that_cannot_be_sent_fail_and_no_other_does(mosquitto: Any, sink: MqttSink) -> None:
+    reader = subscribed(mosquitto)
+    topic = topic_of(reader)
+    with pytest.raises(RowsRejected) as raised:
+        sink(rows_of([topic, "a/#", None, topic, "", topic]))
+    assert set(raised.value.errors) == {1, 2, 4}
+    assert all(isinstance(error, PermanentFailure) for error in raised.value.errors.values())
+    assert numbers_of(fetch_numbers(reader, 3)) == [0, 3, 5]
+    reader.close()
+
+
+def test_the_server_is_restarted_while_rows_are_published(
+    mosquitto: Any, sink: MqttSink, wait_until: Any
+) -> None:
+    reader = subscribed(mosquitto)
+    published: list[int] = []
+
+    def publish() -> None:
+        for first in range(0, 4_000, 100):
+            sink(rows_of([topic_of(reader)] * 100, first))
+            published.append(first)
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    wait_until(lambda: len(published) >= 5, "messages on their way")
+    mosquitto.restart()
+    publishing.join(600)
+    assert len(published) == 40
+    found: set[int] = set()
+    for _ in range(1_000):
+        if (fetched := reader.fetch(1_000, 0.1)) is not None:
+            found.update(numbers_of([fetched]))
+        if len(found) == 4_000:
+            break
+    assert found == set(range(4_000))
+    reader.close()
+
+
+def test_a_server_that_stays_away_fails_the_rows() -> None:
+    sink = MqttSink("mqtt://127.0.0.1:1", topic="a", reconnect_timeout="50ms")
+    with pytest.raises(RowsRejected) as raised:
+        sink(rows_of(["a"] * 3))
+    assert list(raised.value.errors) == [0, 1, 2]
+    assert isinstance(raised.value.errors[2], SinkError)
+    assert "reconnect_timeout" in str(raised.value.errors[2])

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
 from ftlayer.clients.amqp import AmqpConnection, amqp_library, check_amqp_url, is_away, place_of
+from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
 from ftlayer.sources.amqp.rows import SCHEMA, Delivery, to_rows
 from ftlayer.sources.queue_positions import pack_position, unpack_position
-from ftlayer.sources.reconnecting import Reconnecting
 from ftlayer.sources.redelivery import NAME_BYTES, Window
 from ftlayer.topology.queues import Fetched, Member, Queue
 

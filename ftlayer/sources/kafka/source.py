@@ -20,11 +20,11 @@ from ftlayer.clients.kafka import (
     kafka_library,
     reason,
 )
+from ftlayer.clients.reconnecting import MOST_S, Reconnecting
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources.kafka.rows import SCHEMA
 from ftlayer.sources.kafka.splits import CONSUMERS
 from ftlayer.sources.logs import LogReader, Offsets
-from ftlayer.sources.reconnecting import MOST_S, Reconnecting
 
 logger = logging.getLogger(__name__)
 

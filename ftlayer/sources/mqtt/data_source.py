@@ -1,22 +1,47 @@
-"""`MqttSource` as a Python Data Source."""
+"""`MqttSource` and `MqttSink` as a Python Data Source."""
 
 from __future__ import annotations
 
-from ftlayer.sources.data_source import QueueDataSource, option_count
+from typing import TYPE_CHECKING, Any
+
+from ftlayer.sinks.at_least_once import SendingWriter
+from ftlayer.sinks.mqtt import MqttSink
+from ftlayer.sources.data_source import QueueDataSource, option_count, option_flag
 from ftlayer.sources.mqtt.source import MAX_PENDING, MqttSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 
 class MqttDataSource(QueueDataSource):
-    """``spark.dataSource.register(MqttDataSource)``, then ``format("ftlayer-mqtt")`` to read.
+    """``spark.dataSource.register(MqttDataSource)``, then ``format("ftlayer-mqtt")`` to read or to write.
 
-    Options: ``url``, ``topic``, ``group``, ``qos``, ``version``, ``sessionExpiry``, ``maxPending``,
+    Options of a reader: ``url``, ``topic``, ``group``, ``qos``, ``version``, ``sessionExpiry``, ``maxPending``,
     ``reconnectTimeout``, see `MqttSource`; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
+
+    Options of a writer: ``url``, ``topic``, ``topicColumn``, ``body``, ``retain`` (``true`` or ``false``), ``version``,
+    ``reconnectTimeout``, see `MqttSink`. A task or batch that Spark runs again publishes its rows again.
     """
 
     @classmethod
     def name(cls) -> str:
         """Return the name for ``format``."""
         return "ftlayer-mqtt"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        """Return the sink."""
+        options = self.options
+        return SendingWriter(
+            MqttSink(
+                options.get("url"),  # type: ignore[arg-type]  # It is checked there.
+                topic=str(options.get("topic", "")),
+                topic_column=options.get("topicColumn"),
+                body=options.get("body"),
+                retain=option_flag(options, "retain", default=False),
+                version=str(options.get("version", "5")),
+                reconnect_timeout=str(options.get("reconnectTimeout", "1m")),
+            )
+        )
 
     def source(self) -> MqttSource:
         """See `QueueDataSource.source`."""

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.mqtt import VERSIONS, ServerAwayError, Session, address_of, mqtt_library
+from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError
 from ftlayer.sources.mqtt.rows import SCHEMA, to_rows
 from ftlayer.sources.queue_positions import pack_position, unpack_position
-from ftlayer.sources.reconnecting import Reconnecting
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)

@@ -23,13 +23,13 @@ from ftlayer.clients.nats import (
     nats_library,
     place_of,
 )
+from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
 from ftlayer.sources.nats.pull import REFUSED, Pull
 from ftlayer.sources.nats.rows import SCHEMA, delivery_of, reply_to, to_rows
 from ftlayer.sources.nats.sequences import Sequences
 from ftlayer.sources.nats.window import SequenceWindow
 from ftlayer.sources.queue_positions import pack_position, unpack_position
-from ftlayer.sources.reconnecting import Reconnecting
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)

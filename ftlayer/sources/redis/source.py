@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
+from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.clients.redis import check_redis_url, connect, is_away, place_of, redis_library
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources.queue_positions import pack_position, unpack_position
-from ftlayer.sources.reconnecting import Reconnecting
 from ftlayer.sources.redis.claims import Claims
 from ftlayer.sources.redis.rows import FIELDS, ID, TIME, schema_of, to_rows
 from ftlayer.topology.queues import Fetched, Member, Queue

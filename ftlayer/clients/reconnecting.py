@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from ftlayer.errors import SourceError
+from ftlayer.errors import FTLayerError, SourceError
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +22,14 @@ class Reconnecting:
         place: str,
         patience_ms: int,
         *,
+        error: type[FTLayerError] = SourceError,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``place`` names what is connected to; after ``patience_ms`` without it `failed` raises."""
+        """``place`` names what is connected to; after ``patience_ms`` without it `failed` raises an ``error``."""
         self._place = place
         self._patience_s = patience_ms / 1_000
+        self._error = error
         self._clock = clock
         self._sleep = sleep
         self._since: float | None = None
@@ -48,13 +50,13 @@ class Reconnecting:
         return pause_s
 
     def failed(self, error: Exception) -> None:
-        """It could not be reached. Raises `SourceError` if that has been so for too long."""
+        """It could not be reached. Raises if that has been so for too long."""
         now = self._clock()
         if self._since is None:
             logger.warning("%s is away, and is tried again: %s", self._place, error)
             self._since, self._pause_s = now, FIRST_S
         elif now - self._since >= self._patience_s:
-            raise SourceError(
+            raise self._error(
                 f"{self._place} has been away for {now - self._since:.0f} s, longer than reconnect_timeout: {error}"
             ) from error
         self._again = now + self._pause_s

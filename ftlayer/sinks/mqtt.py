@@ -1,0 +1,183 @@
+"""A sink that publishes each row as a message of MQTT."""
+
+from __future__ import annotations
+
+import secrets
+from queue import Empty
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.checks import Duration, check_bool, check_text, duration_ms
+from ftlayer.clients.mqtt import MOST_PACKETS, VERSIONS, ServerAwayError, Session, address_of, mqtt_library
+from ftlayer.clients.reconnecting import Reconnecting
+from ftlayer.errors import ConfigError, SinkError, SourceError
+from ftlayer.failures import PermanentFailure, RowsRejected
+from ftlayer.sinks.bodies import bodies_of, texts_of
+
+WINDOW = 1_000
+"""So many messages are on their way without being acknowledged, or fewer if the server says so."""
+
+_NEVER = frozenset({"Topic name invalid", "Payload format invalid", "Packet too large"})
+"""Reasons of 5 that another try will not change."""
+
+
+class MqttSink:
+    """Publishes each row with QoS 1: the sink of a topology, in both modes.
+
+    A row is done when the server has acknowledged its message (PUBACK). With version 5 one that the server refuses
+    fails, and no other does; with 3.1.1 a server has no way to say so. While the server is away the sink waits,
+    connects again, and publishes what was not acknowledged.
+
+    Each row is published at least once. A server acknowledges what no one has subscribed to, and drops it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        topic: str = "",
+        topic_column: str | None = None,
+        body: str | None = None,
+        retain: bool = False,
+        version: str = "5",
+        reconnect_timeout: Duration = "1m",
+    ) -> None:
+        """Nothing is connected to before the first rows come.
+
+        Args:
+            url: ``mqtt://user:password@host:1883``, ``mqtts://…`` with TLS; slots connect.
+            topic: of all messages.
+            topic_column: column that has each message's topic, in its place.
+            body: column that is the payload, a text or bytes. None: a JSON object of all columns, bytes in base64,
+                times in ISO 8601.
+            retain: whether the server keeps the last message of each topic for those who subscribe later.
+            version: of the protocol, ``"5"`` or ``"3.1.1"``.
+            reconnect_timeout: rows fail when the server was away for this long, or acknowledged nothing.
+
+        Raises `ConfigError` if paho-mqtt 2 is missing, and for an option that will not do.
+        """
+        mqtt_library()
+        self._address = address_of(url)
+        if bool(topic) == (topic_column is not None):
+            raise ConfigError("topic: expected either topic or topic_column")
+        if topic:
+            check_text(topic, "topic", "a topic")
+            if set(topic) & set("+#"):
+                raise ConfigError(f"topic: expected one without '+' and '#', got {topic!r}")
+        for option, column in (("topic_column", topic_column), ("body", body)):
+            if column is not None:
+                check_text(column, option, "the name of a column")
+        check_bool(retain, "retain")
+        if version not in VERSIONS:
+            raise ConfigError(f"version: expected '3.1.1' or '5', got {version!r}")
+        self._patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+        self._topic, self._topic_column, self._body = topic, topic_column, body
+        self._retain, self._version = retain, version
+        self._session: Session | None = None
+
+    def __call__(self, batch: pa.RecordBatch) -> None:
+        """Publish rows, and wait until they are acknowledged.
+
+        Raises `RowsRejected` for those that the server has not taken, and `ConfigError` for a column.
+        """
+        if not batch.num_rows:
+            return
+        topics: list[str | None] = [self._topic] * batch.num_rows
+        if self._topic_column is not None:
+            topics = texts_of(batch, self._topic_column, "topic_column")
+        left = dict(enumerate(zip(topics, bodies_of(batch, self._body, "body"), strict=True)))
+        errors: dict[int, Exception | str] = {}
+        try:
+            self._publish(left, errors)
+        except SinkError as error:
+            errors |= dict.fromkeys(left, error)
+        if errors:
+            raise RowsRejected(errors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy connects by itself.
+        return {**self.__dict__, "_session": None}
+
+    @property
+    def place(self) -> str:
+        """How errors name it."""
+        return f"MQTT at {self._address.host}:{self._address.port}"
+
+    # ------------------------------------------------------------ publishing
+
+    def _publish(self, left: dict[int, tuple[str | None, bytes]], errors: dict[int, Exception | str]) -> None:
+        """Publish what is left, by rows, until nothing is, again where the connection is lost.
+
+        Raises `SinkError` if the server stays away, or refuses the connection.
+        """
+        away = Reconnecting(self.place, self._patience_ms, error=SinkError)
+        while left:
+            before = len(left)
+            try:
+                self._publish_once(self._connected(), left, errors)
+            except ServerAwayError as error:
+                self._disconnect()
+                if len(left) < before:
+                    away.works()
+                away.failed(error)
+                away.wait(self._patience_ms / 1_000)
+        away.works()
+
+    def _publish_once(
+        self,
+        session: Session,
+        left: dict[int, tuple[str | None, bytes]],
+        errors: dict[int, Exception | str],
+    ) -> None:
+        window = min(WINDOW, session.most_unanswered)
+        rows: dict[int, int] = {}
+        for row, (topic, payload) in list(left.items()):
+            try:
+                if not topic:
+                    raise ValueError("its topic is null, or empty")
+                rows[session.publish(topic, payload, retain=self._retain)] = row
+            except ValueError as error:
+                errors[row] = PermanentFailure(f"{self.place}: topic {topic!r}: {error}")
+                del left[row]
+            while len(rows) >= window:
+                self._settle(session, rows, left, errors)
+        while rows:
+            self._settle(session, rows, left, errors)
+
+    def _settle(
+        self,
+        session: Session,
+        rows: dict[int, int],
+        left: dict[int, tuple[str | None, bytes]],
+        errors: dict[int, Exception | str],
+    ) -> None:
+        """Wait for an answer. ``rows``: by the numbers of packets that are on their way."""
+        try:
+            number, reason = session.published.get(timeout=self._patience_ms / 1_000)
+        except Empty:
+            raise ServerAwayError(
+                f"the server has acknowledged nothing for {self._patience_ms / 1_000:.0f} s"
+            ) from None
+        if reason is None:
+            raise ServerAwayError("the connection was closed")
+        row = rows.pop(number)
+        topic, _ = left.pop(row)
+        if reason.is_failure:
+            kind = PermanentFailure if str(reason) in _NEVER else SinkError
+            errors[row] = kind(f"{self.place}: the server refuses topic {topic!r}: {reason}")
+
+    def _connected(self) -> Session:
+        """Return the session; raises `ServerAwayError`, and `SinkError` if the server refuses it."""
+        if self._session is None:
+            name = f"ftlayer-{secrets.token_hex(8)}"
+            try:
+                self._session = Session(self._address, name, self._version, 0, MOST_PACKETS, clean=True)
+            except SourceError as error:
+                raise SinkError(f"{self.place}: {error}") from error
+        return self._session
+
+    def _disconnect(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
