@@ -1,15 +1,17 @@
-"""Ready-made sinks. Files, PostgreSQL, Redis Streams and NATS hold each record exactly once.
+"""Ready-made sinks. Files, tables, PostgreSQL, Redis Streams and NATS hold each record exactly once.
 
 They are stream writers of Python Data Sources, for sinks of topologies in barrier mode, for wrapped queries, and
-(`FileDataSource`, `PostgresDataSource`, and those of `ftlayer.sources` for Redis and NATS) for plain Structured
-Streaming. AMQP, HTTP and MQTT are sent each record at least once, by functions; the Data Sources of `ftlayer.sources`
-for AMQP and MQTT write, too.
+(`FileDataSource` and its like, and those of `ftlayer.sources` for Redis and NATS) for plain Structured Streaming. AMQP,
+HTTP and MQTT are sent each record at least once, by functions; the Data Sources of `ftlayer.sources` for AMQP and MQTT
+write, too.
 """
 
 from ftlayer.sinks.amqp import AmqpSink
-from ftlayer.sinks.data_sources import FileDataSource, PostgresDataSource
+from ftlayer.sinks.data_sources import DeltaDataSource, FileDataSource, IcebergDataSource, PostgresDataSource
+from ftlayer.sinks.delta import DeltaMessage, DeltaSink
 from ftlayer.sinks.files import FileMessage, FileSink
 from ftlayer.sinks.http import HttpSink
+from ftlayer.sinks.iceberg import IcebergMessage, IcebergSink
 from ftlayer.sinks.mqtt import MqttSink
 from ftlayer.sinks.nats import NatsMessage, NatsSink
 from ftlayer.sinks.postgres import PostgresMessage, PostgresSink
@@ -17,10 +19,16 @@ from ftlayer.sinks.redis import RedisMessage, RedisSink
 
 __all__ = [
     "AmqpSink",
+    "DeltaDataSource",
+    "DeltaMessage",
+    "DeltaSink",
     "FileDataSource",
     "FileMessage",
     "FileSink",
     "HttpSink",
+    "IcebergDataSource",
+    "IcebergMessage",
+    "IcebergSink",
     "MqttSink",
     "NatsMessage",
     "NatsSink",

@@ -22,7 +22,7 @@ def load_shared(*names: str) -> None:
         spec.loader.exec_module(sys.modules[name])
 
 
-load_shared("servers", "kit", "redis_kit", "kafka_server", "mqtt_kit", "amqp_kit", "nats_kit")
+load_shared("servers", "kit", "redis_kit", "kafka_server", "mqtt_kit", "amqp_kit", "nats_kit", "s3_server")
 
 from amqp_kit import AmqpKit, RabbitServer  # noqa: E402 - they are loaded above
 from kafka_server import KafkaServer  # noqa: E402
@@ -30,6 +30,7 @@ from kit import Kit  # noqa: E402
 from mqtt_kit import MosquittoServer, MqttKit  # noqa: E402
 from nats_kit import NatsKit, NatsServer  # noqa: E402
 from redis_kit import RedisKit, RedisServer  # noqa: E402
+from s3_server import S3Server  # noqa: E402
 from servers import started, until  # noqa: E402
 
 KITS: dict[str, tuple[str, type[Any]]] = {
@@ -77,6 +78,11 @@ def rabbit_server() -> Iterator[RabbitServer]:
 @pytest.fixture(scope="module")
 def nats_server() -> Iterator[NatsServer]:
     yield from started(NatsServer, "nats-server", "nats")
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    yield from started(S3Server, "moto_server", "moto")
 
 
 @pytest.fixture

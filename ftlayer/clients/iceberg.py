@@ -1,0 +1,82 @@
+"""Iceberg: the library, catalogs by their properties, and commits that nobody repeats unasked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ftlayer.checks import check_instance, check_text, check_texts
+from ftlayer.errors import ConfigError
+
+RETRIES = "commit.retry.num-retries"
+
+
+def iceberg_library() -> Any:
+    """Return pyiceberg. Raises `ConfigError` if it is missing."""
+    try:
+        import pyiceberg
+        import pyiceberg.catalog
+        import pyiceberg.exceptions
+    except ImportError as error:
+        raise ConfigError(
+            f"Iceberg tables need pyiceberg where driver and slots run: pip install 'ftlayer[iceberg]' ({error})"
+        ) from error
+    return pyiceberg
+
+
+def check_catalog(catalog: object) -> None:
+    """Raise `ConfigError` unless it is the name of a configured catalog, or properties of one."""
+    if isinstance(catalog, str):
+        check_text(
+            catalog, "catalog", "the name of a catalog in pyiceberg's configuration, or its properties"
+        )
+        return
+    check_instance(catalog, "catalog", Mapping)
+    assert isinstance(catalog, Mapping)
+    check_texts([*catalog, *catalog.values()], "catalog", "texts by name")
+    if not {"type", "uri", "py-catalog-impl"} & set(catalog):
+        raise ConfigError(
+            "catalog: expected properties of pyiceberg's, 'type' or 'uri' among them, got "
+            f"{', '.join(map(repr, catalog)) or 'none'}"
+        )
+
+
+def load_catalog(catalog: str | Mapping[str, str]) -> Any:
+    """Return the catalog. Raises whatever it raises that cannot be reached."""
+    load = iceberg_library().catalog.load_catalog
+    if isinstance(catalog, str):
+        return load(catalog)
+    properties = dict(catalog)
+    return load(properties.pop("name", "default"), **properties)
+
+
+def without_retries(table: Any) -> Any:
+    """Return a table, just loaded, whose commits fail if there was another one since.
+
+    pyiceberg would commit again on top of that, without another look at whether the same was committed by it. It
+    reads how often from the properties of this object, which are not written back.
+    """
+    table.metadata.properties[RETRIES] = "0"
+    return table
+
+
+def make_local_files_last(urls: Iterable[str]) -> None:
+    """Sync those files that are on this machine."""
+    directories = set()
+    for url in urls:
+        if urlsplit(url).scheme not in ("", "file"):
+            continue
+        # As pyiceberg does: what looks quoted in a location is the name itself.
+        path = Path(url.removeprefix("file://"))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        directories.add(path.parent)
+    for directory in directories:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,158 @@
+"""Rows as a table has its columns: found by name, made its types where nothing can be lost, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from ftlayer.config import MIB
+from ftlayer.errors import SinkError
+from ftlayer.failures import RowsRejected
+
+CHUNK_BYTES = 128 * MIB
+"""Rows of one ``write`` that are in memory, or in a file, at a time: about so many bytes of Arrow's."""
+
+
+def check_fits(rows: pa.Schema, table: pa.Schema, place: str) -> None:
+    """Raise `SinkError` unless each column of the rows has one in the table that can hold it.
+
+    A column that the rows lack is null, if it may be.
+    """
+    columns = {field.name: field for field in table}
+    if len(set(rows.names)) != len(rows.names):
+        raise SinkError(f"{place}: two columns of the rows have the same name ({', '.join(rows.names)})")
+    for field in rows:
+        target = columns.get(field.name)
+        if target is None:
+            raise SinkError(
+                f"{place} has no column {field.name!r} (it has {', '.join(columns)}); add it, or leave it out of the "
+                "rows"
+            )
+        if not is_held_by(field.type, target.type):
+            raise SinkError(
+                f"{place}: column {field.name!r} is {target.type} there, and {field.type} in the rows; make it that "
+                "in a function before"
+            )
+    lacking = [field.name for field in table if not field.nullable and field.name not in rows.names]
+    if lacking:
+        raise SinkError(
+            f"{place}: the rows lack {', '.join(map(repr, lacking))}, which may not be null there"
+        )
+
+
+def fitted(rows: pa.Table, table: pa.Schema, place: str) -> pa.Table:
+    """Return rows that pass `check_fits` with the table's columns, in its order and types.
+
+    Raises `SinkError` for a value that its column cannot hold.
+    """
+    columns = []
+    for field in table:
+        if field.name not in rows.schema.names:
+            columns.append(pa.chunked_array([pa.nulls(rows.num_rows, field.type)], field.type))
+            continue
+        column = rows.column(field.name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise SinkError(
+                f"{place}: column {field.name!r} cannot hold a value of the rows: {error}"
+            ) from error
+    return pa.Table.from_arrays(columns, schema=table)
+
+
+def refuse_nulls(rows: pa.Table, table: pa.Schema, first: int) -> None:
+    """Raise `RowsRejected`, which counts from ``first``, for rows that are null where the table takes no null."""
+    refused: dict[int, str] = {}
+    for field in table:
+        if field.nullable or field.name not in rows.schema.names or not rows.column(field.name).null_count:
+            continue
+        for number, is_null in enumerate(rows.column(field.name).is_null().to_pylist()):
+            if is_null:
+                refused.setdefault(first + number, f"{field.name!r} is null, and may not be in the table")
+    if refused:
+        raise RowsRejected(refused)
+
+
+def chunked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Return rows in tables of about `CHUNK_BYTES`; none if there are no rows."""
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        gathered.append(batch)
+        size += batch.nbytes
+        if size >= CHUNK_BYTES:
+            yield pa.Table.from_batches(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield pa.Table.from_batches(gathered)
+
+
+def as_column(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a table's column that is made for a type of rows."""
+    return as_column(kind.value_type) if pa.types.is_dictionary(kind) else kind
+
+
+def is_held_by(kind: pa.DataType, target: pa.DataType) -> bool:
+    """Whether each value of a type is one of another's, but for times that are too fine (these are found by value)."""
+    if kind == target or pa.types.is_null(kind):
+        return True
+    if pa.types.is_dictionary(kind):
+        return is_held_by(kind.value_type, target)
+    if _is_text(kind):
+        return _is_text(target)
+    if _is_binary(kind):
+        return _is_binary(target)
+    if pa.types.is_integer(kind):
+        return pa.types.is_integer(target) and _is_within(kind, target)
+    if pa.types.is_floating(kind):
+        return bool(pa.types.is_floating(target) and kind.bit_width <= target.bit_width)
+    if pa.types.is_decimal(kind):
+        whole = kind.precision - kind.scale
+        return bool(
+            pa.types.is_decimal(target)
+            and kind.scale <= target.scale
+            and whole <= target.precision - target.scale
+        )
+    if pa.types.is_timestamp(kind):
+        return bool(pa.types.is_timestamp(target) and (kind.tz is None) == (target.tz is None))
+    if pa.types.is_time(kind):
+        return bool(pa.types.is_time(target))
+    return _is_nested_in(kind, target)
+
+
+def _is_nested_in(kind: pa.DataType, target: pa.DataType) -> bool:
+    if pa.types.is_struct(kind) and pa.types.is_struct(target):
+        fields, targets = ([one.field(at) for at in range(one.num_fields)] for one in (kind, target))
+        return [one.name for one in fields] == [one.name for one in targets] and all(
+            is_held_by(one.type, other.type) for one, other in zip(fields, targets, strict=True)
+        )
+    if pa.types.is_map(kind) and pa.types.is_map(target):
+        return is_held_by(kind.key_type, target.key_type) and is_held_by(kind.item_type, target.item_type)
+    if _is_list(kind) and _is_list(target):
+        return is_held_by(kind.value_type, target.value_type)
+    return False
+
+
+def _is_within(kind: pa.DataType, target: pa.DataType) -> bool:
+    """Whether an integer type has all numbers of another one."""
+    if pa.types.is_signed_integer(kind):
+        return bool(pa.types.is_signed_integer(target) and kind.bit_width <= target.bit_width)
+    sign = int(pa.types.is_signed_integer(target))
+    return bool(kind.bit_width <= target.bit_width - sign)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

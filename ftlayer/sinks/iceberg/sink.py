@@ -1,0 +1,322 @@
+"""An exactly-once sink of an Iceberg table: a snapshot comes with the properties that say what is committed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from ftlayer.checkpoint.storage.deleting import StoragePool
+from ftlayer.checks import Duration, check_text, check_texts, duration_ms
+from ftlayer.clients.iceberg import (
+    check_catalog,
+    iceberg_library,
+    load_catalog,
+    make_local_files_last,
+    without_retries,
+)
+from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
+from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls
+from ftlayer.sinks.iceberg.commits import Commits
+from ftlayer.sinks.iceberg.message import (
+    IcebergMessage,
+    StagedDataFile,
+    data_file,
+    messages_by_query,
+    staged,
+)
+from ftlayer.sinks.numbering import WriterNumbers
+from ftlayer.sinks.origin import streaming_query
+
+logger = logging.getLogger(__name__)
+
+TRIES = 4
+"""How often a commit or abort is tried that fails; each has its effect once."""
+CONFLICTS = 20
+"""How often a commit is tried that others were faster than."""
+TRY_AGAIN_S = 0.2
+
+Result = TypeVar("Result")
+
+
+class IcebergSink(DataSourceStreamArrowWriter):
+    """Appends rows to an Iceberg table.
+
+    ``write`` puts them into data files of the table, which no reader sees; the commit adds those of all messages in
+    one snapshot, and in the same commit sets properties of the table that say so (`ftlayer.sinks.iceberg.commits`). A
+    commit that was called before changes nothing; an abort leaves alone what is committed. A table that is missing is
+    made when the first rows come, with its namespace.
+
+    Columns are found by name. A column that the table lacks, or one of a type that it cannot hold, fails the ``write``
+    before anything is staged; one that the rows lack is null. Rows with a null where the table takes none are refused
+    by `RowsRejected`.
+
+    Files that a killed process has staged stay, and are in no snapshot: Iceberg's ``remove_orphan_files`` removes them.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        catalog: str | Mapping[str, str],
+        *,
+        partition_by: Sequence[str] = (),
+        remember: Duration = 30 * 86_400_000,
+    ) -> None:
+        """Make the sink; nothing is connected to before the first rows come.
+
+        Args:
+            table: ``"namespace.table"``.
+            catalog: properties of a catalog as pyiceberg takes them (``{"type": "rest", "uri": …}``), credentials of
+                the storage among them, and ``name`` (``"default"``); or the name of one that pyiceberg is configured
+                with where driver and slots run, all of which use it.
+            partition_by: columns that a table is partitioned by that this makes; one that is there keeps its own.
+            remember: for how long commits are known, 30 days. A checkpoint that is restored later, and has rows of
+                this sink, fails with an `UncommittableError`.
+
+        Raises `ConfigError` if pyiceberg is missing, and for an option that will not do.
+        """
+        iceberg_library()
+        check_text(table, "table", "'namespace.table'")
+        if not all(table.split(".")) or "." not in table:
+            raise ConfigError(f"table: expected 'namespace.table', got {table!r}")
+        check_catalog(catalog)
+        if isinstance(partition_by, str):
+            raise ConfigError(f"partition_by: expected names of columns in a list, got {partition_by!r}")
+        check_texts(partition_by, "partition_by", "names of columns")
+        self._remember_ms = duration_ms(remember, "remember", least=2 * 3_600_000)
+        self._table = table
+        self._place = f"Iceberg table {table}"
+        self._properties = catalog if isinstance(catalog, str) else dict(catalog)
+        self._partition_by = tuple(partition_by)
+        self._numbers = WriterNumbers()
+        self._catalog: Any = None
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> IcebergMessage:
+        """Stage rows. Raises `SinkError` and `RowsRejected`; what was staged is removed then."""
+        query = streaming_query()
+        writer, number, written_ms = self._numbers.writer, self._numbers.next(), time.time_ns() // 1_000_000
+        chunks = chunked(iterator)
+        first = next(chunks, None)
+        if first is None:
+            return IcebergMessage(writer, number, written_ms, (), 0, "", 0, query)
+        table = self._doing("staged", lambda: self._table_for(first.schema))
+        schema = table.schema().as_arrow()
+        files: list[StagedDataFile] = []
+        rows = 0
+        try:
+            for chunk in chain([first], chunks):
+                check_fits(chunk.schema, schema, self._place)
+                refuse_nulls(chunk, schema, rows)
+                whole = fitted(chunk, schema, self._place)
+                self._doing("staged", lambda: self._stage(table, whole, files))  # noqa: B023
+                rows += chunk.num_rows
+        except BaseException:
+            self._remove(table, (file.path for file in files))
+            raise
+        uuid, spec = str(table.metadata.table_uuid), table.metadata.default_spec_id
+        return IcebergMessage(writer, number, written_ms, tuple(files), rows, uuid, spec, query)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """Add the staged rows to the table, in one snapshot.
+
+        Raises `UncommittableError` if files are gone that were never committed, if the table was made anew or is
+        partitioned in another way since, and if they were staged longer ago than ``remember``. Raises `SinkError` if
+        the table cannot be reached (it is tried some times); then it is unknown whether it happened: call it again.
+        """
+        found = messages_by_query(messages)
+        if found:
+            self._trying("committed", lambda: self._commit(found, batch_id))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """Remove the staged files of messages; what is committed stays, and what may be."""
+        found = messages_by_query(messages)
+
+        def abort() -> None:
+            table = self._load()
+            commits = self._commits(table)
+            dead = [
+                message
+                for written in found.values()
+                for message in written
+                if _is_uncommitted(message, commits, batch_id)
+            ]
+            self._remove(table, (file.path for message in dead for file in message.files))
+
+        if found:
+            self._trying("aborted", abort)
+
+    # ------------------------------------------------------------ steps
+
+    def _stage(self, table: Any, rows: pa.Table, files: list[StagedDataFile]) -> None:
+        from pyiceberg.io.pyarrow import _dataframe_to_data_files
+
+        written = [staged(file) for file in _dataframe_to_data_files(table.metadata, rows, table.io)]
+        files += written
+        make_local_files_last(file.path for file in written)
+
+    def _commit(self, found: dict[str, list[IcebergMessage]], number: int) -> None:
+        table = self._load()
+        commits = self._commits(table)
+        adding: list[IcebergMessage] = []
+        again: list[IcebergMessage] = []
+        for query, written in found.items():
+            if not query:
+                adding += [message for message in written if not commits.is_committed(message)]
+                continue
+            last = commits.batch_of(query)
+            (adding if last is None or last < number else again).extend(written)
+        if adding:
+            self._check_takes(table, adding)
+            self._check_there(table, adding)
+            self._add(table, commits, adding, number)
+        # A batch that is run again has other messages, of the same rows.
+        dead = [message for message in again if _is_uncommitted(message, commits, number)]
+        self._remove(table, (file.path for message in dead for file in message.files))
+
+    def _add(self, table: Any, commits: Commits, messages: list[IcebergMessage], number: int) -> None:
+        merges = str(table.properties.get("commit.manifest-merge.enabled", "false")).lower() == "true"
+        with table.transaction() as transaction:
+            transaction.set_properties(commits.with_messages(messages, number))
+            if forgotten := commits.forgotten():
+                transaction.remove_properties(*forgotten)
+            update = transaction.update_snapshot(snapshot_properties={"ftlayer.number": str(number)})
+            with update.merge_append() if merges else update.fast_append() as append:
+                for message in messages:
+                    for file in message.files:
+                        append.append_data_file(data_file(file, message.spec))
+        snapshot = table.current_snapshot()
+        mine = [
+            manifest.manifest_path
+            for manifest in snapshot.manifests(table.io)
+            if manifest.added_snapshot_id == snapshot.snapshot_id
+        ]
+        make_local_files_last([table.metadata_location, snapshot.manifest_list, *mine])
+
+    def _check_takes(self, table: Any, messages: list[IcebergMessage]) -> None:
+        for message in messages:
+            if message.table != str(table.metadata.table_uuid):
+                raise UncommittableError(
+                    f"{self._place} was made anew since rows were staged for it; they were of the one before"
+                )
+            if message.spec != table.metadata.default_spec_id:
+                raise UncommittableError(
+                    f"{self._place} is partitioned in another way since rows were staged for it; set its partition "
+                    f"spec {message.spec} again to commit them"
+                )
+
+    def _check_there(self, table: Any, messages: list[IcebergMessage]) -> None:
+        files = [file for message in messages for file in message.files]
+        for file, size in zip(files, _for_all(lambda file: _size(table.io, file.path), files), strict=True):
+            if size != file.size:
+                raise UncommittableError(
+                    f"{self._place}: {file.path} is gone or changed, which was staged and not committed: did "
+                    "remove_orphan_files remove it while a checkpoint was kept that has it?"
+                )
+
+    def _commits(self, table: Any) -> Commits:
+        return Commits(table.properties, self._remember_ms, time.time_ns() // 1_000_000, self._place)
+
+    def _table_for(self, rows: pa.Schema) -> Any:
+        """Return the table, one that is made for these rows if there is none."""
+        errors = iceberg_library().exceptions
+        try:
+            table = self._load()
+        except (errors.NoSuchTableError, errors.NoSuchNamespaceError):
+            table = self._create(pa.schema([pa.field(each.name, as_column(each.type)) for each in rows]))
+        check_fits(rows, table.schema().as_arrow(), self._place)
+        return table
+
+    def _create(self, schema: pa.Schema) -> Any:
+        missing = [name for name in self._partition_by if name not in schema.names]
+        if missing:
+            raise SinkError(f"{self._place}: partition column {missing[0]!r} is not in the rows")
+        errors = iceberg_library().exceptions
+        self._catalog.create_namespace_if_not_exists(self._table.rpartition(".")[0])
+        # Another subtask may just have made it.
+        with (
+            contextlib.suppress(errors.TableAlreadyExistsError, errors.CommitFailedException),
+            self._catalog.create_table_transaction(self._table, schema) as transaction,
+            transaction.update_spec() as spec,
+        ):
+            for name in self._partition_by:
+                spec.add_identity(name)
+        return self._load()
+
+    def _load(self) -> Any:
+        if self._catalog is None:
+            self._catalog = load_catalog(self._properties)
+        return without_retries(self._catalog.load_table(self._table))
+
+    def _remove(self, table: Any, paths: Iterable[str]) -> None:
+        def remove(path: str) -> None:
+            if _size(table.io, path) is not None:
+                table.io.delete(path)
+
+        _for_all(remove, paths)
+
+    # ------------------------------------------------------------ errors
+
+    def _doing(self, doing: str, work: Callable[[], Result]) -> Result:
+        try:
+            return work()
+        except FTLayerError:
+            raise
+        except Exception as error:  # Catalogs raise what their clients raise.
+            self._catalog = None
+            raise SinkError(
+                f"{self._place}: rows cannot be {doing}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
+        """Do it, again if it fails: each try looks first what is committed."""
+        conflict = iceberg_library().exceptions.CommitFailedException
+        failures = conflicts = 0
+        while True:
+            try:
+                return self._doing(doing, work)
+            except UncommittableError:
+                raise
+            except SinkError as error:
+                is_conflict = isinstance(error.__cause__, conflict)
+                conflicts, failures = conflicts + is_conflict, failures + (not is_conflict)
+                if error.__cause__ is None or failures >= TRIES or conflicts >= CONFLICTS:
+                    raise
+                logger.warning("%s; it is tried again", error)
+                time.sleep(TRY_AGAIN_S * random.uniform(0.5, 1.5) * (1 << min(failures, 4)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy connects by itself.
+        return {**self.__dict__, "_catalog": None}
+
+
+def _is_uncommitted(message: IcebergMessage, commits: Commits, batch: int) -> bool:
+    """Whether it is sure that a message is not committed; ``batch``: what it would be committed as, in a query."""
+    if not message.query:
+        try:
+            return not commits.is_committed(message)
+        except UncommittableError:
+            return False
+    last = commits.batch_of(message.query)
+    return last is None or last < batch or (last == batch and not commits.is_batch_with(message))
+
+
+def _size(io: Any, path: str) -> int | None:
+    try:
+        return len(io.new_input(path))
+    except FileNotFoundError:
+        return None
+
+
+def _for_all(work: Callable[[Any], Result], items: Iterable[Any]) -> list[Result]:
+    crew = StoragePool()
+    try:
+        return crew.map(work, items)
+    finally:
+        crew.close()
