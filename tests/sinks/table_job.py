@@ -62,23 +62,41 @@ class TableJob:
 
     def numbers(self) -> list[int]:
         """What readers of the table see."""
-        found = self._delta() if self.kind == "delta" else self._iceberg()
-        return [] if found is None else found["number"].to_pylist()
+        if not self.seen():
+            return []
+        if self.kind == "delta":
+            return self._delta().to_pyarrow_table()["number"].to_pylist()
+        with self._iceberg() as table:
+            return table.scan().to_arrow()["number"].to_pylist()
 
-    def _delta(self) -> pa.Table | None:
+    def seen(self) -> int:
+        """How many rows there are, by what the table says of itself."""
+        if self.kind == "delta":
+            from deltalake import DeltaTable
+
+            return self._delta().count() if DeltaTable.is_deltatable(self.path) else 0
+        with self._iceberg() as table:
+            snapshot = table and table.current_snapshot()
+            return int(snapshot.summary["total-records"]) if snapshot else 0
+
+    def _delta(self) -> Any:
         from deltalake import DeltaTable
 
-        return DeltaTable(self.path).to_pyarrow_table() if DeltaTable.is_deltatable(self.path) else None
+        return DeltaTable(self.path)
 
-    def _iceberg(self) -> pa.Table | None:
+    @contextlib.contextmanager
+    def _iceberg(self) -> Iterator[Any]:
+        """The table; None: there is none yet."""
         from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import NoSuchTableError
 
         catalog = load_catalog("default", **self.catalog)
         try:
-            return catalog.load_table(TABLE).scan().to_arrow()
+            table = catalog.load_table(TABLE)
         except NoSuchTableError:
-            return None
+            table = None
+        try:
+            yield table
         finally:
             catalog.close()
 
@@ -93,7 +111,7 @@ def read(job: TableJob, source: int) -> Iterator[Any]:
         wait_s = begun_s + number * job.pace_s / 100 - time.time() if job.pace_s else 0.0
         if wait_s > 0:
             time.sleep(wait_s)
-        yield number, f"key {number % 3}"
+        yield number, f"key {number % 2}"
     while not job.gate.exists():
         time.sleep(0.02)
 
@@ -106,7 +124,7 @@ def start(spark: Any, job: TableJob) -> Any:
         parallelism=2,
         restart=FixedDelay(attempts=1_000, delay="10ms"),
         checkpointing=CheckpointConfig(
-            interval="200ms", directory=f"{job.directory}/checkpoints", retention="retain-on-cancellation"
+            interval="300ms", directory=f"{job.directory}/checkpoints", retention="retain-on-cancellation"
         ),
     )
     parts = partitions(*(partial(read, job, source) for source in range(SOURCES)))
