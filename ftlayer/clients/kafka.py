@@ -6,6 +6,7 @@ import importlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ftlayer.clients.libraries import client_library
@@ -28,6 +29,11 @@ OURS = frozenset(
 )
 """Properties of librdkafka that a source sets by itself."""
 
+OURS_OF_PRODUCERS = frozenset(
+    {"bootstrap.servers", "enable.idempotence", "transactional.id", "delivery.report.only.error"}
+)
+"""Those that a sink sets by itself."""
+
 
 def kafka_library() -> Any:
     """Return confluent-kafka. Raises `ConfigError` if it is missing."""
@@ -44,6 +50,17 @@ def check_properties(properties: Mapping[str, Any]) -> None:
         # It connects to nobody without servers.
         kafka.Consumer({"group.id": "ftlayer", **properties}, logger=logger).close()
     except (kafka.KafkaException, TypeError, ValueError) as error:
+        raise ConfigError(f"config: {reason(error)}") from error
+
+
+def check_producer_properties(properties: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for properties that librdkafka refuses, or that a sink sets by itself."""
+    taken = OURS_OF_PRODUCERS & set(properties)
+    if taken:
+        raise ConfigError(f"config: {min(taken)!r} is set by the sink itself")
+    try:
+        kafka_library().Producer({**properties, "enable.idempotence": True}, logger=logger)
+    except (kafka_library().KafkaException, TypeError, ValueError) as error:
         raise ConfigError(f"config: {reason(error)}") from error
 
 
@@ -70,6 +87,11 @@ class Brokers:
         }
         given = {"isolation.level": "read_committed", **dict(self.properties)}
         return kafka_library().Consumer({**given, **own}, logger=logger)
+
+    def producer(self, own: Mapping[str, Any]) -> Any:
+        """Return a producer whose messages are there once, however often it has to send them; with more properties."""
+        fixed = {"bootstrap.servers": self.servers, "enable.idempotence": True}
+        return kafka_library().Producer({**_stays(), **dict(self.properties), **fixed, **own}, logger=logger)
 
     def admin(self) -> Any:
         """Return a client that is asked about topics and offsets."""
@@ -98,6 +120,45 @@ def ask_offsets(
     return found
 
 
+@cache
+def _stays() -> dict[str, str]:
+    """Return the property by which a producer keeps the brokers that it knows while none can be reached.
+
+    Where it would begin anew with the first ones (librdkafka 2.16 does), ``send_offsets_to_transaction`` waits for a
+    broker that is let go of, and never returns, whatever its timeout.
+    """
+    stays = {"metadata.recovery.strategy": "none"}
+    try:
+        kafka_library().Producer(stays, logger=logger)
+    except kafka_library().KafkaException:
+        return {}
+    return stays
+
+
+def read_group(admin: Any, group: str) -> list[tuple[int, str]]:
+    """Return the offsets that are committed for a group, each with its text; none of open transactions."""
+    kafka = kafka_library()
+    asked = admin.list_consumer_group_offsets(
+        [kafka.ConsumerGroupTopicPartitions(group)], require_stable=True, request_timeout=CALL_S
+    )
+    found = asked[group].result(CALL_S).topic_partitions
+    for place in found:
+        if place.error is not None:
+            raise kafka.KafkaException(place.error)
+    return [(place.offset, place.metadata or "") for place in found if place.offset >= 0]
+
+
+@cache
+def group_metadata(group: str) -> Any:
+    """Return what names a group that has no members, for offsets that a producer commits in a transaction."""
+    # It connects to nobody without servers.
+    consumer = kafka_library().Consumer({"group.id": group}, logger=logger)
+    try:
+        return consumer.consumer_group_metadata()
+    finally:
+        consumer.close()
+
+
 def _admin_library() -> Any:
     kafka_library()
     return importlib.import_module("confluent_kafka.admin")
@@ -107,6 +168,13 @@ def reason(error: Any) -> str:
     """Return what an error of confluent-kafka says, an exception or its `KafkaError`."""
     said = _error_of(error)
     return f"{said.name()}: {said.str()}" if hasattr(said, "name") else str(said)
+
+
+def is_fenced(error: Any) -> bool:
+    """Whether a transactional producer was replaced by another one of the same id."""
+    said, errors = _error_of(error), kafka_library().KafkaError
+    known = (errors._FENCED, errors.INVALID_PRODUCER_EPOCH, errors.PRODUCER_FENCED)
+    return hasattr(said, "code") and said.code() in known
 
 
 def is_away(error: Any) -> bool:

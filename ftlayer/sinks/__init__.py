@@ -1,9 +1,9 @@
-"""Ready-made sinks. Files, tables, PostgreSQL, Redis Streams and NATS hold each record exactly once.
+"""Ready-made sinks. Files, tables, PostgreSQL, Redis Streams, NATS and Kafka hold each record exactly once.
 
 They are stream writers of Python Data Sources, for sinks of topologies in barrier mode, for wrapped queries, and
-(`FileDataSource` and its like, and those of `ftlayer.sources` for Redis and NATS) for plain Structured Streaming. AMQP,
-HTTP and MQTT are sent each record at least once, by functions; the Data Sources of `ftlayer.sources` for AMQP and MQTT
-write, too.
+(`FileDataSource` and its like, and those of `ftlayer.sources` for Redis, NATS and Kafka) for plain Structured
+Streaming. AMQP, HTTP and MQTT are sent each record at least once, by functions; the Data Sources of `ftlayer.sources`
+for AMQP and MQTT write, too.
 """
 
 from ftlayer.sinks.amqp import AmqpSink
@@ -12,6 +12,8 @@ from ftlayer.sinks.delta import DeltaMessage, DeltaSink
 from ftlayer.sinks.files import FileMessage, FileSink
 from ftlayer.sinks.http import HttpSink
 from ftlayer.sinks.iceberg import IcebergMessage, IcebergSink
+from ftlayer.sinks.kafka.messages import KafkaMessage
+from ftlayer.sinks.kafka.sink import KafkaSink
 from ftlayer.sinks.mqtt import MqttSink
 from ftlayer.sinks.nats import NatsMessage, NatsSink
 from ftlayer.sinks.postgres import PostgresMessage, PostgresSink
@@ -29,6 +31,8 @@ __all__ = [
     "IcebergDataSource",
     "IcebergMessage",
     "IcebergSink",
+    "KafkaMessage",
+    "KafkaSink",
     "MqttSink",
     "NatsMessage",
     "NatsSink",

@@ -27,7 +27,7 @@ from ftlayer.clients.nats import (
 from ftlayer.errors import SinkError, UncommittableError
 from ftlayer.sinks.nats_rows import NatsColumns, NatsRow, to_chunks
 from ftlayer.sinks.nats_streams import NatsStreams, Note
-from ftlayer.sinks.origin import streaming_query
+from ftlayer.sinks.origin import by_query, streaming_query
 
 logger = logging.getLogger(__name__)
 
@@ -127,11 +127,11 @@ class NatsSink(DataSourceStreamArrowWriter):
         Raises `UncommittableError` if rows are gone that were never committed, and `SinkError` if the server cannot be
         reached (it is tried some times); then some may be published: call it again.
         """
-        by_query = _by_query(messages)
-        if not by_query:
+        found = by_query(messages, NatsMessage, "NatsSink")
+        if not found:
             return
         with self._session("committed") as session:
-            for query, written in by_query.items():
+            for query, written in found.items():
                 if query:
                     self._commit(session, f"{query}/{batch_id}", written)
                     continue
@@ -140,7 +140,7 @@ class NatsSink(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged rows of messages; what is committed stays."""
-        ids = [one.id for written in _by_query(messages).values() for one in written]
+        ids = [one.id for written in by_query(messages, NatsMessage, "NatsSink").values() for one in written]
         if ids:
             with self._session("aborted") as session:
                 session.do(lambda streams: streams.drop(ids))
@@ -154,7 +154,7 @@ class NatsSink(DataSourceStreamArrowWriter):
         ``older_than_s``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
         Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
         """
-        kept = {one.id for written in _by_query(keep).values() for one in written}
+        kept = {one.id for written in by_query(keep, NatsMessage, "NatsSink").values() for one in written}
         with self._session("cleaned") as session:
             session.do(lambda streams: streams.make(self._remember_s))
             found = session.do(lambda streams: streams.messages(older_than_s))
@@ -275,16 +275,3 @@ async def _staged(message: str, first: int, chunks: list[bytes], streams: NatsSt
 
 async def _awaited(work: Callable[[NatsStreams], Awaitable[Result]], streams: NatsStreams) -> Result:
     return await work(streams)
-
-
-def _by_query(messages: Iterable[WriterCommitMessage | None]) -> dict[str, list[NatsMessage]]:
-    """Return the messages that have rows, by query; tasks that failed have no message."""
-    found: dict[str, list[NatsMessage]] = {}
-    for message in messages:
-        if message is None:
-            continue
-        if not isinstance(message, NatsMessage):
-            raise UncommittableError(f"expected the messages of a NatsSink, got a {type(message).__name__}")
-        if message.rows:
-            found.setdefault(message.query, []).append(message)
-    return found

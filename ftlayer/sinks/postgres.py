@@ -18,7 +18,7 @@ from ftlayer.checks import check_text
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks.copying import to_csv
-from ftlayer.sinks.origin import streaming_query
+from ftlayer.sinks.origin import by_query, streaming_query
 
 if TYPE_CHECKING:
     from ftlayer.sinks.staging import Tables
@@ -116,15 +116,19 @@ class PostgresSink(DataSourceStreamArrowWriter):
         Raises `SinkError` if rows are gone that were never committed, or the database cannot be reached (is tried
         some times); then it is unknown whether it happened: call it again.
         """
-        by_query = _by_query(messages)
-        if by_query:
-            self._trying(lambda: self._commit(by_query, batch_id))
+        found = by_query(messages, PostgresMessage, "PostgresSink")
+        if found:
+            self._trying(lambda: self._commit(found, batch_id))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged rows of messages; what is committed stays."""
         from ftlayer.sinks.staging import drop
 
-        ids = [one.id for written in _by_query(messages).values() for one in written]
+        ids = [
+            one.id
+            for written in by_query(messages, PostgresMessage, "PostgresSink").values()
+            for one in written
+        ]
         if not ids:
             return
 
@@ -145,7 +149,9 @@ class PostgresSink(DataSourceStreamArrowWriter):
         """
         from ftlayer.sinks.staging import dead_messages, drop, prepare
 
-        kept = {one.id for written in _by_query(keep).values() for one in written}
+        kept = {
+            one.id for written in by_query(keep, PostgresMessage, "PostgresSink").values() for one in written
+        }
         with self._transaction("cleaned") as connection:
             tables = self._tables()
             prepare(connection, tables)
@@ -154,9 +160,9 @@ class PostgresSink(DataSourceStreamArrowWriter):
             drop(connection, tables, dead)
         return dead
 
-    def _commit(self, by_query: dict[str, list[PostgresMessage]], batch_id: int) -> None:
+    def _commit(self, found: dict[str, list[PostgresMessage]], batch_id: int) -> None:
         with self._transaction("committed") as connection:
-            for query, written in by_query.items():
+            for query, written in found.items():
                 if query:
                     self._commit_batch(connection, f"{query}/{batch_id}", written, batch_id)
                 else:
@@ -229,18 +235,3 @@ def _psycopg() -> Any:
 def _reason(error: Any) -> str:
     said = " ".join(str(error).split()) or type(error).__name__
     return f"{said} (SQLSTATE {error.sqlstate})" if error.sqlstate else said
-
-
-def _by_query(messages: Iterable[WriterCommitMessage | None]) -> dict[str, list[PostgresMessage]]:
-    """Return the messages that have rows, by query; tasks that failed have no message."""
-    found: dict[str, list[PostgresMessage]] = {}
-    for message in messages:
-        if message is None:
-            continue
-        if not isinstance(message, PostgresMessage):
-            raise UncommittableError(
-                f"expected the messages of a PostgresSink, got a {type(message).__name__}"
-            )
-        if message.rows:
-            found.setdefault(message.query, []).append(message)
-    return found

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, place_of, redis_library
 from ftlayer.errors import SinkError, UncommittableError
-from ftlayer.sinks.origin import streaming_query
+from ftlayer.sinks.origin import by_query, streaming_query
 from ftlayer.sinks.redis_entries import to_entries
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class RedisSink(DataSourceStreamArrowWriter):
         Raises `UncommittableError` if rows are gone that were never committed, and `SinkError` if the server cannot be
         reached (it is tried some times); then it is unknown whether it happened: call it again.
         """
-        for query, written in _by_query(messages).items():
+        for query, written in by_query(messages, RedisMessage, "RedisSink").items():
             if query:
                 self._commit(f"{query}/{batch_id}", written)
                 continue
@@ -148,7 +148,9 @@ class RedisSink(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged rows of messages; what is committed stays."""
-        ids = [one.id for written in _by_query(messages).values() for one in written]
+        ids = [
+            one.id for written in by_query(messages, RedisMessage, "RedisSink").values() for one in written
+        ]
         if ids:
             self._trying("aborted", lambda: self._remove(ids))
 
@@ -161,7 +163,7 @@ class RedisSink(DataSourceStreamArrowWriter):
         ``older_than_s``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
         Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
         """
-        kept = {one.id for written in _by_query(keep).values() for one in written}
+        kept = {one.id for written in by_query(keep, RedisMessage, "RedisSink").values() for one in written}
 
         def clean() -> list[str]:
             client = self._connected()
@@ -256,16 +258,3 @@ class RedisSink(DataSourceStreamArrowWriter):
     def __getstate__(self) -> dict[str, Any]:
         # A copy connects by itself.
         return {**self.__dict__, "_client": None}
-
-
-def _by_query(messages: Iterable[WriterCommitMessage | None]) -> dict[str, list[RedisMessage]]:
-    """Return the messages that have rows, by query; tasks that failed have no message."""
-    found: dict[str, list[RedisMessage]] = {}
-    for message in messages:
-        if message is None:
-            continue
-        if not isinstance(message, RedisMessage):
-            raise UncommittableError(f"expected the messages of a RedisSink, got a {type(message).__name__}")
-        if message.rows:
-            found.setdefault(message.query, []).append(message)
-    return found

@@ -36,7 +36,7 @@ from ftlayer.topology.facts import (
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.iterations import check_iterations
 from ftlayer.topology.names import check_job_name, check_name
-from ftlayer.topology.operators import AssignWatermarks, CoProcess, Join, Operator, Sink, Source
+from ftlayer.topology.operators import AssignWatermarks, CoProcess, Join, Operator, Sink, Source, WriterSink
 
 RESERVED_NAMES = ("source_record_id", "record_id", "key_hash", "attempt", "origin")
 """Names of ftlayer's own columns; a user's column is called something else."""
@@ -211,6 +211,21 @@ def _check_ends(graph: StreamGraph) -> None:
         if open_inputs:
             raise InvalidTopologyError(
                 f"{node.uid!r} gets no records: input {', '.join(open_inputs)} is open"
+            )
+
+
+def check_writers(graph: StreamGraph) -> None:
+    """Raise `UnsupportedError` where a graph without checkpoints has a writer that commits behind them only.
+
+    Such a writer says so by its attribute ``needs_checkpoints``.
+    """
+    for node in graph.nodes:
+        connector = node.operator.connector if isinstance(node.operator, Sink) else None
+        if isinstance(connector, WriterSink) and getattr(connector.writer, "needs_checkpoints", False):
+            kind = type(connector.writer).__name__
+            raise UnsupportedError(
+                f"sink {node.uid!r}: an exactly-once {kind} commits behind checkpoints, and this topology has none: "
+                f"give checkpointing=CheckpointConfig(…), or the sink exactly_once=False"
             )
 
 

@@ -13,7 +13,7 @@ from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import MAIN
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.topology.barrier_builder import BarrierBuilder
-from ftlayer.topology.checks import check_graph
+from ftlayer.topology.checks import check_graph, check_writers
 from ftlayer.topology.facts import (
     has_timers,
     inputs_of,
@@ -50,7 +50,7 @@ def job_graph(
     ``rules`` are the topology's, on which failures are worth a retry, and ``limit`` how many open its circuit breaker.
     ``max_parallelism`` above 0 is the number of key groups in barrier mode, and ``failures`` what becomes there of
     records that fail. Raises what `check_graph`, `with_rules`, `policies_of`, `check_rules`, `check_letters`,
-    `check_no_policies` and the ``wire`` of the builders raise.
+    `check_no_policies`, `check_writers` and the ``wire`` of the builders raise.
     """
     if max_parallelism:
         policies = policies_of(graph, failures)
@@ -59,6 +59,7 @@ def job_graph(
         rules_by_uid = {uid: policy.rules for uid, policy in policies.items() if policy is not None}
         return generate(with_rules(graph, rules_by_uid), BarrierBuilder(max_parallelism), policies)
     check_no_policies(graph)
+    check_writers(graph)
     if status is FTStatus.OFF:
         return generate(graph, NopFTLayerBuilder())
     return generate(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 from servers import Server
 
 
@@ -49,3 +51,45 @@ class KafkaServer(Server):
         for number in numbers:
             producer.produce(topic, form(number), partition=partition, **more)
         assert producer.flush(60) == 0
+
+    def messages(self, topic: str) -> list[Any]:
+        """Return all messages that are committed, partition by partition."""
+        from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+        own = {"bootstrap.servers": self.url, "group.id": "reader", "isolation.level": "read_committed"}
+        consumer = Consumer({**own, "enable.partition.eof": True, "enable.auto.commit": False})
+        try:
+            partitions = sorted(consumer.list_topics(topic, 60).topics[topic].partitions)
+            found: list[Any] = []
+            for partition in partitions:
+                consumer.assign([TopicPartition(topic, partition, 0)])
+                while True:
+                    (message,) = consumer.consume(1, 60)
+                    error = message.error()
+                    if error is None:
+                        found.append(message)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        break
+                    else:
+                        assert error.retriable(), error
+            return found
+        finally:
+            consumer.close()
+
+    def numbers(self, topic: str) -> list[int]:
+        """Return the values of all messages that are committed."""
+        return [int(message.value()) for message in self.messages(topic)]
+
+
+class GivenKafka(KafkaServer):
+    """A broker that runs already: it is not restarted."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def restart(self, how: signal.Signals = signal.SIGTERM) -> None:
+        pytest.skip("FTLAYER_KAFKA names a broker, which the tests do not restart")

@@ -1,4 +1,4 @@
-"""`KafkaSource` as a Python Data Source."""
+"""`KafkaSource` and `KafkaSink` as a Python Data Source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from ftlayer.checks import check_text
-from ftlayer.sources.data_source import option_count
+from ftlayer.sinks import KafkaSink
+from ftlayer.sources.data_source import option_count, option_flag
 from ftlayer.sources.json_stream import with_schema
 from ftlayer.sources.kafka.source import MAX_ROWS, KafkaSource
 
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
 
 
 class KafkaDataSource(DataSource):
-    """``spark.dataSource.register(KafkaDataSource)``, then ``spark.readStream.format("ftlayer-kafka")``.
+    """``spark.dataSource.register(KafkaDataSource)``, then ``format("ftlayer-kafka")`` to read or to write.
 
-    Options, as Spark's own source calls them: ``kafka.bootstrap.servers``, ``subscribe`` (topics with commas between
-    them), ``startingOffsets``, ``maxOffsetsPerTrigger``, ``kafka.group.id``, and other properties of librdkafka behind
-    ``kafka.``; ``reconnectTimeout``. See `KafkaSource`.
+    Options of a reader, as Spark calls them: ``kafka.bootstrap.servers``, ``subscribe`` (topics with commas
+    between them), ``startingOffsets``, ``maxOffsetsPerTrigger``, ``kafka.group.id``, and other properties of librdkafka
+    behind ``kafka.``; ``reconnectTimeout``. See `KafkaSource`.
+
+    Options of a writer: ``kafka.bootstrap.servers`` and other properties behind ``kafka.``, ``topic``, ``staging``,
+    ``name``, ``exactlyOnce`` (true). See `KafkaSink`. A batch that Spark runs again after a restart from the query's
+    checkpoint adds nothing.
     """
 
     @classmethod
@@ -36,10 +41,7 @@ class KafkaDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
         """Return the reader."""
-        options = self.options
-        properties = {
-            name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")
-        }
+        options, properties = self.options, self._properties()
         servers, topics = properties.pop("bootstrap.servers", None), options.get("subscribe", "")
         check_text(servers, "kafka.bootstrap.servers", "brokers like 'host:9092'")
         check_text(topics, "subscribe", "names of topics with commas between them")
@@ -53,3 +55,25 @@ class KafkaDataSource(DataSource):
             config=properties,
         )
         return with_schema(reader, reader.schema, schema, options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        """Return the sink."""
+        options, properties = self.options, self._properties()
+        servers = properties.pop("bootstrap.servers", None)
+        check_text(servers, "kafka.bootstrap.servers", "brokers like 'host:9092'")
+        return KafkaSink(
+            str(servers),
+            options.get("topic"),
+            staging=options.get("staging"),
+            exactly_once=option_flag(options, "exactlyOnce", default=True),
+            name=str(options.get("name", "")),
+            config=properties,
+        )
+
+    def _properties(self) -> dict[str, Any]:
+        """Return the options that are librdkafka's."""
+        return {
+            name.removeprefix("kafka."): value
+            for name, value in self.options.items()
+            if name.startswith("kafka.")
+        }

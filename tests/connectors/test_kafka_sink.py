@@ -1,0 +1,360 @@
+"""Topics of Kafka hold each record exactly once, whatever is lost, repeated or fenced off. Without Spark."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import signal
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ftlayer import RowsRejected
+from ftlayer.errors import ConfigError, SinkError, UncommittableError
+from ftlayer.sinks import FileMessage, KafkaSink
+from ftlayer.sinks.kafka import messages as messages_module
+from ftlayer.sinks.kafka import sink as sink_module
+
+COUNT = count()
+
+
+@pytest.fixture
+def topic(kafka_server: Any) -> str:
+    name = f"sink-{os.getpid()}-{next(COUNT)}"
+    kafka_server.make_topic(name, 2)
+    return name
+
+
+@pytest.fixture
+def sink(kafka_server: Any, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KafkaSink:
+    monkeypatch.setattr(sink_module, "TRY_AGAIN_S", 0)
+    return KafkaSink(kafka_server.url, topic, staging=tmp_path)
+
+
+@pytest.fixture(params=["inline", "in files"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where rows wait for their commit."""
+    if request.param == "in files":
+        monkeypatch.setattr(messages_module, "INLINE_BYTES", 0)
+    return str(request.param)
+
+
+def rows(*numbers: int) -> Any:
+    return iter([pa.record_batch({"value": pa.array(map(str, numbers))})])
+
+
+def copy_of(sink: KafkaSink) -> KafkaSink:
+    copied: KafkaSink = pickle.loads(pickle.dumps(sink))
+    return copied
+
+
+def staged_in(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def test_rows_are_seen_when_they_are_committed(
+    kafka_server: Any, sink: KafkaSink, topic: str, tmp_path: Path, size: str
+) -> None:
+    messages = [copy_of(sink).write(rows(1, 2)), copy_of(sink).write(rows(3)), sink.write(iter([]))]
+    assert kafka_server.numbers(topic) == []
+    assert len(staged_in(tmp_path)) == (0 if size == "inline" else 2)
+    copy_of(sink).commit(pickle.loads(pickle.dumps(messages)), 7)
+    assert sorted(kafka_server.numbers(topic)) == [1, 2, 3]
+    assert staged_in(tmp_path) == []
+
+
+def test_a_commit_that_comes_again_changes_nothing(
+    kafka_server: Any, sink: KafkaSink, topic: str, size: str
+) -> None:
+    slots = [copy_of(sink), copy_of(sink)]
+    first, second, third = slots[0].write(rows(1)), slots[1].write(rows(2)), slots[0].write(rows(3))
+    sink.commit([first], 1)
+    sink.commit([first, None], 1)
+    copy_of(sink).commit([first, second], 2)
+    copy_of(sink).commit([third, second, first], 3)
+    assert sorted(kafka_server.numbers(topic)) == [1, 2, 3]
+
+
+def test_what_is_aborted_is_gone_and_what_is_committed_stays(
+    kafka_server: Any, sink: KafkaSink, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages_module, "INLINE_BYTES", 0)
+    first, second = sink.write(rows(1)), sink.write(rows(2))
+    sink.commit([first], 1)
+    sink.abort([first, second, None], 2)
+    assert kafka_server.numbers(topic) == [1]
+    assert staged_in(tmp_path) == []
+    with pytest.raises(UncommittableError, match="is gone, with 1 rows that were not committed"):
+        sink.commit([second], 2)
+
+
+def test_the_broker_is_restarted(kafka_server: Any, sink: KafkaSink, topic: str) -> None:
+    message = sink.write(rows(1, 2))
+    kafka_server.restart(signal.SIGTERM)
+    sink.commit([message], 1)
+    kafka_server.restart(signal.SIGTERM)
+    sink.commit([message], 1)
+    sink.commit([message, sink.write(rows(3))], 2)
+    assert sorted(kafka_server.numbers(topic)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("moment", ["before", "behind"])
+def test_a_transaction_that_was_not_answered_is_done_once(
+    kafka_server: Any, sink: KafkaSink, topic: str, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its rows are with the broker: the connection is lost before it is committed, or behind."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    from ftlayer.sinks.kafka.producing import KafkaTransactions
+
+    class Losing:
+        """A producer that loses the connection once."""
+
+        def __init__(self, producer: Any) -> None:
+            self._producer = producer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._producer, name)
+
+        def commit_transaction(self, timeout: float) -> None:
+            self._producer.flush(60)
+            if lost or moment == "behind":
+                self._producer.commit_transaction(timeout)
+            if not lost:
+                lost.append(True)
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    lost: list[bool] = []
+    fence = KafkaTransactions.fence
+
+    def losing(transactions: Any) -> None:
+        fence(transactions)
+        transactions._producer = Losing(transactions._producer)
+
+    monkeypatch.setattr(KafkaTransactions, "fence", losing)
+    sink.commit([sink.write(rows(1, 2))], 1)
+    assert lost
+    assert sorted(kafka_server.numbers(topic)) == [1, 2]
+
+
+def test_one_who_was_replaced_in_a_transaction_commits_nothing(
+    kafka_server: Any, sink: KafkaSink, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that hangs in its commit while another one takes over, and goes on then."""
+    from ftlayer.sinks.kafka import producing
+
+    message, metadata = sink.write(rows(1, 2)), producing.group_metadata
+    zombie, driver = copy_of(sink), copy_of(sink)
+    replaced = []
+
+    def replace(group: str) -> Any:
+        if not replaced:
+            replaced.append(True)
+            driver.commit([message], 1)
+        return metadata(group)
+
+    monkeypatch.setattr(producing, "group_metadata", replace)
+    monkeypatch.setattr(sink_module, "TRIES", 1)
+    with pytest.raises(SinkError, match="another sink with the name of this one"):
+        zombie.commit([message], 1)
+    assert replaced
+    assert sorted(kafka_server.numbers(topic)) == [1, 2]
+    zombie.commit([message], 1)
+    driver.commit([message], 1)
+    assert sorted(kafka_server.numbers(topic)) == [1, 2]
+
+
+def test_a_batch_of_a_query_that_is_run_again_adds_nothing(
+    kafka_server: Any, sink: KafkaSink, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    monkeypatch.setattr(sink_module, "streaming_query", lambda: "query")
+    sink.commit([copy_of(sink).write(rows(1)), copy_of(sink).write(rows(2))], 0)
+    copy_of(sink).commit([sink.write(rows(1, 2))], 0)
+    copy_of(sink).commit([sink.write(rows(3))], 1)
+    assert sorted(kafka_server.numbers(topic)) == [1, 2, 3]
+    assert staged_in(tmp_path) == []
+
+
+def test_messages_have_what_rows_say(kafka_server: Any, tmp_path: Path) -> None:
+    topics = [f"rows-{os.getpid()}-{next(COUNT)}" for _ in range(2)]
+    for topic in topics:
+        kafka_server.make_topic(topic, 3)
+    at = datetime.datetime.now(datetime.UTC).replace(microsecond=7_000)
+    headers = [{"key": "a", "value": b"1"}, {"key": "b", "value": None}]
+    batch = pa.record_batch(
+        {
+            "topic": pa.array([topics[0], topics[1], topics[1]]).dictionary_encode(),
+            "key": pa.array(["k", None, "k"], pa.large_string()),
+            "value": pa.array([b"1", b"2", None]),
+            "partition": pa.array([2, None, 0], pa.int64()),
+            "timestamp": pa.array([at, None, None], pa.timestamp("us", "UTC")),
+            "headers": pa.array([headers, None, []], sink_module.SCHEMA.field("headers").type),
+        }
+    )
+    sink = KafkaSink(kafka_server.url, staging=tmp_path, name=topics[0])
+    sink.commit([sink.write(iter([batch]))], 1)
+    (one,) = kafka_server.messages(topics[0])
+    assert (one.key(), one.value(), one.partition()) == (b"k", b"1", 2)
+    assert one.timestamp()[1] == int(at.timestamp() * 1_000)
+    assert one.headers() == [("a", b"1"), ("b", None)]
+    others = {message.value(): message for message in kafka_server.messages(topics[1])}
+    assert set(others) == {b"2", None}
+    assert (others[None].key(), others[None].partition()) == (b"k", 0)
+
+
+def test_rows_that_can_never_be_produced_are_refused_by_their_numbers(
+    kafka_server: Any, tmp_path: Path
+) -> None:
+    sink = KafkaSink(kafka_server.url, staging=tmp_path, name="n", config={"message.max.bytes": 2_000})
+    batch = pa.record_batch(
+        {
+            "value": pa.array(["ok", "no topic", "x" * 2_000, "partition"]),
+            "topic": pa.array(["t", None, "t", "t"]),
+            "partition": pa.array([0, None, None, -1], pa.int32()),
+        }
+    )
+    with pytest.raises(RowsRejected) as refused:
+        sink.write(iter([batch.slice(0, 1), batch]))
+    assert {row: str(error)[:20] for row, error in refused.value.errors.items()} == {
+        2: "it has no topic: giv",
+        3: "it has 2,100 bytes, ",
+        4: "its partition is -1",
+    }
+    assert staged_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"n": [1]}, "column 'n' is none of a message's, which are value, key"),
+        ({"key": ["k"]}, "the rows have no column 'value', just key"),
+        ({"value": [1]}, "column 'value' is int64, and cannot be binary"),
+        ({"value": ["x"], "partition": ["one"]}, "column 'partition' is string, and cannot be int32"),
+        ({"value": ["x"], "headers": ["one"]}, "column 'headers' is string, and cannot be list"),
+    ],
+)
+def test_a_column_that_no_message_has_is_named(tmp_path: Path, columns: dict[str, Any], said: str) -> None:
+    pytest.importorskip("confluent_kafka")
+    sink = KafkaSink("localhost:1", "t", staging=tmp_path)
+    with pytest.raises(SinkError, match=said):
+        sink.write(iter([pa.record_batch(columns)]))
+
+
+def test_rows_are_produced_at_once_where_they_may_come_twice(kafka_server: Any, topic: str) -> None:
+    sink = KafkaSink(kafka_server.url, topic, exactly_once=False)
+    sink.commit([copy_of(sink).write(rows(1, 2))], 1)
+    assert sorted(kafka_server.numbers(topic)) == [1, 2]
+    copy_of(sink).send(next(rows(3)))
+    sink.abort([sink.write(rows(4))], 2)
+    assert sorted(kafka_server.numbers(topic)) == [1, 2, 3, 4]
+
+
+def test_brokers_that_stay_away_fail_what_is_produced_at_once() -> None:
+    pytest.importorskip("confluent_kafka")
+    sink = KafkaSink(
+        "127.0.0.1:1", "t", exactly_once=False, config={"delivery.timeout.ms": 100, "linger.ms": 1}
+    )
+    for _ in range(2):
+        with pytest.raises(SinkError, match="rows cannot be produced: _MSG_TIMED_OUT"):
+            sink.write(rows(1))
+
+
+def test_a_partition_that_is_not_there_fails_the_commit(
+    sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_module, "TRIES", 1)
+    batch = pa.record_batch({"value": ["x"], "partition": [7]})
+    with pytest.raises(SinkError, match="rows cannot be committed: _UNKNOWN_PARTITION"):
+        sink.commit([sink.write(iter([batch]))], 1)
+
+
+def test_what_dead_writers_left_is_removed(
+    kafka_server: Any, sink: KafkaSink, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages_module, "INLINE_BYTES", 0)
+    dead, kept = [
+        KafkaSink(kafka_server.url, topic, staging=tmp_path).write(rows(number)) for number in (1, 2)
+    ]
+    mine = copy_of(sink).write(rows(3))
+    other = KafkaSink(kafka_server.url, topic, name="other", staging=tmp_path).write(rows(4))
+    assert sink.clean([kept]) == []
+    assert sink.clean([kept], older_than_s=-60) == [str(tmp_path / dead.path)]
+    sink.commit([kept, mine], 1)
+    assert sorted(kafka_server.numbers(topic)) == [2, 3]
+    assert staged_in(tmp_path) == [tmp_path / other.path]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"servers": ""}, "servers: expected brokers"),
+        ({"topic": ""}, "topic: expected the name of a topic"),
+        ({"topic": None}, "name: expected one where rows have their topics"),
+        ({"name": 7}, "name: "),
+        ({"staging": None}, "staging: expected a path or URL"),
+        ({"staging": 7}, "staging: expected a path or URL"),
+        ({"exactly_once": False}, "staging: expected None with exactly_once=False"),
+        ({"exactly_once": "no"}, "exactly_once: expected True or False"),
+        ({"remember": "long"}, "remember: "),
+        ({"config": {"transactional.id": "x"}}, "config: 'transactional.id' is set by the sink"),
+        ({"config": {"no.such": "1"}}, "config: .*no.such"),
+        ({"config": {"acks": "0"}}, "config: .*acks"),
+    ],
+)
+def test_a_wrong_option_is_named(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    pytest.importorskip("confluent_kafka")
+    with pytest.raises(ConfigError, match=said):
+        KafkaSink(**{"servers": "localhost:9092", "topic": "t", "staging": tmp_path, **options})
+
+
+def test_messages_of_another_sink_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("confluent_kafka")
+    sink = KafkaSink("localhost:1", "t", staging=tmp_path)
+    with pytest.raises(UncommittableError, match="expected the messages of a KafkaSink, got a FileMessage"):
+        sink.commit([FileMessage(None, 0, "")], 1)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["write", "commit", "again", "abort", "driver", "slot"]), st.integers(0, 4)),
+    max_size=15,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=6)
+@given(STEPS)
+def test_what_is_committed_is_there_once(
+    kafka_server: Any, tmp_path: Path, steps: list[tuple[str, int]]
+) -> None:
+    topic = f"walk-{os.getpid()}-{next(COUNT)}"
+    kafka_server.make_topic(topic, 1)
+    sink = KafkaSink(kafka_server.url, topic, staging=tmp_path)
+    slot, driver = copy_of(sink), copy_of(sink)
+    staged: list[Any] = []
+    committed: list[Any] = []
+    expected: list[int] = []
+    written = 0
+    for step, size in steps:
+        if step == "write":
+            message = slot.write(rows(*range(written, written + size)))
+            staged.append((message, list(range(written, written + size))))
+            written += size
+        elif step == "abort":
+            slot.abort([message for message, _ in staged], 0)
+            staged = []
+        elif step == "commit":
+            driver.commit([message for message, _ in staged[:size]], len(expected))
+            expected += [number for _, numbers in staged[:size] for number in numbers]
+            committed, staged = committed + staged[:size], staged[size:]
+        elif step == "again":
+            driver.commit([message for message, _ in committed[-size:]], len(expected))
+        elif step == "driver":
+            driver = copy_of(sink)
+        else:
+            slot = copy_of(sink)
+    assert kafka_server.numbers(topic) == expected
