@@ -9,8 +9,11 @@ import pytest
 from nats_kit import NatsServer
 from servers import is_open
 
+from ftlayer.clients.nats import NatsAwayError
 from ftlayer.errors import SourceError
 from ftlayer.sources import NatsSource
+from ftlayer.sources.nats.pull import Pull
+from ftlayer.sources.nats.source import NatsReader
 from ftlayer.topology.queues import Fetched, Member, QueueReader
 
 pytest.importorskip("nats")
@@ -48,6 +51,30 @@ def test_a_reader_that_died_without_a_word_is_replaced_at_once(nats: Any) -> Non
     alive = opened(nats, source, {0: found[1].position})
     assert numbers_of(nats, fetch_all(alive, 12)) == list(range(8, 20))
     alive.close()
+
+
+def test_what_was_fetched_is_not_lost_with_the_acknowledgement_of_what_was_known(
+    nats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is lost while messages are acknowledged that came beside new ones."""
+    nats.put(0, 4)
+    first = opened(nats, source_of(nats))
+    stored, _ = fetch_all(first, 4, rows=2)
+    first.close()
+    send, losses = Pull.send, [NatsAwayError("meant to be lost")]
+
+    def losing(pull: Pull, replies: list[str], answer: bytes = b"") -> None:
+        if losses:
+            raise losses.pop()
+        send(pull, replies, answer)
+
+    monkeypatch.setattr(NatsReader, "_settle", lambda *_: None)
+    monkeypatch.setattr(Pull, "send", losing)
+    second = opened(nats, source_of(nats, ack_wait="1s"), {0: stored.position})
+    assert numbers_of(nats, fetch_all(second, 2)) == [2, 3]
+    while losses:
+        second.fetch(1, 0.01)
+    second.close()
 
 
 def test_messages_stay_with_who_waits_longer_than_ack_wait(nats: Any, wait_until: Any) -> None:

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 START = {"earliest": "all", "latest": "new"}
 
-_PROGRESS_PARTS = 4
+_PROGRESS_PARTS = 3
 """So often in ``ack_wait`` the server is told that messages are worked on."""
 
 _MOST_SETTLED = 200_000
@@ -157,12 +157,14 @@ class NatsReader:
             return None
         try:
             pull = self._connected()
-            fetched = self._take(pull.take(max_rows, wait_s))
             self._send_acknowledgements()
+            messages = pull.take(max_rows, wait_s)
         except (NatsAwayError, nats_library().errors.Error) as error:
             self._failed(error)
             return None
         self._away.works()
+        # Nothing may fail between this and the return: what the window knows is not taken again.
+        fetched = self._take(messages)
         self._warn_of_standstill(fetched)
         return fetched
 

@@ -80,7 +80,12 @@ class SequenceWindow:
         return self._subjects
 
     def reads(self, subjects: str) -> None:
-        """The consumer gets these subjects. If it got others, what it passed over may be delivered now."""
+        """There is a new connection, and the consumer gets these subjects.
+
+        If it got others, what it passed over may be delivered now. It may be another one of the same name, too, whose
+        deliveries do not follow those before.
+        """
+        self._last = None
         if self._subjects not in ("", subjects):
             self._begin_anew()
         self._subjects = subjects
