@@ -17,6 +17,8 @@ from ftlayer.sources.nats.data_source import NatsDataSource
 from ftlayer.sources.nats.source import NatsSource
 from ftlayer.sources.redis.data_source import RedisDataSource
 from ftlayer.sources.redis.source import RedisSource
+from ftlayer.sources.tail.data_source import TailDataSource
+from ftlayer.sources.tail.source import TailSource
 from ftlayer.sources.webhook.data_source import WebhookDataSource
 from ftlayer.sources.webhook.signature import HmacSignature
 from ftlayer.sources.webhook.source import WebhookSource
@@ -36,6 +38,8 @@ __all__ = [
     "NatsSource",
     "RedisDataSource",
     "RedisSource",
+    "TailDataSource",
+    "TailSource",
     "WebhookDataSource",
     "WebhookSource",
 ]

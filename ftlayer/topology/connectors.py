@@ -80,7 +80,7 @@ def open_source(
         found = schema_of_first(given.partitions) if schema is None else None
         return OpenedSource(given, found, len(given.partitions), "as its first records have it")
     if isinstance(given, Queue):
-        return OpenedSource(QueueSource(given), given.schema, None)
+        return _opened(QueueSource(given), given.schema)
     if isinstance(given, ReaderSource | PushSource):
         return _opened(given, None)
     if _is_reader(given):
@@ -130,7 +130,7 @@ def _sink_of(
     return FunctionSink(given)
 
 
-def _opened(connector: ReaderSource | PushSource, schema: pa.Schema | None) -> OpenedSource:
+def _opened(connector: ReaderSource | PushSource | QueueSource, schema: pa.Schema | None) -> OpenedSource:
     if isinstance(connector, ReaderSource):
         giving = ("read", "readBetweenOffsets")
         asked = ("initialOffset", "latestOffset", "partitions", *giving, "commit", "stop")
@@ -229,7 +229,7 @@ def _most_subtasks(connector: SourceConnector) -> int | None:
     if isinstance(connector, PushSource):
         return 1
     if isinstance(connector, QueueSource):
-        return None
+        return connector.queue.most_subtasks
     from pyspark.sql.datasource import SimpleDataSourceStreamReader
 
     return 1 if isinstance(connector.reader, SimpleDataSourceStreamReader) else None

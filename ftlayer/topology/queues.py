@@ -83,9 +83,11 @@ class Queue(ABC):
 
     Attributes:
         schema: of its rows.
+        most_subtasks: how many find something to do; None: any number.
     """
 
     schema: pa.Schema
+    most_subtasks: int | None = None
 
     @abstractmethod
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> QueueReader:

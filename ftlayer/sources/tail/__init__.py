@@ -1,0 +1,1 @@
+"""Files that grow, and are rotated, as a source."""

@@ -1,0 +1,173 @@
+"""The file system as the rules of a follower see it, and that of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import glob
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ftlayer.errors import SourceError
+
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".Z")
+
+ROTATED = ("{name}.*", "{name}-*")
+"""How a log is called once it is rotated: ``app.log.1``, ``app.log-20261123``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file as a listing has it.
+
+    Attributes:
+        log: path of the log that it belongs to.
+        path: its own.
+        inode: which file it is, as long as it is there.
+        modified_ns: when it was written to.
+    """
+
+    log: str
+    path: str
+    inode: int
+    modified_ns: int
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether writers that come later write to another file."""
+        return self.path != self.log
+
+
+class Stat(NamedTuple):
+    """Size in bytes, time of the last write, and whether the file has a name still."""
+
+    size: int
+    modified_ns: int
+    is_there: bool
+
+
+class Opened(Protocol):
+    """A file that stays readable, whatever it is called, and when it is removed."""
+
+    inode: int
+
+    def stat(self) -> Stat:
+        """Return how it is now."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes; fewer at the end."""
+
+    def close(self) -> None:
+        """Close."""
+
+
+class Disk(Protocol):
+    """Where logs are."""
+
+    def files(self, wanted: Collection[int]) -> list[Seen]:
+        """Return the logs, what they were rotated to, and files beside them with the inodes that are ``wanted``.
+
+        A file that gets another name meanwhile may be there twice, or not at all.
+        """
+
+    def open(self, path: str) -> Opened | None:
+        """Open a file; None: there is none now. It may be another one than that which was listed."""
+
+
+class LocalFile:
+    """`Opened` of this machine."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.inode = os.fstat(descriptor).st_ino
+
+    def stat(self) -> Stat:
+        """See `Opened.stat`."""
+        found = os.fstat(self._descriptor)
+        return Stat(found.st_size, found.st_mtime_ns, found.st_nlink > 0)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See `Opened.read`."""
+        return os.pread(self._descriptor, length, offset)
+
+    def close(self) -> None:
+        """See `Opened.close`."""
+        os.close(self._descriptor)
+
+
+class LocalDisk:
+    """`Disk` of this machine."""
+
+    def __init__(self, paths: Sequence[str], rotated: Sequence[str]) -> None:
+        """``paths``: of logs, or patterns; ``rotated``: see `ROTATED`, with ``{stem}`` and ``{suffix}`` too."""
+        self._paths = paths
+        self._rotated = rotated
+
+    def files(self, wanted: Collection[int]) -> list[Seen]:
+        """See `Disk.files`. Raises `SourceError` for a directory that cannot be read."""
+        logs = sorted({path for given in self._paths for path in glob.glob(given)})
+        # A log that has gone, and not come again yet, has rotated files still.
+        logs += [path for path in self._paths if path not in logs and not glob.has_magic(path)]
+        patterns = {log: self._patterns(log) for log in logs}
+        siblings = {
+            other
+            for log, names in patterns.items()
+            for other in logs
+            if other != log and os.path.dirname(other) == os.path.dirname(log) and _matches(other, names)
+        }
+        found: list[Seen] = []
+        for directory in sorted({os.path.dirname(log) for log in logs}):
+            mine = [log for log in logs if os.path.dirname(log) == directory and log not in siblings]
+            found += self._in_directory(directory, mine, patterns, wanted)
+        return found
+
+    def open(self, path: str) -> LocalFile | None:
+        """See `Disk.open`. Raises `SourceError` for a file that may not be read."""
+        try:
+            return LocalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SourceError(f"{path} cannot be read: {error}") from error
+
+    def _in_directory(
+        self, directory: str, logs: Sequence[str], patterns: dict[str, list[str]], wanted: Collection[int]
+    ) -> list[Seen]:
+        try:
+            with os.scandir(directory) as entries:
+                names = [(entry.path, entry.inode()) for entry in entries]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise SourceError(f"{directory} cannot be listed: {error}") from error
+        found: list[Seen] = []
+        for path, inode in names:
+            log = _log_of(path, logs, patterns)
+            if log is None and inode not in wanted:
+                continue
+            # It may be gone since it was listed.
+            with contextlib.suppress(FileNotFoundError):
+                stat = os.stat(path)
+                if os.path.isfile(path):
+                    # One of another name is that of the log whose file has this inode: the rules know which.
+                    found.append(Seen(log or "", path, stat.st_ino, stat.st_mtime_ns))
+        return found
+
+    def _patterns(self, log: str) -> list[str]:
+        stem, suffix = os.path.splitext(os.path.basename(log))
+        parts = {"name": stem + suffix, "stem": stem, "suffix": suffix}
+        escaped = {part: glob.escape(text) for part, text in parts.items()}
+        return [pattern.format(**escaped) for pattern in self._rotated]
+
+
+def _log_of(path: str, logs: Sequence[str], patterns: dict[str, list[str]]) -> str | None:
+    if path in logs:
+        return path
+    return next((log for log in logs if _matches(path, patterns[log])), None)
+
+
+def _matches(path: str, patterns: Sequence[str]) -> bool:
+    name = os.path.basename(path)
+    return not name.endswith(_COMPRESSED) and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
