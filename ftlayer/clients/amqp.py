@@ -103,9 +103,9 @@ class AmqpConnection:
         self._turn(wait_s)
         self._raise_if_closed()
 
-    def ask(self, method: str, *arguments: Any, **named: Any) -> None:
-        """Call a method of the channel that the server answers, and wait for the answer. Raises as `run` does."""
-        self._ask(self._mine, method, *arguments, **named)
+    def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of the channel that the server answers; return the answer. Raises as `run` does."""
+        return self._ask(self._mine, method, *arguments, **named)
 
     def has_queue(self, queue: str) -> bool:
         """Return whether the server has a queue, of whatever kind."""
@@ -145,10 +145,11 @@ class AmqpConnection:
         self._wait(lambda: bool(channel.open.is_open), "the channel", channel)
         return channel
 
-    def _ask(self, channel: _Channel, method: str, *arguments: Any, **named: Any) -> None:
+    def _ask(self, channel: _Channel, method: str, *arguments: Any, **named: Any) -> Any:
         answers: list[Any] = []
         getattr(channel.open, method)(*arguments, callback=answers.append, **named)
         self._wait(lambda: bool(answers), f"an answer to {method}", channel)
+        return answers[0].method
 
     def _wait(self, until: Callable[[], bool], what: str, channel: _Channel | None = None) -> None:
         give_up = time.monotonic() + TIMEOUT_S

@@ -79,6 +79,10 @@ class Window:
         self._counts.append((mine, len(new_names)))
         return are_new
 
+    def knows(self, name: str | None) -> bool:
+        """Whether a message of this name was taken."""
+        return name is not None and short(name) in self._turns
+
     @property
     def turn(self) -> int:
         """The number of the last fetch: the receipt for it."""

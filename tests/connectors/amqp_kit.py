@@ -147,7 +147,6 @@ class AmqpKit(Kit):
     column = "value"
     is_given_to_one = False
     parallelism = 1
-    tells_what_waits = False
     # Its server may give to one what it gave to the other before.
     lacks = frozenset({"test_a_savepoint_is_restored_with_fewer_subtasks"})
 

@@ -224,3 +224,18 @@ def test_a_server_that_stays_away_fails_the_rows(amqp: Any) -> None:
         sink(rows_of(["a"] * 3))
     assert list(raised.value.errors) == [0, 1, 2]
     assert "reconnect_timeout" in str(raised.value.errors[2])
+
+
+def test_messages_that_are_known_do_not_end_a_fetch(amqp: Any) -> None:
+    amqp.put(0, 30)
+    first = amqp.open()
+    found = fetch_all(amqp, first, 20)
+    first.close()
+    second = amqp.open(positions={0: found[-1].position})
+    assert second.waiting() == 10
+    assert second.fetch(1, 10.0) is not None
+    assert [kit_number for each in [second.fetch(30, 0.0)] for kit_number in amqp.numbers(each)] == list(
+        range(21, 30)
+    )
+    assert second.waiting() == 0
+    second.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import compress
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 MAX_PENDING = 10_000
 MOST_PENDING = 65_535
 """AMQP's prefetch count has 16 bits."""
+
+_MOST_COUNTS = 100
+"""How often the messages that wait are counted at most, until nothing changes."""
 
 _KEPT_NAMES = 10_000
 """Of messages that were acknowledged: the server may lose acknowledgements when it crashes."""
@@ -114,8 +118,7 @@ class AmqpReader:
             return None
         try:
             connection = self._connected()
-            self._receive(connection, max_rows, wait_s)
-            fetched = self._take(max_rows)
+            fetched = self._fetch(connection, max_rows, wait_s)
             self._send_acknowledgement(connection)
         except (amqp_library().exceptions.AMQPError, OSError) as error:
             self._failed(error)
@@ -135,8 +138,14 @@ class AmqpReader:
                 self._failed(error)
 
     def waiting(self) -> int | None:
-        """See `QueueReader.waiting`. AMQP does not tell how many messages are on their way."""
-        return None
+        """See `QueueReader.waiting`. While senders send and others read, it may be off by what they just did."""
+        if self._away.is_early:
+            return None
+        try:
+            return self._waiting(self._connected())
+        except (amqp_library().exceptions.AMQPError, OSError) as error:
+            self._failed(error)
+            return None
 
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`: a fetch that waits for the server is not ended."""
@@ -186,6 +195,43 @@ class AmqpReader:
         self._away.failed(error)
 
     # ------------------------------------------------------------ fetching
+
+    def _fetch(self, connection: AmqpConnection, max_rows: int, wait_s: float) -> Fetched | None:
+        """Fetch; what is known already, and comes before what is new, is no reason to return."""
+        give_up = time.monotonic() + wait_s
+        while True:
+            self._receive(connection, max_rows, max(0.0, give_up - time.monotonic()))
+            if not self._delivered:
+                return None
+            if (fetched := self._take(max_rows)) is not None:
+                return fetched
+
+    def _waiting(self, connection: AmqpConnection) -> int:
+        """Count the messages that are ready in the queue, and those that were delivered and not fetched.
+
+        The server answers before it delivers what the queue has given to this channel meanwhile, and delivers it before
+        it answers again. So nothing is on its way if nothing came between two answers.
+        """
+        ready = self._ready(connection)
+        for _ in range(_MOST_COUNTS):
+            before = len(self._delivered)
+            again = self._ready(connection)
+            if len(self._delivered) == before and again == ready:
+                break
+            ready = again
+        unique = self._source.unique_ids
+        known: int = sum(
+            method.redelivered and self._window.knows(properties.message_id)
+            for method, properties, _ in (self._delivered if unique else ())
+        )
+        return ready + len(self._delivered) - known
+
+    def _ready(self, connection: AmqpConnection) -> int:
+        """Return how many messages the queue has that it has given to no one."""
+        try:
+            return int(connection.ask("queue_declare", self._source.queue, passive=True).message_count)
+        except amqp_library().exceptions.ChannelClosedByBroker as error:
+            raise ConnectionError(f"the queue was deleted: {error}") from error
 
     def _receive(self, connection: AmqpConnection, max_rows: int, wait_s: float) -> None:
         """Wait for a message, and receive what comes right behind it."""
