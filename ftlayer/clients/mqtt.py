@@ -6,6 +6,7 @@ import logging
 import ssl
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -107,6 +108,7 @@ class Session:
         self._refused: Any = None
         self._connected = self._lost = False
         self._answers: dict[int, list[Any]] = {}
+        self._subscribing = (0, "")
         self._client = self._made(mqtt, clean)
         if address.user is not None:
             self._client.username_pw_set(address.user, address.password)
@@ -183,7 +185,10 @@ class Session:
     # ------------------------------------------------------------ the reader's thread
 
     def subscribe(self, topic: str, qos: int) -> None:
-        """Wait until it is done. Raises `ServerAwayError`, and `SourceError` if the server refuses."""
+        """Wait until it is done, or messages come: a server may have many for the session, and sends them first.
+
+        Raises `ServerAwayError`, and `SourceError` if the server refuses; where messages came first, `wait` does.
+        """
         mqtt = mqtt_library()
         if self._is_5:
             # Retained messages come when the subscription is new, and not with each connection.
@@ -191,17 +196,20 @@ class Session:
             _, mid = self._client.subscribe(topic, options=options)
         else:
             _, mid = self._client.subscribe(topic, qos)
-        for reason in self._answer_to(mid, "SUBACK"):
-            if reason.is_failure:
-                raise SourceError(f"the server refuses the subscription of {topic!r}: {reason}")
+        self._subscribing = (self._sent(mid), topic)
+        self._wait(lambda: mid in self._answers or self.received, "SUBACK")
+        self._check_subscription()
 
     def unsubscribe(self, topic: str) -> None:
         """Wait until it is done: what was sent before has been received. Raises `ServerAwayError`."""
         _, mid = self._client.unsubscribe(topic)
-        self._answer_to(mid, "UNSUBACK")
+        sent = self._sent(mid)
+        self._wait(lambda: sent in self._answers, "UNSUBACK")
+        del self._answers[sent]
 
     def wait(self, wait_s: float) -> None:
-        """Wait until a message is there. Raises `ServerAwayError`."""
+        """Wait until a message is there. Raises `ServerAwayError`, and `SourceError` for a subscription."""
+        self._check_subscription()
         with self._changed:
             self._changed.wait_for(lambda: self.received or self._lost, wait_s)
             if self._lost and not self.received:
@@ -255,15 +263,24 @@ class Session:
         self._client.disconnect()
         self._client.loop_stop()
 
-    def _answer_to(self, mid: int | None, name: str) -> list[Any]:
+    def _sent(self, mid: int | None) -> int:
         if mid is None:
             raise ServerAwayError("the connection was closed")
-        self._wait(lambda: mid in self._answers, name)
-        return self._answers.pop(mid)
+        return mid
 
-    def _wait(self, condition: Any, name: str) -> None:
+    def _check_subscription(self) -> None:
+        mid, topic = self._subscribing
+        for reason in self._answers.pop(mid, ()):
+            if reason.is_failure:
+                raise SourceError(f"the server refuses the subscription of {topic!r}: {reason}")
+
+    def _wait(self, condition: Callable[[], Any], name: str) -> None:
+        """Wait for an answer, as long as messages come before it."""
         with self._changed:
-            self._changed.wait_for(lambda: condition() or self._lost or self._refused is not None, TIMEOUT_S)
+            came = -1
+            while came < len(self.received) and not self._is_over(condition):
+                came = len(self.received)
+                self._changed.wait_for(lambda: self._is_over(condition), TIMEOUT_S)
             if condition():
                 return
             refused, lost = self._refused, self._lost
@@ -272,6 +289,9 @@ class Session:
                 raise ServerAwayError(str(refused))
             raise SourceError(f"the server refuses the connection: {refused}")
         raise ServerAwayError("the connection was closed" if lost else f"no {name} within {TIMEOUT_S:.0f} s")
+
+    def _is_over(self, condition: Callable[[], Any]) -> bool:
+        return bool(condition() or self._lost or self._refused is not None)
 
 
 def _properties(packet: str) -> Any:

@@ -27,6 +27,11 @@ FETCH_S = 1.0
 """A batch begins about so long after its first messages at the latest, however many more come."""
 
 
+def owner_of(spool: str) -> str:
+    """Return the owner (see `Member`) that reads for a spool: one for each, the same over restarts."""
+    return f"spark/{hashlib.sha256(normal(spool).encode()).hexdigest()[:12]}"
+
+
 @dataclass(frozen=True)
 class SpooledFile(InputPartition):
     """A file of the spool."""
@@ -111,9 +116,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             numbers = self._spool.numbers()
             self._end = numbers.stop
             self._positions = self._spool.positions(numbers[-1]) if numbers else {}
-            # One consumer for each spool, the same over restarts.
-            owner = f"spark/{hashlib.sha256(normal(self._url).encode()).hexdigest()[:12]}"
-            self._reader = self._queue.open(Member(owner, 0, 1), self._positions, stored=True)
+            self._reader = self._queue.open(Member(owner_of(self._url), 0, 1), self._positions, stored=True)
         return self._reader
 
     def _fetch(self, rows: int | None, wait_s: float = 0.0) -> int:

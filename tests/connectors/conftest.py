@@ -134,6 +134,7 @@ CAMPAIGN = (
     "meanwhile[amqp]",
     "test_barrier_mode_reads_each_message_once[amqp]",
     "test_plain_spark_reads_and_writes_each_message_once[amqp]",
+    "test_plain_spark_reads_and_writes_each_message_once[mqtt]",
     "test_plain_spark_reads_and_writes_each_message_once[nats]",
 )
 """RabbitMQ takes some seconds to start: by default it is restarted once, and in no topology or query.

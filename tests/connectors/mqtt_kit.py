@@ -76,8 +76,6 @@ class MqttKit(Kit):
             "test_members_share_the_messages",
             "test_members_that_are_gone_and_stored_nothing_lose_nothing",
             "test_a_savepoint_is_restored_with_fewer_subtasks",
-            "test_plain_spark_reads_and_writes_each_message_once",
-            "test_a_wrapped_query_reads_each_message_once",
         }
     )
 

@@ -87,6 +87,24 @@ def test_messages_that_have_no_names_of_their_own_come_again_and_none_is_lost(
     second.close()
 
 
+def test_what_was_fetched_is_not_lost_with_the_acknowledgement_of_what_was_known(amqp: Any) -> None:
+    """The connection is lost right when what comes again, and is stored, is acknowledged."""
+    import pika
+
+    def lose(*_: Any, **__: Any) -> None:
+        raise pika.exceptions.StreamLostError("meant to fail")
+
+    amqp.put(0, 10)
+    first = amqp.open()
+    found = fetch_all(amqp, first, 5, rows=1)
+    first.close()
+    second: Any = amqp.open(positions={0: found[-1].position})
+    assert second.waiting() == 5
+    second._connection.channel.basic_ack = lose
+    assert numbers_of(amqp, fetch_all(amqp, second, 5, rows=10)) == list(range(5, 10))
+    second.close()
+
+
 def test_columns_say_what_came_with_a_message(amqp: Any) -> None:
     put_plainly(amqp, ["name"])
     reader = amqp.open()
@@ -229,13 +247,11 @@ def test_a_server_that_stays_away_fails_the_rows(amqp: Any) -> None:
 def test_messages_that_are_known_do_not_end_a_fetch(amqp: Any) -> None:
     amqp.put(0, 30)
     first = amqp.open()
-    found = fetch_all(amqp, first, 20)
+    found = fetch_all(amqp, first, 20, rows=1)
     first.close()
     second = amqp.open(positions={0: found[-1].position})
     assert second.waiting() == 10
     assert second.fetch(1, 10.0) is not None
-    assert [kit_number for each in [second.fetch(30, 0.0)] for kit_number in amqp.numbers(each)] == list(
-        range(21, 30)
-    )
+    assert numbers_of(amqp, fetch_all(amqp, second, 9, rows=1)) == list(range(21, 30))
     assert second.waiting() == 0
     second.close()

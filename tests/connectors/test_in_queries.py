@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ftlayer import FTLayer
+from ftlayer.sources.queue_stream import owner_of
 
 pytestmark = pytest.mark.spark
 
@@ -21,6 +22,7 @@ def open_stream(spark: Any, kit: Any, directory: Path) -> Any:
 
 def test_plain_spark_reads_and_writes_each_message_once(spark: Any, kit: Any, tmp_path: Path) -> None:
     """The batch that was not committed when the driver died is run again, with the same messages."""
+    kit.begin(owner_of(str(tmp_path / "spool")))
     kit.put(0, 200)
 
     def run() -> None:
@@ -45,6 +47,7 @@ def test_plain_spark_reads_and_writes_each_message_once(spark: Any, kit: Any, tm
 
 @pytest.mark.campaign
 def test_a_wrapped_query_reads_each_message_once(spark: Any, kit: Any, tmp_path: Path) -> None:
+    kit.begin(owner_of(str(tmp_path / "spool")))
     kit.put(0, 300)
     column, found = kit.column, []
 

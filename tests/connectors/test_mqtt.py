@@ -96,6 +96,22 @@ def test_the_server_is_restarted_and_what_was_acknowledged_meanwhile_does_not_co
     reader.close()
 
 
+@pytest.mark.parametrize(
+    "source", [("5", 2), ("3.1.1", 1)], ids=lambda it: f"{it[0]}-QoS{it[1]}", indirect=True
+)
+def test_more_messages_than_can_be_read_in_the_time_of_an_answer(
+    mosquitto: Any, source: MqttSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come before the server's answers to a connection that is there again, and of one that is to be ended."""
+    for subtask in range(2):
+        opened(source, subtask, 2).close()
+    mosquitto.publish(source.topic, range(2_000), source.qos)
+    monkeypatch.setattr("ftlayer.clients.mqtt.TIMEOUT_S", 0.05)
+    alone = source.open(Member(source.topic, 0, 1), {}, stored=True)
+    assert sorted(numbers_of(fetch_numbers(alone, 2_000, rows=500))) == list(range(2_000))
+    alone.close()
+
+
 def rows_of(topics: list[str | None], first: int = 0) -> pa.RecordBatch:
     return pa.record_batch({"topic": topics, "body": [str(first + row) for row in range(len(topics))]})
 

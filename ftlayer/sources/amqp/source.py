@@ -118,8 +118,9 @@ class AmqpReader:
             return None
         try:
             connection = self._connected()
-            fetched = self._fetch(connection, max_rows, wait_s)
+            # Nothing that may fail comes behind what takes messages: they would be known, and not be given.
             self._send_acknowledgement(connection)
+            fetched = self._fetch(connection, max_rows, wait_s)
         except (amqp_library().exceptions.AMQPError, OSError) as error:
             self._failed(error)
             return None
