@@ -93,8 +93,23 @@ def chunked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def as_column(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a table's column that is made for a type of rows."""
-    return as_column(kind.value_type) if pa.types.is_dictionary(kind) else kind
+    """Return the type of a table's column that is made for a type of rows: times are microseconds, and in UTC."""
+    if pa.types.is_dictionary(kind):
+        return as_column(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if _is_text(kind):
+        return pa.string()
+    if _is_binary(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        fields = (kind.field(at) for at in range(kind.num_fields))
+        return pa.struct([(field.name, as_column(field.type)) for field in fields])
+    if pa.types.is_map(kind):
+        return pa.map_(as_column(kind.key_type), as_column(kind.item_type))
+    if _is_list(kind):
+        return pa.list_(as_column(kind.value_type))
+    return kind
 
 
 def is_held_by(kind: pa.DataType, target: pa.DataType) -> bool:

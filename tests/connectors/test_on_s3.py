@@ -88,6 +88,7 @@ def test_a_delta_table(s3_server: Any, bucket: str) -> None:
         two[1].add([last], {}, 4)
 
 
+@pytest.mark.campaign
 def test_an_iceberg_table(s3_server: Any, bucket: str, tmp_path: Path) -> None:
     pytest.importorskip("pyiceberg")
     pytest.importorskip("sqlalchemy")

@@ -116,8 +116,8 @@ def read(job: TableJob, source: int) -> Iterator[Any]:
         time.sleep(0.02)
 
 
-def start(spark: Any, job: TableJob) -> Any:
-    """Run it from the latest checkpoint there is."""
+def start(spark: Any, job: TableJob, restore_from: str = "latest") -> Any:
+    """Run it from the latest checkpoint there is, or from another one."""
     env = StreamEnvironment(
         spark,
         name="numbers",
@@ -131,7 +131,7 @@ def start(spark: Any, job: TableJob) -> Any:
     env.source(parts, NUMBER, uid="numbers").key_by("number").map(lambda row: row, NUMBER, uid="same").sink(
         job.sink(), uid="table"
     )
-    return env.execute_async(restore_from="latest")
+    return env.execute_async(restore_from=restore_from)
 
 
 def kill_slots(running: Any, draw: random.Random) -> None:

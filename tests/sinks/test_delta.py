@@ -279,6 +279,19 @@ def test_a_table_that_has_changed_since(path: str) -> None:
         sink.commit([message], 2)
 
 
+def test_a_table_is_made_for_rows_in_local_time(path: str) -> None:
+    """As Spark gives them, in the session's time zone."""
+    at = datetime.datetime(2026, 11, 23, 12, 30, tzinfo=datetime.UTC)
+    times = pa.array([at, None], pa.timestamp("us", "Europe/Berlin"))
+    columns = {"at": times, "all": pa.array([[at], None], pa.list_(times.type))}
+    sink = DeltaSink(path)
+    sink.commit([sink.write(iter([pa.record_batch(columns)]))], 1)
+    table = deltalake.DeltaTable(path).to_pyarrow_table()
+    assert table.schema.field("at").type == pa.timestamp("us", "UTC")
+    assert table["at"].to_pylist() == [at, None]
+    assert table["all"].to_pylist() == [[at], None]
+
+
 def test_partitions(path: str) -> None:
     at = datetime.datetime(2026, 11, 23, 12, 30, 1, 500, datetime.UTC)
     columns = {

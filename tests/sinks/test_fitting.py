@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.errors import SinkError
-from ftlayer.sinks.fitting import check_fits, chunked, fitted, is_held_by
+from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, is_held_by
 
 POINT = pa.struct([("x", pa.int32()), ("y", pa.int32())])
 WIDE_POINT = pa.struct([("x", pa.int64()), ("y", pa.int64())])
@@ -81,6 +81,18 @@ def test_values_stay_what_they_were() -> None:
         {"word": "b", "more": None, "points": [{"x": 1, "y": 2}], "names": [("a", 1)]},
         {"word": "b", "more": None, "points": None, "names": None},
     ]
+
+
+def test_columns_that_are_made() -> None:
+    local = pa.timestamp("ns", "Europe/Berlin")
+    assert as_column(local) == pa.timestamp("us", "UTC")
+    assert as_column(pa.timestamp("ms")) == pa.timestamp("us")
+    nested = pa.struct(
+        [("a", pa.list_(pa.dictionary(pa.int32(), pa.large_string()))), ("b", pa.map_(pa.string(), local))]
+    )
+    made = pa.struct([("a", pa.list_(pa.string())), ("b", pa.map_(pa.string(), pa.timestamp("us", "UTC")))])
+    assert as_column(nested) == made
+    assert is_held_by(nested, made)
 
 
 def test_two_columns_of_one_name_are_refused() -> None:

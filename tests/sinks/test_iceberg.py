@@ -184,11 +184,13 @@ def test_a_table_is_made_with_partitions(catalog: dict[str, str], name: str, loa
         "key": pa.array(["a b/ä=%", "c"]),
         "price": pa.array([Decimal("1.50")] * 2, pa.decimal128(10, 2)),
         "parts": pa.array([["x"], None]),
+        "at": pa.array([0, None], pa.timestamp("us", "Europe/Berlin")),
         "n": pa.array([1, 2]),
     }
     sink = IcebergSink(name, catalog, partition_by=["day", "key", "price"])
     sink.commit([sink.write(iter([pa.record_batch(columns)]))], 1)
     assert load(name).scan().to_arrow().sort_by("n").to_pylist() == pa.table(columns).to_pylist()
+    assert load(name).schema().as_arrow().field("at").type == pa.timestamp("us", "UTC")
     assert [field.name for field in load(name).spec().fields] == ["day", "key", "price"]
     with pytest.raises(SinkError, match="partition column 'm' is not in the rows"):
         IcebergSink("shop.never", catalog, partition_by=["m"]).write(rows(1))

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,39 @@ def test_a_slot_is_killed(spark: Any, kit: ModuleType, tmp_path: Path, kind: str
     finally:
         running.cancel()
     assert sorted(job.numbers()) == list(range(2_000))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_savepoint_is_restored_behind_others(
+    spark: Any, kit: ModuleType, tmp_path: Path, kind: str
+) -> None:
+    """What it holds was committed by the job that went on; only what is read again behind it comes again."""
+    job = kit.TableJob(str(tmp_path), kind, 4_000, pace_s=0.3)
+    running = kit.start(spark, job)
+    try:
+        wait_for(running, lambda: job.seen() > 500)
+        savepoint = running.savepoint(str(tmp_path / "savepoints"))
+        at_savepoint = job.seen()
+        wait_for(running, lambda: job.seen() > at_savepoint + 500)
+    finally:
+        running.cancel()
+    before = Counter(job.numbers())
+    assert set(before.values()) == {1}
+    running = kit.start(spark, job, savepoint)
+    try:
+        job.gate.touch()
+        assert running.wait(START_S)
+    finally:
+        running.cancel()
+    found = Counter(job.numbers())
+    assert set(found) == set(range(4_000))
+    for source in range(kit.SOURCES):
+        counts = [found[number] for number in range(source, 4_000, kit.SOURCES)]
+        again = [number for number, count in enumerate(counts) if count == 2]
+        assert set(counts) == {1, 2}
+        assert again == list(range(again[0], again[-1] + 1)), "a range behind the savepoint"
+        assert again[0] > 0
 
 
 @pytest.mark.campaign
