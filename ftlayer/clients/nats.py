@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from ftlayer.checks import check_text
+from ftlayer.checks import check_path, check_text
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
 
@@ -45,6 +45,13 @@ def check_nats_url(url: object) -> None:
             raise ConfigError(f"url: {error}") from error
         if parts.scheme not in _SCHEMES or not parts.hostname or parts.path.strip("/") or parts.query:
             raise ConfigError("url: expected nats://user:password@host:4222, or tls://…, with commas between")
+
+
+def check_credentials(credentials: object) -> None:
+    """Raise `ConfigError` unless it is a path or None, and where nkeys is missing for one."""
+    check_path(credentials, "credentials")
+    if credentials is not None:
+        client_library("nkeys", "NATS with credentials", "nkeys", "nats")
 
 
 def check_name(name: object, option: str, expected: str) -> None:
@@ -100,8 +107,8 @@ class NatsConnection:
     It is not made again when it is lost: who has it does that, and knows what was not answered.
     """
 
-    def __init__(self, url: str, on_lost: Callable[[], None] = lambda: None) -> None:
-        """Connect. ``on_lost`` is called by the loop's thread.
+    def __init__(self, url: str, credentials: str | None, on_lost: Callable[[], None] = lambda: None) -> None:
+        """Connect. ``credentials``: path of a ``.creds`` file. ``on_lost`` is called by the loop's thread.
 
         Raises `NatsAwayError`, and nats-py's errors if the server refuses.
         """
@@ -113,7 +120,7 @@ class NatsConnection:
         self._thread.start()
         self.client: Any = nats_library().NATS()
         try:
-            self.run(self._connect(url))
+            self.run(self._connect(url, credentials))
         except BaseException:
             self._end()
             raise
@@ -153,9 +160,10 @@ class NatsConnection:
             logger.info("a connection of NATS did not close in order: %s", error)
         self._end()
 
-    async def _connect(self, url: str) -> None:
+    async def _connect(self, url: str, credentials: str | None) -> None:
         await self.client.connect(
             [each.strip() for each in url.split(",")],
+            user_credentials=credentials,
             error_cb=self._on_error,
             closed_cb=self._on_closed,
             allow_reconnect=False,

@@ -18,6 +18,7 @@ from ftlayer.checks import Duration, check_text, duration_ms
 from ftlayer.clients.nats import (
     NatsAwayError,
     NatsConnection,
+    check_credentials,
     check_name,
     check_nats_url,
     check_subject,
@@ -68,6 +69,7 @@ class NatsSink(DataSourceStreamArrowWriter):
         *,
         value: str | None = None,
         headers: str | None = None,
+        credentials: str | None = None,
         id_column: str | None = None,
         name: str = "",
         remember: Duration = 7 * 86_400_000,
@@ -81,6 +83,7 @@ class NatsSink(DataSourceStreamArrowWriter):
             subject: the subject of the messages, one of the stream's.
             value: column that is the message, a text or bytes. None: a JSON object of all columns.
             headers: column with a map of texts, the headers.
+            credentials: path of a ``.creds`` file (a user's JWT and seed), there where slots and driver run.
             id_column: column whose text is ``Nats-Msg-Id``: the server leaves out a row whose id it has had within the
                 stream's ``duplicate_window``. None, or a null: an id is made for each row that is written.
             name: of the sink; jobs that write to one stream have different ones, and a job keeps its own: what was
@@ -91,6 +94,7 @@ class NatsSink(DataSourceStreamArrowWriter):
         Raises `ConfigError` if nats-py is missing, and for an option that will not do.
         """
         check_nats_url(url)
+        check_credentials(credentials)
         check_name(stream, "stream", "the name of a stream")
         check_subject(subject, "subject", wildcards=False)
         for column, option in ((value, "value"), (headers, "headers"), (id_column, "id_column")):
@@ -100,6 +104,9 @@ class NatsSink(DataSourceStreamArrowWriter):
             check_name(name, "name", "a name")
         self._remember_s = duration_ms(remember, "remember", least=1_000) / 1_000
         self._url, self._stream, self._subject, self._name = url, stream, subject, name
+        self._credentials = credentials
+        self._most_bytes: int | None = None
+        """Of a message, once the streams are there."""
         self._columns = NatsColumns(value, id_column, headers)
         self._base = f"{stream}_ftlayer" + (f"_{name}" if name else "")
         self._execution = secrets.token_hex(8)
@@ -113,9 +120,10 @@ class NatsSink(DataSourceStreamArrowWriter):
         if first is None:
             return NatsMessage(message, 0, query)
         with self._session("staged") as session:
-            most = session.do(lambda streams: streams.make(self._remember_s))
+            if self._most_bytes is None:
+                self._most_bytes = session.do(lambda streams: streams.make(self._remember_s))
             try:
-                rows = self._stage(session, message, most, chain([first], batches))
+                rows = self._stage(session, message, self._most_bytes, chain([first], batches))
             except BaseException:
                 session.do(lambda streams: streams.drop([message]))
                 raise
@@ -216,7 +224,10 @@ class NatsSink(DataSourceStreamArrowWriter):
 
     def _session(self, doing: str) -> _Session:
         return _Session(
-            self._url, self._place, partial(NatsStreams, self._stream, self._subject, self._base), doing
+            partial(NatsConnection, self._url, self._credentials),
+            self._place,
+            partial(NatsStreams, self._stream, self._subject, self._base),
+            doing,
         )
 
     @property
@@ -227,9 +238,15 @@ class NatsSink(DataSourceStreamArrowWriter):
 class _Session:
     """A connection for one call of a sink's, made again if it is lost."""
 
-    def __init__(self, url: str, place: str, streams: Callable[[Any], NatsStreams], doing: str) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], NatsConnection],
+        place: str,
+        streams: Callable[[Any], NatsStreams],
+        doing: str,
+    ) -> None:
         """``streams`` returns those of a client; ``doing`` is what errors say of rows."""
-        self._url, self._place, self._streams, self._doing = url, place, streams, doing
+        self._connect, self._place, self._streams, self._doing = connect, place, streams, doing
         self._connection: NatsConnection | None = None
 
     def __enter__(self) -> _Session:
@@ -260,7 +277,7 @@ class _Session:
 
     def _connected(self) -> NatsConnection:
         if self._connection is None:
-            self._connection = NatsConnection(self._url)
+            self._connection = self._connect()
         return self._connection
 
     def _close(self) -> None:

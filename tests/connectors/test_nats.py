@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import json
+import os
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from nats_kit import NatsServer
 from servers import is_open
 
-from ftlayer.clients.nats import NatsAwayError
-from ftlayer.errors import SourceError
+from ftlayer.clients.nats import NatsAwayError, nats_library
+from ftlayer.errors import SinkError, SourceError
+from ftlayer.sinks import NatsSink
 from ftlayer.sources import NatsSource
 from ftlayer.sources.nats.pull import Pull
 from ftlayer.sources.nats.source import NatsReader
 from ftlayer.topology.queues import Fetched, Member, QueueReader
 
 pytest.importorskip("nats")
+nkeys = pytest.importorskip("nkeys")
 
 
 def fetch_all(reader: QueueReader, count: int, rows: int = 7) -> list[Fetched]:
@@ -221,25 +230,91 @@ def test_a_stream_that_is_not_there_is_said(nats: Any) -> None:
         NatsSource(nats.server.url, "missing", "c").open(nats.member(), {}, stored=True).fetch(1, 1.0)
 
 
-def test_a_password_that_is_refused_is_not_tried_again(tmp_path: Any) -> None:
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    """A server that wants credentials, which lie in ``user.creds``."""
     found = shutil.which("nats-server")
     if found is None:
         pytest.skip("nats-server is not installed")
     server = Guarded(found, tmp_path)
+    server.configure()
     server.start()
     try:
-        reader = NatsSource(server.url, "s", "c").open(Member("job/messages", 0, 1), {}, stored=True)
-        with pytest.raises(SourceError, match="Authorization Violation"):
-            reader.fetch(1, 1.0)
+        yield server
     finally:
         server.end()
 
 
 class Guarded(NatsServer):
-    """A server that wants a password."""
+    """A server that knows its users by JWTs, which an operator has signed."""
 
     def command(self) -> list[str]:
-        return [*super().command(), "--user", "user", "--pass", "secret"]
+        return [*super().command(), "-c", str(self.directory / "config")]
 
     def is_ready(self) -> bool:
         return is_open(self.port)
+
+    @property
+    def credentials(self) -> str:
+        return str(self.directory / "user.creds")
+
+    def configure(self) -> None:
+        kinds = (nkeys.PREFIX_BYTE_OPERATOR, *[nkeys.PREFIX_BYTE_ACCOUNT] * 2, nkeys.PREFIX_BYTE_USER)
+        pairs = [nkeys.from_seed(nkeys.encode_seed(os.urandom(32), kind)) for kind in kinds]
+        operator, system, account, user = pairs
+        limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
+        limits |= {"wildcards": True}
+        stores = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)
+        accounts = {
+            each.public_key.decode(): signed(operator, each, {"type": "account", "limits": own})
+            for each, own in ((system, limits), (account, limits | stores))
+        }
+        (self.directory / "config").write_text(
+            f"operator: {signed(operator, operator, {'type': 'operator'})}\n"
+            f"system_account: {system.public_key.decode()}\n"
+            f"resolver: MEMORY\nresolver_preload: {json.dumps(accounts)}\n"
+        )
+        claims = {"type": "user", **dict.fromkeys(("subs", "data", "payload"), -1)}
+        (self.directory / "user.creds").write_text(
+            f"-----BEGIN NATS USER JWT-----\n{signed(account, user, claims)}\n------END NATS USER JWT------\n"
+            f"-----BEGIN USER NKEY SEED-----\n{user.seed.decode()}\n------END USER NKEY SEED------\n"
+        )
+
+
+def signed(issuer: Any, subject: Any, claims: dict[str, Any]) -> str:
+    """Return a JWT as NATS has them."""
+    name = subject.public_key.decode()
+    parts = (
+        {"typ": "JWT", "alg": "ed25519-nkey"},
+        {"jti": name, "iat": 1, "iss": issuer.public_key.decode(), "name": name, "sub": name}
+        | {"nats": {**claims, "version": 2}},
+    )
+    said = b".".join(in_url(json.dumps(part).encode()) for part in parts)
+    return (said + b"." + in_url(issuer.sign(said))).decode()
+
+
+def in_url(data: bytes) -> bytes:
+    return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+
+def test_credentials_are_shown_by_source_and_sink(guarded: Guarded) -> None:
+    async def make() -> None:
+        async with await nats_library().connect(guarded.url, user_credentials=guarded.credentials) as client:
+            await client.jetstream().add_stream(name="s", subjects=["s.>"])
+
+    asyncio.run(make())
+    sink = NatsSink(guarded.url, "s", "s.out", value="n", credentials=guarded.credentials)
+    sink.commit([sink.write(iter([pa.record_batch({"n": ["7"]})]))], 1)
+    source = NatsSource(guarded.url, "s", "c", credentials=guarded.credentials)
+    reader = source.open(Member("job/messages", 0, 1), {}, stored=True)
+    assert fetch_all(reader, 1)[0].rows.column("value").to_pylist() == [b"7"]
+    reader.close()
+
+
+def test_a_user_who_is_refused_is_not_tried_again(guarded: Guarded) -> None:
+    url = guarded.url.replace("nats://", "nats://user:wrong@")
+    reader = NatsSource(url, "s", "c").open(Member("job/messages", 0, 1), {}, stored=True)
+    with pytest.raises(SourceError, match="Authorization Violation"):
+        reader.fetch(1, 1.0)
+    with pytest.raises(SinkError, match="Authorization Violation"):
+        NatsSink(url, "s", "s.out", value="n").write(iter([pa.record_batch({"n": ["7"]})]))

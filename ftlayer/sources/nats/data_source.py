@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 class NatsDataSource(QueueDataSource):
     """``spark.dataSource.register(NatsDataSource)``, then ``format("ftlayer-nats")`` to read or to write.
 
-    Options of a reader: ``url``, ``stream``, ``consumer``, ``subject``, ``start``, ``maxPending``, ``ackWait``,
-    ``reconnectTimeout``, see `NatsSource`; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
+    Options of a reader: ``url``, ``stream``, ``consumer``, ``subject``, ``credentials``, ``start``, ``maxPending``,
+    ``ackWait``, ``reconnectTimeout``, see `NatsSource`; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
 
-    Options of a writer: ``url``, ``stream``, ``subject``, ``value``, ``headers``, ``idColumn``, ``name``, ``remember``,
-    see `NatsSink`. A batch that Spark runs again after a restart from the query's checkpoint adds nothing.
+    Options of a writer: ``url``, ``stream``, ``subject``, ``value``, ``headers``, ``credentials``, ``idColumn``,
+    ``name``, ``remember``, see `NatsSink`. A batch that Spark runs again after a restart from the query's checkpoint
+    adds nothing.
     """
 
     @classmethod
@@ -36,6 +37,7 @@ class NatsDataSource(QueueDataSource):
             options.get("subject"),  # type: ignore[arg-type]
             value=options.get("value"),
             headers=options.get("headers"),
+            credentials=options.get("credentials"),
             id_column=options.get("idColumn"),
             name=str(options.get("name", "")),
             remember=str(options.get("remember", "168h")),
@@ -49,6 +51,7 @@ class NatsDataSource(QueueDataSource):
             options.get("stream"),  # type: ignore[arg-type]
             options.get("consumer"),  # type: ignore[arg-type]
             subject=options.get("subject"),
+            credentials=options.get("credentials"),
             start=str(options.get("start", "earliest")),
             max_pending=option_count(options, "maxPending", MAX_PENDING),
             ack_wait=str(options.get("ackWait", "30s")),

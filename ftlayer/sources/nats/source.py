@@ -17,6 +17,7 @@ from ftlayer.clients.nats import (
     TIMEOUT_S,
     NatsAwayError,
     NatsConnection,
+    check_credentials,
     check_name,
     check_nats_url,
     check_subject,
@@ -66,6 +67,7 @@ class NatsSource(Queue):
         consumer: str,
         *,
         subject: str | None = None,
+        credentials: str | None = None,
         start: str = "earliest",
         max_pending: int = MAX_PENDING,
         ack_wait: Duration = "30s",
@@ -79,6 +81,7 @@ class NatsSource(Queue):
             stream: name of the stream, which is there.
             consumer: name of the durable consumer; it is made, if it is not there.
             subject: the consumer that is made gets messages of this subject alone, which may have wildcards.
+            credentials: path of a ``.creds`` file (a user's JWT and seed), there where slots run.
             start: where a consumer begins that this makes: at the ``"earliest"`` message that is there, or
                 ``"latest"``: with those that come from then on.
             max_pending: how many messages all subtasks together may have that are not acknowledged. In barrier mode
@@ -90,6 +93,7 @@ class NatsSource(Queue):
         missing, and for an option that will not do.
         """
         check_nats_url(url)
+        check_credentials(credentials)
         check_name(stream, "stream", "the name of a stream")
         check_name(consumer, "consumer", "the name of a durable consumer")
         if subject is not None:
@@ -99,7 +103,7 @@ class NatsSource(Queue):
         self.ack_wait_s = duration_ms(ack_wait, "ack_wait", least=1_000) / 1_000
         self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
         self.url, self.stream, self.consumer, self.subject = url, stream, consumer, subject
-        self.start, self.max_pending = start, max_pending
+        self.credentials, self.start, self.max_pending = credentials, start, max_pending
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> NatsReader:
         """See `Queue.open`. The server is connected to by the first fetch."""
@@ -219,7 +223,7 @@ class NatsReader:
 
     def _connected(self) -> Pull:
         if self._pull is None:
-            self._connection = NatsConnection(self._source.url, self.wake_up)
+            self._connection = NatsConnection(self._source.url, self._source.credentials, self.wake_up)
             info = self._connection.run(self._prepared())
             self._noting_beginnings(lambda: self._window.reads(_subjects_of(info.config)))
             self._settle(info)
