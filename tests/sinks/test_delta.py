@@ -558,6 +558,13 @@ def test_messages_of_another_sink_are_refused(path: str) -> None:
         DeltaSink(path).commit([FileMessage(None, 0, "")], 1)
 
 
+def test_a_type_that_delta_lacks_is_said(path: str) -> None:
+    with pytest.raises(
+        SinkError, match=r"rows cannot be staged: .*Invalid data type for Delta Lake: Duration\(µs\)$"
+    ):
+        DeltaSink(path).write(iter([pa.record_batch({"a": pa.array([1], pa.duration("us"))})]))
+
+
 def test_a_directory_that_cannot_be_written_is_said() -> None:
     with pytest.raises(SinkError, match="Delta table /proc/table: rows cannot be staged"):
         DeltaSink("/proc/table").write(rows(1))

@@ -20,7 +20,7 @@ from ftlayer.checkpoint.storage.layout import is_local, normal, scheme_of
 from ftlayer.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.clients.delta import delta_library
 from ftlayer.clients.s3 import SCHEMES, check_s3_options
-from ftlayer.errors import ConfigError, SinkError, UncommittableError
+from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
 from ftlayer.sinks.delta.log import DeltaLog
 from ftlayer.sinks.delta.message import DeltaMessage, StagedFile, by_query
 from ftlayer.sinks.delta.rows import check_partitions, partitions, statistics
@@ -291,10 +291,12 @@ class DeltaSink(DataSourceStreamArrowWriter):
     def _doing(self, doing: str, work: Callable[[], Result]) -> Result:
         try:
             return work()
-        except (delta_library().exceptions.DeltaError, OSError, pa.ArrowException) as error:
+        except FTLayerError:
+            raise
+        except Exception as error:  # deltalake raises some of Python's own, too.
             self._log = None
             raise SinkError(
-                f"{self._place}: rows cannot be {doing}: {type(error).__name__}: {error}"
+                f"{self._place}: rows cannot be {doing}: {type(error).__name__}: {_reason(error)}"
             ) from error
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
@@ -317,6 +319,11 @@ class DeltaSink(DataSourceStreamArrowWriter):
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads the table by itself.
         return {**self.__dict__, "_log": None}
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says, in one line and without the stack that deltalake puts behind it."""
+    return re.split(r" 0: <unknown>", " ".join(str(error).split()))[0]
 
 
 def _as_created(rows: pa.Schema) -> pa.Schema:
