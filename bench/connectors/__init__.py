@@ -13,6 +13,7 @@ import statistics
 from bench.connectors import webhook
 from bench.connectors.amqp import AMQP
 from bench.connectors.broker import Served
+from bench.connectors.kafka import KAFKA
 from bench.connectors.mqtt import MQTT
 from bench.connectors.nats import NATS
 from bench.connectors.reading import against_client
@@ -21,6 +22,7 @@ from bench.harness import Target, note
 from bench.jobs import Jobs, session
 
 BROKERS: dict[str, Served] = {
+    "kafka": KAFKA,
     "nats": NATS,
     "redis": REDIS,
     "amqp": AMQP,

@@ -45,6 +45,7 @@ def number_in(directory: Path) -> Callable[[Any], Any]:
     return function
 
 
+@pytest.mark.campaign
 def test_barrier_mode_reads_each_message_once(
     spark: Any, kafka_server: Any, topic: str, wait_until: Any, tmp_path: Path
 ) -> None:

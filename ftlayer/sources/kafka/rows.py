@@ -45,10 +45,9 @@ def to_rows(messages: Sequence[Any], topic: str, partition: int) -> pa.RecordBat
 
 
 def _times(stamps: Sequence[tuple[int, int]]) -> pa.Array:
-    milliseconds = np.fromiter(map(itemgetter(1), stamps), np.int64, len(stamps))
+    pairs = np.fromiter(chain.from_iterable(stamps), np.int64, 2 * len(stamps)).reshape(-1, 2)
     # Kind 0: the broker keeps none, and the time is -1.
-    missing = np.fromiter(map(itemgetter(0), stamps), np.int64, len(stamps)) == 0
-    return pa.array(milliseconds * 1_000, pa.timestamp("us", "UTC"), mask=missing)
+    return pa.array(pairs[:, 1] * 1_000, pa.timestamp("us", "UTC"), mask=pairs[:, 0] == 0)
 
 
 def _header_lists(headers: Sequence[list[tuple[str, bytes | None]] | None]) -> pa.Array:
