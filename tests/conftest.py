@@ -212,7 +212,7 @@ LONGEST = (
     "spark/features/",
     "connectors/test_in_topologies.py",
     "connectors/test_in_queries.py",
-    "connectors/test_kafka_in_topologies.py",
+    "connectors/test_kafka_copied.py",
     "runtime/spark/",
     "spark/faults/",
     "spark/script/",
