@@ -255,3 +255,12 @@ def test_messages_that_are_known_do_not_end_a_fetch(amqp: Any) -> None:
     assert numbers_of(amqp, fetch_all(amqp, second, 9, rows=1)) == list(range(21, 30))
     assert second.waiting() == 0
     second.close()
+
+
+def test_a_long_queue_is_not_received_to_be_counted(amqp: Any) -> None:
+    put_plainly(amqp, [None] * 6_000)
+    reader: Any = amqp.open()
+    waiting = reader.waiting()
+    assert waiting is None or waiting >= 6_000
+    assert len(reader._delivered) < 4_000
+    reader.close()

@@ -7,13 +7,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
-from ftlayer.clients.amqp import AmqpConnection, amqp_library, check_amqp_url, is_away, place_of
+from ftlayer.clients.amqp import TIMEOUT_S, AmqpConnection, amqp_library, check_amqp_url, is_away, place_of
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
 from ftlayer.sources.amqp.rows import SCHEMA, Delivery, to_rows
@@ -27,8 +27,8 @@ MAX_PENDING = 10_000
 MOST_PENDING = 65_535
 """AMQP's prefetch count has 16 bits."""
 
-_MOST_COUNTS = 100
-"""How often the messages that wait are counted at most, until nothing changes."""
+COUNTED = 1_000
+"""While those that wait are counted about so many are received at most: the source is not to stand still for it."""
 
 _KEPT_NAMES = 10_000
 """Of messages that were acknowledged: the server may lose acknowledgements when it crashes."""
@@ -207,32 +207,47 @@ class AmqpReader:
             if (fetched := self._take(max_rows)) is not None:
                 return fetched
 
-    def _waiting(self, connection: AmqpConnection) -> int:
+    def _waiting(self, connection: AmqpConnection) -> int | None:
         """Count the messages that are ready in the queue, and those that were delivered and not fetched.
 
         The server answers before it delivers what the queue has given to this channel meanwhile, and delivers it before
-        it answers again. So nothing is on its way if nothing came between two answers.
+        it answers again. So nothing is on its way if nothing came between two answers. Where more than `COUNTED` come
+        before, that is not waited for: what came between the last two counts twice. None if there were no two.
         """
-        ready = self._ready(connection)
-        for _ in range(_MOST_COUNTS):
+        most = len(self._delivered) + COUNTED
+        ready = self._ready(connection, most)
+        counted = None
+        while ready is not None:
             before = len(self._delivered)
-            again = self._ready(connection)
-            if len(self._delivered) == before and again == ready:
+            again = self._ready(connection, most)
+            if again is None:
+                break
+            delivered = len(self._delivered)
+            counted = ready + delivered - self._known_of(delivered)
+            if delivered == before:
                 break
             ready = again
-        unique = self._source.unique_ids
-        known: int = sum(
-            method.redelivered and self._window.knows(properties.message_id)
-            for method, properties, _ in (self._delivered if unique else ())
-        )
-        return ready + len(self._delivered) - known
+        return counted
 
-    def _ready(self, connection: AmqpConnection) -> int:
-        """Return how many messages the queue has that it has given to no one."""
+    def _ready(self, connection: AmqpConnection, most: int) -> int | None:
+        """Return how many messages the queue has given to no one; None if ``most`` were delivered before the answer."""
+        answers: list[Any] = []
         try:
-            return int(connection.ask("queue_declare", self._source.queue, passive=True).message_count)
+            connection.channel.queue_declare(self._source.queue, passive=True, callback=answers.append)
+            if not connection.run(lambda: answers or len(self._delivered) >= most, TIMEOUT_S):
+                raise TimeoutError(f"waited {TIMEOUT_S:.0f} s for an answer")
         except amqp_library().exceptions.ChannelClosedByBroker as error:
             raise ConnectionError(f"the queue was deleted: {error}") from error
+        return int(answers[0].method.message_count) if answers else None
+
+    def _known_of(self, count: int) -> int:
+        """Return how many of the first that were delivered, and not fetched, are known."""
+        if not self._source.unique_ids:
+            return 0
+        return sum(
+            bool(method.redelivered and self._window.knows(properties.message_id))
+            for method, properties, _ in islice(self._delivered, count)
+        )
 
     def _receive(self, connection: AmqpConnection, max_rows: int, wait_s: float) -> None:
         """Wait for a message, and receive what comes right behind it."""
