@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -27,6 +26,7 @@ pytestmark = pytest.mark.spark
 SCRIPT = Path(__file__).with_name("kafka_driver.py")
 TOTAL, PART, KILLS_AT = 3_000, 500, 700
 COUNT = count()
+KILLS = 5
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_drivers_are_killed(
         kafka_server.produce(source, draw.randrange(3), range(first, first + 100))
         return first + 100
 
-    for life in range(9):
+    for life in range(KILLS + 1):
         before, total = len(kafka_server.numbers(target)), more()
         with driver(kind, tmp_path, kafka_server.url, source, target) as process:
 
@@ -212,10 +212,11 @@ def test_drivers_are_killed(
                 return len(kafka_server.numbers(target)) >= least
 
             wait_until(lambda before=before: is_copied(before + 1), "a first message of this driver")
-            if life < 8:
-                end = time.monotonic() + draw.uniform(0, 1.5)
-                while time.monotonic() < end:
+            if life < KILLS:
+                for _ in range(draw.randrange(1, 4)):
                     total = more()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(draw.uniform(0, 0.4))
             else:
                 wait_until(lambda total=total: is_copied(total), "all messages")
     found = Counter(kafka_server.numbers(target))
