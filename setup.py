@@ -19,6 +19,7 @@ setup(
                 "native/exits.c",
                 "native/value_handle.c",
                 "native/logged_lookup.c",
+                "native/drive.c",
             ],
             depends=[
                 "native/native.h",
@@ -26,6 +27,8 @@ setup(
                 "native/column.h",
                 "native/murmur3.h",
                 "native/undo.h",
+                "native/plain_read.h",
+                "native/plain_write.h",
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
         )

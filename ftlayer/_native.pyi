@@ -37,6 +37,27 @@ def write_records(
 ) -> list[tuple[bytes | None, bytes | list[object], bytes | None, int]] | None: ...
 def msgpack_cost(data: object, most: int, /) -> int: ...
 def hash_column(schema: object, array: object, hashes: _I32, /) -> None: ...
+
+@final
+class ChainDriver:
+    @property
+    def done(self) -> int: ...
+    def __init__(
+        self,
+        steps: tuple[tuple[Any, ...], ...],
+        types: bytes,
+        nullable: bytes,
+        passes: tuple[type[BaseException], ...],
+        fails: tuple[type[BaseException], ...],
+        entries: list[Any] | None,
+        nan: float,
+        /,
+    ) -> None: ...
+    def take_done(self) -> int: ...
+    def run(
+        self, schema: object, array: object, fail: Callable[[int, int, BaseException, int], None], /
+    ) -> tuple[list[Any], int, bytes, bool] | None: ...
+
 def mark_exit(page: object, place: int, /) -> None: ...
 
 @final

@@ -75,4 +75,7 @@ int add_value_handle(PyObject *module);
 /* logged_lookup.c; adds the class LoggedLookup. 0, or -1 with an error */
 int add_logged_lookup(PyObject *module);
 
+/* drive.c; adds the class ChainDriver. 0, or -1 with an error */
+int add_chain_driver(PyObject *module);
+
 #endif

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ftlayer.records.kernels import native
 
-_CODES = {
+PLAIN_CODES = {
     pa.bool_(): b"b",
     pa.int8(): b"c",
     pa.int16(): b"s",
@@ -23,6 +23,7 @@ _CODES = {
     pa.string(): b"u",
     pa.binary(): b"z",
 }
+"""The C extension's letters for the types of plain columns."""
 _OTHER = b"O"
 
 
@@ -42,18 +43,19 @@ def plain_columns(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array | lis
         A column a field: as an Arrow array, or as a list of values where the field's type is not plain. None if a
         value of a plain column is not plain, out of range, or null where it may not be; or if no column is plain.
     """
-    codes = b"".join(_CODES.get(field.type, _OTHER) for field in schema)
+    codes = b"".join(PLAIN_CODES.get(field.type, _OTHER) for field in schema)
     if not codes.strip(_OTHER) or not isinstance(rows, list | tuple):
         return None
     columns = native.write_records(rows, codes, bytes(field.nullable for field in schema))
     if columns is None:
         return None
-    return [_array(field.type, len(rows), column) for field, column in zip(schema, columns, strict=True)]
+    return [array_of(field.type, len(rows), column) for field, column in zip(schema, columns, strict=True)]
 
 
-def _array(
+def array_of(
     kind: pa.DataType, rows: int, column: tuple[bytes | None, bytes | list[Any], bytes | None, int]
 ) -> pa.Array | list[Any]:
+    """Return what the C extension has written of a column as an array; a list as it is."""
     validity, values, text, nulls = column
     if isinstance(values, list):
         return values

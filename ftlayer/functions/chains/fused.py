@@ -116,7 +116,7 @@ def fuse(
         "FAILS": FAILS_RECORD if log is None else FAILS_RECORD_UNDONE,
         "NAN": NAN,
         "StateSerializationError": StateSerializationError,
-        "has_run": _has_run,
+        "has_run": has_run,
         "entries": None if log is None else log.entries,
         "results": form.results,
         "results_of": results_of,
@@ -127,7 +127,7 @@ def fuse(
     return loop
 
 
-def _has_run(answer: object) -> bool:
+def has_run(answer: object) -> bool:
     """Return True; TypeError for what a filter's function returns that has not run."""
     check_ran(answer, "the function")
     return True

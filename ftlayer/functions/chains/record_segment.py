@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.functions.chains.driven import driver_of
 from ftlayer.functions.chains.fused import Fused, fuse, is_one_to_one
 from ftlayer.functions.chains.prepared import PreparedStep, Processing
 from ftlayer.functions.chains.side_outputs import take_side_outputs
@@ -23,6 +24,7 @@ from ftlayer.functions.conversion import (
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.fitting import convert
 from ftlayer.functions.outcome import I64, SegmentOutcome
+from ftlayer.functions.plain import array_of
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter
 from ftlayer.functions.undo.log import UndoLog
@@ -59,6 +61,7 @@ class RecordSegment:
         self._schema = schema
         self._form = form
         self._loop = fuse(steps, form, log=log)
+        self._driver = driver_of(steps, schema, form, log)
         self._single = is_one_to_one(steps)
         self._processing = [step for step in steps if isinstance(step, Processing)]
         makers = [step for step in steps if not isinstance(step, Filter)]
@@ -69,18 +72,28 @@ class RecordSegment:
     @property
     def progress(self) -> int:
         """How many records are done. Another thread may look, and see a number a little off between batches."""
-        return self._done + len(self._counts)
+        return self._done + self._place
 
     @property
     def row(self) -> int | None:
         """What the record that the functions work on comes from; None while they work on none. For any thread."""
-        parents, place = self._parents, len(self._counts)
+        parents, place = self._parents, self._place
         return None if parents is None or place >= len(parents) else int(parents[place])
 
     def count_in(self, counts: list[int]) -> None:
         """Begin a batch, whose records' counts will appear in this list."""
         self._done += len(self._counts)
         self._counts = counts
+
+    def count_driven(self, records: int) -> None:
+        """The driver has run so many, and counts from 0 again."""
+        if records:
+            self._parents = None
+        self._done += records
+
+    @property
+    def _place(self) -> int:
+        return len(self._counts) if self._driver is None else len(self._counts) + self._driver.done
 
     @cached_property
     def _checked_loop(self) -> Fused:
@@ -117,18 +130,11 @@ class _SegmentRun:
         self._out: list[Any] = []
         self._converted = 0
         self._pieces: list[tuple[pa.RecordBatch, I64]] = []
-        segment.count_in(self._counts)
 
     def over(self, rows: pa.RecordBatch | list[Any]) -> SegmentOutcome:
-        if isinstance(rows, list):
-            self._segment._loop(rows, self._out, self._counts, self._fail, self._times)
-        else:
-            for start in range(0, rows.num_rows, CHUNK_ROWS):
-                self._take(rows.slice(start, CHUNK_ROWS))
-                if len(self._out) >= MOST_RESULTS:
-                    self._convert()
-        if self._out or not self._pieces:
-            self._convert()
+        if isinstance(rows, list) or not self._drive(rows):
+            self._segment.count_in(self._counts)
+            self._loop_over(rows)
         side = [
             output
             for step in self._segment._processing
@@ -140,6 +146,51 @@ class _SegmentRun:
             batch = concat([batch for batch, _ in self._pieces], self._segment._schema)
             parents = np.concatenate([parents for _, parents in self._pieces])
         return SegmentOutcome(batch, parents, self._failures, side)
+
+    def _drive(self, rows: pa.RecordBatch) -> bool:
+        """Run rows in C; False: nothing is done, since they are not such that it can."""
+        segment = self._segment
+        driver = segment._driver
+        if driver is None:
+            return False
+
+        def fail(place: int, step: int, error: BaseException, mark: int) -> None:
+            if step < 0:  # As if the first function had raised it.
+                step, error = 0, records_in_form(rows.slice(place, 1), segment._form)[0]
+            self._fail(place, step, error, mark)
+
+        schema, array = rows.__arrow_c_array__()
+        try:
+            driven = driver.run(schema, array, fail)
+        finally:
+            segment.count_driven(driver.take_done())
+        if driven is None:
+            return False
+        results, count, packed, are_columns = driven
+        counts = np.frombuffer(packed, np.int32)
+        if not are_columns:
+            self._out, self._counts = results, counts.tolist()
+            self._convert()
+            return True
+        columns = [
+            array_of(field.type, count, column)
+            for field, column in zip(segment._schema, results, strict=True)
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=segment._schema)
+        one_each = segment._single and count == rows.num_rows
+        self._pieces.append((batch, self._parents if one_each else np.repeat(self._parents, counts)))
+        return True
+
+    def _loop_over(self, rows: pa.RecordBatch | list[Any]) -> None:
+        if isinstance(rows, list):
+            self._segment._loop(rows, self._out, self._counts, self._fail, self._times)
+        else:
+            for start in range(0, rows.num_rows, CHUNK_ROWS):
+                self._take(rows.slice(start, CHUNK_ROWS))
+                if len(self._out) >= MOST_RESULTS:
+                    self._convert()
+        if self._out or not self._pieces:
+            self._convert()
 
     def _take(self, chunk: pa.RecordBatch) -> None:
         segment = self._segment

@@ -14,7 +14,7 @@ from ftlayer.records.kernels import native
 def value_handle(context: Call, table: MutableMapping[Key, Any], default: Any) -> ValueHandle:
     """Return the handle of a single value; what it changes goes into a log where ``table`` has one."""
     if isinstance(table, UndoValues):
-        if _finds_as_dict(table.table):
+        if finds_as_dict(table.table):
             return native.DictValueHandle(
                 context,
                 table.table,
@@ -25,7 +25,7 @@ def value_handle(context: Call, table: MutableMapping[Key, Any], default: Any) -
                 table.read,
                 ABSENT,
             )
-    elif _finds_as_dict(table):
+    elif finds_as_dict(table):
         return native.DictValueHandle(context, table, table.pop, default)
     return ValueHandle(context, table, default)
 
@@ -33,14 +33,14 @@ def value_handle(context: Call, table: MutableMapping[Key, Any], default: Any) -
 def logged_lookup(values: UndoValues) -> Callable[[Key], Any]:
     """Return `UndoValues.look_up`. It does not look at a value that nothing changes in place."""
     table, log = values.table, values.log
-    if not _finds_as_dict(table):
+    if not finds_as_dict(table):
         return values.look_up
     return native.LoggedLookup(
         table, log.entries, values.restore, values.read if log.copies else None, ABSENT
     )
 
 
-def _finds_as_dict(table: MutableMapping[Key, Any]) -> TypeGuard[dict[Key, Any]]:
+def finds_as_dict(table: MutableMapping[Key, Any]) -> TypeGuard[dict[Key, Any]]:
     """Return whether ``table`` is a dict that looks up, and sets, items as all do."""
     kind = type(table)
     return (

@@ -1,0 +1,94 @@
+"""The loop over per-record functions in C, where records, results and functions are such that it can run them.
+
+It reads records from Arrow columns and writes results to Arrow columns, one after the other. `fuse` of
+`ftlayer.functions.chains.fused` is its reference, and does what it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from ftlayer.errors import StateSerializationError
+from ftlayer.functions.chains.fused import has_run
+from ftlayer.functions.chains.prepared import NAN, KeyColumns, PreparedStep, Processing, Reducing, unhashable
+from ftlayer.functions.conversion import VALUES, Form
+from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
+from ftlayer.functions.plain import PLAIN_CODES
+from ftlayer.functions.steps import Filter, FlatMap
+from ftlayer.functions.undo.dict_tables import finds_as_dict, logged_lookup
+from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo.tables import UndoValues
+from ftlayer.records.kernels import native
+
+
+def driver_of(
+    steps: Sequence[PreparedStep], schema: pa.Schema, form: Form, log: UndoLog | None
+) -> native.ChainDriver | None:
+    """Return what runs ``steps`` over record batches, whose results are of ``schema``; None if it cannot.
+
+    ``form`` and ``log`` are as for `fuse`.
+    """
+    codes = [PLAIN_CODES.get(field.type) for field in schema]
+    if form is not VALUES or not steps or not codes or None in codes:
+        return None
+    driven = [known for step in steps if (known := _driven(step)) is not None]
+    if len(driven) < len(steps):
+        return None
+    logs = any(isinstance(step, Reducing) and isinstance(step.table, UndoValues) for step in steps)
+    return native.ChainDriver(
+        tuple(driven),
+        b"".join(code for code in codes if code is not None),
+        bytes(field.nullable for field in schema),
+        (MemoryError,) if log is None else (MemoryError, StateSerializationError),
+        FAILS_RECORD if log is None else FAILS_RECORD_UNDONE,
+        log.entries if log is not None and logs else None,
+        NAN,
+    )
+
+
+def _driven(step: PreparedStep) -> tuple[Any, ...] | None:
+    match step:
+        case Processing():
+            return None
+        case Reducing():
+            return _reduce(step)
+        case Filter():
+            return "filter", step.function, has_run
+        case FlatMap():
+            return "flat_map", step.function, VALUES.results
+        case _:
+            return "map", step.function
+
+
+def _reduce(step: Reducing) -> tuple[Any, ...] | None:
+    table: Any = step.table
+    lookup = None
+    if isinstance(table, UndoValues):
+        lookup, table = logged_lookup(table), table.table
+    if not finds_as_dict(table) or any(column.fields for column in step.key.columns):
+        return None
+    return (
+        "reduce",
+        step.function,
+        _positions(step.key),
+        bytes(column.is_float for column in step.key.columns),
+        table,
+        lookup,
+        step.create,
+        _refusing(step.uid),
+    )
+
+
+def _positions(key: KeyColumns) -> tuple[int | None, ...]:
+    """Return where the parts of the key lie in a record; None: it is the record."""
+    return tuple(None if key.width == 1 else column.position for column in key.columns)
+
+
+def _refusing(uid: str) -> Callable[[Any], NoReturn]:
+    def refuse(key: Any) -> NoReturn:
+        raise unhashable(uid, key) from None
+
+    return refuse

@@ -1,0 +1,181 @@
+/* Plain Python values as the buffers of Arrow's columns. What is not plain is kept as it is, or found out. */
+#ifndef FTLAYER_PLAIN_WRITE_H
+#define FTLAYER_PLAIN_WRITE_H
+
+#include "native.h"
+
+#include <string.h>
+
+typedef struct {
+    char type; /* as above; 'O': anything, kept as a list */
+    int nullable;
+    Py_ssize_t nulls;
+    PyObject *validity; /* bytes, NULL while nothing is null */
+    PyObject *values;   /* bytes: the values, or the offsets of texts; a list for 'O' */
+    PyObject *bytes;    /* bytes of texts; NULL for other types */
+    Py_ssize_t used;    /* of `bytes` */
+} column_maker;
+
+/* What a value comes to: it is in, it needs another conversion than these, or there is a Python error. */
+typedef enum { FITS, MISFIT, FAILED } fit;
+
+static inline Py_ssize_t value_size(char type) {
+    switch (type) {
+    case 'c':
+        return 1;
+    case 's':
+        return 2;
+    case 'i':
+    case 'u':
+    case 'z':
+        return 4;
+    default:
+        return 8;
+    }
+}
+
+static inline PyObject *zeros(Py_ssize_t size) {
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, size);
+    if (bytes != NULL) memset(PyBytes_AS_STRING(bytes), 0, (size_t)size);
+    return bytes;
+}
+
+static inline int open_maker(char type, int nullable, Py_ssize_t rows, column_maker *out) {
+    memset(out, 0, sizeof *out);
+    out->type = type;
+    out->nullable = nullable;
+    if (type == 'O') {
+        out->values = PyList_New(rows);
+        return out->values == NULL ? -1 : 0;
+    }
+    int text = type == 'u' || type == 'z';
+    if (type == 'b') {
+        out->values = zeros((rows + 7) / 8);
+    } else {
+        out->values = PyBytes_FromStringAndSize(NULL, (rows + text) * value_size(type));
+    }
+    if (text) out->bytes = PyBytes_FromStringAndSize(NULL, 16 * rows + 64);
+    if (out->values == NULL || (text && out->bytes == NULL)) return -1;
+    if (text) *(int32_t *)PyBytes_AS_STRING(out->values) = 0;
+    return 0;
+}
+
+static inline void release_maker(column_maker *maker) {
+    Py_CLEAR(maker->validity);
+    Py_CLEAR(maker->values);
+    Py_CLEAR(maker->bytes);
+}
+
+static inline fit put_null(column_maker *maker, Py_ssize_t row, Py_ssize_t rows) {
+    if (!maker->nullable) return MISFIT;
+    if (maker->validity == NULL) {
+        maker->validity = PyBytes_FromStringAndSize(NULL, (rows + 7) / 8);
+        if (maker->validity == NULL) return FAILED;
+        memset(PyBytes_AS_STRING(maker->validity), 0xFF, (size_t)((rows + 7) / 8));
+    }
+    PyBytes_AS_STRING(maker->validity)[row >> 3] &= (char)~(1 << (row & 7));
+    maker->nulls++;
+    char *values = PyBytes_AS_STRING(maker->values);
+    if (maker->bytes != NULL) {
+        ((int32_t *)values)[row + 1] = (int32_t)maker->used;
+    } else if (maker->type != 'b') {
+        Py_ssize_t size = value_size(maker->type);
+        memset(values + row * size, 0, (size_t)size);
+    }
+    return FITS;
+}
+
+static inline fit put_text(column_maker *maker, PyObject *value, Py_ssize_t row) {
+    const char *text;
+    Py_ssize_t size;
+    if (maker->type == 'z') {
+        if (!PyBytes_CheckExact(value)) return MISFIT;
+        text = PyBytes_AS_STRING(value);
+        size = PyBytes_GET_SIZE(value);
+    } else {
+        if (!PyUnicode_CheckExact(value)) return MISFIT;
+        text = PyUnicode_AsUTF8AndSize(value, &size);
+        if (text == NULL) { /* half a surrogate pair: the next conversion says so */
+            if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) return FAILED;
+            PyErr_Clear();
+            return MISFIT;
+        }
+    }
+    if (size > INT32_MAX - maker->used) return MISFIT;
+    Py_ssize_t room = PyBytes_GET_SIZE(maker->bytes);
+    if (size > room - maker->used) {
+        room = 2 * (maker->used + size);
+        if (_PyBytes_Resize(&maker->bytes, room) != 0) return FAILED;
+    }
+    memcpy(PyBytes_AS_STRING(maker->bytes) + maker->used, text, (size_t)size);
+    maker->used += size;
+    ((int32_t *)PyBytes_AS_STRING(maker->values))[row + 1] = (int32_t)maker->used;
+    return FITS;
+}
+
+static inline fit put_integer(column_maker *maker, PyObject *value, Py_ssize_t row) {
+    if (!PyLong_CheckExact(value)) return MISFIT;
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow != 0) return MISFIT;
+    char *values = PyBytes_AS_STRING(maker->values);
+    switch (maker->type) {
+    case 'c':
+        if (number != (int8_t)number) return MISFIT;
+        ((int8_t *)values)[row] = (int8_t)number;
+        break;
+    case 's':
+        if (number != (int16_t)number) return MISFIT;
+        ((int16_t *)values)[row] = (int16_t)number;
+        break;
+    case 'i':
+        if (number != (int32_t)number) return MISFIT;
+        ((int32_t *)values)[row] = (int32_t)number;
+        break;
+    default:
+        ((int64_t *)values)[row] = number;
+    }
+    return FITS;
+}
+
+static inline fit put_value(column_maker *maker, PyObject *value, Py_ssize_t row, Py_ssize_t rows) {
+    if (maker->type == 'O') {
+        PyList_SET_ITEM(maker->values, row, Py_NewRef(value));
+        return FITS;
+    }
+    if (value == Py_None) return put_null(maker, row, rows);
+    switch (maker->type) {
+    case 'u':
+    case 'z':
+        return put_text(maker, value, row);
+    case 'b':
+        if (!PyBool_Check(value)) return MISFIT;
+        if (value == Py_True) PyBytes_AS_STRING(maker->values)[row >> 3] |= (char)(1 << (row & 7));
+        return FITS;
+    case 'g':
+        if (!PyFloat_CheckExact(value)) return MISFIT;
+        ((double *)PyBytes_AS_STRING(maker->values))[row] = PyFloat_AS_DOUBLE(value);
+        return FITS;
+    default:
+        return put_integer(maker, value, row);
+    }
+}
+
+static inline fit put_record(column_maker *makers, Py_ssize_t width, PyObject *record, Py_ssize_t row, Py_ssize_t rows) {
+    if (width == 1) return put_value(makers, record, row, rows);
+    if (!PyTuple_CheckExact(record) || PyTuple_GET_SIZE(record) != width) return MISFIT;
+    for (Py_ssize_t column = 0; column < width; column++) {
+        fit found = put_value(&makers[column], PyTuple_GET_ITEM(record, column), row, rows);
+        if (found != FITS) return found;
+    }
+    return FITS;
+}
+
+/* The finished column: (validity or None, values, bytes or None, nulls). Takes what it returns from the maker. */
+static inline PyObject *column_of(column_maker *maker) {
+    if (maker->bytes != NULL && _PyBytes_Resize(&maker->bytes, maker->used) != 0) return NULL;
+    return Py_BuildValue("(OOOn)", maker->validity ? maker->validity : Py_None, maker->values,
+                         maker->bytes ? maker->bytes : Py_None, maker->nulls);
+}
+
+#endif
