@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,14 @@ class Kit:
 
     def in_sink(self, name: str) -> list[int]:
         """Return the numbers that the sink has committed, from a column ``number``."""
-        if not self._files(name).exists():
+        directory = self._files(name)
+        log = directory / "_spark_metadata"
+        if not directory.exists():
             return []
+        # Spark's own sink leaves files of a batch that was killed: those of its log count.
+        files: Any = sorted(committed_in(log)) if log.exists() else directory
         numbers = pa.schema([("number", pa.int64())])
-        read: list[int] = (
-            ds.dataset(self._files(name), numbers, format="parquet").to_table()["number"].to_pylist()
-        )
+        read: list[int] = ds.dataset(files, numbers, format="parquet").to_table()["number"].to_pylist()
         return read
 
     def _files(self, name: str) -> Path:
@@ -91,3 +94,10 @@ class Kit:
 
     def member(self, subtask: int = 0, parallelism: int = 1) -> Member:
         return Member("job/messages", subtask, parallelism)
+
+
+def committed_in(log: Path) -> set[str]:
+    """Return the files of the batches that Spark's file sink has committed."""
+    batches = [path for path in log.iterdir() if path.name.split(".")[0].isdecimal()]
+    lines = [line for path in batches for line in path.read_text().splitlines()[1:]]
+    return {json.loads(line)["path"].removeprefix("file://") for line in lines}
