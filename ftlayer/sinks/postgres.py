@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checks import check_text
-from ftlayer.clients.libraries import client_library
-from ftlayer.errors import ConfigError, SinkError, UncommittableError
+from ftlayer.clients.postgres import check_dsn, database_of, psycopg_library, reason
+from ftlayer.errors import SinkError, UncommittableError
 from ftlayer.sinks.copying import to_csv
 from ftlayer.sinks.origin import by_query, streaming_query
 
@@ -66,21 +66,13 @@ class PostgresSink(DataSourceStreamArrowWriter):
 
         Raises `ConfigError` if psycopg is missing, or a name that will not do.
         """
-        psycopg = _psycopg()
-        if not isinstance(dsn, str):
-            raise ConfigError(f"dsn: expected a connection string of PostgreSQL's as text, got {dsn!r}")
+        check_dsn(dsn)
         if name != "":
             check_text(name, "name")
-        try:
-            info = psycopg.conninfo.conninfo_to_dict(dsn)
-        except psycopg.ProgrammingError as error:
-            raise ConfigError(f"dsn: not a connection string of PostgreSQL's: {error}") from error
         self._dsn = dsn
         self._table = table
         self._name = name or table
-        self._place = (
-            f"table {table} of {info.get('dbname', 'postgres')} at {info.get('host', 'this machine')}"
-        )
+        self._place = f"table {table} of {database_of(dsn)}"
         self._execution = secrets.token_hex(8)
         self._tables()
 
@@ -206,7 +198,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
 
     def _trying(self, work: Callable[[], Result]) -> Result:
         """Do it, again if the connection is lost: each transaction has its effect once."""
-        psycopg = _psycopg()
+        psycopg = psycopg_library()
         for left in reversed(range(TRIES)):
             try:
                 return work()
@@ -219,19 +211,9 @@ class PostgresSink(DataSourceStreamArrowWriter):
 
     @contextlib.contextmanager
     def _transaction(self, doing: str) -> Iterator[Any]:
-        psycopg = _psycopg()
+        psycopg = psycopg_library()
         try:
             with psycopg.connect(self._dsn) as connection:
                 yield connection
         except psycopg.Error as error:
-            raise SinkError(f"{self._place}: rows cannot be {doing}: {_reason(error)}") from error
-
-
-def _psycopg() -> Any:
-    client_library("psycopg.conninfo", "PostgresSink", "psycopg 3", "postgres")
-    return client_library("psycopg", "PostgresSink", "psycopg 3", "postgres")
-
-
-def _reason(error: Any) -> str:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return f"{said} (SQLSTATE {error.sqlstate})" if error.sqlstate else said
+            raise SinkError(f"{self._place}: rows cannot be {doing}: {reason(error)}") from error

@@ -15,6 +15,9 @@ from ftlayer.sources.mqtt.data_source import MqttDataSource
 from ftlayer.sources.mqtt.source import MqttSource
 from ftlayer.sources.nats.data_source import NatsDataSource
 from ftlayer.sources.nats.source import NatsSource
+from ftlayer.sources.postgres.changes_source import PostgresChangesSource
+from ftlayer.sources.postgres.data_source import PostgresChangesDataSource, PostgresTableDataSource
+from ftlayer.sources.postgres.table_source import PostgresTableSource
 from ftlayer.sources.redis.data_source import RedisDataSource
 from ftlayer.sources.redis.source import RedisSource
 from ftlayer.sources.tail.data_source import TailDataSource
@@ -36,6 +39,10 @@ __all__ = [
     "MqttSource",
     "NatsDataSource",
     "NatsSource",
+    "PostgresChangesDataSource",
+    "PostgresChangesSource",
+    "PostgresTableDataSource",
+    "PostgresTableSource",
     "RedisDataSource",
     "RedisSource",
     "TailDataSource",

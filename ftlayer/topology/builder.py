@@ -18,6 +18,7 @@ from ftlayer.topology.ddl import parse_ddl, to_ddl
 from ftlayer.topology.draft import GraphDraft
 from ftlayer.topology.graph import StreamGraph
 from ftlayer.topology.operators import Source
+from ftlayer.topology.queues import Queue
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions
 
@@ -117,6 +118,12 @@ class GraphBuilder:
             raise ConfigError("source: give schema=…, a pyarrow.Schema or text like 'id bigint, name string'")
         if parallelism is None and opened.most_subtasks is not None:
             parallelism = min(opened.most_subtasks, draft.parallelism)
+        if isinstance(source, Queue) and parallelism is not None:
+            most = source.most_subtasks
+            if most is not None and parallelism > most:
+                raise ConfigError(
+                    f"source: parallelism: a {type(source).__name__} is read by {most}, got {parallelism}"
+                )
         leg = draft.add(
             lambda uid: Source(uid, opened.connector, known, rules, restart or draft.restart),
             [],

@@ -23,12 +23,14 @@ def load_shared(*names: str) -> None:
 
 
 load_shared("servers", "kit", "redis_kit", "kafka_server", "mqtt_kit", "amqp_kit", "nats_kit", "s3_server")
+load_shared("postgres_kit")
 
 from amqp_kit import AmqpKit, RabbitServer  # noqa: E402 - they are loaded above
 from kafka_server import GivenKafka, KafkaServer  # noqa: E402
 from kit import Kit  # noqa: E402
 from mqtt_kit import MosquittoServer, MqttKit  # noqa: E402
 from nats_kit import NatsKit, NatsServer  # noqa: E402
+from postgres_kit import PostgresChangesKit, PostgresServer, PostgresTableKit  # noqa: E402
 from redis_kit import RedisKit, RedisServer  # noqa: E402
 from s3_server import S3Server  # noqa: E402
 from servers import started, until  # noqa: E402
@@ -38,6 +40,8 @@ KITS: dict[str, tuple[str, type[Any]]] = {
     "amqp": ("rabbit_server", AmqpKit),
     "mqtt": ("mosquitto", MqttKit),
     "nats": ("nats_server", NatsKit),
+    "postgres": ("postgres_server", PostgresChangesKit),
+    "postgres_table": ("postgres_server", PostgresTableKit),
 }
 """By connector: the fixture of its server, and its kit."""
 
@@ -91,6 +95,11 @@ def s3_server() -> Iterator[S3Server]:
     yield from started(S3Server, "moto_server", "moto")
 
 
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[PostgresServer]:
+    yield from started(PostgresServer, PostgresServer.found(), "psycopg")
+
+
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
     return until
@@ -136,10 +145,12 @@ CAMPAIGN = (
     "test_plain_spark_reads_and_writes_each_message_once[amqp]",
     "test_plain_spark_reads_and_writes_each_message_once[mqtt]",
     "test_plain_spark_reads_and_writes_each_message_once[nats]",
+    "test_plain_spark_reads_and_writes_each_message_once[postgres]",
+    "_once[postgres_table]",
 )
 """RabbitMQ takes some seconds to start: by default it is restarted once, and in no topology or query.
 
-Of NATS one test with Spark is enough by default: the rest is what all queues share.
+Of NATS and PostgreSQL one test with Spark is enough by default: the rest is what all queues share.
 """
 
 

@@ -1,0 +1,151 @@
+"""What PostgreSQL's catalog says of a table, its keys and its publication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.checks import check_text, check_texts, shown
+from ftlayer.errors import ConfigError
+from ftlayer.sources.postgres.columns import type_of
+
+PARTITIONED = "p"
+_KINDS = ("r", PARTITIONED)
+
+_TABLE = """
+    SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
+"""
+# A domain is read as what it is a domain of.
+_COLUMNS = """
+    SELECT a.attname, a.attnotnull, a.attgenerated <> '', CASE t.typtype
+        WHEN 'd' THEN format_type(t.typbasetype, t.typtypmod) ELSE format_type(a.atttypid, a.atttypmod) END
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_KEYS = """
+    SELECT i.indisprimary, array_agg(a.attname::text ORDER BY k.place)
+    FROM pg_index i CROSS JOIN unnest(i.indkey::int[]) WITH ORDINALITY k(attnum, place)
+    LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+        AND k.place <= i.indnkeyatts
+    GROUP BY i.indexrelid, i.indisprimary ORDER BY i.indisprimary DESC
+"""
+# Sequences that a column owns (serial, identity), and those that its default calls.
+_CACHE = """
+    SELECT max(s.seqcache) FROM pg_sequence s WHERE s.seqrelid IN (
+        SELECT d.objid FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+        WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
+            AND a.attrelid = %(table)s AND a.attname = %(column)s
+        UNION ALL
+        SELECT d.refobjid FROM pg_depend d JOIN pg_attrdef f ON d.objid = f.oid
+            JOIN pg_attribute a ON a.attrelid = f.adrelid AND a.attnum = f.adnum
+        WHERE d.classid = 'pg_attrdef'::regclass AND d.refclassid = 'pg_class'::regclass
+            AND a.attrelid = %(table)s AND a.attname = %(column)s
+    )
+"""
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column; ``type`` as ``format_type`` names it."""
+
+    name: str
+    is_required: bool
+    is_generated: bool
+    type: str
+
+
+@dataclass(frozen=True)
+class TableName:
+    """A table as it is named: with its schema, or where the role's ``search_path`` finds it ("")."""
+
+    schema: str
+    table: str
+
+    @property
+    def quoted(self) -> str:
+        """The name in a statement."""
+        names = [self.schema, self.table] if self.schema else [self.table]
+        return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+@dataclass(frozen=True)
+class TableDescription:
+    """A table as the catalog has it. ``keys``: the columns of unique indexes, those of the primary key first."""
+
+    oid: int
+    name: TableName
+    kind: str
+    identity: str
+    columns: tuple[TableColumn, ...]
+    keys: tuple[tuple[str, ...], ...]
+    has_primary_key: bool
+
+    def column(self, name: str, option: str) -> TableColumn:
+        """Return a column; `ConfigError` for one that is not there."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise ConfigError(f"{option}: table {self.name.quoted} has no column {name!r}")
+
+    def fields(self, wanted: Sequence[str], as_text: Sequence[str]) -> list[pa.Field]:
+        """Return the columns that are wanted (none: all), as Arrow has them. Raises `ConfigError`."""
+        for name in as_text:
+            self.column(name, "as_text")
+        columns = [self.column(name, "columns") for name in wanted] or list(self.columns)
+        return [
+            pa.field(column.name, pa.string() if column.name in as_text else type_of(column.type))
+            for column in columns
+        ]
+
+
+def named(table: object) -> TableName:
+    """Return what ``"table"`` or ``"schema.table"`` names. Raises `ConfigError`."""
+    what = "'table' or 'schema.table'"
+    check_text(table, "table", what)
+    assert isinstance(table, str)
+    schema, dot, name = table.rpartition(".")
+    if not name or (dot and not schema) or "." in schema:
+        raise ConfigError(f"table: expected {what}, got {shown(table)}")
+    return TableName(schema, name)
+
+
+def check_names(names: object, option: str) -> tuple[str, ...]:
+    """Return names of columns, each there once. Raises `ConfigError`."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ConfigError(f"{option}: expected a list of names, got {shown(names)}")
+    check_texts(names, option, "the name of a column")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{option}: {list(names)!r} has a name twice")
+    return tuple(names)
+
+
+def describe(connection: Any, table: TableName) -> TableDescription:
+    """Ask the catalog for a table. Raises `ConfigError` if it is not there, or something else (a view)."""
+    found = connection.execute(_TABLE, (table.quoted,)).fetchone()
+    if found is None:
+        raise ConfigError(f"table: there is no table {table.quoted} that this role sees")
+    oid, schema, name, kind, identity = found
+    if kind not in _KINDS:
+        raise ConfigError(f"table: {table.quoted} is no table (pg_class.relkind {kind!r})")
+    columns = [TableColumn(*row) for row in connection.execute(_COLUMNS, (oid,)).fetchall()]
+    keys = connection.execute(_KEYS, (oid,)).fetchall()
+    return TableDescription(
+        oid,
+        TableName(schema, name),
+        kind,
+        identity,
+        tuple(columns),
+        tuple(tuple(names) for _, names in keys),
+        any(is_primary for is_primary, _ in keys),
+    )
+
+
+def sequence_cache(connection: Any, table: TableDescription, column: str) -> int:
+    """Return how many values a session takes from the column's sequence at once; 1 where it has none."""
+    (found,) = connection.execute(_CACHE, {"table": table.oid, "column": column}).fetchone()
+    return int(found or 1)

@@ -1,0 +1,254 @@
+"""Transactions of a replication stream as units of rows, each with the position behind it. Rules alone: no I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ftlayer.errors import SourceError
+from ftlayer.sources.postgres.pgoutput import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Message,
+    Relation,
+    Truncate,
+    Unchanged,
+    Update,
+    Value,
+    Values,
+)
+
+MOST_BYTES = 16 << 20
+"""A transaction with more bytes than this is cut, however few rows those are."""
+
+Projected = tuple[str | None, ...]
+
+
+class LogPlace(NamedTuple):
+    """Where a stream was read to.
+
+    With ``done`` 0 all transactions were that were committed before ``lsn``. Otherwise so were those before the one
+    that was committed at ``lsn``, and its first ``done`` changes.
+    """
+
+    lsn: int
+    done: int = 0
+
+
+class ChangedRow(NamedTuple):
+    """A change of the table: its columns afterwards (of a row that is gone: before), and before, where that is known.
+
+    ``place``: which change of its transaction it is. ``unchanged``: columns whose value the server has not sent.
+    """
+
+    operation: str
+    lsn: int
+    place: int
+    xid: int | None
+    time_us: int | None
+    columns: Projected
+    before: Projected | None = None
+    unchanged: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Unit:
+    """Rows that belong together: those of a transaction, or a piece of one that is too large for that.
+
+    ``behind``: where the stream was read to with them. ``end``: what the server may forget once they are durable; None:
+    nothing that it could not before, as the transaction goes on.
+    """
+
+    rows: list[ChangedRow]
+    behind: LogPlace
+    end: int | None
+
+
+@dataclass(slots=True)
+class _Open:
+    """The transaction that is under way. ``skip``: so many of its changes were taken before; None: all of them."""
+
+    begin: Begin
+    skip: int | None
+    changes: int = 0
+    rows: list[ChangedRow] = field(default_factory=list)
+    size: int = 0
+
+
+class Transactions:
+    """Takes the messages of a stream in order, and gives the rows of one table."""
+
+    def __init__(
+        self, schema: str, table: str, columns: Sequence[str], start: LogPlace | None, whole_rows: int
+    ) -> None:
+        """``start``: what was taken before; ``whole_rows``: a transaction with more rows is cut."""
+        self._table = schema, table
+        self._columns = tuple(columns)
+        self._start = start or LogPlace(0)
+        self._whole_rows = whole_rows
+        self._places: dict[int, tuple[int | None, ...] | None] = {}
+        self._open: _Open | None = None
+        self._units: deque[Unit] = deque()
+        self._rows = 0
+        self.missing: tuple[str, ...] = ()
+        """Columns that the table had not when its last `Relation` came."""
+        self.passed = 0
+        """The server may forget what is before this, once all units that were taken are durable."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows can be taken."""
+        return self._rows
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no transaction is under way, and none can be taken."""
+        return self._open is None and not self._units
+
+    def feed(self, message: Message, size: int) -> None:
+        """Take the next message, which had ``size`` bytes. Raises `SourceError` for one that cannot come here."""
+        match message:
+            case Begin():
+                self._open = _Open(message, self._skipped_of(message))
+            case Commit(end=end):
+                self._commit(end)
+            case Relation():
+                self._places[message.oid] = self._places_in(message)
+            case Insert() | Update() | Delete() | Truncate():
+                self._change(message, size)
+            case _:
+                pass  # An origin, or a type's name: values are read as texts.
+
+    def reached(self, lsn: int) -> None:
+        """The server has sent all that was committed before this."""
+        if self._open is None:
+            self._advance(lsn)
+
+    def take(self, max_rows: int) -> Unit | None:
+        """Return a unit, and those behind it, as many as have up to ``max_rows`` together; None if there is none."""
+        if not self._units:
+            return None
+        taken = [self._units.popleft()]
+        count = len(taken[0].rows)
+        while self._units and count + len(self._units[0].rows) <= max_rows:
+            taken.append(self._units.popleft())
+            count += len(taken[-1].rows)
+        self._rows -= count
+        rows = taken[0].rows if len(taken) == 1 else [row for unit in taken for row in unit.rows]
+        # A piece is no progress, but those before it are.
+        end = max((unit.end for unit in taken if unit.end is not None), default=None)
+        return replace(taken[-1], rows=rows, end=end)
+
+    # ------------------------------------------------------------ one transaction
+
+    def _skipped_of(self, begin: Begin) -> int | None:
+        if begin.lsn < self._start.lsn:
+            return None
+        return self._start.done if begin.lsn == self._start.lsn else 0
+
+    def _commit(self, end: int) -> None:
+        opened, self._open = self._open, None
+        if opened is None:
+            raise SourceError("a transaction was committed that had not begun")
+        if opened.rows:
+            self._put(Unit(opened.rows, LogPlace(end), end))
+        else:
+            self._advance(end)
+
+    def _change(self, message: Insert | Update | Delete | Truncate, size: int) -> None:
+        opened = self._open
+        if opened is None:
+            raise SourceError("a change came outside of a transaction")
+        opened.changes += 1
+        if opened.skip is None or opened.changes <= opened.skip:
+            return
+        rows = self._rows_of(message, opened)
+        if rows is None:
+            return
+        opened.rows.append(rows)
+        opened.size += size
+        if len(opened.rows) > self._whole_rows or opened.size > MOST_BYTES:
+            self._put(Unit(opened.rows, LogPlace(opened.begin.lsn, opened.changes), None))
+            opened.rows, opened.size = [], 0
+
+    def _put(self, unit: Unit) -> None:
+        self._units.append(unit)
+        self._rows += len(unit.rows)
+
+    def _advance(self, lsn: int) -> None:
+        """There is nothing of the table up to here."""
+        if not self._units:
+            self.passed = max(self.passed, lsn)
+            return
+        last = self._units[-1]
+        last.behind = max(last.behind, LogPlace(lsn))
+        last.end = last.behind.lsn
+
+    # ------------------------------------------------------------ rows
+
+    def _places_in(self, relation: Relation) -> tuple[int | None, ...] | None:
+        """Return where the columns are in its rows; None for another table."""
+        if (relation.schema, relation.table) != self._table:
+            return None
+        places = {column.name: place for place, column in enumerate(relation.columns)}
+        self.missing = tuple(name for name in self._columns if name not in places)
+        return tuple(places.get(name) for name in self._columns)
+
+    def _places_of(self, oid: int) -> tuple[int | None, ...] | None:
+        try:
+            return self._places[oid]
+        except KeyError:
+            raise SourceError(f"a change of a table that was not described, with the oid {oid}") from None
+
+    def _rows_of(self, message: Insert | Update | Delete | Truncate, opened: _Open) -> ChangedRow | None:
+        if isinstance(message, Truncate):
+            if all(self._places_of(oid) is None for oid in message.relations):
+                return None
+            return self._row("truncate", opened, (None,) * len(self._columns))
+        places = self._places_of(message.relation)
+        if places is None:
+            return None
+        if isinstance(message, Delete):
+            old = _projected(message.old, places)
+            return self._row("delete", opened, old, old)
+        if isinstance(message, Insert):
+            return self._row("insert", opened, _projected(message.new, places))
+        before = None if message.old is None else _projected(message.old, places)
+        new = _at(message.new, places)
+        if UNCHANGED not in new:
+            return self._row("update", opened, _shown(new), before)
+        if before is not None and message.is_full:
+            known = (old if value is UNCHANGED else value for value, old in zip(new, before, strict=True))
+            return self._row("update", opened, _shown(known), before)
+        same = tuple(name for name, value in zip(self._columns, new, strict=True) if value is UNCHANGED)
+        return self._row("update", opened, _shown(new), before, same)
+
+    def _row(
+        self,
+        operation: str,
+        opened: _Open,
+        columns: Projected,
+        before: Projected | None = None,
+        unchanged: tuple[str, ...] = (),
+    ) -> ChangedRow:
+        begin = opened.begin
+        return ChangedRow(
+            operation, begin.lsn, opened.changes, begin.xid, begin.time_us, columns, before, unchanged
+        )
+
+
+def _at(values: Values, places: tuple[int | None, ...]) -> list[Value]:
+    return [None if place is None else values[place] for place in places]
+
+
+def _shown(values: Iterable[Value]) -> Projected:
+    return tuple(None if isinstance(value, Unchanged) else value for value in values)
+
+
+def _projected(values: Values, places: tuple[int | None, ...]) -> Projected:
+    return _shown(_at(values, places))
