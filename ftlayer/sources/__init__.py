@@ -9,6 +9,9 @@ from ftlayer.sources.amqp.source import AmqpSource
 from ftlayer.sources.files.data_source import FilesDataSource
 from ftlayer.sources.files.source import FilesSource
 from ftlayer.sources.from_json import FromJson
+from ftlayer.sources.http_pull.data_sources import PolledJsonDataSource, SseDataSource
+from ftlayer.sources.http_pull.polled import PolledJsonSource
+from ftlayer.sources.http_pull.sse import SseSource
 from ftlayer.sources.kafka.data_source import KafkaDataSource
 from ftlayer.sources.kafka.source import KafkaSource
 from ftlayer.sources.mqtt.data_source import MqttDataSource
@@ -39,12 +42,16 @@ __all__ = [
     "MqttSource",
     "NatsDataSource",
     "NatsSource",
+    "PolledJsonDataSource",
+    "PolledJsonSource",
     "PostgresChangesDataSource",
     "PostgresChangesSource",
     "PostgresTableDataSource",
     "PostgresTableSource",
     "RedisDataSource",
     "RedisSource",
+    "SseDataSource",
+    "SseSource",
     "TailDataSource",
     "TailSource",
     "WebhookDataSource",

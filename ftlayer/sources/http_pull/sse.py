@@ -1,0 +1,194 @@
+"""Server-Sent Events as a source."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.checks import Duration, duration_ms
+from ftlayer.clients.reconnecting import Reconnecting
+from ftlayer.errors import SourceError
+from ftlayer.sources.http_pull.requests import AnsweredError, check_answer, check_request, place_of
+from ftlayer.sources.http_pull.sse_parser import ServerEvent, SseParser
+from ftlayer.sources.queue_positions import pack_position, unpack_position
+from ftlayer.topology.queues import Fetched, Member, Queue
+
+CONTENT_TYPE = "text/event-stream"
+
+PAUSE_MS = 1_000
+"""Between two connections, where the server does not say it (``retry:``)."""
+
+_NAME = ("sse",)
+_STEP_S = 0.05
+
+
+class SseSource(Queue):
+    """Reads an endless answer of Server-Sent Events (``text/event-stream``), and asks for it again when it ends.
+
+    The position is the id of the last event. A new connection sends it as ``Last-Event-ID``, and the server goes on
+    behind it, if it keeps its events. Events without ids cannot be asked for again: those of the time between two
+    connections are lost.
+    """
+
+    most_subtasks = 1
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        idle_timeout: Duration = "2m",
+        reconnect_timeout: Duration = "5m",
+    ) -> None:
+        """Nothing is connected to before it is read.
+
+        Args:
+            url: ``http://…`` or ``https://…``; the slot connects.
+            headers: sent with each request: ``{"Authorization": "Bearer …"}``.
+            idle_timeout: a connection over which nothing came for this long, comments included, is taken for lost.
+            reconnect_timeout: the source fails when the server was away for this long.
+
+        Raises `ConfigError` if httpx is missing, and for an option that will not do.
+        """
+        self.headers = check_request(url, headers)
+        self.url = url
+        self.idle_s = duration_ms(idle_timeout, "idle_timeout") / 1_000
+        self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+        self.schema: pa.Schema = pa.schema(
+            [
+                pa.field("id", pa.string()),
+                pa.field("time", pa.timestamp("us", "UTC")),
+                pa.field("event", pa.string()),
+                pa.field("data", pa.string()),
+            ]
+        )
+
+    def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> SseReader:
+        """See `Queue.open`. One subtask reads; there is nothing to acknowledge."""
+        return SseReader(self, positions.get(0), reads=member.subtask == 0)
+
+
+class SseReader:
+    """`QueueReader` of the subtask that reads, or of another one. What comes is read while `fetch` waits for it."""
+
+    def __init__(self, source: SseSource, position: bytes | None, *, reads: bool) -> None:
+        self._source = source
+        self._reads = reads
+        self._number, last_id = (0, "") if position is None else _unpack(position)
+        self._parser = SseParser(last_id=last_id)
+        self._away = Reconnecting(place_of(source.url), source.patience_ms)
+        self._ready: deque[tuple[int, ServerEvent]] = deque()
+        self._loop = asyncio.new_event_loop()
+        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        """See `QueueReader.fetch`. Raises `SourceError` for an answer that is none of events."""
+        if not self._ready:
+            self._loop.run_until_complete(self._wait(wait_s))
+        if not self._ready:
+            return None
+        found = [self._ready.popleft() for _ in range(min(max_rows, len(self._ready)))]
+        columns = [
+            [event.last_id or None for _, event in found],
+            [time_us for time_us, _ in found],
+            [event.event for _, event in found],
+            [event.data for _, event in found],
+        ]
+        schema = self._source.schema
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        self._number += 1
+        position = pack_position(_NAME, self._number.to_bytes(8), found[-1][1].last_id.encode())
+        return Fetched(pa.RecordBatch.from_arrays(arrays, schema=schema), 0, position, None)
+
+    def acknowledge(self, receipts: Sequence[None]) -> None:
+        """See `QueueReader.acknowledge`: servers are not told."""
+
+    def waiting(self) -> int | None:
+        """See `QueueReader.waiting`: servers do not tell."""
+        return None
+
+    def wake_up(self) -> None:
+        """See `QueueReader.wake_up`: nothing waits for acknowledgements."""
+
+    def close(self) -> None:
+        """See `QueueReader.close`."""
+        if self._task is not None:
+            self._task.cancel()
+            self._loop.run_until_complete(asyncio.wait([self._task]))
+        self._loop.close()
+
+    async def _wait(self, wait_s: float) -> None:
+        """Let the connection go on until something has come, or for this long."""
+        if not self._reads:
+            await asyncio.sleep(wait_s)
+            return
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        self._arrived.clear()
+        arrived = asyncio.create_task(self._arrived.wait())
+        await asyncio.wait([arrived, self._task], timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        arrived.cancel()
+        if self._task.done() and not self._ready:
+            self._task.result()
+
+    async def _run(self) -> None:
+        import httpx
+
+        timeout = httpx.Timeout(10.0, read=self._source.idle_s)
+        async with httpx.AsyncClient(timeout=timeout, follow_redirects=True) as client:
+            while True:
+                pause_s = 0.0
+                try:
+                    await self._connect(client)
+                    pause_s = self._pause_s
+                except AnsweredError as error:
+                    self._away.failed(error)
+                    pause_s = max(error.pause_s, self._pause_s)
+                except httpx.TransportError as error:
+                    self._away.failed(error)
+                    pause_s = self._pause_s if self._parser.retry_ms is not None else 0.0
+                again_s = time.monotonic() + pause_s
+                while self._away.is_early or time.monotonic() < again_s:
+                    await asyncio.sleep(_STEP_S)
+
+    @property
+    def _pause_s(self) -> float:
+        retry_ms = self._parser.retry_ms
+        return (PAUSE_MS if retry_ms is None else retry_ms) / 1_000
+
+    async def _connect(self, client: Any) -> None:
+        """Read the events of one answer to its end."""
+        source, parser = self._source, self._parser
+        headers = {"Accept": CONTENT_TYPE, "Cache-Control": "no-store", **source.headers}
+        if parser.last_id:
+            # Ids are UTF-8; httpx takes bytes as they are.
+            headers = {name: value.encode() for name, value in headers.items()}  # type: ignore[misc]
+            headers["Last-Event-ID"] = parser.last_id.encode()  # type: ignore[assignment]
+        async with client.stream("GET", source.url, headers=headers) as answer:
+            place = place_of(source.url)
+            if answer.status_code == 204:
+                raise SourceError(f"{place}: it has answered 204: there are no more events")
+            said = "" if answer.status_code == 200 else (await answer.aread()).decode("utf-8", "replace")
+            check_answer(place, answer.status_code, answer.headers, said)
+            kind = answer.headers.get("content-type", "")
+            if kind.partition(";")[0].strip().lower() != CONTENT_TYPE:
+                raise SourceError(f"{place}: expected an answer of {CONTENT_TYPE}, got {kind!r}")
+            self._away.works()
+            parser.begin()
+            async for chunk in answer.aiter_bytes():
+                now_us = time.time_ns() // 1_000
+                events = parser.feed(chunk)
+                if events:
+                    self._ready += [(now_us, event) for event in events]
+                    self._arrived.set()
+
+
+def _unpack(position: bytes) -> tuple[int, str]:
+    number, last_id = unpack_position(position, _NAME, "Server-Sent Events", 2)
+    return int.from_bytes(number), last_id.decode()
