@@ -37,6 +37,11 @@ class Reconnecting:
         self._again = 0.0
 
     @property
+    def is_away(self) -> bool:
+        """Whether it could not be reached the last time."""
+        return self._since is not None
+
+    @property
     def is_early(self) -> bool:
         """Whether it is not to be tried yet."""
         return self._since is not None and self._clock() < self._again

@@ -46,6 +46,8 @@ class FromJson:
         if not isinstance(objects, pa.Schema) or not len(objects):
             raise ConfigError(f"schema: expected a pyarrow.Schema or text like 'user string', got {schema!r}")
         check_text(column, "column", "the name of a column")
+        if isinstance(keep, str):
+            raise ConfigError(f"keep: expected a list of names, got {keep!r}")
         check_texts(keep, "keep", "names of columns")
         for name in keep:
             if name in objects.names:

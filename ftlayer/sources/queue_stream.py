@@ -78,13 +78,21 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Where the queue cannot say how much that is, this fetches until nothing comes for a moment.
         """
-        waiting = self._opened().waiting()
+        reader = self._opened()
+        self._fetch_all(reader)
+        # A server that is away has more, perhaps: it is waited for, as long as the reader has patience.
+        while reader.is_away:
+            self._fetch_all(reader)
+        self._ends = True
+
+    def _fetch_all(self, reader: QueueReader) -> None:
+        """Fetch what waits now; where the queue cannot say how much that is, until nothing comes for a moment."""
+        waiting = reader.waiting()
         if waiting is None:
             while self._fetch(None, WAIT_S):
                 pass
         while waiting and (fetched := self._fetch(waiting)):
             waiting -= fetched
-        self._ends = True
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Fetch what there is, up to the limit."""

@@ -71,6 +71,10 @@ class QueueReader(Protocol):
     def waiting(self) -> int | None:
         """Return how many messages this would fetch if no more came, and no one else read; None: that is not known."""
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the server could not be reached the last time: what it has is not known."""
+
     def wake_up(self) -> None:
         """There is something to acknowledge: a fetch that waits may return. Any thread may call this."""
 

@@ -209,3 +209,13 @@ def test_brokers_that_stay_away_are_given_up(
     away = KafkaSource("127.0.0.1:1", topic, reconnect_timeout="100ms")
     with pytest.raises(SourceError, match="longer than reconnect_timeout"):
         rows_of(away, {f"{topic}-0": 0}, {f"{topic}-0": 5})
+
+
+def test_a_topic_that_is_not_there_is_said_and_not_made(kafka_server: Any) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    name = f"missing-{os.getpid()}"
+    with pytest.raises(SourceError, match="there is no such topic; make it before"):
+        KafkaSource(kafka_server.url, name).initialOffset()
+    topics = AdminClient({"bootstrap.servers": kafka_server.url}).list_topics(timeout=60).topics
+    assert name not in topics

@@ -379,3 +379,23 @@ def test_a_wrong_option_is_named(given: dict[str, Any], said: str) -> None:
     options = {"path": "in", "journal": "journal", **given}
     with pytest.raises(ConfigError, match=said):
         FilesSource(options.pop("path"), **options)
+
+
+@pytest.mark.parametrize(
+    ("path", "journal", "is_read"),
+    [
+        ("in", "in/journal", True),
+        ("in/", "in", True),
+        ("in/**/*.json", "in/journal", True),
+        ("in/*.json", "in/journal", False),
+        ("in", "in-journal", False),
+        ("s3://b/in", "s3://b/in/journal", True),
+        ("s3://b/in", "journal", False),
+    ],
+)
+def test_a_journal_is_not_among_the_files_that_are_read(path: str, journal: str, is_read: bool) -> None:
+    if is_read:
+        with pytest.raises(ConfigError, match="would be read; name another directory"):
+            FilesSource(path, journal=journal)
+    else:
+        FilesSource(path, journal=journal)

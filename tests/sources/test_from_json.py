@@ -142,6 +142,7 @@ def test_each_row_is_its_messages_object_and_the_others_are_marked(texts: list[s
         ("w struct<m: map<string, bigint>>", {}, "schema: w.m is map"),
         (f"{CORRUPT} string", {}, "no column beside"),
         (f"n int, {CORRUPT} int", {}, "is text, not int32"),
+        ("n bigint", {"keep": "offset"}, "keep: expected a list of names, got 'offset'"),
         ("offset bigint", {"keep": ["offset"]}, "keep: the schema has a column 'offset', too"),
     ],
 )

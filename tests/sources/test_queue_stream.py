@@ -40,6 +40,7 @@ class Broker(Queue):
         self.opened: list[tuple[Member, Mapping[int, bytes], bool]] = []
         self.crash = ""
         self.tells = True
+        self.is_away = False
 
     def __deepcopy__(self, memo: Any) -> Broker:
         return self
@@ -139,6 +140,36 @@ def test_a_run_of_what_is_available_now_ends(query: Query, tells: bool) -> None:
     for _ in range(3):
         query.trigger()
     assert query.found == list(range(40))
+
+
+class Away(Broker):
+    """It cannot be reached at first."""
+
+    def __init__(self, fetches: int, patience: int) -> None:
+        super().__init__()
+        self.left, self.patience = fetches, patience
+        self.tells = False
+
+    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        self.left -= 1
+        self.is_away = self.left > 0
+        if not self.is_away:
+            return super().fetch(max_rows, wait_s)
+        self.patience -= 1
+        if not self.patience:
+            raise SourceError("it was away for reconnect_timeout")
+        return None
+
+
+def test_a_run_of_what_is_available_now_waits_for_a_server_that_is_away(tmp_path: Path) -> None:
+    query = Query(Away(5, patience=9), tmp_path / "spool")
+    query.broker.count = 25
+    query.reader.prepareForTriggerAvailableNow()
+    for _ in range(4):
+        query.trigger()
+    assert query.found == list(range(25))
+    with pytest.raises(SourceError, match="reconnect_timeout"):
+        Query(Away(9, patience=5), tmp_path / "other").reader.prepareForTriggerAvailableNow()
 
 
 class Trickle(Broker):

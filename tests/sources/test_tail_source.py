@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import TailSource
 from ftlayer.sources.tail import source as tail
 from ftlayer.topology.queues import Fetched, Member, QueueReader
@@ -158,3 +158,9 @@ def test_a_wrong_option_is_named(given: dict[str, Any], said: str) -> None:
 def test_a_position_of_another_source_is_refused() -> None:
     with pytest.raises(ConfigError, match="give the new one a uid of its own"):
         TailSource("app.log").open(MEMBER, {0: b"\x07"}, stored=True)
+
+
+def test_a_directory_is_no_log(tmp_path: Path) -> None:
+    reader = TailSource(str(tmp_path)).open(Member("job", 0, 1), {}, stored=True)
+    with pytest.raises(SourceError, match="is a directory; name its logs"):
+        reader.fetch(1, 0)

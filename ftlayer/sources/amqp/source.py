@@ -148,6 +148,11 @@ class AmqpReader:
             self._failed(error)
             return None
 
+    @property
+    def is_away(self) -> bool:
+        """See `QueueReader.is_away`."""
+        return self._away.is_away
+
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`: a fetch that waits for the server is not ended."""
 

@@ -115,6 +115,10 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if storage_options is not None and not isinstance(storage_options, Mapping):
             raise ConfigError(f"storage_options: expected a dict, got {storage_options!r}")
         self.path, self.journal = os.fspath(path), os.fspath(journal)
+        if _reads_below(self.path, self.journal):
+            raise ConfigError(
+                f"journal: {self.journal!r} is below {self.path!r}, and would be read; name another directory"
+            )
         columns = _columns(format, schema, malformed, position=position)
         self._format = FileFormat(format, columns, position, malformed, header, delimiter)
         self.schema: pa.Schema = self._format.schema
@@ -251,6 +255,15 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads the journal by itself.
         return {**self.__dict__, "_opened": None, "_listed_s": None}
+
+
+def _reads_below(path: str, directory: str) -> bool:
+    """Return whether files in ``directory`` are among those of ``path``, a directory or a pattern of all below one."""
+    top, pattern, _ = path.partition("**")
+    if not pattern and any(letter in path for letter in "*?["):
+        return False
+    inner, outer = (each if "://" in each else os.path.abspath(each) for each in (directory, top))
+    return inner == outer.rstrip("/") or inner.startswith(outer.rstrip("/") + "/")
 
 
 def _columns(format: str, schema: pa.Schema | str | None, malformed: str, *, position: bool) -> pa.Schema:

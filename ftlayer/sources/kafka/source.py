@@ -146,8 +146,12 @@ class KafkaSource(LogReader):
 
     def _splits_of(self, topic: str) -> list[str]:
         found = self._asking(
-            f"topic {topic!r}", lambda admin: admin.list_topics(topic, timeout=CALL_S).topics[topic]
+            # Asked for by its name, one that is not there would be made by the brokers.
+            f"topic {topic!r}",
+            lambda admin: admin.list_topics(timeout=CALL_S).topics.get(topic),
         )
+        if found is None:
+            raise SourceError(f"topic {topic!r} at {self.servers}: there is no such topic; make it before")
         if found.error is not None or not found.partitions:
             said = "it has no partitions" if found.error is None else reason(found.error)
             raise SourceError(f"topic {topic!r} at {self.servers}: {said}")

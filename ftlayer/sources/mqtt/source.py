@@ -181,6 +181,11 @@ class MqttReader:
         """See `QueueReader.waiting`. MQTT does not tell."""
         return None
 
+    @property
+    def is_away(self) -> bool:
+        """See `QueueReader.is_away`."""
+        return self._away.is_away
+
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`."""
         if (session := self._mine.session) is not None:

@@ -203,6 +203,11 @@ class NatsReader:
             return int(info.num_pending + info.num_ack_pending - self._window.unacknowledged)
         return int(info.num_pending) + pull.received
 
+    @property
+    def is_away(self) -> bool:
+        """See `QueueReader.is_away`."""
+        return self._away.is_away
+
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`."""
         if (pull := self._pull) is not None:

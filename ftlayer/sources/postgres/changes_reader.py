@@ -157,6 +157,11 @@ class PostgresChangesReader:
             return None
         return self._transactions.rows
 
+    @property
+    def is_away(self) -> bool:
+        """See `QueueReader.is_away`."""
+        return self._away.is_away
+
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`."""
         if (stream := self._stream) is not None:

@@ -119,6 +119,11 @@ class PostgresTableReader:
             return None
         return int(found) if found <= MOST_COUNTED else None
 
+    @property
+    def is_away(self) -> bool:
+        """See `QueueReader.is_away`."""
+        return self._away.is_away
+
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`: nothing is acknowledged."""
 

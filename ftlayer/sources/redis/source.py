@@ -207,6 +207,11 @@ class RedisReader:
             self._failed(error)
             return None
 
+    @property
+    def is_away(self) -> bool:
+        """See `QueueReader.is_away`."""
+        return self._away.is_away
+
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`: what waits in the server is not called back."""
 

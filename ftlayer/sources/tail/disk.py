@@ -107,6 +107,11 @@ class LocalDisk:
 
     def files(self, wanted: Collection[int]) -> list[Seen]:
         """See `Disk.files`. Raises `SourceError` for a directory that cannot be read."""
+        for given in self._paths:
+            if os.path.isdir(given):
+                raise SourceError(
+                    f"{given} is a directory; name its logs, {os.path.join(given, '*.log')}, say"
+                )
         logs = sorted({path for given in self._paths for path in glob.glob(given)})
         # A log that has gone, and not come again yet, has rotated files still.
         logs += [path for path in self._paths if path not in logs and not glob.has_magic(path)]

@@ -140,6 +140,11 @@ class TailReader:
         """See `QueueReader.waiting`: lines that were not read are not counted."""
         return None
 
+    @property
+    def is_away(self) -> bool:
+        """See `QueueReader.is_away`; files are here."""
+        return False
+
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`."""
         self._woken.set()

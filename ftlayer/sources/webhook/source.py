@@ -152,6 +152,11 @@ class WebhookReader:
         """See `QueueReader.waiting`."""
         return self._intake.untaken
 
+    @property
+    def is_away(self) -> bool:
+        """See `QueueReader.is_away`; senders come here."""
+        return False
+
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`."""
         self._intake.wake_up()

@@ -36,6 +36,7 @@ class Broker(Queue):
         self.closed = threading.Event()
         self.fail: BaseException | None = None
         self.at = 0
+        self.is_away = False
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> Broker:
         self.opened.append((member, positions, stored))
