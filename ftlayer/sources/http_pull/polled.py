@@ -181,6 +181,11 @@ class PolledJsonReader:
         """See `QueueReader.waiting`: servers do not tell."""
         return None
 
+    @property
+    def is_away(self) -> bool:
+        """See `QueueReader.is_away`."""
+        return self._away.is_away
+
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`."""
         self._woken.set()

@@ -113,6 +113,11 @@ class SseReader:
         """See `QueueReader.waiting`: servers do not tell."""
         return None
 
+    @property
+    def is_away(self) -> bool:
+        """See `QueueReader.is_away`."""
+        return self._away.is_away
+
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`: nothing waits for acknowledgements."""
 
