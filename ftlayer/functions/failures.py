@@ -23,6 +23,8 @@ FAILS_RECORD_UNDONE: tuple[type[BaseException], ...] = (Exception, SystemExit)
 MAX_REASON = 512
 MAX_TRACEBACK = 4_096
 
+_OURS = os.path.dirname(__file__) + os.sep
+
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
@@ -101,8 +103,10 @@ def _number(row: object) -> int:
 
 
 def _traceback_of(error: BaseException) -> str:
-    # The first frame is ours; the user's own code starts below it.
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    frames = error.__traceback__
+    if frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        # The loop's in Python; called from C, the user's own code begins at once.
+        frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
     if len(text) > MAX_TRACEBACK:
         half = (MAX_TRACEBACK - 64) // 2

@@ -158,6 +158,8 @@ BROKERS = sys.modules.setdefault("ftlayer_test_brokers", ModuleType("ftlayer_tes
 class ReaderJob:
     """A planner, and slots that the test can kill."""
 
+    lag: int | None = None
+
     def __init__(
         self,
         driver: Driver,

@@ -118,6 +118,8 @@ class SimpleReader(SimpleDataSourceStreamReader):
 class Job:
     """A planner and its slots. A checkpoint is (positions, what the planner gave, rows emitted before)."""
 
+    lag: int | None = None
+
     def __init__(self, driver: Any, key: bytes, reader: Any, parallelism: int, **more: Any) -> None:
         self.driver, self.parallelism = driver, parallelism
         self.source = Source("numbers", ReaderSource(reader), ID)

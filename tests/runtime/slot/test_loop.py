@@ -50,6 +50,8 @@ ME, ONE, TWO = Peer(0, "zero", ""), Peer(1, "one", ""), Peer(1, "two", "")
 class Reader:
     """A source that gives what the test puts in."""
 
+    lag: int | None = None
+
     def __init__(self) -> None:
         self.waiting: list[SourceRows] = []
         self.started = self.finished = False

@@ -48,6 +48,8 @@ class Core:
 class Counting:
     """A reader of the numbers below `ROWS`, from its position on, that raises where the test says."""
 
+    lag: int | None = None
+
     def __init__(self, positions: Mapping[str, bytes], fails_at: Iterable[int], log: list[str]) -> None:
         self.at = int(positions.get("0", b"0"))
         self.fails_at = fails_at

@@ -37,6 +37,8 @@ def step_reader(
 class StepReader:
     """`SourceReader` of numbered partitions: reads as much at a time as the world draws."""
 
+    lag: int | None = None
+
     due_ms: int | None = None
 
     def __init__(self, world: Any, source: Any, subtask: int, parallelism: int, positions: Any, limits: Any):
