@@ -45,12 +45,15 @@ def opened(
 def words(reader: PostgresTableReader, rows: int, most: int = 3) -> list[str]:
     """Read so many rows."""
     found: list[str] = []
-    for _ in range(FETCHES):
+    empty = 0
+    while empty < FETCHES:
         if len(found) >= rows:
             return found
-        if (fetched := reader.fetch(most, 0.1)) is not None:
-            assert fetched.rows.num_rows <= most
-            found += fetched.rows.column("word").to_pylist()
+        if (fetched := reader.fetch(most, 0.1)) is None:
+            empty += 1
+            continue
+        assert fetched.rows.num_rows <= most
+        found += fetched.rows.column("word").to_pylist()
     raise AssertionError(f"{rows} rows were not read, only {found}")
 
 
