@@ -125,6 +125,7 @@ def driver_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None =
             *_restarts(view.vertex, announced),
             *_circuits(PageLink(Page.JOB, view.vertex, job.owner), job.name, job.circuits),
             *_stuck_functions(view.vertex, job),
+            *_sources_away(view.vertex, job),
             *_checkpoints(view.vertex, job),
             *_failing(view.vertex, job),
             *_watermark(view.vertex, job, hour),
@@ -228,6 +229,15 @@ def _stuck_functions(vertex: str, job: JobDetails) -> Iterator[Finding]:
             what = slot.function or slot.busy
             text = f"{what} has not returned for {spoken(slot.busy_ms)} in slot {slot.slot} of {job.name}"
             yield Finding(Health.LOOK, text, PageLink(Page.JOB, vertex, job.owner, operator=slot.busy))
+
+
+def _sources_away(vertex: str, job: JobDetails) -> Iterator[Finding]:
+    for key, away_ms in sorted(job.counters.items()):
+        kind, _, uid = key.partition("/")
+        if kind == "away" and away_ms >= SILENT_MS:
+            why = f": {job.last_failure}" if repr(uid) in job.last_failure else ""
+            text = f"source {uid} of {job.name} has not been able to read for {spoken(away_ms)}{why}"
+            yield Finding(Health.LOOK, text, PageLink(Page.JOB, vertex, job.owner, operator=uid))
 
 
 def _checkpoints(vertex: str, job: JobDetails) -> Iterator[Finding]:

@@ -83,6 +83,22 @@ def test_a_job_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
             Page.JOB,
         ),
         (
+            made.job(counters={"away/orders": 42_000, "away/clicks": 29_999}),
+            Health.LOOK,
+            "source orders of orders has not been able to read for 42 s",
+            Page.JOB,
+        ),
+        (
+            made.job(
+                counters={"away/orders": 42_000},
+                last_failure="source 'orders' cannot be read on: no such queue",
+            ),
+            Health.LOOK,
+            "source orders of orders has not been able to read for 42 s: source 'orders' cannot be read on: no such "
+            "queue",
+            Page.JOB,
+        ),
+        (
             made.job(counters={"paused/parse": 2, "paused/score": 0}),
             Health.LOOK,
             "parse of orders takes no new records in 2 subtasks: more fail than max_failing allows, or more wait than "

@@ -64,6 +64,8 @@ class PushReader:
 
     lag: int | None = None
     """See `SourceReader.lag`; there is none: senders wait."""
+    is_away = False
+    """See `SourceReader.is_away`; senders come here."""
 
     def __init__(self, source: Source, subtask: int, limits: BatchLimits, wake: Callable[[], None]) -> None:
         assert isinstance(source.connector, PushSource)

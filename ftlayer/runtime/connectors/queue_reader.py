@@ -40,6 +40,8 @@ class QueueSourceReader:
     """See `SourceReader.due_ms`; nothing waits for others."""
     lag: int | None = None
     """See `SourceReader.lag`."""
+    is_away = True
+    """See `SourceReader.is_away`."""
 
     def __init__(
         self,
@@ -169,8 +171,11 @@ class QueueSourceReader:
         lag_at = time.monotonic()
         while True:
             fetches, receipts = self._next(lag_at)
+            self.is_away = reader.is_away
             if time.monotonic() >= lag_at:
-                self.lag = reader.waiting()
+                waiting = reader.waiting()
+                # What it knew before has changed since.
+                self.lag = None if reader.is_away else waiting
                 lag_at = time.monotonic() + LAG_EVERY_S
             if receipts:
                 reader.acknowledge(receipts)

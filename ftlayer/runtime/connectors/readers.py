@@ -67,6 +67,10 @@ class SourceReader(Protocol):
         """How many records of its system were not read lately; None if that is not known here."""
 
     @property
+    def is_away(self) -> bool:
+        """Whether its system could not be reached the last time, or has not been yet."""
+
+    @property
     def ended(self) -> bool:
         """Whether everything was taken and nothing comes any more."""
 
@@ -90,6 +94,8 @@ class IterableReader:
 
     lag: int | None = None
     """See `SourceReader.lag`; an iterable does not tell."""
+    is_away = False
+    """See `SourceReader.is_away`; what an iterable raises is a failure."""
 
     def __init__(
         self,
@@ -172,6 +178,8 @@ class SplitReader:
 
     lag: int | None = None
     """See `SourceReader.lag`; the driver knows."""
+    is_away = False
+    """See `SourceReader.is_away`; the driver knows."""
 
     def __init__(
         self,

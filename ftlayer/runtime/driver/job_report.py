@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftlayer.histogram import LATENCY_BOUNDS, Exemplar
@@ -12,6 +12,7 @@ from ftlayer.runtime.driver.driver_mode import DriverMode
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.job_status import (
     JobStatus,
+    away_of,
     chain_status,
     circuits_of,
     edges_of,
@@ -20,6 +21,7 @@ from ftlayer.runtime.driver.job_status import (
     subtasks_of,
 )
 from ftlayer.runtime.driver.meter import Meter
+from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.protocol.durations import END_TO_END, PERSIST, histograms_of
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import HistogramDetails, StreamStatus
@@ -35,19 +37,19 @@ class JobReport:
         core: JobCore[Any],
         mode: DriverMode[Any],
         lock: threading.Lock,
-        reader_lags: Callable[[], Mapping[str, int]],
+        planners: Planners,
     ) -> None:
         """Ask the vertex for what there was before the job.
 
-        ``run`` names the execution. ``lock`` is held where ``core`` gets events, and for `update`. ``reader_lags`` is
-        `Planners.lags`.
+        ``run`` names the execution. ``lock`` is held where ``core`` gets events, and for `update`. ``planners`` are
+        those of its readers.
         """
         self._run = run
         self._graph = graph
         self._core = core
         self._mode = mode
         self._lock = lock
-        self._reader_lags = reader_lags
+        self._planners = planners
         self._asking = threading.Lock()
         self._meter = Meter()
         self._exemplars: dict[str, Exemplar] = {}
@@ -115,7 +117,8 @@ class JobReport:
                 edges=() if self._is_over else tuple(edges_of(core.slots, self._graph)),
                 incidents=core.incidents.at(self._to_wall_ms),
                 savepoint="" if savepoint is None else savepoint.location,
-                lags={} if self._is_over else {**self._reader_lags(), **lags_of(core.slots)},
+                lags={} if self._is_over else {**self._planners.lags(), **lags_of(core.slots)},
+                away={} if self._is_over else {**self._planners.away(), **away_of(core.slots)},
                 breakers={} if self._is_over else circuits_of(core.slots),
             )
 

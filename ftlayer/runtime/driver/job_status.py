@@ -20,7 +20,7 @@ from ftlayer.vertex.calls.jobs import EdgeDetails, HistogramDetails, Incident, S
 
 OUT = "records_out"
 
-PAUSED, WAITING, LAG = "paused/", "waiting/", "lag/"
+PAUSED, WAITING, LAG, AWAY = "paused/", "waiting/", "lag/", "away/"
 """Counters of chains; the uid follows."""
 
 
@@ -109,6 +109,7 @@ class JobStatus:
         breakers: circuit breakers of chains in barrier mode, by operator; a policy's by the first of its chain.
         lags: by source: how many records of its system were not read, when it was asked last; of the sources of logs
             and queues that can tell.
+        away: by source: for how long (ms) its system cannot be read, or does not answer; 0 while it can.
         histograms: durations since the job's begin, by ``"<metric>|<part>"``: ``persist`` by source,
             ``end_to_end`` by ``"<source>|<sink>"``.
     """
@@ -135,6 +136,7 @@ class JobStatus:
     savepoint: str = ""
     breakers: dict[str, CircuitStatus] = field(default_factory=dict)
     lags: dict[str, int] = field(default_factory=dict)
+    away: dict[str, int] = field(default_factory=dict)
 
     @property
     def circuits(self) -> dict[str, CircuitStatus]:
@@ -317,12 +319,21 @@ def circuits_of(slots: Sequence[SlotRecord]) -> dict[str, CircuitStatus]:
 
 def lags_of(slots: Sequence[SlotRecord]) -> dict[str, int]:
     """Return the lags of sources that are queues, as slots that run said last: each has seen all of the queue."""
+    return _most(LAG, slots)
+
+
+def away_of(slots: Sequence[SlotRecord]) -> dict[str, int]:
+    """Return for how long (ms) systems of sources cannot be read, by source, as slots that run said last."""
+    return _most(AWAY, slots)
+
+
+def _most(counter: str, slots: Sequence[SlotRecord]) -> dict[str, int]:
     found: dict[str, int] = {}
     for beat in _beats(slots):
-        for name, lag in beat.counters.items():
-            if name.startswith(LAG):
-                uid = name.removeprefix(LAG)
-                found[uid] = max(lag, found.get(uid, 0))
+        for name, value in beat.counters.items():
+            if name.startswith(counter):
+                uid = name.removeprefix(counter)
+                found[uid] = max(value, found.get(uid, 0))
     return found
 
 

@@ -266,9 +266,7 @@ class JobThread:
             )
         )
         self._core: JobCore[Any] = JobCore(crew, parts.options, self._mode.rules)
-        self._report = JobReport(
-            self.job, parts.graph, self._core, self._mode, self._lock, parts.planners.lags
-        )
+        self._report = JobReport(self.job, parts.graph, self._core, self._mode, self._lock, parts.planners)
         threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
 
     # ------------------------------------------------------------ the coordinator's thread

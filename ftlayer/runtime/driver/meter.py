@@ -12,7 +12,7 @@ WINDOW_MS = 5_000
 IN = "records_in"
 """The counter of records that sources have read."""
 
-NOW = ("waiting/", "waiting_bytes/", "paused/", "lag/")
+NOW = ("waiting/", "waiting_bytes/", "paused/", "lag/", "away/")
 """What counters begin with that say how it is now, and are no totals; the uid of a chain follows, or of a source."""
 
 DONE = "done"

@@ -73,6 +73,10 @@ class Planners:
         """Return, by source, how many records were not read when its reader was asked last, of those that can tell."""
         return {uid: lag for uid, planner in self._planners.items() if (lag := planner.rules.lag) is not None}
 
+    def away(self) -> dict[str, int]:
+        """Return, by source, for how long (ms) its reader has been asked in vain, see `ReaderPlanner.unanswered_ms`."""
+        return {uid: planner.unanswered_ms for uid, planner in self._planners.items()}
+
     def start(self) -> None:
         """Begin to plan."""
         for planner in self._planners.values():

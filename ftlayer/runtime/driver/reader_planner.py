@@ -105,6 +105,7 @@ class ReaderPlanner:
         # in between has made useless. No method of the reader is called under it.
         self._changed = threading.Condition()
         self._call: CallReader | None = None
+        self._called_ms = 0
         self._stops = False
         kept = keeper(source, lambda event: self._handle(KeeperEvent(event)))
         self._ask_progress = kept.progress
@@ -124,6 +125,12 @@ class ReaderPlanner:
     def rules(self) -> PlannerRules:
         """To be looked at."""
         return self._rules
+
+    @property
+    def unanswered_ms(self) -> int:
+        """For how long the reader has been asked in vain: it has not returned, or has failed."""
+        with self._changed:
+            return 0 if self._call is None else self._clock().mono_ms - self._called_ms
 
     def start(self) -> None:
         """Begin to plan, or go on after a failure."""
@@ -168,6 +175,8 @@ class ReaderPlanner:
     def _carry_out(self, instruction: PlannerInstruction) -> None:
         match instruction:
             case CallReader():
+                if self._call is None:
+                    self._called_ms = self._clock().mono_ms
                 self._call = instruction
             case AssignSplits():
                 self._send(instruction)

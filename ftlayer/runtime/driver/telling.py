@@ -16,7 +16,7 @@ from ftlayer.printable import shortened
 from ftlayer.runtime.driver.checkpoint_times import CheckpointTimes
 from ftlayer.runtime.driver.driver_mode import CheckpointCalls
 from ftlayer.runtime.driver.job import Job
-from ftlayer.runtime.driver.job_status import LAG, JobStatus, SlotStatus
+from ftlayer.runtime.driver.job_status import AWAY, LAG, JobStatus, SlotStatus
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.labels import partitioner_name
@@ -112,7 +112,7 @@ class TopologyTelling:
             | _chain_totals(status)
             | self._failing(status)
             | self._written()
-            | _lags(status),
+            | _of_sources(status),
             rates=status.rates,
             histograms=status.histograms
             | {name: HistogramDetails.of(each) for name, each in times.histograms.items()},
@@ -219,8 +219,9 @@ def _chain_totals(status: JobStatus) -> dict[str, int]:
     }
 
 
-def _lags(status: JobStatus) -> dict[str, int]:
-    return {f"{LAG}{uid}": lag for uid, lag in status.lags.items()}
+def _of_sources(status: JobStatus) -> dict[str, int]:
+    lags = {f"{LAG}{uid}": lag for uid, lag in status.lags.items()}
+    return lags | {f"{AWAY}{uid}": away_ms for uid, away_ms in status.away.items()}
 
 
 def plan_of(graph: JobGraph) -> JobPlan:

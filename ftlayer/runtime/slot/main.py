@@ -317,7 +317,7 @@ class _Slot:
             timeout_ms=self._mode.touch_timeout_ms,
             touch=self._mode.touch,
             held=self._held_outside,
-            lags=self._lags,
+            of_sources=self._counters_of_sources,
             on_error=lambda error: self._mailbox.put(PartFailed(error)),
         )
 
@@ -325,8 +325,8 @@ class _Slot:
         assert self._links is not None
         return [*roots_in_mail(self._mailbox), *self._links.roots()]
 
-    def _lags(self) -> dict[str, int]:
-        return {} if self._sources is None else self._sources.lags()
+    def _counters_of_sources(self, mono_ms: int) -> dict[str, int]:
+        return {} if self._sources is None else self._sources.counters(mono_ms)
 
     def _heard(self, message: ToSlot) -> None:
         """Called by the control client's thread, which answers by itself what must not wait for the loop."""

@@ -53,11 +53,11 @@ class Pulse:
         timeout_ms: int | None = None,
         touch: Callable[[list[U64Array]], None] | None = None,
         held: Callable[[], Iterable[U64Array]] = tuple,
-        lags: Callable[[], dict[str, int]] = dict,
+        of_sources: Callable[[int], dict[str, int]] = lambda mono_ms: {},
         on_error: Callable[[Exception], None],
     ) -> None:
-        """``held`` returns the roots of everything that waits in the slot outside of its core, ``lags`` what
-        `Sources.lags` does.
+        """``held`` returns the roots of everything that waits in the slot outside of its core,
+        ``of_sources`` what `Sources.counters` does.
 
         ``on_error`` is told, by the thread, what has ended it.
         """
@@ -67,7 +67,7 @@ class Pulse:
         self._timeout_ms = timeout_ms
         self._touch = touch
         self._held = held
-        self._lags = lags
+        self._of_sources = of_sources
         self._on_error = on_error
         self._core: SlotCore | None = None
         self._loop_thread = 0
@@ -108,7 +108,7 @@ class Pulse:
             probe,
             core.activity,
             self.quiet,
-            core.counters() | self._lags(),
+            core.counters() | self._of_sources(_mono_ms()),
             uid,
             max(0, since),
             function,

@@ -23,6 +23,9 @@ from ftlayer.runtime.task.events import SourceRows, TakenRows
 
 logger = logging.getLogger(__name__)
 
+STEADY_MS = 30_000
+"""A reader that has failed counts as away until it has given rows, or has not failed for so long."""
+
 
 @dataclass(slots=True)
 class Reopening:
@@ -39,7 +42,11 @@ class Reopening:
 
 @dataclass(slots=True)
 class _Running:
-    """A source's subtask. ``again_ms``: its reader has failed, and is replaced then (monotone, ms)."""
+    """A source's subtask; times are monotone, in ms.
+
+    ``again_ms``: its reader has failed, and is replaced then. ``failed_ms``: when it failed last; None: it has given
+    rows since.
+    """
 
     reader: SourceReader
     signal: Signal
@@ -49,6 +56,7 @@ class _Running:
     ended: bool = False
     finishing: bool = False
     again_ms: int | None = None
+    failed_ms: int | None = None
     restarts: int = 0
     assigned: list[AssignSplits] = field(default_factory=list)
     undone: dict[int, tuple[SourceReader, TakenRows]] = field(default_factory=dict)
@@ -60,8 +68,16 @@ class _Running:
 
     def took(self, rows: SourceRows) -> None:
         """Note how far the source was taken."""
+        self.failed_ms = None
         if rows.position is not None:
             self.positions[rows.position.partition] = rows.position.end
+
+    def is_away(self, mono_ms: int) -> bool:
+        """Whether the source's system cannot be read now."""
+        failed_ms = self.failed_ms
+        if self.again_ms is not None or self.reader.is_away:
+            return True
+        return failed_ms is not None and mono_ms - failed_ms < STEADY_MS
 
     def open_again(self) -> None:
         """Replace the reader."""
@@ -107,6 +123,7 @@ class Sources:
         self._report = report
         self._running: dict[TaskKey, _Running] = {}
         self._numbers = 0
+        self._away_since_ms: dict[TaskKey, int] = {}
         self.asked = ""
 
     def add(
@@ -175,16 +192,25 @@ class Sources:
                 tell(SourceEnded(key), now)
         return found
 
-    def lags(self) -> dict[str, int]:
-        """Return ``lag/<uid>``: how many records of a source's system were not read lately, of those that know it.
+    def counters(self, mono_ms: int) -> dict[str, int]:
+        """Return what heartbeats say of sources that have not ended. One thread calls this, again and again.
 
-        Any thread may call this.
+        ``lag/<uid>`` is how many records of a source's system were not read lately, of those that know it, and
+        ``away/<uid>`` for how long, in ms, the system cannot be read, as calls of this have seen it; 0 while it can.
         """
-        return {
-            f"lag/{uid}": lag
-            for (uid, _), running in self._running.items()
-            if not running.ended and (lag := running.reader.lag) is not None
-        }
+        found: dict[str, int] = {}
+        for key, running in self._running.items():
+            if running.ended or running.finishing:
+                continue
+            away_ms = 0
+            if running.is_away(mono_ms):
+                away_ms = mono_ms - self._away_since_ms.setdefault(key, mono_ms)
+            else:
+                self._away_since_ms.pop(key, None)
+            found[f"away/{key[0]}"] = max(away_ms, found.get(f"away/{key[0]}", 0))
+            if (lag := running.reader.lag) is not None:
+                found[f"lag/{key[0]}"] = lag
+        return found
 
     def done(self, key: TaskKey, number: int) -> None:
         """Rows need not be read again (`RowsDone`)."""
@@ -230,6 +256,7 @@ class Sources:
         # The driver logs it.
         self._report(SourceFailed(*key, str(error), pause_ms))
         running.reader.abandon()
+        running.failed_ms = now.mono_ms
         running.again_ms = now.mono_ms + pause_ms
 
     def _read(self, key: TaskKey, running: _Running, rows: SourceRows) -> RowsRead:

@@ -269,8 +269,8 @@ class JobDetails:
         plan: what it is made of; a board that knows it already asks for none, and it is None.
         counters: totals of the run by name, and of each chain ``records_in/<uid>``, ``records_out/<uid>`` and
             ``late/<uid>``, of one with a policy for records that fail `FAILING` too, and of a source whose system
-            can tell ``lag/<source>``: records that were not read when it was asked last; ``rates`` are those without
-            a uid per second.
+            can tell ``lag/<source>``: records that were not read when it was asked last; ``away/<source>``: for how
+            many ms the system cannot be read, 0 while it can; ``rates`` are those without a uid per second.
         histograms: by ``"<metric>|<part>"``, the part an operator, ``"<source>|<sink>"``, or "" where there is none.
         checkpoints: those under way, and those that ended since what the board says that it knows.
         links: what else there is to look at, by name (``"Spark UI"``).

@@ -203,6 +203,11 @@ SOURCE_LAG = _gauge(
     Merge.LARGEST,
     of="record",
 )
+SOURCE_AWAY = _gauge(
+    "source_away_seconds",
+    "For how long a source's system cannot be read, or does not answer; 0 while it can.",
+    Merge.LARGEST,
+)
 EDGE_BYTES = _gauge("edge_queued_bytes", "Bytes that wait at the end of an edge, in one slot.")
 
 BATCHES = _counter("batches", "Micro-batches of a query that have ended in this run.", of="batch")

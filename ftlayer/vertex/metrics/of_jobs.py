@@ -76,10 +76,12 @@ def _add_operators(families: Families, job: JobDetails, owner: Mapping[str, str]
             kind, _, uid = key.partition("/")
             if kind == name and uid:
                 families.add(metric, count, {**owner, "operator": uid})
-    for key, lag in sorted(job.counters.items()):
+    for key, value in sorted(job.counters.items()):
         kind, _, uid = key.partition("/")
         if kind == "lag" and uid:
-            families.add(catalogue.SOURCE_LAG, lag, {**owner, "source": uid})
+            families.add(catalogue.SOURCE_LAG, value, {**owner, "source": uid})
+        elif kind == "away" and uid:
+            families.add(catalogue.SOURCE_AWAY, value / 1_000, {**owner, "source": uid})
     for edge in job.edges:
         labels = {**owner, "source": edge.source, "target": edge.target, "slot": str(edge.slot)}
         families.add(catalogue.EDGE_BYTES, edge.queued_bytes, labels)

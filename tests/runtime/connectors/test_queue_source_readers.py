@@ -144,6 +144,25 @@ def test_it_tells_how_many_messages_wait_while_its_rows_are_not_taken(
     broker.count += 500
     driver.until(lambda: reader.lag == 10_500 - broker.at)
     assert broker.fetches == READY_BATCHES
+    assert not reader.is_away
+    broker.is_away = True
+    driver.until(lambda: reader.is_away and reader.lag is None)
+
+
+def test_a_queue_that_cannot_be_opened_yet_is_away(driver: Any, opened: Any) -> None:
+    class Shut(Broker):
+        shut = threading.Event()
+
+        def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> Broker:
+            self.shut.wait(600)
+            return super().open(member, positions, stored=stored)
+
+    broker = Shut(1)
+    reader = opened(broker)
+    assert reader.is_away
+    broker.shut.set()
+    driver.next(reader)
+    assert not reader.is_away
 
 
 def test_it_is_opened_with_the_positions_of_those_that_it_reads_for(opened: Any, driver: Any) -> None:

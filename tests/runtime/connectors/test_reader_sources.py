@@ -279,12 +279,14 @@ def test_an_error_of_the_reader_is_told_and_can_be_gone_on_from(
     (error,) = job.errors
     assert isinstance(error, SourceError)
     assert "source 'numbers': its reader failed in the driver: OSError: no route" in str(error)
+    job.driver.until(lambda: job.planner.unanswered_ms > 0)
     job.errors.clear()
     job.kill(0)
     job.up(0)
     job.planner.start()
     job.run_until(lambda: 30 in broker.commits)
     assert sorted(vertex.rows) == list(range(30))
+    job.driver.until(lambda: job.planner.unanswered_ms == 0)
 
 
 def test_the_reader_is_stopped_after_a_failure_too(start: Any, broker: Any) -> None:

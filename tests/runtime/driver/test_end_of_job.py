@@ -32,7 +32,7 @@ WAIT_S = 600
 def parts(**changes: Any) -> Any:
     source = Source("numbers", IterableSource((range(3).__iter__,)), pa.schema([("id", pa.int64())]))
     graph = JobGraph("ending", (JobVertex("numbers", (source,), 1),), (), False)
-    made = {"server": Mock(), "submitter": Mock(), "planners": Mock(), "mode": Mock(), "on_over": Mock()}
+    made = {"server": Mock(), "submitter": Mock(), "planners": Mock(lags=dict, away=dict), "mode": Mock(), "on_over": Mock()}
     return JobParts(graph, TopologyOptions(), NoRestart(), **made | changes)
 
 
@@ -86,7 +86,7 @@ def test_two_threads_that_ask_for_the_status_count_nothing_twice() -> None:
     )
     mode = AckerDriver(Mock(client=Mock(call=call)), context)
     core = JobCore(crew, made.options, mode.rules)
-    report = JobReport("asked-1", made.graph, core, mode, threading.Lock(), dict)
+    report = JobReport("asked-1", made.graph, core, mode, threading.Lock(), Mock(lags=dict, away=dict))
     lookers = [threading.Thread(target=look) for _ in range(2)]
     for looker in lookers:
         looker.start()

@@ -8,6 +8,7 @@ from typing import Any
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.runtime.driver.job_status import (
     ChainStatus,
+    away_of,
     chain_status,
     circuits_of,
     edges_of,
@@ -89,3 +90,13 @@ def test_the_lag_of_a_queue_is_what_one_of_its_readers_says_who_all_see_it_whole
         SlotRecord(3, heartbeat=saying(clicks=90), ended=True),
     ]
     assert lags_of(slots) == {"clicks": 42, "orders": 0}
+
+
+def test_a_system_is_away_for_as_long_as_the_slot_says_that_has_missed_it_longest() -> None:
+    slots = [
+        SlotRecord(
+            number, heartbeat=Heartbeat(0, 1, False, counters={"away/clicks": away_ms, "lag/clicks": 99})
+        )
+        for number, away_ms in enumerate((0, 31_000, 7_000))
+    ]
+    assert away_of(slots) == {"clicks": 31_000}

@@ -49,6 +49,7 @@ class Counting:
     """A reader of the numbers below `ROWS`, from its position on, that raises where the test says."""
 
     lag: int | None = None
+    is_away = False
 
     def __init__(self, positions: Mapping[str, bytes], fails_at: Iterable[int], log: list[str]) -> None:
         self.at = int(positions.get("0", b"0"))
@@ -95,6 +96,15 @@ class Counting:
     def abandon(self) -> None:
         self.finished = True
         self.log.append("abandoned")
+
+
+class Idle(Counting):
+    """Has nothing to give."""
+
+    ended = False
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        return None
 
 
 class Bench:
@@ -220,3 +230,38 @@ def test_a_source_that_is_told_to_end_does_not_begin_again() -> None:
     failing.to_the_end()
     assert FLAKY in failing.core.over
     assert len(failing.readers) == 1
+
+
+def test_a_source_is_away_from_its_first_failure_until_it_gives_rows_again() -> None:
+    bench = Bench([False, True, True, False], FixedDelay(delay="40s"))
+    readings = []
+    for at_ms in (0, 1_000, 41_000, 41_001, 81_000, 82_000):
+        bench.now = at_ms
+        bench.turn()
+        readings.append(bench.sources.counters(at_ms))
+    away_ms = [counters["away/flaky"] for counters in readings]
+    assert away_ms == [0, 0, 40_000, 40_001, 0, 0]
+    assert not any(counters.get("away/steady") for counters in readings)
+
+
+def test_a_source_that_was_opened_again_and_has_nothing_is_away_no_more_after_a_while() -> None:
+    bench = Bench([True], FixedDelay(delay=10))
+    bench.turn()
+    assert bench.sources.counters(0)["away/flaky"] == 0
+    bench.now = 10
+    bench.sources._running[FLAKY].reopening.open = lambda positions: Idle(positions, (), bench.log)
+    bench.turn()
+    away_ms = [bench.sources.counters(at_ms)["away/flaky"] for at_ms in (20, 29_999, 30_000, 60_000)]
+    assert away_ms == [20, 29_999, 0, 0]
+
+
+def test_a_source_whose_system_is_away_tells_no_lag_and_one_that_ends_tells_nothing() -> None:
+    bench = Bench([], FixedDelay())
+    reader = bench.readers[0]
+    reader.lag, reader.is_away = None, True
+    assert bench.sources.counters(5) == {"away/flaky": 0, "away/steady": 0}
+    assert bench.sources.counters(9) == {"away/flaky": 4, "away/steady": 0}
+    reader.lag, reader.is_away = 7, False
+    assert bench.sources.counters(10) == {"away/flaky": 0, "away/steady": 0, "lag/flaky": 7}
+    bench.sources.finish()
+    assert bench.sources.counters(11) == {}

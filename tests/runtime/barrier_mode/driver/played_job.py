@@ -120,7 +120,7 @@ class Played:
                 restart or NoRestart(),
                 server=Mock(send=self._told),
                 submitter=self.submitter,
-                planners=Mock(),
+                planners=Mock(lags=dict, away=dict),
                 mode=partial(BarrierDriver, checkpoints),
                 on_over=self._left,
             )
