@@ -32,7 +32,13 @@ WAIT_S = 600
 def parts(**changes: Any) -> Any:
     source = Source("numbers", IterableSource((range(3).__iter__,)), pa.schema([("id", pa.int64())]))
     graph = JobGraph("ending", (JobVertex("numbers", (source,), 1),), (), False)
-    made = {"server": Mock(), "submitter": Mock(), "planners": Mock(lags=dict, away=dict), "mode": Mock(), "on_over": Mock()}
+    made = {
+        "server": Mock(),
+        "submitter": Mock(),
+        "planners": Mock(lags=dict, away=dict),
+        "mode": Mock(),
+        "on_over": Mock(),
+    }
     return JobParts(graph, TopologyOptions(), NoRestart(), **made | changes)
 
 

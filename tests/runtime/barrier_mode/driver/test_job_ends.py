@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -109,7 +110,9 @@ def test_the_status_of_a_job_that_was_stopped_with_a_savepoint_says_what_waits_i
     assert status.savepoint == where
     assert [chain.waiting for chain in status.chains if chain.uid == "numbers"] == [waiting]
     said = " · 62 waiting in the savepoint, 0 dead" if waiting else ""
-    assert status.line().endswith(f" · 0 out{said} · 1 checkpoints · stopped with savepoint {where}")
+    # A checkpoint of the interval may have been in time.
+    line = re.sub(r"\d+ checkpoints", "N checkpoints", status.line())
+    assert line.endswith(f" · 0 out{said} · N checkpoints · stopped with savepoint {where}")
     assert played.telling.details(0, with_plan=False).counters["waiting/numbers"] == waiting
     again = started_again(tmp_path / "c", LATEST)
     assert again.status().line().endswith(f"stopped with savepoint {where}")
