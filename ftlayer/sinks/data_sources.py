@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from ftlayer.errors import ConfigError
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.sinks.delta import DeltaSink
 from ftlayer.sinks.files import FileSink
 from ftlayer.sinks.iceberg import IcebergSink
@@ -31,9 +31,14 @@ class DeltaDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return the sink."""
-        names = _names(self.options.get("partitionBy", ""))
-        storage = _below(self.options, "storage.")
-        return DeltaSink(_required(self.options, "path"), partition_by=names, storage_options=storage)
+        options = DataSourceOptions(self.options, self.name())
+        sink = DeltaSink(
+            options.required("path"),
+            partition_by=options.names("partitionBy"),
+            storage_options=options.below("storage."),
+        )
+        options.check_all_known()
+        return sink
 
 
 class FileDataSource(DataSource):
@@ -50,7 +55,10 @@ class FileDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return the sink."""
-        return FileSink(_required(self.options, "path"), self.options.get("fileFormat", "parquet"))
+        options = DataSourceOptions(self.options, self.name())
+        sink = FileSink(options.required("path"), options.text("fileFormat", "parquet"))
+        options.check_all_known()
+        return sink
 
 
 class IcebergDataSource(DataSource):
@@ -68,13 +76,15 @@ class IcebergDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return the sink."""
-        properties = _below(self.options, "catalog.")
-        return IcebergSink(
-            _required(self.options, "table"),
-            properties or _required(self.options, "catalog"),
-            partition_by=_names(self.options.get("partitionBy", "")),
-            remember=str(self.options.get("remember", "720h")),
+        options = DataSourceOptions(self.options, self.name())
+        sink = IcebergSink(
+            options.required("table"),
+            options.below("catalog.") or options.required("catalog"),
+            partition_by=options.names("partitionBy"),
+            remember=options.text("remember", "720h"),
         )
+        options.check_all_known()
+        return sink
 
 
 class PostgresDataSource(DataSource):
@@ -90,23 +100,7 @@ class PostgresDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return the sink."""
-        dsn, table = (_required(self.options, option) for option in ("dsn", "table"))
-        return PostgresSink(dsn, table, name=self.options.get("name", ""))
-
-
-def _required(options: Any, option: str) -> str:
-    value = options.get(option)
-    if not value:
-        raise ConfigError(f"option {option!r} is missing: .option({option!r}, …)")
-    return str(value)
-
-
-def _names(listed: Any) -> list[str]:
-    return [name.strip() for name in str(listed).split(",") if name.strip()]
-
-
-def _below(options: Any, prefix: str) -> dict[str, str]:
-    """Return the options whose names begin so, without that."""
-    return {
-        name[len(prefix) :]: str(value) for name, value in options.items() if name.lower().startswith(prefix)
-    }
+        options = DataSourceOptions(self.options, self.name())
+        sink = PostgresSink(options.required("dsn"), options.required("table"), name=options.text("name", ""))
+        options.check_all_known()
+        return sink

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.errors import ConfigError
 from ftlayer.sources.from_json import FromJson
 from ftlayer.sources.logs import LogReader
@@ -16,6 +17,10 @@ from ftlayer.sources.queue_stream import QueueStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+
+JSON_OPTIONS = ("column", "keep")
+"""The options of `with_schema`."""
 
 
 class JsonReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -72,7 +77,7 @@ class JsonReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def with_schema(
-    reader: LogReader | QueueStreamReader, messages: pa.Schema, wanted: StructType, options: Mapping[str, str]
+    reader: LogReader | QueueStreamReader, messages: pa.Schema, wanted: StructType, options: DataSourceOptions
 ) -> DataSourceStreamReader:
     """Return the reader, or one of the JSON objects in its messages, if the user's schema is not that of messages.
 
@@ -81,15 +86,16 @@ def with_schema(
     """
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+    options.know(*JSON_OPTIONS)
     if wanted == from_arrow_schema(messages):
         return reader
-    keep = [name.strip() for name in options.get("keep", "").split(",") if name.strip()]
+    column, keep = options.text("column", "value"), options.names("keep")
     given = to_arrow_schema(wanted)
     for name in keep:
         if name not in given.names:
             raise ConfigError(f"keep: the schema has no column {name!r}")
     objects = pa.schema([field for field in given if field.name not in keep])
-    from_json = FromJson(objects, column=options.get("column", "value"), keep=keep)
+    from_json = FromJson(objects, column=column, keep=keep)
     if from_json.result_schema(messages).names != given.names:
         raise ConfigError("schema: the columns of keep come last, in their order")
     return JsonReader(reader, from_json)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.errors import ConfigError
 from ftlayer.sinks import NatsSink
 from ftlayer.sources import NatsDataSource, NatsSource
@@ -53,13 +54,12 @@ def test_what_a_reply_says(reply: str) -> None:
 
 
 def test_a_data_source_reads_and_writes_by_its_options() -> None:
-    options = {
-        "url": "nats://localhost",
-        "stream": "s",
-        "consumer": "c",
-        "subject": "s.in",
-        "maxPending": "7",
-    }
-    data_source = NatsDataSource(options)
-    assert data_source.source().max_pending == 7
-    assert isinstance(data_source.streamWriter(data_source.schema(), overwrite=False), NatsSink)
+    queue = {"url": "nats://localhost", "stream": "s", "subject": "s.in"}
+    reading = NatsDataSource({**queue, "consumer": "c", "maxPending": "7"})
+    assert reading.source(DataSourceOptions(reading.options, "nats")).max_pending == 7
+    schema = reading.schema()
+    assert isinstance(NatsDataSource(queue).streamWriter(schema, overwrite=False), NatsSink)
+    with pytest.raises(
+        ConfigError, match="option 'consumer' is unknown to ftlayer-nats; it knows url, stream, "
+    ):
+        NatsDataSource({**queue, "consumer": "c"}).streamWriter(schema, overwrite=False)

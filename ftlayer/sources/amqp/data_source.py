@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.sinks.amqp import AmqpSink
 from ftlayer.sinks.at_least_once import SendingWriter
 from ftlayer.sources.amqp.source import MAX_PENDING, AmqpSource
-from ftlayer.sources.data_source import QueueDataSource, option_count, option_flag
+from ftlayer.sources.data_source import QueueDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -30,26 +31,27 @@ class AmqpDataSource(QueueDataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return the sink."""
-        options = self.options
-        return SendingWriter(
+        options = DataSourceOptions(self.options, self.name())
+        sink = SendingWriter(
             AmqpSink(
                 options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-                exchange=str(options.get("exchange", "")),
-                routing_key=str(options.get("routingKey", "")),
+                exchange=options.text("exchange", ""),
+                routing_key=options.text("routingKey", ""),
                 routing_key_column=options.get("routingKeyColumn"),
                 body=options.get("body"),
                 message_id=options.get("messageId"),
-                reconnect_timeout=str(options.get("reconnectTimeout", "1m")),
+                reconnect_timeout=options.text("reconnectTimeout", "1m"),
             )
         )
+        options.check_all_known()
+        return sink
 
-    def source(self) -> AmqpSource:
+    def source(self, options: DataSourceOptions) -> AmqpSource:
         """See `QueueDataSource.source`."""
-        options = self.options
         return AmqpSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("queue"),  # type: ignore[arg-type]
-            max_pending=option_count(options, "maxPending", MAX_PENDING),
-            unique_ids=option_flag(options, "uniqueIds", default=True),
-            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+            max_pending=options.count("maxPending", MAX_PENDING),
+            unique_ids=options.flag("uniqueIds", default=True),
+            reconnect_timeout=options.text("reconnectTimeout", "5m"),
         )

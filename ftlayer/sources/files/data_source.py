@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.sinks import FileDataSource
-from ftlayer.sources.data_source import option_count, option_flag
 from ftlayer.sources.files.source import MAX_BYTES, MAX_FILES, SPLIT_BYTES, FilesSource
 
 if TYPE_CHECKING:
@@ -26,28 +26,30 @@ class FilesDataSource(FileDataSource):
         """Return the schema that the options say."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        return from_arrow_schema(self._source().schema)
+        return from_arrow_schema(self._reader().schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
         """Return the reader."""
-        return self._source()
+        return self._reader()
 
-    def _source(self) -> FilesSource:
-        options = self.options
-        return FilesSource(
+    def _reader(self) -> FilesSource:
+        options = DataSourceOptions(self.options, self.name())
+        source = FilesSource(
             options.get("path"),  # type: ignore[arg-type]  # It is checked there.
-            str(options.get("fileFormat", "text")),
+            options.text("fileFormat", "text"),
             journal=options.get("journal"),  # type: ignore[arg-type]
             schema=options.get("columns"),
-            position=option_flag(options, "position", default=True),
-            malformed=str(options.get("malformed", "")),
-            header=option_flag(options, "header", default=True),
-            delimiter=str(options.get("delimiter", ",")),
-            max_files=option_count(options, "maxFilesPerTrigger", MAX_FILES),
-            max_bytes=option_count(options, "maxBytesPerTrigger", MAX_BYTES),
-            split_bytes=option_count(options, "splitBytes", SPLIT_BYTES),
-            poll=str(options.get("poll", "1s")),
-            min_age=str(options.get("minAge", "0s")),
-            remember=str(options.get("remember", "168h")),
-            ignore_missing=option_flag(options, "ignoreMissing", default=False),
+            position=options.flag("position", default=True),
+            malformed=options.text("malformed", ""),
+            header=options.flag("header", default=True),
+            delimiter=options.text("delimiter", ","),
+            max_files=options.count("maxFilesPerTrigger", MAX_FILES),
+            max_bytes=options.count("maxBytesPerTrigger", MAX_BYTES),
+            split_bytes=options.count("splitBytes", SPLIT_BYTES),
+            poll=options.text("poll", "1s"),
+            min_age=options.text("minAge", "0s"),
+            remember=options.text("remember", "168h"),
+            ignore_missing=options.flag("ignoreMissing", default=False),
         )
+        options.check_all_known()
+        return source

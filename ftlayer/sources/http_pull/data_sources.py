@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.http_pull.polled import PolledJsonSource
 from ftlayer.sources.http_pull.sse import SseSource
@@ -21,14 +20,13 @@ class SseDataSource(QueueDataSource):
         """Return the name for ``format``."""
         return "ftlayer-sse"
 
-    def source(self) -> SseSource:
+    def source(self, options: DataSourceOptions) -> SseSource:
         """See `QueueDataSource.source`."""
-        options = self.options
         return SseSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-            headers=_headers(options),
-            idle_timeout=str(options.get("idleTimeout", "2m")),
-            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+            headers=options.below("header."),
+            idle_timeout=options.text("idleTimeout", "2m"),
+            reconnect_timeout=options.text("reconnectTimeout", "5m"),
         )
 
 
@@ -45,25 +43,16 @@ class PolledJsonDataSource(QueueDataSource):
         """Return the name for ``format``."""
         return "ftlayer-polled-json"
 
-    def source(self) -> PolledJsonSource:
+    def source(self, options: DataSourceOptions) -> PolledJsonSource:
         """See `QueueDataSource.source`."""
-        options = self.options
         return PolledJsonSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-            id=[name.strip() for name in str(options.get("id", "id")).split(",") if name.strip()],
-            items=str(options.get("items", "")),
-            cursor=str(options.get("cursor", "")),
-            param=str(options.get("param", "")),
-            interval=str(options.get("interval", "10s")),
-            headers=_headers(options),
-            timeout=str(options.get("timeout", "30s")),
-            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+            id=options.names("id", "id"),
+            items=options.text("items", ""),
+            cursor=options.text("cursor", ""),
+            param=options.text("param", ""),
+            interval=options.text("interval", "10s"),
+            headers=options.below("header."),
+            timeout=options.text("timeout", "30s"),
+            reconnect_timeout=options.text("reconnectTimeout", "5m"),
         )
-
-
-def _headers(options: Any) -> dict[str, str]:
-    return {
-        name[len("header.") :]: str(value)
-        for name, value in options.items()
-        if name.lower().startswith("header.")
-    }

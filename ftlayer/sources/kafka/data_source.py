@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from ftlayer.checks import check_text
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.sinks import KafkaSink
-from ftlayer.sources.data_source import option_count, option_flag
-from ftlayer.sources.json_stream import with_schema
+from ftlayer.sources.json_stream import JSON_OPTIONS, with_schema
 from ftlayer.sources.kafka.source import MAX_ROWS, KafkaSource
 
 if TYPE_CHECKING:
@@ -34,46 +34,52 @@ class KafkaDataSource(DataSource):
         return "ftlayer-kafka"
 
     def schema(self) -> StructType:
-        """Return the schema of messages."""
+        """Return the schema of messages. Raises `ConfigError` for an option that is none."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        return from_arrow_schema(KafkaSource.schema)
+        options = DataSourceOptions(self.options, self.name())
+        schema = _source(options).schema
+        options.know(*JSON_OPTIONS)
+        options.check_all_known()
+        return from_arrow_schema(schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
         """Return the reader."""
-        options, properties = self.options, self._properties()
-        servers, topics = properties.pop("bootstrap.servers", None), options.get("subscribe", "")
-        check_text(servers, "kafka.bootstrap.servers", "brokers like 'host:9092'")
-        check_text(topics, "subscribe", "names of topics with commas between them")
-        reader = KafkaSource(
-            str(servers),
-            [topic.strip() for topic in topics.split(",") if topic.strip()],
-            group=properties.pop("group.id", ""),
-            start=str(options.get("startingOffsets", "earliest")),
-            max_rows=option_count(options, "maxOffsetsPerTrigger", MAX_ROWS),
-            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
-            config=properties,
-        )
-        return with_schema(reader, reader.schema, schema, options)
+        options = DataSourceOptions(self.options, self.name())
+        source = _source(options)
+        reader = with_schema(source, source.schema, schema, options)
+        options.check_all_known()
+        return reader
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return the sink."""
-        options, properties = self.options, self._properties()
+        options = DataSourceOptions(self.options, self.name())
+        properties = options.below("kafka.")
         servers = properties.pop("bootstrap.servers", None)
         check_text(servers, "kafka.bootstrap.servers", "brokers like 'host:9092'")
-        return KafkaSink(
+        sink = KafkaSink(
             str(servers),
             options.get("topic"),
             staging=options.get("staging"),
-            exactly_once=option_flag(options, "exactlyOnce", default=True),
-            name=str(options.get("name", "")),
+            exactly_once=options.flag("exactlyOnce", default=True),
+            name=options.text("name", ""),
             config=properties,
         )
+        options.check_all_known()
+        return sink
 
-    def _properties(self) -> dict[str, Any]:
-        """Return the options that are librdkafka's."""
-        return {
-            name.removeprefix("kafka."): value
-            for name, value in self.options.items()
-            if name.startswith("kafka.")
-        }
+
+def _source(options: DataSourceOptions) -> KafkaSource:
+    properties = options.below("kafka.")
+    servers = properties.pop("bootstrap.servers", None)
+    check_text(servers, "kafka.bootstrap.servers", "brokers like 'host:9092'")
+    check_text(options.get("subscribe"), "subscribe", "names of topics with commas between them")
+    return KafkaSource(
+        str(servers),
+        options.names("subscribe"),
+        group=properties.pop("group.id", ""),
+        start=options.text("startingOffsets", "earliest"),
+        max_rows=options.count("maxOffsetsPerTrigger", MAX_ROWS),
+        reconnect_timeout=options.text("reconnectTimeout", "5m"),
+        config=properties,
+    )

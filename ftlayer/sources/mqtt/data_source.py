@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.sinks.at_least_once import SendingWriter
 from ftlayer.sinks.mqtt import MqttSink
-from ftlayer.sources.data_source import QueueDataSource, option_count, option_flag
+from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.mqtt.source import MAX_PENDING, MqttSource
 
 if TYPE_CHECKING:
@@ -30,29 +31,30 @@ class MqttDataSource(QueueDataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return the sink."""
-        options = self.options
-        return SendingWriter(
+        options = DataSourceOptions(self.options, self.name())
+        sink = SendingWriter(
             MqttSink(
                 options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-                topic=str(options.get("topic", "")),
+                topic=options.text("topic", ""),
                 topic_column=options.get("topicColumn"),
                 body=options.get("body"),
-                retain=option_flag(options, "retain", default=False),
-                version=str(options.get("version", "5")),
-                reconnect_timeout=str(options.get("reconnectTimeout", "1m")),
+                retain=options.flag("retain", default=False),
+                version=options.text("version", "5"),
+                reconnect_timeout=options.text("reconnectTimeout", "1m"),
             )
         )
+        options.check_all_known()
+        return sink
 
-    def source(self) -> MqttSource:
+    def source(self, options: DataSourceOptions) -> MqttSource:
         """See `QueueDataSource.source`."""
-        options = self.options
         return MqttSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("topic"),  # type: ignore[arg-type]
             group=options.get("group"),
-            qos=option_count(options, "qos", 1),
-            version=str(options.get("version", "5")),
-            session_expiry=str(options.get("sessionExpiry", "24h")),
-            max_pending=option_count(options, "maxPending", MAX_PENDING),
-            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+            qos=options.count("qos", 1),
+            version=options.text("version", "5"),
+            session_expiry=options.text("sessionExpiry", "24h"),
+            max_pending=options.count("maxPending", MAX_PENDING),
+            reconnect_timeout=options.text("reconnectTimeout", "5m"),
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.sinks import NatsSink
-from ftlayer.sources.data_source import QueueDataSource, option_count
+from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.nats.source import MAX_PENDING, NatsSource
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class NatsDataSource(QueueDataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return the sink."""
-        options = self.options
-        return NatsSink(
+        options = DataSourceOptions(self.options, self.name())
+        sink = NatsSink(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("stream"),  # type: ignore[arg-type]
             options.get("subject"),  # type: ignore[arg-type]
@@ -39,21 +40,22 @@ class NatsDataSource(QueueDataSource):
             headers=options.get("headers"),
             credentials=options.get("credentials"),
             id_column=options.get("idColumn"),
-            name=str(options.get("name", "")),
-            remember=str(options.get("remember", "168h")),
+            name=options.text("name", ""),
+            remember=options.text("remember", "168h"),
         )
+        options.check_all_known()
+        return sink
 
-    def source(self) -> NatsSource:
+    def source(self, options: DataSourceOptions) -> NatsSource:
         """See `QueueDataSource.source`."""
-        options = self.options
         return NatsSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("stream"),  # type: ignore[arg-type]
             options.get("consumer"),  # type: ignore[arg-type]
             subject=options.get("subject"),
             credentials=options.get("credentials"),
-            start=str(options.get("start", "earliest")),
-            max_pending=option_count(options, "maxPending", MAX_PENDING),
-            ack_wait=str(options.get("ackWait", "30s")),
-            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+            start=options.text("start", "earliest"),
+            max_pending=options.count("maxPending", MAX_PENDING),
+            ack_wait=options.text("ackWait", "30s"),
+            reconnect_timeout=options.text("reconnectTimeout", "5m"),
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ftlayer.sources.data_source import QueueDataSource, option_count
+from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.postgres.changes_source import WHOLE_ROWS, PostgresChangesSource
 from ftlayer.sources.postgres.table_source import POLL, PostgresTableSource
 
@@ -22,19 +21,18 @@ class PostgresChangesDataSource(QueueDataSource):
         """Return the name for ``format``."""
         return "ftlayer-postgres-changes"
 
-    def source(self) -> PostgresChangesSource:
+    def source(self, options: DataSourceOptions) -> PostgresChangesSource:
         """See `QueueDataSource.source`."""
-        options = self.options
         return PostgresChangesSource(
             options.get("dsn"),  # type: ignore[arg-type]  # It is checked there.
             options.get("table"),  # type: ignore[arg-type]
             options.get("slot"),  # type: ignore[arg-type]
-            publication=str(options.get("publication", "")),
-            columns=_names(options, "columns"),
-            as_text=_names(options, "asText"),
-            initial=str(options.get("initial", "none")),
-            max_transaction_rows=option_count(options, "maxTransactionRows", WHOLE_ROWS),
-            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+            publication=options.text("publication", ""),
+            columns=options.names("columns"),
+            as_text=options.names("asText"),
+            initial=options.text("initial", "none"),
+            max_transaction_rows=options.count("maxTransactionRows", WHOLE_ROWS),
+            reconnect_timeout=options.text("reconnectTimeout", "5m"),
         )
 
 
@@ -51,24 +49,17 @@ class PostgresTableDataSource(QueueDataSource):
         """Return the name for ``format``."""
         return "ftlayer-postgres-table"
 
-    def source(self) -> PostgresTableSource:
+    def source(self, options: DataSourceOptions) -> PostgresTableSource:
         """See `QueueDataSource.source`."""
-        options = self.options
         return PostgresTableSource(
             options.get("dsn"),  # type: ignore[arg-type]  # It is checked there.
             options.get("table"),  # type: ignore[arg-type]
             options.get("column"),  # type: ignore[arg-type]
-            key=_names(options, "key"),
-            columns=_names(options, "columns"),
-            as_text=_names(options, "asText"),
+            key=options.names("key"),
+            columns=options.names("columns"),
+            as_text=options.names("asText"),
             after=options.get("after"),
             delay=options.get("delay"),
-            poll_interval=str(options.get("pollInterval", POLL)),
-            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+            poll_interval=options.text("pollInterval", POLL),
+            reconnect_timeout=options.text("reconnectTimeout", "5m"),
         )
-
-
-def _names(options: Any, option: str) -> list[str]:
-    """Return an option that is names with commas between them."""
-    names = str(options.get(option, "")).split(",")
-    return [name.strip() for name in names if name.strip()]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.checks import MOST
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.sinks import RedisSink
-from ftlayer.sources.data_source import QueueDataSource, option_count
+from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.redis.source import RedisSource
 
 if TYPE_CHECKING:
@@ -31,25 +32,25 @@ class RedisDataSource(QueueDataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return the sink."""
-        options = self.options
-        longest = option_count(options, "maxLength", MOST) if "maxLength" in options else None
-        return RedisSink(
+        options = DataSourceOptions(self.options, self.name())
+        longest = None if options.get("maxLength") is None else options.count("maxLength", MOST)
+        sink = RedisSink(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("stream"),  # type: ignore[arg-type]
-            name=str(options.get("name", "")),
+            name=options.text("name", ""),
             max_length=longest,
         )
+        options.check_all_known()
+        return sink
 
-    def source(self) -> RedisSource:
+    def source(self, options: DataSourceOptions) -> RedisSource:
         """See `QueueDataSource.source`."""
-        options = self.options
-        names = str(options.get("fields", "")).split(",")
         return RedisSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("stream"),  # type: ignore[arg-type]
             options.get("group"),  # type: ignore[arg-type]
-            fields=[name.strip() for name in names if name.strip()],
-            start=str(options.get("start", "earliest")),
+            fields=options.names("fields"),
+            start=options.text("start", "earliest"),
             claim_idle=options.get("claimIdle"),
-            reconnect_timeout=str(options.get("reconnectTimeout", "5m")),
+            reconnect_timeout=options.text("reconnectTimeout", "5m"),
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ftlayer.checks import check_text
 from ftlayer.config import MIB
-from ftlayer.sources.data_source import QueueDataSource, option_count
+from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.tail.disk import ROTATED
 from ftlayer.sources.tail.source import TailSource
 
@@ -22,20 +23,14 @@ class TailDataSource(QueueDataSource):
         """Return the name for ``format``."""
         return "ftlayer-tail"
 
-    def source(self) -> TailSource:
+    def source(self, options: DataSourceOptions) -> TailSource:
         """See `QueueDataSource.source`."""
-        options = self.options
-        paths = options.get("path", "")
-        check_text(paths, "path", "paths of this machine with commas between them")
+        check_text(options.get("path"), "path", "paths of this machine with commas between them")
         return TailSource(
-            _cut(paths),
-            rotated=_cut(options.get("rotated", ",".join(ROTATED))),
-            rotation=str(options.get("rotation", "rename")),
-            start=str(options.get("start", "earliest")),
-            quiet=str(options.get("quiet", "1m")),
-            max_line=option_count(options, "maxLine", MIB),
+            options.names("path"),
+            rotated=options.names("rotated", ",".join(ROTATED)),
+            rotation=options.text("rotation", "rename"),
+            start=options.text("start", "earliest"),
+            quiet=options.text("quiet", "1m"),
+            max_line=options.count("maxLine", MIB),
         )
-
-
-def _cut(texts: str) -> list[str]:
-    return [text.strip() for text in texts.split(",") if text.strip()]

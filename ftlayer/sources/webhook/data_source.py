@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ftlayer.config import MIB
-from ftlayer.sources.data_source import QueueDataSource, option_count
+from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.webhook.signature import HmacSignature
 from ftlayer.sources.webhook.source import MAX_PENDING, WebhookSource
 
@@ -24,27 +25,25 @@ class WebhookDataSource(QueueDataSource):
         """Return the name for ``format``."""
         return "ftlayer-webhook"
 
-    def source(self) -> WebhookSource:
+    def source(self, options: DataSourceOptions) -> WebhookSource:
         """See `QueueDataSource.source`."""
-        options = self.options
-        names = str(options.get("headers", "")).split(",")
         return WebhookSource(
             options.get("listen"),  # type: ignore[arg-type]  # It is checked there.
-            headers=[name.strip() for name in names if name.strip()],
-            signature=self._signature(),
-            max_body=option_count(options, "maxBody", MIB),
-            max_pending=option_count(options, "maxPending", MAX_PENDING),
-            answer_timeout=str(options.get("answerTimeout", "30s")),
+            headers=options.names("headers"),
+            signature=_signature(options),
+            max_body=options.count("maxBody", MIB),
+            max_pending=options.count("maxPending", MAX_PENDING),
+            answer_timeout=options.text("answerTimeout", "30s"),
             tls_cert=options.get("tlsCert"),
             tls_key=options.get("tlsKey"),
         )
 
-    def _signature(self) -> HmacSignature | None:
-        if "signatureSecret" not in self.options:
-            return None
-        parts = {
-            part: str(self.options[f"signature{part.capitalize()}"])
-            for part in ("secret", "header", "prefix", "encoding", "algorithm")
-            if f"signature{part.capitalize()}" in self.options
-        }
-        return HmacSignature(**parts)
+
+def _signature(options: DataSourceOptions) -> HmacSignature | None:
+    if options.get("signatureSecret") is None:
+        return None
+    found = {
+        part: options.get(f"signature{part.capitalize()}")
+        for part in ("secret", "header", "prefix", "encoding", "algorithm")
+    }
+    return HmacSignature(**{part: text for part, text in found.items() if text is not None})

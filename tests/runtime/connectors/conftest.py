@@ -159,6 +159,7 @@ class ReaderJob:
     """A planner, and slots that the test can kill."""
 
     lag: int | None = None
+    is_away = False
 
     def __init__(
         self,

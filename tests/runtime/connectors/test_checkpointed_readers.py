@@ -119,6 +119,7 @@ class Job:
     """A planner and its slots. A checkpoint is (positions, what the planner gave, rows emitted before)."""
 
     lag: int | None = None
+    is_away = False
 
     def __init__(self, driver: Any, key: bytes, reader: Any, parallelism: int, **more: Any) -> None:
         self.driver, self.parallelism = driver, parallelism

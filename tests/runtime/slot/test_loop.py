@@ -51,6 +51,7 @@ class Reader:
     """A source that gives what the test puts in."""
 
     lag: int | None = None
+    is_away = False
 
     def __init__(self) -> None:
         self.waiting: list[SourceRows] = []

@@ -38,6 +38,7 @@ class StepReader:
     """`SourceReader` of numbered partitions: reads as much at a time as the world draws."""
 
     lag: int | None = None
+    is_away = False
 
     due_ms: int | None = None
 
