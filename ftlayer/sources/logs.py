@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -33,9 +33,12 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Attributes:
         schema: of its rows.
+        offset_column: where a row has its offset. A topology counts offsets by it, and not rows, to know how far a
+            range is read: when it is read again, some records may have been compacted away.
     """
 
     schema: pa.Schema
+    offset_column: str = "offset"
 
     def __init__(self, max_rows: int) -> None:
         """``max_rows``: of a batch of a query, or a range of a topology, over all splits together."""
@@ -58,7 +61,10 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @abstractmethod
     def read_split(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Read records. Called in tasks, the same range again after a failure; gives the same records then."""
+        """Read records. Called in tasks, the same range again after a failure.
+
+        It gives the same records then, save those that the log has compacted away meanwhile.
+        """
 
     def committed(self, offsets: Mapping[str, int]) -> None:
         """Records up to these offsets are durable: a connector may tell its system."""
@@ -100,6 +106,11 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offsets) -> None:
         """See `committed`."""
         self.committed(end)
+
+    def behind(self, partition: InputPartition, passed: int) -> InputPartition:
+        """Return what is left of a range behind its first offsets."""
+        assert isinstance(partition, LogRange)
+        return replace(partition, start=min(partition.start + passed, partition.end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See `read_split`."""

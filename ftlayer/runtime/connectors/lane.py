@@ -51,7 +51,8 @@ class SplitProgress:
     """How far a split has been read, and the `SourceRows` that say so.
 
     ``position_of(rows, done)`` is what the vertex keeps when ``rows`` of its rows are accepted. ``tells_done``:
-    the end of the split is told with its last rows, or behind them with a batch of no rows.
+    the end of the split is told with its last rows, or behind them with a batch of no rows. With ``offsets``, their
+    column and the split's first one, ``rows`` counts offsets: a gap between rows is counted with the row behind it.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class SplitProgress:
         position_of: Callable[[int, bool], bytes],
         *,
         tells_done: bool,
+        offsets: tuple[str, int] | None = None,
     ) -> None:
         self.tells_done = tells_done
+        self._offsets = offsets
         self._partition = partition
         self._number = number
         self._rows = rows
@@ -74,7 +77,11 @@ class SplitProgress:
     def advance(self, payload: pa.RecordBatch, *, done: bool = False) -> SourceRows:
         """Count the rows, which are the next ones of the split."""
         first = self._rows
-        self._rows += payload.num_rows
+        if self._offsets is None:
+            self._rows += payload.num_rows
+        elif payload.num_rows:
+            column, start = self._offsets
+            self._rows = payload.column(column)[-1].as_py() + 1 - start
         position = self._chain.advance(self._partition, self._position_of(self._rows, done))
         return SourceRows(self._partition, self._number, first, payload, position)
 

@@ -195,6 +195,8 @@ class SplitReader:
         self._uid = source.uid
         self._subtask = subtask
         self._reader = source.connector.reader
+        # That of a `LogReader`.
+        self._offset_column: str = getattr(self._reader, "offset_column", "")
         self._key = key
         self._chain = PositionChain(positions)
         self._lane = PartitionLane(SparkRowMaker(source.uid, source.schema), limits, clock, wake)
@@ -267,11 +269,19 @@ class SplitReader:
 
         number = assigned.range << _SPLIT_BITS | split.number
         key = partition_key(split.number)
-        progress = SplitProgress(key, number, rows, self._chain, position_of, tells_done=True)
         # One that is done is said to be done again: the planner has not heard of it.
         items: Iterator[Any] = iter(())
+        offsets = None
         if not done:
-            items = skipped(read_split(self._reader, unseal(split.payload, self._key)), rows)
+            part = unseal(split.payload, self._key)
+            if self._offset_column:
+                offsets = self._offset_column, part.start
+                items = read_split(self._reader, self._reader.behind(part, rows))
+            else:
+                items = skipped(read_split(self._reader, part), rows)
+        progress = SplitProgress(
+            key, number, rows, self._chain, position_of, tells_done=True, offsets=offsets
+        )
         self._lane.pump(items, progress)
 
     def _accepted_rows(self, assigned: AssignSplits, split: Split) -> tuple[int, bool]:

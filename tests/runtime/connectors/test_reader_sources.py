@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Supp
 
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.runtime.connectors.offset_reader import offset_reader
+from ftlayer.sources.logs import LogReader
 
 ID = pa.schema([("id", pa.int64())])
 
@@ -211,6 +212,61 @@ def test_slots_that_get_lost_lose_nothing(start: Any, broker: Any, vertex: Any, 
     job.run_until(lambda: 300 in broker.commits)
     assert sorted(vertex.rows) == list(range(300))
     assert len(set(vertex.names)) == 300
+
+
+class CompactedLog(LogReader):
+    """Reads a broker's rows, numbers with their offsets, of two splits; the broker forgets some of them."""
+
+    schema = pa.schema([("id", pa.int64()), ("offset", pa.int64())])
+
+    def __init__(self, broker: Any, batch_rows: int) -> None:
+        super().__init__(40)
+        self.broker, self.batch_rows = broker, batch_rows
+
+    def starts(self) -> dict[str, int]:
+        return {"a": 0, "b": 0}
+
+    def first_of(self, splits: Any) -> dict[str, int]:
+        return dict.fromkeys(splits, 0)
+
+    def ends(self) -> dict[str, int]:
+        return dict.fromkeys("ab", max((offset for _, offset in self.broker.rows), default=-1) + 1)
+
+    def read_split(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        mine = [row for row in self.broker.rows if row[0] == split and start <= row[1] < end]
+        for first in range(0, len(mine), self.batch_rows):
+            offsets = [offset for _, offset in mine[first : first + self.batch_rows]]
+            ids = [2 * offset + (split == "b") for offset in offsets]
+            yield pa.RecordBatch.from_pydict({"id": ids, "offset": offsets}, schema=self.schema)
+
+    def committed(self, offsets: Any) -> None:
+        self.broker.commits.append(min(offsets.values()))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_that_a_log_compacts_away_take_none_of_the_others_with_them(
+    start: Any, broker: Any, vertex: Any, seed: int
+) -> None:
+    draw = random.Random(seed)
+    upto = 200
+    broker.rows = [(split, offset) for split in "ab" for offset in range(upto) if offset % 7]
+    job = start(CompactedLog(broker, draw.randrange(1, 20)), schema=CompactedLog.schema)
+    gone: set[int] = set()
+    for read_before in range(20, 260, 20):
+        job.run_until(lambda read_before=read_before: len(vertex.rows) >= read_before)
+        job.kill(0)
+        # Some of those that were read lately are gone. The last record of a split is never compacted away.
+        lately = [("ab"[number % 2], offset) for number, offset in vertex.rows[-20:] if offset < upto - 1]
+        compacted = set(draw.sample(lately, 5))
+        broker.rows = [row for row in broker.rows if row not in compacted]
+        gone |= {2 * offset + (split == "b") for split, offset in compacted}
+        job.up(0)
+    job.run_until(lambda: upto in broker.commits)
+    read = [number for number, _ in vertex.rows]
+    assert len(set(read)) == len(read), "a record was read twice"
+    kept = {2 * offset + (split == "b") for split, offset in broker.rows}
+    assert kept <= set(read) <= kept | gone
+    assert len(set(vertex.names)) == len(vertex.names)
 
 
 def test_a_planner_that_has_not_heard_of_a_split_is_told_again(
