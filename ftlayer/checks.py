@@ -30,8 +30,8 @@ LEAST_RATE = 0.001
 MOST_RATE = 1e9
 
 _SHOWN_CHARS = 100
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
-_DURATION = re.compile(r"(-?)\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|min|m|h)?")
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(-?)\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|min|m|h|d)?")
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -47,7 +47,7 @@ def shown(value: object) -> str:
 
 
 def duration_ms(value: Duration, option: str, *, least: int = 1, most: int = LONGEST_MS) -> int:
-    """Return milliseconds for ``"250ms"``, ``"30s"``, ``"5m"``, ``"1h"``, or a number of milliseconds.
+    """Return milliseconds for ``"250ms"``, ``"30s"``, ``"5m"``, ``"1h"``, ``"7d"``, or a number of milliseconds.
 
     With ``least`` 0 a zero will do, with or without a unit; below that, all of these with a minus in front.
     Raises `ConfigError` naming ``option``.
@@ -391,7 +391,7 @@ def _milliseconds(value: object, option: str, *, zero: bool) -> int:
     nothing = match is not None and not match[2].strip("0.")
     if match is None or (match[3] is None and not (nothing and zero)):
         raise ConfigError(
-            f"{option}: expected a duration like '250ms', '30s', '5m' or '1h', got {shown(value)}"
+            f"{option}: expected a duration like '250ms', '30s', '5m', '1h' or '7d', got {shown(value)}"
         )
     if nothing:
         return 0

@@ -259,9 +259,9 @@ def test_a_long_value_is_cut() -> None:
     assert len(str(refused.value)) < 300
 
 
-@given(st.integers(-(1 << 70), 1 << 70), st.sampled_from(["ms", "s", "m", "min", "h"]))
+@given(st.integers(-(1 << 70), 1 << 70), st.sampled_from(["ms", "s", "m", "min", "h", "d"]))
 def test_a_duration_is_its_number_of_units_or_refused(number: int, unit: str) -> None:
-    size = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}[unit]
+    size = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}[unit]
     for least in (-LONGEST_MS, 0, 1):
         if least <= number * size <= LONGEST_MS:
             assert duration_ms(f"{number}{unit}", "x", least=least) == number * size

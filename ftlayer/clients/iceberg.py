@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ftlayer.checks import check_instance, check_text, check_texts
+from ftlayer.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.errors import ConfigError
 
 RETRIES = "commit.retry.num-retries"
@@ -42,6 +42,9 @@ def check_catalog(catalog: object) -> None:
             "catalog: expected properties of pyiceberg's, 'type' or 'uri' among them, got "
             f"{', '.join(map(repr, catalog)) or 'none'}"
         )
+    if "type" in catalog:
+        kinds = sorted(kind.value for kind in iceberg_library().catalog.CatalogType)
+        check_choice(catalog["type"], "catalog: type", kinds)
 
 
 def load_catalog(catalog: str | Mapping[str, str]) -> Any:

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus
-from ftlayer.checkpoint.storage.layout import join, last_name, normal, parent
+from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent
 from ftlayer.errors import ConfigError, UncommittableError
 from ftlayer.sinks.batch_log import BatchLog, WrittenFile, all_logged
 from ftlayer.sinks.formats import format_named
@@ -69,6 +69,7 @@ class FileSink(DataSourceStreamArrowWriter):
         """
         if not (isinstance(path, (str, os.PathLike)) and (where := os.fspath(path))):
             raise ConfigError(f"path: expected a path or URL of a directory, got {path!r}")
+        check_location(where, "path")
         self._path = normal(where)
         self._options = options
         self._format = format_named(format, options)

@@ -18,7 +18,7 @@ import msgpack
 import pyarrow as pa
 
 from ftlayer.checkpoint.storage.file_systems import open_files
-from ftlayer.checkpoint.storage.layout import normal
+from ftlayer.checkpoint.storage.layout import check_location, normal
 from ftlayer.errors import CheckpointDamagedError, SourceError
 
 _SUFFIX = ".arrow"
@@ -30,6 +30,7 @@ class Spool:
 
     def __init__(self, url: str) -> None:
         """``url``: a directory, a path or any URL of fsspec's; made if missing. `ConfigError` for an unreadable one."""
+        check_location(url, "spool")
         self._files = open_files(normal(url))
         self._url = url
 

@@ -525,6 +525,7 @@ def test_what_dead_writers_left_is_removed(path: str) -> None:
     [
         ({"path": ""}, "path: expected a path or URL of a table"),
         ({"path": 7}, "path: expected a path or URL of a table"),
+        ({"path": "s3:/bucket/lines"}, "path: expected a path, or a URL like s3://bucket/path"),
         ({"partition_by": "day"}, "partition_by: expected names of columns in a list"),
         ({"partition_by": [1]}, "partition_by: "),
         ({"storage_options": {"timeout": 1}}, "storage_options: "),

@@ -417,6 +417,7 @@ def test_against_a_model(catalog: dict[str, str], load: Any, steps: list[tuple[s
         ({"catalog": {}}, "catalog: expected properties of pyiceberg's"),
         ({"catalog": {"type": 7}}, "catalog: "),
         ({"catalog": 7}, "catalog: "),
+        ({"catalog": {"type": "sq1", "uri": "x"}}, "catalog: type: expected one of .*sql"),
         ({"catalog": ""}, "catalog: "),
         ({"partition_by": "day"}, "partition_by: expected names of columns in a list"),
         ({"remember": "1s"}, "remember: "),

@@ -351,11 +351,30 @@ def test_two_sources_do_not_share_a_journal(make: Make, inbox: Path, tmp_path: P
         make().latestOffset({"x-0": 1}, ReadAllAvailable())
 
 
+def test_a_directory_that_is_not_there_yet_is_said_once(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = tmp_path / "later"
+    source = make(path=str(later), poll="0s")
+    start = source.initialOffset()
+    for _ in range(3):
+        assert source.latestOffset(start, ReadAllAvailable()) == start
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{later} is not there; its files are read when it is"
+    ]
+    later.mkdir()
+    assert source.latestOffset(start, ReadAllAvailable()) == start
+    (later / "a").write_text("one\n")
+    assert source.latestOffset(start, ReadAllAvailable()) != start
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"path": ""}, "path: expected a path or URL"),
         ({"path": 7}, "path: expected a path or URL"),
+        ({"path": "s3:/bucket"}, "path: expected a path, or a URL like s3://bucket/path"),
         ({"journal": None}, "journal: expected a path or URL"),
         ({"format": "xml"}, "format: expected"),
         ({"format": "json"}, "schema: expected the columns of the json files"),
@@ -363,7 +382,7 @@ def test_two_sources_do_not_share_a_journal(make: Make, inbox: Path, tmp_path: P
         ({"format": "json", "schema": "path string"}, "schema: column 'path' is there twice; position=False"),
         ({"format": "parquet", "schema": "n int", "malformed": "bad"}, "malformed: parquet has no lines"),
         ({"format": "json", "schema": "n"}, "n"),
-        ({"format": "csv", "schema": "n int", "malformed": "n"}, "schema: column 'n' is there twice"),
+        ({"format": "csv", "schema": "n int", "malformed": "n"}, "schema: column 'n' is there twice$"),
         ({"delimiter": ""}, "delimiter: expected one character"),
         ({"max_files": 0}, "max_files: "),
         ({"max_bytes": 0}, "max_bytes: "),

@@ -21,6 +21,8 @@ pytest.importorskip("paho.mqtt")
         ({"url": "amqp://localhost"}, "url: expected mqtt://"),
         ({"url": "mqtt://localhost:port"}, "url: "),
         ({"topic": ""}, "topic: expected a topic filter"),
+        ({"topic": "a/#/b"}, "topic: '#' is the last level, got 'a/#/b'"),
+        ({"topic": "a/b+/c"}, "topic: '\\+' and '#' stand for a whole level, got 'b\\+' in 'a/b\\+/c'"),
         ({"group": "a/b"}, "group: expected a name without"),
         ({"qos": 0}, "qos: expected an integer from 1 to 2"),
         ({"version": "4"}, "version: expected '3.1.1' or '5'"),

@@ -16,6 +16,7 @@ from ftlayer.sources import HmacSignature, WebhookSource
         ({"listen": ""}, "listen"),
         ({"listen": "here"}, "listen"),
         ({"listen": "unix:/tmp/x"}, "listen"),
+        ({"listen": "http://localhost:8080"}, "listen: expected host:port without a scheme"),
         ({"headers": "X-A"}, "headers"),
         ({"headers": [""]}, "headers"),
         ({"headers": ["a", "A"]}, "headers"),

@@ -27,6 +27,7 @@ from urllib.parse import quote, unquote
 
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.errors import ConfigError
 
 METADATA = "_metadata"
 KEY = "_key"
@@ -42,6 +43,7 @@ RUN_CHARS = 6
 
 _LOCAL = re.compile(r"(?:file|local):(?://)?(?=/)")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://|::)")
+_ONE_SLASH = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)")
 _CHECKPOINT = re.compile(r"chk-([0-9]+)")
 _SHARED_RANGE = re.compile(r"([0-9]+)\.([0-9]+)\.([^.]+)")
 
@@ -52,6 +54,15 @@ _SHARED_RANGE = re.compile(r"([0-9]+)\.([0-9]+)\.([^.]+)")
 def is_local(url: str) -> bool:
     """Whether ``url`` is a path of this machine: without a scheme, or ``file:``."""
     return _LOCAL.match(url) is not None or _SCHEME.match(url) is None
+
+
+def check_location(location: str, option: str) -> None:
+    """Raise `ConfigError` for a URL that lacks a slash, which would be a path of this machine."""
+    found = _ONE_SLASH.match(location)
+    if found is not None and _LOCAL.match(location) is None:
+        raise ConfigError(
+            f"{option}: expected a path, or a URL like {found[1]}://bucket/path, got {location!r}"
+        )
 
 
 def normal(url: str) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.storage.deleting import StoragePool
-from ftlayer.checkpoint.storage.layout import is_local, normal, scheme_of
+from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
 from ftlayer.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.clients.delta import delta_library
 from ftlayer.clients.s3 import SCHEMES, check_s3_options
@@ -84,6 +84,7 @@ class DeltaSink(DataSourceStreamArrowWriter):
         if storage_options is not None:
             check_instance(storage_options, "storage_options", Mapping)
             check_texts(chain(storage_options, storage_options.values()), "storage_options", "texts by name")
+        check_location(str(where), "path")
         self._url = normal(str(where))
         if not is_local(self._url):
             check_choice(scheme_of(self._url), "path: scheme", SCHEMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from ftlayer.checkpoint.storage.layout import is_local, last_name, normal
 from ftlayer.checkpoint.storage.remote_files import modified_ms
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources.files.pieces import FoundFile
+
+logger = logging.getLogger(__name__)
 
 _WILD = frozenset("*?[")
 _ETAGS = ("ETag", "etag", "md5Hash", "content_md5")
@@ -23,6 +26,7 @@ class Listing:
         self._options = dict(storage_options)
         self._fs: Any = None
         self._root = ""
+        self._is_missing = False
 
     @property
     def file_system(self) -> Any:
@@ -50,7 +54,9 @@ class Listing:
         try:
             fs.invalidate_cache()
             found = self._find(fs)
+            self._note_missing(not found and not _WILD & set(self._root) and not fs.exists(self._root))
         except FileNotFoundError:
+            self._note_missing(True)
             return []
         except Exception as error:
             raise SourceError(f"{self.url} cannot be listed: {type(error).__name__}: {error}") from error
@@ -60,6 +66,11 @@ class Listing:
             if info.get("type") == "file" and info.get("size") and not self._is_hidden(path)
         ]
         return sorted(files, key=lambda file: (file.modified_ms, file.path))
+
+    def _note_missing(self, is_missing: bool) -> None:
+        if is_missing and not self._is_missing:
+            logger.warning("%s is not there; its files are read when it is", self.url)
+        self._is_missing = is_missing
 
     def version(self, path: str) -> tuple[int, str]:
         """Return size and version of a file now. Raises `FileNotFoundError`."""

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from ftlayer.checkpoint.storage.layout import check_location
 from ftlayer.checks import (
     MOST_BYTES,
     Duration,
@@ -115,6 +116,8 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if storage_options is not None and not isinstance(storage_options, Mapping):
             raise ConfigError(f"storage_options: expected a dict, got {storage_options!r}")
         self.path, self.journal = os.fspath(path), os.fspath(journal)
+        for option, location in ((PATH, self.path), (JOURNAL, self.journal)):
+            check_location(location, option)
         if _reads_below(self.path, self.journal):
             raise ConfigError(
                 f"journal: {self.journal!r} is below {self.path!r}, and would be read; name another directory"
@@ -286,7 +289,10 @@ def _columns(format: str, schema: pa.Schema | str | None, malformed: str, *, pos
     names = [*((PATH, OFFSET) if position else ()), *columns.names, *([malformed] if malformed else [])]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(
-            f"schema: column {twice!r} is there twice; position=False leaves {PATH!r} and {OFFSET!r} out"
+        hint = (
+            f"; position=False leaves {PATH!r} and {OFFSET!r} out"
+            if position and twice in (PATH, OFFSET)
+            else ""
         )
+        raise ConfigError(f"schema: column {twice!r} is there twice{hint}")
     return columns

@@ -69,6 +69,7 @@ class MqttSource(Queue):
         mqtt_library()
         self.address = address_of(url)
         check_text(topic, "topic", "a topic filter")
+        _check_filter(topic)
         if group is not None:
             check_text(group, "group", "the name of a shared subscription")
             if set(group) & set("/+#"):
@@ -340,3 +341,12 @@ class MqttReader:
             _, qos = share.pending.pop(mid)
             share.here.discard(mid)
             session.release(mid, qos)
+
+
+def _check_filter(topic: str) -> None:
+    levels = topic.split("/")
+    for level in levels:
+        if len(level) > 1 and set(level) & {"+", "#"}:
+            raise ConfigError(f"topic: '+' and '#' stand for a whole level, got {level!r} in {topic!r}")
+    if "#" in levels[:-1]:
+        raise ConfigError(f"topic: '#' is the last level, got {topic!r}")

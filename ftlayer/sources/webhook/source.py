@@ -75,6 +75,10 @@ class WebhookSource(Queue):
         if find_spec("uvicorn") is None:
             raise ConfigError("a webhook needs uvicorn where slots run: pip install 'ftlayer[http]'")
         check_text(listen, "listen", "an address like 0.0.0.0:8080")
+        if "://" in listen:
+            raise ConfigError(
+                f"listen: expected host:port without a scheme, like 0.0.0.0:8080, got {listen!r}"
+            )
         self._address = parse_listen(listen, "listen")
         if self._address.path:
             raise ConfigError(f"listen: expected host:port, got {listen!r}")

@@ -13,6 +13,7 @@ from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.layout import (
     FileName,
+    check_location,
     checkpoint_number,
     is_local,
     job_directory,
@@ -71,6 +72,22 @@ def test_urls(url: str, expected: str, scheme: str) -> None:
     assert normal(url) == expected
     assert scheme_of(url) == scheme
     assert is_local(url) == (scheme == "file")
+
+
+@pytest.mark.parametrize("location", ["s3:/bucket/a", "gs:/b"])
+def test_a_url_that_lacks_a_slash_is_no_path_of_this_machine(location: str) -> None:
+    scheme = location.partition(":")[0]
+    with pytest.raises(
+        ConfigError, match=f"^path: expected a path, or a URL like {scheme}://bucket/path, got '{location}'"
+    ):
+        check_location(location, "path")
+
+
+@pytest.mark.parametrize(
+    "location", ["/a/b", "file:/a", "file:///a", "a:b", "s3://b", "simplecache::s3://b", "C:/x", "x/s3:/y"]
+)
+def test_paths_and_urls_are_taken(location: str) -> None:
+    check_location(location, "path")
 
 
 def test_parts_of_urls() -> None:
