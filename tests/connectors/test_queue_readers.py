@@ -106,7 +106,8 @@ def test_the_server_is_restarted(kit: Any, wait_until: Until, how: signal.Signal
     kit.put(10, 20)
     reader.acknowledge([each.receipt for each in found])
     found = fetch_numbers(kit, reader, 15)
-    assert numbers_of(kit, found) == list(range(5, 20))
+    # What is delivered again comes among what is new, as the server likes.
+    assert sorted(numbers_of(kit, found)) == list(range(5, 20))
     reader.acknowledge([each.receipt for each in found])
     reader.fetch(1, 0.01)
     wait_until(lambda: kit.pending() == 0, "those that were acknowledged while it was away")
