@@ -56,7 +56,7 @@ class AmqpConnection:
     This is pika's `SelectConnection`. Its `BlockingConnection` waits for each confirmation before it publishes on, and
     handles each delivery twice.
 
-    There are no heartbeats: under back-pressure nobody calls `run` for longer than one may take. TCP tells when the
+    There are no heartbeats: under back-pressure `run` is not called for longer than one may take. TCP tells when the
     server is gone.
     """
 

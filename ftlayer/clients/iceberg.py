@@ -1,4 +1,4 @@
-"""Iceberg: the library, catalogs by their properties, and commits that nobody repeats unasked."""
+"""Iceberg: the library, catalogs by their properties, and commits that are not repeated unasked."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def check_properties(properties: Mapping[str, Any]) -> None:
     if taken:
         raise ConfigError(f"config: {min(taken)!r} is set by the source itself")
     try:
-        # It connects to nobody without servers.
+        # Without servers it does not connect.
         kafka.Consumer({"group.id": "ftlayer", **properties}, logger=logger).close()
     except (kafka.KafkaException, TypeError, ValueError) as error:
         raise ConfigError(f"config: {reason(error)}") from error
@@ -151,7 +151,7 @@ def read_group(admin: Any, group: str) -> list[tuple[int, str]]:
 @cache
 def group_metadata(group: str) -> Any:
     """Return what names a group that has no members, for offsets that a producer commits in a transaction."""
-    # It connects to nobody without servers.
+    # Without servers it does not connect.
     consumer = kafka_library().Consumer({"group.id": group}, logger=logger)
     try:
         return consumer.consumer_group_metadata()

@@ -102,7 +102,7 @@ def is_away(error: BaseException) -> bool:
 
 
 class NatsConnection:
-    """A connection, and a thread with the event loop that it needs: pings are answered while nobody fetches.
+    """A connection, and a thread with the event loop that it needs: pings are answered between fetches.
 
     It is not made again when it is lost: who has it does that, and knows what was not answered.
     """

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
-from ftlayer.sinks import DeltaDataSource, DeltaSink, FileMessage
+from ftlayer.sinks import DeltaDataSource, DeltaSink, FileMessage, table_commits
 from ftlayer.sinks.delta import sink as sink_module
 from ftlayer.sinks.delta.log import DeltaLog
 from ftlayer.sinks.delta.rows import statistics
@@ -31,7 +31,7 @@ NUMBERS = pa.schema([("n", pa.int64())])
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_module, "TRY_AGAIN_S", 0)
+    monkeypatch.setattr(table_commits, "TRY_AGAIN_S", 0)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
-from ftlayer.sinks import FileMessage, IcebergDataSource, IcebergMessage, IcebergSink
+from ftlayer.sinks import FileMessage, IcebergDataSource, IcebergMessage, IcebergSink, table_commits
 from ftlayer.sinks.iceberg import sink as sink_module
 from ftlayer.sinks.iceberg.commits import HOUR_MS, Commits
 
@@ -31,7 +31,7 @@ NAMES = (f"shop.table_{number}" for number in itertools.count())
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_module, "TRY_AGAIN_S", 0)
+    monkeypatch.setattr(table_commits, "TRY_AGAIN_S", 0)
 
 
 @pytest.fixture(scope="module")

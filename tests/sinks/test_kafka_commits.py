@@ -146,7 +146,7 @@ def test_what_may_have_been_committed_long_ago_is_not_produced() -> None:
     commits, _ = commits_of(broker)
     commits.commit_messages([message(1)], 23 * HOUR_MS)
     commits.commit_messages([message(1)], 90 * HOUR_MS)
-    with pytest.raises(UncommittableError, match=r"written 25 hours ago, and nobody knows"):
+    with pytest.raises(UncommittableError, match=r"written 25 hours ago, and it is not known"):
         commits.commit_messages([message(1), message(2)], 25 * HOUR_MS)
     assert [each.number for each in broker.produced] == [1]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import re
 import secrets
 import time
@@ -28,15 +27,11 @@ from ftlayer.sinks.delta.storage import TableFiles, open_table_files
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls
 from ftlayer.sinks.numbering import WriterNumbers
 from ftlayer.sinks.origin import streaming_query
+from ftlayer.sinks.table_commits import TRIES, tried
 
 logger = logging.getLogger(__name__)
 
 DAY_S = 86_400.0
-TRIES = 4
-"""How often a commit or abort is tried that fails; each has its effect once."""
-CONFLICTS = 20
-"""How often a commit is tried that others were faster than."""
-TRY_AGAIN_S = 0.2
 
 _STAGED = re.compile(
     r"part-(?P<written>[0-9a-f]{12})-(?P<execution>[0-9a-f]{16})-(?P<message>[0-9a-f]{16}-[0-9]+)-[0-9]+\.ftlayer\.parquet"
@@ -301,21 +296,7 @@ class DeltaSink(DataSourceStreamArrowWriter):
             ) from error
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
-        """Do it, again if it fails: each try looks first what is committed."""
-        conflict = delta_library().exceptions.CommitFailedError
-        failures = conflicts = 0
-        while True:
-            try:
-                return self._doing(doing, work)
-            except UncommittableError:
-                raise
-            except SinkError as error:
-                is_conflict = isinstance(error.__cause__, conflict)
-                conflicts, failures = conflicts + is_conflict, failures + (not is_conflict)
-                if error.__cause__ is None or failures >= TRIES or conflicts >= CONFLICTS:
-                    raise
-                logger.warning("%s; it is tried again", error)
-                time.sleep(TRY_AGAIN_S * random.uniform(0.5, 1.5) * (1 << min(failures, 4)))
+        return tried(lambda: self._doing(doing, work), delta_library().exceptions.CommitFailedError)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads the table by itself.

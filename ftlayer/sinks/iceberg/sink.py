@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -34,14 +33,9 @@ from ftlayer.sinks.iceberg.message import (
 )
 from ftlayer.sinks.numbering import WriterNumbers
 from ftlayer.sinks.origin import streaming_query
+from ftlayer.sinks.table_commits import tried
 
 logger = logging.getLogger(__name__)
-
-TRIES = 4
-"""How often a commit or abort is tried that fails; each has its effect once."""
-CONFLICTS = 20
-"""How often a commit is tried that others were faster than."""
-TRY_AGAIN_S = 0.2
 
 Result = TypeVar("Result")
 
@@ -275,21 +269,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
             ) from error
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
-        """Do it, again if it fails: each try looks first what is committed."""
-        conflict = iceberg_library().exceptions.CommitFailedException
-        failures = conflicts = 0
-        while True:
-            try:
-                return self._doing(doing, work)
-            except UncommittableError:
-                raise
-            except SinkError as error:
-                is_conflict = isinstance(error.__cause__, conflict)
-                conflicts, failures = conflicts + is_conflict, failures + (not is_conflict)
-                if error.__cause__ is None or failures >= TRIES or conflicts >= CONFLICTS:
-                    raise
-                logger.warning("%s; it is tried again", error)
-                time.sleep(TRY_AGAIN_S * random.uniform(0.5, 1.5) * (1 << min(failures, 4)))
+        return tried(lambda: self._doing(doing, work), iceberg_library().exceptions.CommitFailedException)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy connects by itself.

@@ -117,7 +117,7 @@ class KafkaCommits:
         if fate is Fate.FORGOTTEN or (fate is Fate.OPEN and now_ms - message.written_ms > self._remember_ms):
             raise UncommittableError(
                 f"{message.rows:,} rows were written {(now_ms - message.written_ms) / 3_600_000:,.0f} hours ago, and "
-                "nobody knows any more whether they were committed (remember)"
+                "it is not known any more whether they were committed (remember)"
             )
         return fate is Fate.OPEN
 

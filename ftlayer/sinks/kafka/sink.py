@@ -186,7 +186,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Produce the staged rows in one transaction, unless they are: all of them or none.
 
-        Raises `UncommittableError` if rows are gone that were never committed, or nobody knows whether they were, and
+        Raises `UncommittableError` if rows are gone that were never committed, or may not have been, and
         `SinkError` if brokers cannot be reached (it is tried some times); then it is unknown whether it happened: call
         it again.
         """
@@ -291,7 +291,7 @@ def _now_ms() -> int:
 
 
 def _written_ms(path: str) -> float:
-    """Return when a file was staged, as its name says; what has another name is nobody's."""
+    """Return when a file was staged, as its name says; what has another name is no file of ours."""
     try:
         return int(path.rpartition("/")[2].partition("-")[0], 16)
     except ValueError:

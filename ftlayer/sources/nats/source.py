@@ -214,7 +214,7 @@ class NatsReader:
             pull.wake_up()
 
     def close(self) -> None:
-        """See `QueueReader.close`. What nobody else can have is given back at once."""
+        """See `QueueReader.close`. What no other reader can have is given back at once."""
         pull, connection = self._pull, self._connection
         if pull is not None and connection is not None and not connection.is_lost:
             try:
@@ -307,7 +307,7 @@ class NatsReader:
     def _settle(self, info: Any) -> None:
         """Tell the server what became of messages that it waits for: it would wait for all of ``ack_wait``.
 
-        Those that were durable are acknowledged. Of others it is known that nobody has them if nobody else reads.
+        Those that were durable are acknowledged. Others are known to be free if this one alone reads.
         """
         assert self._connection is not None
         first, last = info.ack_floor.stream_seq + 1, info.delivered.stream_seq

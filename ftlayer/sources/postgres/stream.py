@@ -22,7 +22,7 @@ REPORT_S = 10.0
 """The server is told at least so often how far this is; it ends connections that say nothing (wal_sender_timeout)."""
 
 FULL_S = 60.0
-"""A connection whose messages nobody takes for this long is given up: a server that shuts down would wait for it."""
+"""A connection whose messages are not taken for this long is given up: a server that shuts down would wait for it."""
 
 SILENCE_S = 60.0
 """A server that does not answer for this long is taken for away."""
@@ -97,7 +97,7 @@ class ReplicationStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was given up as nobody has taken what came; what was not taken comes again."""
+        """Whether it was given up as what came was not taken; what was not taken comes again."""
         with self._changed:
             return not self._is_open and self._failure is None
 

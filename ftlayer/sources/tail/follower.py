@@ -259,7 +259,7 @@ class Follower:
         file.idle = stat
         file.is_ended = file.offset >= stat.size and is_complete
         if not stat.is_there:
-            # Nobody will find it again. One who has it open may write to it still: that is for nobody.
+            # It has no name any more. A program that has it open may write to it still, and that is lost.
             file.opened.close()
             del self._files[file.seen.log, file.opened.inode]
         return None

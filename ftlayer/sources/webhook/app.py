@@ -33,7 +33,7 @@ class WebhookApp:
     - 202, with the request's id: it is durable;
     - 401: the signature is missing, or wrong; 405: it is no POST; 413: the body is too large. Nothing was taken;
     - 429 with ``Retry-After``: too much waits. Nothing was taken;
-    - 503 with ``Retry-After``: it was taken, and nobody knows whether it is durable. Sent again, it may be there twice.
+    - 503 with ``Retry-After``: it was taken, and may be durable or not. Sent again, it may be there twice.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class WebhookApp:
         too_late.cancel()
         if stored:
             return 202, request.id
-        return 503, "nobody knows whether it is stored: send it again"
+        return 503, "it may be stored or not: send it again"
 
     def settle(self, requests: list[Request], *, stored: bool) -> None:
         """Answer requests, from another thread."""
         if requests and self._loop is not None:
-            # A loop that is closed has nobody who waits.
+            # In a loop that is closed no task waits.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(_set, requests, stored)
 

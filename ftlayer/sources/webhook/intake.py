@@ -22,7 +22,7 @@ class Request:
         path: with the query.
         headers: values of the source's headers; None where it has none.
         body: as it came.
-        answer: is done with whether it is durable, in the loop that took it; False: nobody will say.
+        answer: is done with whether it is durable, in the loop that took it; False: that will not be known.
     """
 
     id: str
@@ -52,7 +52,7 @@ class Intake:
         self._is_closed = False
 
     def offer(self, request: Request) -> bool:
-        """Take a request in; False: there is no room now, or nobody takes it any more."""
+        """Take a request in; False: there is no room now, or none are taken any more."""
         with self._changed:
             if self._is_closed or (self._waiting and self._bytes + request.size > self._max_bytes):
                 return False
@@ -91,7 +91,7 @@ class Intake:
         return known
 
     def close(self) -> list[Request]:
-        """Take nothing any more; returns what waits, of which nobody knows what becomes."""
+        """Take nothing any more; returns what waits, of which it is not known what becomes."""
         with self._changed:
             self._is_closed = True
             left, self._waiting = list(self._waiting), set()

@@ -1,0 +1,41 @@
+"""Commits and aborts of tables of files: tried again, also when other writers were faster."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ftlayer.errors import SinkError, UncommittableError
+
+logger = logging.getLogger(__name__)
+
+TRIES = 4
+"""How often a commit or abort is tried that fails; each has its effect once."""
+CONFLICTS = 20
+"""How often a commit is tried that others were faster than."""
+TRY_AGAIN_S = 0.2
+
+Result = TypeVar("Result")
+
+
+def tried(work: Callable[[], Result], conflict: type[BaseException]) -> Result:
+    """Do what raises `SinkError`, again if it fails: each try looks first what is committed.
+
+    ``conflict`` is what causes the error if another writer was faster. An error without a cause is final.
+    """
+    failures = conflicts = 0
+    while True:
+        try:
+            return work()
+        except UncommittableError:
+            raise
+        except SinkError as error:
+            is_conflict = isinstance(error.__cause__, conflict)
+            conflicts, failures = conflicts + is_conflict, failures + (not is_conflict)
+            if error.__cause__ is None or failures >= TRIES or conflicts >= CONFLICTS:
+                raise
+            logger.warning("%s; it is tried again", error)
+            time.sleep(TRY_AGAIN_S * random.uniform(0.5, 1.5) * (1 << min(failures, 4)))
