@@ -21,7 +21,7 @@ class TableFiles(Protocol):
     """Files in the directory of a table. Paths are relative to it. Raises OSError and Arrow's errors."""
 
     def write(self, path: str, rows: pa.Table) -> int:
-        """Write a Parquet file that lasts; returns its size. If it raises there is none, or one that the log does not name."""
+        """Write a Parquet file that lasts; returns its size. If it raises there is none, or one that no commit has."""
 
     def size(self, path: str) -> int | None:
         """Return a file's size; None: there is none."""
