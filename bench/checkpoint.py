@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Target, note
-from bench.jobs import SLOTS, Jobs, bytewax_rate, has_bytewax, session, wait_until
+from bench.jobs import SLOTS, bytewax_rate, has_bytewax, session, wait_until
 from bench.topology import (
     COUNTED,
     ID,
@@ -34,6 +34,7 @@ from bench.topology import (
     STAMPED_COUNT,
     Delays,
     Discard,
+    TimedJobs,
     count,
     count_stamped,
     ids,
@@ -43,7 +44,6 @@ from bench.topology import (
     none_yet,
     python_job,
     read_delays,
-    read_marks,
     stamp,
     with_key,
 )
@@ -194,7 +194,7 @@ class Slow:
 # ---------------------------------------------------------------- measuring
 
 
-class Bench(Jobs):
+class Bench(TimedJobs):
     """A Spark session, and a fresh folder for each job."""
 
     def environment(self, folder: Path, options: dict[str, Any] | None = None, **config: Any) -> Any:
@@ -211,14 +211,16 @@ class Bench(Jobs):
             checkpointing=checkpointing,
         )
 
-    def rate(self, records: int, build: Build = python_job, **config: Any) -> tuple[float, Any]:
+    def rate(
+        self, records: int, build: Build = python_job, options: dict[str, int] | None = None, **config: Any
+    ) -> tuple[float, Any]:
         """Run a job with checkpoints; return records a second, and the handle."""
         folder = self.folder()
-        env = self.environment(folder, **config)
+        env = self.environment(folder, options, **config)
         build(env, folder, records)
         job = env.execute_async()
         job.wait()
-        return _rate(folder, records), job
+        return self.rate_of(folder, records), job
 
     def rate_off(self, records: int) -> float:
         """Run the same job without checkpoints."""
@@ -229,7 +231,7 @@ class Bench(Jobs):
             env = StreamEnvironment(self.spark, layer, name=self.name, parallelism=SLOTS)
             python_job(env, folder, records)
             env.execute_async().wait()
-        return _rate(folder, records)
+        return self.rate_of(folder, records)
 
     def incremental(self, keys: int) -> float:
         """Return bytes written for 1 % of the keys ÷ bytes of a full checkpoint."""
@@ -357,13 +359,6 @@ def slow_job(env: Any) -> None:
     for _ in range(EXCHANGES):
         stream = stream.rebalance().map(passing, "id bigint")
     stream.sink(Slow())
-
-
-def _rate(folder: Path, records: int) -> float:
-    first = min(begin for _, begin, _ in read_marks(folder, "in"))
-    end = max(end for _, _, end in read_marks(folder, "out"))
-    shutil.rmtree(folder)
-    return records / (end - first)
 
 
 def _records(folder: Path, begin: float, end: float) -> float:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ STAMPED_COUNT = "sent bigint, n bigint"
 # ---------------------------------------------------------------- what runs in the slots
 
 
+@dataclass(frozen=True)
+class Mark:
+    """Monotone times, and CPU seconds of the process until then, at a process's first and last mark."""
+
+    process: int
+    first: float
+    first_cpu: float
+    last: float
+    last_cpu: float
+
+
 class Marks:
     """Monotone times that processes leave in a folder, a file each, the latest one in it."""
 
@@ -67,11 +79,11 @@ class Marks:
 
     def set(self) -> None:
         """Leave the time it is now."""
-        now = np.float64(time.monotonic()).tobytes()
+        now = np.array([time.monotonic(), time.process_time()]).tobytes()
         if self._file < 0:
             self._file = create(Path(self._folder) / f"{self._name}-{os.getpid()}")
             os.pwrite(self._file, now, 0)
-        os.pwrite(self._file, now, 8)
+        os.pwrite(self._file, now, len(now))
 
 
 def create(path: Path) -> int:
@@ -79,14 +91,29 @@ def create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
 
-def read_marks(folder: Path, name: str) -> list[tuple[int, float, float]]:
-    """Return (process, first, last) of every process that left a mark of this name."""
+def read_marks(folder: Path, name: str) -> list[Mark]:
+    """Return those of every process that left marks of this name."""
     found = []
     for path in folder.glob(f"{name}-*"):
         times = np.frombuffer(path.read_bytes(), np.float64)
-        if len(times) == 2:
-            found.append((int(path.name.rpartition("-")[2]), float(times[0]), float(times[1])))
+        if len(times) == 4:
+            found.append(Mark(int(path.name.rpartition("-")[2]), *times.tolist()))
     return found
+
+
+def seconds_between(folder: Path) -> float:
+    """Return seconds from the first record that was read to the last one that was discarded."""
+    return max(mark.last for mark in read_marks(folder, "out")) - min(
+        mark.first for mark in read_marks(folder, "in")
+    )
+
+
+def cpu_seconds_between(folder: Path) -> float:
+    """Return the CPU seconds that the slots' processes took meanwhile."""
+    first = {mark.process: mark.first_cpu for mark in read_marks(folder, "in")}
+    return sum(
+        mark.last_cpu - first[mark.process] for mark in read_marks(folder, "out") if mark.process in first
+    )
 
 
 class Discard:
@@ -258,7 +285,24 @@ def paced_job(env: Any, folder: Path, seconds: float) -> None:
 # ---------------------------------------------------------------- measuring
 
 
-class Bench(Jobs):
+class TimedJobs(Jobs):
+    """Jobs whose functions leave marks.
+
+    Attributes:
+        cpu_us: that the slots took for a record of the latest job.
+    """
+
+    cpu_us = 0.0
+
+    def rate_of(self, folder: Path, records: int) -> float:
+        """Return records a second by the marks of a job that is over, and remove its folder."""
+        self.cpu_us = cpu_seconds_between(folder) / records * 1e6
+        rate = records / seconds_between(folder)
+        shutil.rmtree(folder)
+        return rate
+
+
+class Bench(TimedJobs):
     """A Spark session, and a fresh folder and vertex for each job."""
 
     def layer(self, folder: Path, *, tracked: bool) -> Any:
@@ -274,10 +318,7 @@ class Bench(Jobs):
             job(env, folder, records)
             running = env.execute_async()
             running.wait()
-        first = min(begin for _, begin, _ in read_marks(folder, "in"))
-        end = max(end for _, _, end in read_marks(folder, "out"))
-        shutil.rmtree(folder)
-        return records / (end - first)
+        return self.rate_of(folder, records)
 
     def delays(self, seconds: float) -> tuple[float, float]:
         """Return the median and the 99th percentile, in ms, of source to sink."""
@@ -324,7 +365,7 @@ class Bench(Jobs):
             python_job(env, folder, 100_000)
             begin = time.monotonic()
             env.execute_async().wait()
-        first = min(first for _, first, _ in read_marks(folder, "out"))
+        first = min(mark.first for mark in read_marks(folder, "out"))
         shutil.rmtree(folder)
         return first - begin
 
