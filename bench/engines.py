@@ -47,6 +47,9 @@ ROUNDS = 7
 ARROW_TIMES = 4
 """A vectorized job has so many times the records."""
 
+FLINK_TIMES = 4
+"""Flink has so many times the records: its compiler takes seconds to warm up, which long runs forget."""
+
 INTERVAL_MS = 1_000
 BARE_LOOP_START_S = 1.0
 
@@ -95,8 +98,9 @@ def sides(root: Any, spark: Any, flink: FlinkJava | None, records: int) -> dict[
         "arrow_tracked": mode(arrow_job, many, tracked=True, **ARROW_OPTIONS),
     }
     if flink is not None:
-        found["flink_java"] = lambda: Run(flink.rate(records, SLOTS))
-        found["flink_java_checkpointed"] = lambda: Run(flink.rate(records, SLOTS, interval_ms=INTERVAL_MS))
+        longer = FLINK_TIMES * records
+        found["flink_java"] = lambda: Run(flink.rate(longer, SLOTS))
+        found["flink_java_checkpointed"] = lambda: Run(flink.rate(longer, SLOTS, interval_ms=INTERVAL_MS))
     if has_bytewax():
         found["bytewax"] = lambda: Run(bytewax_rate(records // 4))
     else:

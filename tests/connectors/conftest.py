@@ -23,11 +23,12 @@ def load_shared(*names: str) -> None:
 
 
 load_shared("servers", "kit", "redis_kit", "kafka_server", "mqtt_kit", "amqp_kit", "nats_kit", "s3_server")
-load_shared("postgres_kit")
+load_shared("postgres_kit", "local_kits")
 
 from amqp_kit import AmqpKit, RabbitServer  # noqa: E402 - they are loaded above
 from kafka_server import GivenKafka, KafkaServer  # noqa: E402
 from kit import Kit  # noqa: E402
+from local_kits import LOCAL_KITS  # noqa: E402
 from mqtt_kit import MosquittoServer, MqttKit  # noqa: E402
 from nats_kit import NatsKit, NatsServer  # noqa: E402
 from postgres_kit import PostgresChangesKit, PostgresServer, PostgresTableKit  # noqa: E402
@@ -120,6 +121,17 @@ def kit(request: pytest.FixtureRequest) -> Kit:
 def kit_of_one(request: pytest.FixtureRequest) -> Kit:
     """A queue that delivers again to the same member only."""
     return made(request)
+
+
+@pytest.fixture(params=[*KITS, *LOCAL_KITS])
+def fed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """Return the kit of a source that a driver reads while it is killed."""
+    if request.param in KITS:
+        yield made(request)
+        return
+    kit = LOCAL_KITS[request.param](request.param, tmp_path)
+    yield kit
+    kit.end()
 
 
 @pytest.fixture(params=["nats"])

@@ -24,6 +24,8 @@ class Kit:
     data_source: Any
     """The class of the Data Source, and its options but for the spool."""
     options: dict[str, str]
+    has_spool = True
+    """Whether the Data Source's reader keeps messages in a spool."""
     is_given_to_one = True
     """Whether a message that was delivered is delivered again to the same member only."""
     parallelism = 2

@@ -103,7 +103,7 @@ class QueueJob:
     def _stream(self, spark: SparkSession) -> Any:
         spark.dataSource.register(self.data_source)
         reader = spark.readStream.format(self.data_source.name()).options(**self.options)
-        return reader.option("spool", f"{self.directory}/spool").option("maxRowsPerTrigger", "200").load()
+        return reader.load()
 
 
 WAYS: dict[str, Callable[[QueueJob, SparkSession], None]] = {

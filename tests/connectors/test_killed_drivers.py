@@ -34,6 +34,7 @@ class Lives:
     def __init__(self, script: ModuleType, kit: Any, way: str, directory: Path, wait_until: Any) -> None:
         self._script, self._kit, self._wait_until = script, kit, wait_until
         self._directory = directory
+        spool = {"spool": f"{directory}/spool", "maxRowsPerTrigger": "200"} if kit.has_spool else {}
         self.job = script.QueueJob(
             way,
             str(directory),
@@ -42,7 +43,7 @@ class Lives:
             kit.parallelism,
             kit.sink("out"),
             kit.data_source,
-            kit.options,
+            kit.options | spool,
             kit.sink_format,
             kit.sink_options("out"),
         )
@@ -96,27 +97,27 @@ def run_lives(script: ModuleType, kit: Any, way: str, directory: Path, wait_unti
     return found
 
 
-def test_barrier_mode(script: ModuleType, kit: Any, wait_until: Any, tmp_path: Path) -> None:
-    kit.begin("messages/messages")
-    found = run_lives(script, kit, "barrier", tmp_path, wait_until)
-    if kit.enters_once:
+def test_barrier_mode(script: ModuleType, fed: Any, wait_until: Any, tmp_path: Path) -> None:
+    fed.begin("messages/messages")
+    found = run_lives(script, fed, "barrier", tmp_path, wait_until)
+    if fed.enters_once:
         assert len(found) == len(set(found))
 
 
-def test_acker_mode(script: ModuleType, kit: Any, wait_until: Any, tmp_path: Path) -> None:
+def test_acker_mode(script: ModuleType, fed: Any, wait_until: Any, tmp_path: Path) -> None:
     """Its sink sees what was in flight again."""
-    kit.begin("messages/messages")
-    run_lives(script, kit, "acker", tmp_path, wait_until)
+    fed.begin("messages/messages")
+    run_lives(script, fed, "acker", tmp_path, wait_until)
 
 
-def test_a_plain_query(script: ModuleType, kit: Any, wait_until: Any, tmp_path: Path) -> None:
-    kit.begin(owner_of(str(tmp_path / "spool")))
-    found = run_lives(script, kit, "query", tmp_path, wait_until)
-    if kit.enters_once:
+def test_a_plain_query(script: ModuleType, fed: Any, wait_until: Any, tmp_path: Path) -> None:
+    fed.begin(owner_of(str(tmp_path / "spool")))
+    found = run_lives(script, fed, "query", tmp_path, wait_until)
+    if fed.enters_once:
         assert len(found) == len(set(found))
 
 
-def test_a_wrapped_query(script: ModuleType, kit: Any, wait_until: Any, tmp_path: Path) -> None:
+def test_a_wrapped_query(script: ModuleType, fed: Any, wait_until: Any, tmp_path: Path) -> None:
     """Its sink sees a batch again whose commit was not noted."""
-    kit.begin(owner_of(str(tmp_path / "spool")))
-    run_lives(script, kit, "wrapped", tmp_path, wait_until)
+    fed.begin(owner_of(str(tmp_path / "spool")))
+    run_lives(script, fed, "wrapped", tmp_path, wait_until)
