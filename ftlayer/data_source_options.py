@@ -45,11 +45,11 @@ class DataSourceOptions:
         """Return an option that is names with commas between them."""
         return [part.strip() for part in self.text(name, default).split(",") if part.strip()]
 
-    def count(self, name: str, default: int) -> int:
-        """Return an option that is a number of at least 1. Raises `ConfigError`."""
+    def count(self, name: str, default: int, *, most: int = MOST) -> int:
+        """Return an option that is a number from 1 to ``most``. Raises `ConfigError`."""
         text = self.text(name, str(default))
-        if not text.isdecimal() or not 1 <= int(text) <= MOST:
-            raise ConfigError(f"{name}: expected a number from 1 to {MOST}, got {text!r}")
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise ConfigError(f"{name}: expected a number from 1 to {most}, got {text!r}")
         return int(text)
 
     def flag(self, name: str, *, default: bool) -> bool:

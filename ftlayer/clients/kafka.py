@@ -167,7 +167,7 @@ def _admin_library() -> Any:
 def reason(error: Any) -> str:
     """Return what an error of confluent-kafka says, an exception or its `KafkaError`."""
     said = _error_of(error)
-    return f"{said.name()}: {said.str()}" if hasattr(said, "name") else str(said)
+    return f"{said.name()}: {said.str()}" if hasattr(said, "name") else str(said) or type(error).__name__
 
 
 def is_fenced(error: Any) -> bool:

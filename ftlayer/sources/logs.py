@@ -15,6 +15,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from ftlayer.errors import SourceError
+
 Offsets = dict[str, int]
 """By split: the offset of the next record."""
 
@@ -88,8 +90,12 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = self.ends()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802 - Spark's name
-        """Return how far the next range goes; new splits are read from their first record."""
+        """Return how far the next range goes; new splits are read from their first record.
+
+        Raises `SourceError` for a split that ends before the place up to which it was read.
+        """
         ends = self.ends() if self._until is None else self._until
+        check_not_cut(start, ends)
         new = [split for split in ends if split not in start]
         begin = {**start, **self.first_of(new)} if new else start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -118,10 +124,25 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.read_split(partition.split, partition.start, partition.end)
 
 
+def check_not_cut(start: Mapping[str, int], ends: Mapping[str, int]) -> None:
+    """Raise `SourceError` for a split that ends before the place up to which it was read.
+
+    Records that are written to it from now on would have offsets that were read already.
+    """
+    for split, place in start.items():
+        end = ends.get(split, place)
+        if end < place:
+            raise SourceError(
+                f"{split} ends at offset {end}, and was read up to offset {place}: it was made anew, or its last "
+                "records are lost. A source with another uid, or a query with another checkpoint, reads what there is "
+                "from its start"
+            )
+
+
 def limited(start: Mapping[str, int], ends: Mapping[str, int], most: int | None) -> Offsets:
     """Return offsets that are at most so many records behind ``start``: each split's share is as its backlog is.
 
-    A split with records gets one at least. Splits that have no end any more, or an earlier one, stay where they are.
+    A split with records gets one at least. Splits that have no end any more stay where they are.
     """
     backlog = {split: max(0, ends.get(split, offset) - offset) for split, offset in start.items()}
     total = sum(backlog.values())

@@ -88,6 +88,41 @@ def test_barrier_mode_copies_each_message_once(
     assert not [path for path in (tmp_path / "staged").rglob("*") if path.is_file()]
 
 
+@pytest.mark.campaign
+def test_a_savepoint_is_restored_at_other_parallelisms(
+    spark: Any, kafka_server: Any, topics: tuple[str, str], wait_until: Any, tmp_path: Path
+) -> None:
+    source, target = topics
+
+    def start(parallelism: int, restore_from: str | None) -> Any:
+        checkpoints = CheckpointConfig(interval="100ms", directory=str(tmp_path / "checkpoints"))
+        env = StreamEnvironment(spark, name="copies", parallelism=parallelism, checkpointing=checkpoints)
+        messages = env.source(KafkaSource(kafka_server.url, source, max_rows=100), uid="messages")
+        values = messages.rebalance().map(lambda record: record[1], "value binary", uid="value")
+        values.sink(KafkaSink(kafka_server.url, target, staging=tmp_path / "staged"), uid="copies")
+        return env.execute_async(restore_from=restore_from)
+
+    where: str | None = None
+    for turn, parallelism in enumerate((1, 2, 1)):
+        job = start(parallelism, where)
+        try:
+            first = turn * PART
+            kafka_server.produce(source, turn % 3, range(first, first + PART))
+            wait_until(
+                lambda first=first: len(kafka_server.numbers(target)) >= first + PART // 3,
+                "messages on their way",
+            )
+            where = job.stop_with_savepoint(str(tmp_path / "savepoints"), 600)
+        finally:
+            job.cancel()
+    job = start(2, where)
+    try:
+        wait_until(lambda: len(kafka_server.numbers(target)) >= 3 * PART, "all messages")
+    finally:
+        job.cancel()
+    assert sorted(kafka_server.numbers(target)) == list(range(3 * PART))
+
+
 def test_acker_mode_takes_the_sink_that_may_write_twice(
     spark: Any, topics: tuple[str, str], kafka_server: Any, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from ftlayer.errors import SourceError
 from ftlayer.sources.logs import LogReader, Offsets, limited
 
 ID = pa.schema([("id", pa.string())])
@@ -85,12 +86,20 @@ def test_a_run_of_what_is_available_now_ends() -> None:
     assert [len(batch) for batch in batches(log, log.initialOffset())] == [10, 10, 5]
 
 
-def test_a_split_that_is_gone_or_was_cut_stays_where_it_is() -> None:
-    log = Log(a=5)
+def test_a_split_that_is_gone_stays_where_it_is() -> None:
+    log = Log(a=9)
     start = {"a": 9, "gone": 3}
     end = log.latestOffset(start, ReadMaxRows(10))
     assert end == start
     assert log.partitions(start, end) == []
+
+
+def test_a_split_that_ends_before_its_place_is_an_error() -> None:
+    """What is written to it next would be taken for what was read."""
+    with pytest.raises(
+        SourceError, match=r"^a ends at offset 5, and was read up to offset 9: it was made anew"
+    ):
+        Log(a=5, b=3).latestOffset({"a": 9, "b": 3}, ReadMaxRows(10))
 
 
 def test_what_is_durable_is_told() -> None:

@@ -118,7 +118,7 @@ class JobReport:
                 incidents=core.incidents.at(self._to_wall_ms),
                 savepoint="" if savepoint is None else savepoint.location,
                 lags={} if self._is_over else {**self._planners.lags(), **lags_of(core.slots)},
-                away={} if self._is_over else {**self._planners.away(), **away_of(core.slots)},
+                away={} if self._is_over else away_of(self._planners.away(), core.slots),
                 breakers={} if self._is_over else circuits_of(core.slots),
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
@@ -322,9 +322,13 @@ def lags_of(slots: Sequence[SlotRecord]) -> dict[str, int]:
     return _most(LAG, slots)
 
 
-def away_of(slots: Sequence[SlotRecord]) -> dict[str, int]:
-    """Return for how long (ms) systems of sources cannot be read, by source, as slots that run said last."""
-    return _most(AWAY, slots)
+def away_of(planners: Mapping[str, int], slots: Sequence[SlotRecord]) -> dict[str, int]:
+    """Return for how long (ms) systems of sources cannot be read, by source.
+
+    ``planners`` is what the readers in the driver know, slots are asked as they said last: the longest counts.
+    """
+    found = _most(AWAY, slots)
+    return {uid: max(planners.get(uid, 0), found.get(uid, 0)) for uid in {**planners, **found}}
 
 
 def _most(counter: str, slots: Sequence[SlotRecord]) -> dict[str, int]:

@@ -52,7 +52,7 @@ class MqttDataSource(QueueDataSource):
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("topic"),  # type: ignore[arg-type]
             group=options.get("group"),
-            qos=options.count("qos", 1),
+            qos=options.count("qos", 1, most=2),
             version=options.text("version", "5"),
             session_expiry=options.text("sessionExpiry", "24h"),
             max_pending=options.count("maxPending", MAX_PENDING),
