@@ -22,6 +22,7 @@ from ftlayer.sources import (
     TailDataSource,
     WebhookDataSource,
 )
+from ftlayer.sources.data_source import QueueDataSource
 
 
 def test_options_are_read_as_what_they_are() -> None:
@@ -82,6 +83,10 @@ READERS: list[tuple[Any, dict[str, str]]] = [
 
 @pytest.mark.parametrize(("kind", "options"), READERS, ids=[kind.name() for kind, _ in READERS])
 def test_every_reader_refuses_an_option_that_it_does_not_know(kind: Any, options: dict[str, str]) -> None:
+    if issubclass(kind, QueueDataSource):
+        with pytest.raises(ConfigError, match=r"^spool: expected a directory"):
+            kind(options).schema()
+        options = {**options, "spool": "/spool"}
     for unknown in ("maxRowPerTrigger", "startingTimestamp"):
         data_source = kind({**options, unknown: "7"})
         with pytest.raises(

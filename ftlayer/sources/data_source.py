@@ -32,7 +32,8 @@ class QueueDataSource(DataSource):
 
         options = DataSourceOptions(self.options, self.name())
         source = self.source(options)
-        options.know("spool", "maxRowsPerTrigger", *JSON_OPTIONS)
+        _check_spool(options)
+        options.know("maxRowsPerTrigger", *JSON_OPTIONS)
         options.check_all_known()
         return from_arrow_schema(source.schema)
 
@@ -40,8 +41,13 @@ class QueueDataSource(DataSource):
         """Return the reader."""
         options = DataSourceOptions(self.options, self.name())
         source = self.source(options)
-        spool, rows = options.get("spool"), options.count("maxRowsPerTrigger", MAX_ROWS)
-        check_text(spool, "spool", "a directory for this query's messages, a path or URL")
-        reader = with_schema(QueueStreamReader(source, str(spool), rows), source.schema, schema, options)
+        spool, rows = _check_spool(options), options.count("maxRowsPerTrigger", MAX_ROWS)
+        reader = with_schema(QueueStreamReader(source, spool, rows), source.schema, schema, options)
         options.check_all_known()
         return reader
+
+
+def _check_spool(options: DataSourceOptions) -> str:
+    spool = options.get("spool")
+    check_text(spool, "spool", "a directory for this query's messages, a path or URL")
+    return str(spool)

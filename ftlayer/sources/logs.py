@@ -133,9 +133,9 @@ def check_not_cut(start: Mapping[str, int], ends: Mapping[str, int]) -> None:
         end = ends.get(split, place)
         if end < place:
             raise SourceError(
-                f"{split} ends at offset {end}, and was read up to offset {place}: it was made anew, or its last "
-                "records are lost. A source with another uid, or a query with another checkpoint, reads what there is "
-                "from its start"
+                f"{split} ends at offset {end}, and the source is at offset {place}: it was made anew, its last "
+                "records are lost, or start is behind its end. A source with another uid, or a query with another "
+                "checkpoint, begins where start says"
             )
 
 

@@ -97,7 +97,7 @@ def test_a_split_that_is_gone_stays_where_it_is() -> None:
 def test_a_split_that_ends_before_its_place_is_an_error() -> None:
     """What is written to it next would be taken for what was read."""
     with pytest.raises(
-        SourceError, match=r"^a ends at offset 5, and was read up to offset 9: it was made anew"
+        SourceError, match=r"^a ends at offset 5, and the source is at offset 9: it was made anew"
     ):
         Log(a=5, b=3).latestOffset({"a": 9, "b": 3}, ReadMaxRows(10))
 

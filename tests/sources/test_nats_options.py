@@ -55,7 +55,7 @@ def test_what_a_reply_says(reply: str) -> None:
 
 def test_a_data_source_reads_and_writes_by_its_options() -> None:
     queue = {"url": "nats://localhost", "stream": "s", "subject": "s.in"}
-    reading = NatsDataSource({**queue, "consumer": "c", "maxPending": "7"})
+    reading = NatsDataSource({**queue, "consumer": "c", "maxPending": "7", "spool": "/s"})
     assert reading.source(DataSourceOptions(reading.options, "nats")).max_pending == 7
     schema = reading.schema()
     assert isinstance(NatsDataSource(queue).streamWriter(schema, overwrite=False), NatsSink)

@@ -24,6 +24,7 @@ from ftlayer.sources import HmacSignature, WebhookSource
         ({"signature": "secret"}, "signature"),
         ({"max_body": 0}, "max_body"),
         ({"max_pending": "1"}, "max_pending"),
+        ({"max_body": 2, "max_pending": 1}, "max_body: 2 bytes are more than the 1 of max_pending"),
         ({"answer_timeout": "soon"}, "answer_timeout"),
         ({"app": 5}, "app"),
         ({"tls_cert": "cert.pem"}, "tls_cert and tls_key"),

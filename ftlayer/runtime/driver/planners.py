@@ -20,6 +20,9 @@ from ftlayer.topology.operators import ReaderSource
 
 logger = logging.getLogger(__name__)
 
+ANSWER_MS = 10_000
+"""What a reader said of its lag holds until it has not answered for so long."""
+
 
 class Planners:
     """One `ReaderPlanner` for each reader source of a graph. Methods return at once, save `close`."""
@@ -70,8 +73,15 @@ class Planners:
         return self._planners
 
     def lags(self) -> dict[str, int]:
-        """Return, by source, how many records were not read when its reader was asked last, of those that can tell."""
-        return {uid: lag for uid, planner in self._planners.items() if (lag := planner.rules.lag) is not None}
+        """Return, by source, how many records were not read when its reader was asked last, of those that can tell.
+
+        What was known before a reader has stopped to answer is not told.
+        """
+        return {
+            uid: lag
+            for uid, planner in self._planners.items()
+            if (lag := planner.rules.lag) is not None and planner.unanswered_ms < ANSWER_MS
+        }
 
     def away(self) -> dict[str, int]:
         """Return, by source, for how long (ms) its reader has been asked in vain, see `ReaderPlanner.unanswered_ms`."""

@@ -93,6 +93,10 @@ class WebhookSource(Queue):
             check_instance(signature, "signature", HmacSignature)
         check_int(max_body, "max_body", least=1)
         check_int(max_pending, "max_pending", least=1)
+        if max_body > max_pending:
+            raise ConfigError(
+                f"max_body: {max_body} bytes are more than the {max_pending} of max_pending, which wait at most"
+            )
         if app is not None:
             check_function(app, "app", takes=1)
         check_path(tls_cert, "tls_cert")
