@@ -180,6 +180,7 @@ def purge_by_keys(page: Page, browsers: Any, group: str, letters: int) -> None:
     ).to_be_visible()
 
 
+@pytest.mark.campaign
 def test_letters_of_a_tracked_topology_are_mended(opened: Any, browsers: Any, tmp_path: Path) -> None:
     """Slot, vertex and driver are killed; one letter is edited, one requeued, the others of its group are purged."""
     with demo(tmp_path, "--engine", "continuous") as running:

@@ -134,6 +134,7 @@ class FailsOnce:
         return record
 
 
+@pytest.mark.campaign
 def test_records_of_16_mib(environment: Any, logs_kit: ModuleType, tmp_path: Path) -> None:
     records = 6
     env = environment()
