@@ -56,8 +56,10 @@ def test_what_was_not_acknowledged_comes_again_to_the_next_reader(mosquitto: Any
     acknowledged = len(numbers_of(found[:1]))
     first.close()
     second = source.open(Member(source.topic, 0, 1), {0: found[-1].position}, stored=True)
-    again = numbers_of(fetch_numbers(second, 20 - acknowledged))
-    assert set(again) >= set(range(acknowledged, 20))
+    # Those that were acknowledged may come again too, if their acknowledgement was lost with the connection.
+    again: set[int] = set()
+    while not again >= set(range(acknowledged, 20)):
+        again |= set(numbers_of(fetch_numbers(second, 1)))
     second.close()
 
 
