@@ -20,6 +20,7 @@ def run_demo(*arguments: object, **environment: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.spark
+@pytest.mark.faults
 def test_vertex_and_driver_are_killed_and_every_line_is_accounted_for(tmp_path: Path) -> None:
     run, ledger = tmp_path / "run", tmp_path / "ledger.json"
     done = run_demo("--kill", "all", "--lines", 3_000, "--batches", 4, "--dir", run, "--json", ledger)

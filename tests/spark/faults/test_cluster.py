@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_500)]
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(1_500)]
 
 LINES, FILES = 150, 3
 SLOW = 10

@@ -51,6 +51,7 @@ def each_step_of_each_query(victim: str, sinks: tuple[str, ...]) -> list[Kill]:
     return [(victim, dict.fromkeys(sinks, step)) for step in STEPS]
 
 
+@pytest.mark.faults
 def test_vertex_and_driver_are_killed(make_job: Any, job_script: ModuleType) -> None:
     """The vertex at every step, the driver at every other one of a batch that has begun.
 
