@@ -28,6 +28,7 @@ setup(
                 "native/murmur3.h",
                 "native/undo.h",
                 "native/plain_read.h",
+                "native/dict_records.h",
                 "native/plain_write.h",
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],

@@ -47,6 +47,7 @@ class ChainDriver:
         steps: tuple[tuple[Any, ...], ...],
         types: bytes,
         nullable: bytes,
+        names: tuple[str, ...] | None,
         passes: tuple[type[BaseException], ...],
         fails: tuple[type[BaseException], ...],
         entries: list[Any] | None,

@@ -2,6 +2,7 @@
  *
  * It does what the loop does that ftlayer.functions.chains.fused writes out in Python, which is the reference, and
  * serves what this cannot do: records and results that are not plain, and functions with a context. */
+#include "dict_records.h"
 #include "plain_read.h"
 #include "plain_write.h"
 
@@ -27,6 +28,7 @@ typedef struct {
     Py_ssize_t n_steps;
     step *steps;
     PyObject *types, *nullable; /* bytes: of the columns of results */
+    PyObject *names;            /* where records are dicts, those of the columns of results, a tuple; else NULL */
     PyObject *passes, *fails;   /* tuples of exceptions: those that go up, and of the others those that fail a record */
     PyObject *entries;          /* of the undo log, a list; or NULL */
     PyObject *nan;
@@ -80,7 +82,9 @@ static int turn_to_list(driver *self) {
             .bytes = maker->bytes == NULL ? NULL : PyBytes_AS_STRING(maker->bytes),
         };
     }
-    self->list = self->width == 1 ? read_single(columns, self->rows) : read_tuples(columns, self->width, self->rows);
+    self->list = self->names != NULL ? read_dicts(self->names, columns, self->rows)
+                 : self->width == 1  ? read_single(columns, self->rows)
+                                     : read_tuples(columns, self->width, self->rows);
     if (columns != few) PyMem_Free(columns);
     return self->list == NULL ? -1 : 0;
 }
@@ -88,7 +92,9 @@ static int turn_to_list(driver *self) {
 static int put(driver *self, PyObject *result) {
     if (self->list == NULL) {
         if (self->rows == self->capacity && grow(self) != 0) return -1;
-        switch (put_record(self->makers, self->width, result, self->rows, self->capacity)) {
+        fit found = self->names != NULL ? put_dict(self->makers, self->names, result, self->rows, self->capacity)
+                                        : put_record(self->makers, self->width, result, self->rows, self->capacity);
+        switch (found) {
         case FITS:
             self->rows++;
             return 0;
@@ -323,7 +329,43 @@ static int tell_failure(driver *self, PyObject *fail, Py_ssize_t mark) {
     return told == NULL ? -1 : 0;
 }
 
-static PyObject *next_record(const column_view *columns, int64_t width, int64_t row) {
+/* The columns of the batch that is run. */
+typedef struct {
+    column_view *columns;
+    int64_t width;
+    PyObject *names, *empty; /* where records are dicts: of the columns, and a dict of these; else NULL */
+} batch_view;
+
+/* 1 when the columns can be read, 0 when not, -1 with an error. */
+static int open_batch(const driver *self, const struct ArrowSchema *schema, const struct ArrowArray *array,
+                      batch_view *out) {
+    *out = (batch_view){.width = schema->n_children};
+    if (out->width == 0) return 0;
+    out->columns = PyMem_Calloc((size_t)out->width, sizeof *out->columns);
+    if (out->columns == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int64_t i = 0; i < out->width; i++) {
+        if (!open_view(schema->children[i], array->children[i], array->offset, &out->columns[i])) return 0;
+    }
+    if (self->names == NULL) return 1;
+    out->names = column_names(schema);
+    if (out->names == Py_None) return 0;
+    out->empty = out->names == NULL ? NULL : empty_record(out->names);
+    return out->empty == NULL ? -1 : 1;
+}
+
+static void close_batch(batch_view *batch) {
+    PyMem_Free(batch->columns);
+    Py_CLEAR(batch->names);
+    Py_CLEAR(batch->empty);
+}
+
+static PyObject *next_record(const batch_view *batch, int64_t row) {
+    const column_view *columns = batch->columns;
+    int64_t width = batch->width;
+    if (batch->empty != NULL) return read_dict(batch->empty, batch->names, columns, row);
     if (width == 1) return value_at(columns, row);
     PyObject *record = PyTuple_New(width);
     for (int64_t column = 0; record != NULL && column < width; column++) {
@@ -338,13 +380,12 @@ static PyObject *next_record(const column_view *columns, int64_t width, int64_t 
 }
 
 /* Run all rows; `counts` is NULL, or gets how many results each has. 0, or -1 with an error. */
-static int run_rows(driver *self, const column_view *columns, int64_t width, int64_t rows, PyObject *fail,
-                    int32_t *counts) {
+static int run_rows(driver *self, const batch_view *batch, int64_t rows, PyObject *fail, int32_t *counts) {
     for (int64_t row = 0; row < rows; row++) {
         Py_ssize_t before = self->rows;
         Py_ssize_t mark = self->entries == NULL ? 0 : PyList_GET_SIZE(self->entries);
         self->at = -1; /* a record that Python cannot hold */
-        PyObject *record = next_record(columns, width, row);
+        PyObject *record = next_record(batch, row);
         int found = record == NULL ? -1 : run_from(self, 0, record);
         if (found != 0) {
             if (self->rows > before && take_back(self, before) != 0) {
@@ -416,21 +457,17 @@ static PyObject *driver_run(driver *self, PyObject *args) {
         PyErr_SetString(PyExc_RuntimeError, "this driver runs a batch already");
         return NULL;
     }
-    int64_t width = schema->n_children;
-    if (width == 0) Py_RETURN_NONE;
-    column_view *columns = PyMem_Calloc((size_t)width, sizeof *columns);
-    if (columns == NULL) return PyErr_NoMemory();
-    for (int64_t i = 0; i < width; i++) {
-        if (!open_view(schema->children[i], array->children[i], array->offset, &columns[i])) {
-            PyMem_Free(columns);
-            Py_RETURN_NONE;
-        }
+    batch_view batch;
+    int readable = open_batch(self, schema, array, &batch);
+    if (readable != 1) {
+        close_batch(&batch);
+        return readable == 0 ? Py_NewRef(Py_None) : NULL;
     }
     PyObject *counts = PyBytes_FromStringAndSize(NULL, array->length * (Py_ssize_t)sizeof(int32_t));
     PyObject *found = NULL;
     self->is_running = 1;
     if (counts != NULL && open_makers(self, array->length) == 0 &&
-        run_rows(self, columns, width, array->length, fail, (int32_t *)PyBytes_AS_STRING(counts)) == 0) {
+        run_rows(self, &batch, array->length, fail, (int32_t *)PyBytes_AS_STRING(counts)) == 0) {
         PyObject *results = finished(self);
         if (results != NULL) {
             PyObject *are_columns = self->list == NULL ? Py_True : Py_False;
@@ -444,7 +481,7 @@ static PyObject *driver_run(driver *self, PyObject *args) {
     PyErr_Restore(type, error, traceback);
     self->is_running = 0;
     Py_XDECREF(counts);
-    PyMem_Free(columns);
+    close_batch(&batch);
     return found;
 }
 
@@ -538,6 +575,7 @@ static int driver_clear(driver *self) {
     self->n_steps = 0;
     Py_CLEAR(self->types);
     Py_CLEAR(self->nullable);
+    Py_CLEAR(self->names);
     Py_CLEAR(self->passes);
     Py_CLEAR(self->fails);
     Py_CLEAR(self->entries);
@@ -568,17 +606,32 @@ static int check_columns(PyObject *types, PyObject *nullable) {
     return 0;
 }
 
+static int check_names(PyObject *names, PyObject *types) {
+    if (names == Py_None) return 0;
+    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != PyBytes_GET_SIZE(types)) {
+        PyErr_SetString(PyExc_TypeError, "names is a tuple with the name of each column, or None");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+        if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(names, i))) {
+            PyErr_SetString(PyExc_TypeError, "the name of a column is a str");
+            return -1;
+        }
+    }
+    return 0;
+}
+
 static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    PyObject *steps, *types, *nullable, *passes, *fails, *entries, *nan;
+    PyObject *steps, *types, *nullable, *names, *passes, *fails, *entries, *nan;
     if (keywords != NULL && PyDict_GET_SIZE(keywords) != 0) {
         PyErr_SetString(PyExc_TypeError, "ChainDriver takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!SSO!O!OO:ChainDriver", &PyTuple_Type, &steps, &types, &nullable, &PyTuple_Type,
-                          &passes, &PyTuple_Type, &fails, &entries, &nan)) {
+    if (!PyArg_ParseTuple(args, "O!SSOO!O!OO:ChainDriver", &PyTuple_Type, &steps, &types, &nullable, &names,
+                          &PyTuple_Type, &passes, &PyTuple_Type, &fails, &entries, &nan)) {
         return NULL;
     }
-    if (check_columns(types, nullable) != 0) return NULL;
+    if (check_columns(types, nullable) != 0 || check_names(names, types) != 0) return NULL;
     if (entries != Py_None && !PyList_CheckExact(entries)) {
         PyErr_SetString(PyExc_TypeError, "entries is a list, or None");
         return NULL;
@@ -593,6 +646,7 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     }
     self->types = Py_NewRef(types);
     self->nullable = Py_NewRef(nullable);
+    self->names = names == Py_None ? NULL : Py_NewRef(names);
     self->width = PyBytes_GET_SIZE(types);
     self->passes = Py_NewRef(passes);
     self->fails = Py_NewRef(fails);

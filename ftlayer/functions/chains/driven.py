@@ -6,6 +6,7 @@ It reads records from Arrow columns and writes results to Arrow columns, one aft
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.fused import has_run
 from ftlayer.functions.chains.prepared import NAN, KeyColumns, PreparedStep, Processing, Reducing, unhashable
-from ftlayer.functions.conversion import VALUES, Form
+from ftlayer.functions.conversion import DICTS, VALUES, Form
 from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
 from ftlayer.functions.plain import PLAIN_CODES
 from ftlayer.functions.steps import Filter, FlatMap
@@ -29,12 +30,13 @@ def driver_of(
 ) -> native.ChainDriver | None:
     """Return what runs ``steps`` over record batches, whose results are of ``schema``; None if it cannot.
 
-    ``form`` and ``log`` are as for `fuse`.
+    ``form`` and ``log`` are as for `fuse`. Records may be values or dicts, and a `Reducing` needs values.
     """
     codes = [PLAIN_CODES.get(field.type) for field in schema]
-    if form is not VALUES or not steps or not codes or None in codes:
+    are_dicts = form is DICTS
+    if not (are_dicts or form is VALUES) or not steps or not codes or None in codes:
         return None
-    driven = [known for step in steps if (known := _driven(step)) is not None]
+    driven = [known for step in steps if (known := _driven(step, form)) is not None]
     if len(driven) < len(steps):
         return None
     logs = any(isinstance(step, Reducing) and isinstance(step.table, UndoValues) for step in steps)
@@ -42,6 +44,7 @@ def driver_of(
         tuple(driven),
         b"".join(code for code in codes if code is not None),
         bytes(field.nullable for field in schema),
+        tuple(sys.intern(name) for name in schema.names) if are_dicts else None,
         (MemoryError,) if log is None else (MemoryError, StateSerializationError),
         FAILS_RECORD if log is None else FAILS_RECORD_UNDONE,
         log.entries if log is not None and logs else None,
@@ -49,16 +52,16 @@ def driver_of(
     )
 
 
-def _driven(step: PreparedStep) -> tuple[Any, ...] | None:
+def _driven(step: PreparedStep, form: Form) -> tuple[Any, ...] | None:
     match step:
         case Processing():
             return None
         case Reducing():
-            return _reduce(step)
+            return _reduce(step) if form is VALUES else None
         case Filter():
             return "filter", step.function, has_run
         case FlatMap():
-            return "flat_map", step.function, VALUES.results
+            return "flat_map", step.function, form.results
         case _:
             return "map", step.function
 

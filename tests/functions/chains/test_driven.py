@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Reducing
 from ftlayer.functions.chains.record_segment import RecordSegment
-from ftlayer.functions.conversion import DICTS, VALUES
+from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.steps import Filter, FlatMap, Map
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.undo.tables import UndoValues
@@ -365,7 +365,6 @@ def test_what_it_cannot_run_is_left_to_python() -> None:
     stamped = pa.schema([("at", pa.timestamp("us"))])
     same_one = Map("m", lambda value: value, ONE)
     assert RecordSegment([same_one], stamped, VALUES)._driver is None
-    assert RecordSegment([same_one], ONE, DICTS)._driver is None
     assert RecordSegment([], ONE, VALUES, "made")._driver is None
     segment = segment_of(Map("m", lambda value: value.year, ONE))
     batch = pa.RecordBatch.from_pydict({"at": [0, None]}, schema=stamped)
