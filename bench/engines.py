@@ -1,4 +1,4 @@
-"""One job in several engines, in turn: ftlayer in its modes, Flink with Java functions, Bytewax, and no engine at all.
+"""One job in several engines, in turn: ftlayer in its modes, Flink in Java, Bytewax, Pathway, and no engine at all.
 
 The job is that of `bench.topology`: a Python function a record, a count for each of 10,000 keys, a Python function a
 record; `arrow` is the same with functions of whole batches. Every round runs all of them one after the other, and a
@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import checkpoint, topology
 from bench.harness import Target, note
-from bench.jobs import SLOTS, bytewax_rate, has_bytewax, session
+from bench.jobs import SLOTS, bytewax_rate, has_bytewax, pathway, pathway_rate, session
 from bench.peers.flink_java import FlinkJava, flink_java
 from bench.topology import ARROW_OPTIONS, arrow_job, python_job
 
@@ -40,6 +40,7 @@ RATIOS = {
     "arrow_tracking_cost": ("arrow_tracked", "arrow_untracked"),
     "throughput_on_off_heap": ("barriers", "untracked"),
     "vs_bytewax": ("tracked", "bytewax"),
+    "vs_pathway": ("tracked", "pathway"),
 }
 """Whose rate is divided by whose."""
 
@@ -105,6 +106,10 @@ def sides(root: Any, spark: Any, flink: FlinkJava | None, records: int) -> dict[
         found["bytewax"] = lambda: Run(bytewax_rate(records // 4))
     else:
         note("bytewax is not installed (pip install '.[bench]'): no vs_bytewax")
+    if interpreter := pathway():
+        found["pathway"] = lambda: Run(pathway_rate(interpreter, records // 8))
+    else:
+        note("BENCH_PATHWAY_PYTHON names no interpreter that has Pathway: no vs_pathway")
     return found
 
 

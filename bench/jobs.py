@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -84,6 +85,35 @@ def bytewax_rate(records: int, *options: str) -> float:
             check=True,
             capture_output=True,
         )
-        first = min(float(path.read_text()) for path in Path(folder).glob("start-*"))
-        end = max(float(path.read_text()) for path in Path(folder).glob("end-*"))
-    return records / (end - first)
+        return records / _seconds(Path(folder))
+
+
+def pathway() -> str | None:
+    """Return the interpreter that has Pathway: ``BENCH_PATHWAY_PYTHON``, or this one; ``None`` if there is none."""
+    named = os.environ.get("BENCH_PATHWAY_PYTHON")
+    return named or (sys.executable if importlib.util.find_spec("pathway") else None)
+
+
+def pathway_rate(interpreter: str, records: int) -> float:
+    """Run the peer in two processes of its own; return records a second."""
+    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as folder:
+        ids = Path(folder, "ids")
+        ids.mkdir()
+        for process in range(SLOTS):
+            numbers = "\n".join(map(str, range(process, records, SLOTS)))
+            (ids / f"{process}.csv").write_text(f"number\n{numbers}\n")
+        command = (interpreter, "-m", "pathway", "spawn", "-n", str(SLOTS))
+        subprocess.run(
+            [*command, interpreter, "-m", "bench.peers.pathway_job"],
+            env={**os.environ, "BENCH_IN": str(ids), "BENCH_OUT": folder},
+            check=True,
+            capture_output=True,
+        )
+        return records / _seconds(Path(folder))
+
+
+def _seconds(folder: Path) -> float:
+    """Return how long a peer's processes took, from the first start to the last end that they noted."""
+    first = min(float(path.read_text()) for path in folder.glob("start-*"))
+    end = max(float(path.read_text()) for path in folder.glob("end-*"))
+    return end - first
