@@ -27,8 +27,37 @@ typedef struct {
     PyObject *names, *empty; /* where records are dicts: of the columns, and a dict of these; else NULL */
 } batch_view;
 
+static void forget_all_texts(driver *self) {
+    for (int64_t i = 0; i < self->n_known; i++) forget_texts(&self->known[i]);
+    PyMem_Free(self->known);
+    self->known = NULL;
+    self->n_known = 0;
+}
+
+/* Have the columns of texts know what they have read before. 0, or -1 with an error. */
+static int know_texts(driver *self, batch_view *batch) {
+    if (self->n_known != batch->width) {
+        forget_all_texts(self);
+        self->known = PyMem_Calloc((size_t)batch->width, sizeof *self->known);
+        if (self->known == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        self->n_known = batch->width;
+    }
+    for (int64_t i = 0; i < batch->width; i++) {
+        column_view *column = &batch->columns[i];
+        known_texts *known = &self->known[i];
+        if (strchr("uUzZ", column->type) == NULL) continue;
+        if (known->are_texts != is_text(column->type)) forget_texts(known);
+        known->are_texts = is_text(column->type);
+        column->known = known;
+    }
+    return 0;
+}
+
 /* 1 when the columns can be read, 0 when not, -1 with an error. */
-static int open_batch(const driver *self, const struct ArrowSchema *schema, const struct ArrowArray *array,
+static int open_batch(driver *self, const struct ArrowSchema *schema, const struct ArrowArray *array,
                       batch_view *out) {
     *out = (batch_view){.width = schema->n_children};
     if (out->width == 0) return 0;
@@ -40,6 +69,7 @@ static int open_batch(const driver *self, const struct ArrowSchema *schema, cons
     for (int64_t i = 0; i < out->width; i++) {
         if (!open_view(schema->children[i], array->children[i], array->offset, &out->columns[i])) return 0;
     }
+    if (know_texts(self, out) != 0) return -1;
     if (self->names == NULL) return 1;
     out->names = column_names(schema);
     if (out->names == Py_None) return 0;
@@ -53,43 +83,75 @@ static void close_batch(batch_view *batch) {
     Py_CLEAR(batch->empty);
 }
 
-static PyObject *next_record(const batch_view *batch, int64_t row) {
-    const column_view *columns = batch->columns;
-    int64_t width = batch->width;
-    if (batch->empty != NULL) return read_dict(batch->empty, batch->names, columns, row);
-    if (width == 1) return value_at(columns, row);
-    PyObject *record = PyTuple_New(width);
+/* The row's values as a tuple. `used` is the one before it, or NULL: where nobody else has it, it becomes this one. */
+static PyObject *next_tuple(const column_view *columns, int64_t width, int64_t row, PyObject *used) {
+    int is_free = used != NULL && Py_REFCNT(used) == 1;
+    PyObject *record = is_free ? Py_NewRef(used) : PyTuple_New(width);
+#if PY_VERSION_HEX >= 0x030E0000
+    if (is_free) ((PyTupleObject *)record)->ob_hash = -1;
+#endif
     for (int64_t column = 0; record != NULL && column < width; column++) {
         PyObject *value = value_at(&columns[column], row);
         if (value == NULL) {
             Py_CLEAR(record);
         } else {
+            PyObject *before = PyTuple_GET_ITEM(record, column);
             PyTuple_SET_ITEM(record, column, value);
+            Py_XDECREF(before); /* a plain value: none of the user's code runs */
         }
     }
     return record;
 }
 
+static PyObject *next_record(const batch_view *batch, int64_t row, PyObject *used) {
+    if (batch->empty != NULL) return read_dict(batch->empty, batch->names, batch->columns, row);
+    if (batch->width == 1) return value_at(batch->columns, row);
+    return next_tuple(batch->columns, batch->width, row, used);
+}
+
+static int64_t text_end(const column_view *column, int64_t i) {
+    int is_long = column->type == 'U' || column->type == 'Z';
+    return is_long ? ((const int64_t *)column->values)[i] : ((const int32_t *)column->values)[i];
+}
+
+/* Fetch what is known of the texts of the next rows. */
+static void announce(const batch_view *batch, int64_t row, int64_t rows) {
+    int count = rows - row < AHEAD ? (int)(rows - row) : AHEAD;
+    for (int64_t c = 0; c < batch->width; c++) {
+        column_view *column = &batch->columns[c];
+        if (column->known == NULL) continue;
+        for (int i = 0; i < count; i++) {
+            int64_t start = text_end(column, column->offset + row + i), end = text_end(column, column->offset + row + i + 1);
+            column->tags[i] = announced_text(column->known, column->bytes + start, end - start);
+        }
+        announced_texts(column->known, column->tags, count);
+    }
+}
+
 /* Run all rows; `counts` is NULL, or gets how many results each has. 0, or -1 with an error. */
 static int run_rows(driver *self, const batch_view *batch, int64_t rows, PyObject *fail, int32_t *counts) {
+    PyObject *used = NULL;
+    int keeps = batch->empty == NULL && batch->width > 1;
     for (int64_t row = 0; row < rows; row++) {
+        if (row % AHEAD == 0) announce(batch, row, rows);
         Py_ssize_t before = self->rows;
         Py_ssize_t mark = self->entries == NULL ? 0 : PyList_GET_SIZE(self->entries);
         self->at = -1; /* a record that Python cannot hold */
-        PyObject *record = next_record(batch, row);
+        PyObject *record = next_record(batch, row, used);
+        Py_XSETREF(used, record);
         int found = record == NULL ? -1 : run_from(self, 0, record);
         if (found != 0) {
-            if (self->rows > before && take_back(self, before) != 0) {
-                Py_XDECREF(record);
-                return -1;
-            }
-            found = tell_failure(self, fail, mark);
+            found = self->rows > before && take_back(self, before) != 0 ? -1 : tell_failure(self, fail, mark);
         }
-        Py_XDECREF(record);
-        if (found != 0) return -1;
+        if (found != 0) {
+            Py_XDECREF(used);
+            return -1;
+        }
+        if (!keeps) Py_CLEAR(used);
         counts[row] = (int32_t)(self->rows - before);
         self->done = (Py_ssize_t)row + 1;
     }
+    Py_XDECREF(used);
     return 0;
 }
 
@@ -148,22 +210,40 @@ static PyObject *driver_take_done(driver *self, PyObject *nothing) {
 
 /* ---------------------------------------------------------------- the type */
 
-static int open_reduce(PyObject *given, step *out) {
-    PyObject *lookup, *create;
-    if (!PyArg_ParseTuple(given, "sOO!SOOOO:reduce", &(const char *){NULL}, &out->function, &PyTuple_Type,
-                          &out->positions, &out->float_bytes, &out->table, &lookup, &create, &out->unhashable)) {
+/* Of a key: the places of its parts in a record (None: the record is the key), and whether each is a float. */
+static int open_places(PyObject *positions, PyObject *floats, step *out) {
+    Py_ssize_t parts = PyTuple_GET_SIZE(positions);
+    if (parts < 1 || parts != PyBytes_GET_SIZE(floats)) {
+        PyErr_SetString(PyExc_ValueError, "a key has columns, and floats says something of each");
         return -1;
     }
-    if (PyTuple_GET_SIZE(out->positions) < 1 ||
-        PyTuple_GET_SIZE(out->positions) != PyBytes_GET_SIZE(out->float_bytes)) {
-        PyErr_SetString(PyExc_ValueError, "a key has columns, and floats says something of each");
+    out->places = PyMem_Calloc((size_t)parts, sizeof *out->places);
+    if (out->places == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (out->parts = 0; out->parts < parts; out->parts++) {
+        PyObject *given = PyTuple_GET_ITEM(positions, out->parts);
+        Py_ssize_t position = given == Py_None ? -1 : PyLong_AsSsize_t(given);
+        if (position < 0 && given != Py_None) {
+            if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "there is no column %zd", position);
+            return -1;
+        }
+        out->places[out->parts] = (key_place){position, PyBytes_AS_STRING(floats)[out->parts] != 0};
+    }
+    return 0;
+}
+
+static int open_reduce(PyObject *given, step *out) {
+    PyObject *kind, *positions, *floats, *lookup, *create;
+    out->kind = REDUCE;
+    if (!PyArg_ParseTuple(given, "OOO!SO!OOO:reduce", &kind, &out->function, &PyTuple_Type, &positions, &floats,
+                          &PyDict_Type, &out->table, &lookup, &create, &out->unhashable)) {
         return -1;
     }
     out->lookup = lookup == Py_None ? NULL : lookup;
     out->create = create == Py_None ? NULL : create;
-    out->floats = PyBytes_AS_STRING(out->float_bytes);
-    out->kind = REDUCE;
-    return 0;
+    return open_places(positions, floats, out);
 }
 
 static int open_step(PyObject *given, step *out) {
@@ -187,11 +267,11 @@ static int open_step(PyObject *given, step *out) {
         found = -1;
     }
     if (found != 0) {
+        PyMem_Free(out->places);
         memset(out, 0, sizeof *out);
         return -1;
     }
-    PyObject **held[] = {&out->function, &out->results, &out->positions, &out->float_bytes,
-                         &out->table,    &out->lookup,  &out->create,    &out->unhashable};
+    PyObject **held[] = {&out->function, &out->results, &out->table, &out->lookup, &out->create, &out->unhashable};
     for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_XINCREF(*held[i]);
     return 0;
 }
@@ -218,8 +298,7 @@ static int driver_clear(driver *self) {
         step *each = &self->steps[i];
         Py_CLEAR(each->function);
         Py_CLEAR(each->results);
-        Py_CLEAR(each->positions);
-        Py_CLEAR(each->float_bytes);
+        PyMem_Free(each->places);
         Py_CLEAR(each->table);
         Py_CLEAR(each->lookup);
         Py_CLEAR(each->create);
@@ -239,6 +318,7 @@ static int driver_clear(driver *self) {
 static void driver_dealloc(driver *self) {
     PyObject_GC_UnTrack(self);
     driver_clear(self);
+    forget_all_texts(self);
     PyMem_Free(self->steps);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }

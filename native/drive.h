@@ -13,14 +13,19 @@
 
 typedef enum { MAP, FILTER, FLAT_MAP, REDUCE } step_kind;
 
+/* Where a part of a key lies in a record. */
+typedef struct {
+    Py_ssize_t position; /* -1: it is the record */
+    int is_float;
+} key_place;
+
 typedef struct {
     step_kind kind;
     PyObject *function;
     PyObject *results;    /* flat_map: makes what is no list one to iterate over; filter: looks at what is not True */
-    PyObject *positions;  /* reduce, here and below: of the key's columns, ints; () where the record is the key */
-    const char *floats;   /* for each of them, whether it is a float; borrowed from `float_bytes` */
-    PyObject *float_bytes;
-    PyObject *table;
+    Py_ssize_t parts;     /* reduce, here and below: of the key */
+    key_place *places;    /* of these parts */
+    PyObject *table;      /* a dict, or of a class that looks up and sets items as a dict */
     PyObject *lookup;     /* instead of table[key], or NULL */
     PyObject *create;     /* makes the first aggregate, or NULL: it is the record */
     PyObject *unhashable; /* called with the key that the table cannot hold; raises */
@@ -36,6 +41,8 @@ typedef struct {
     PyObject *entries;          /* of the undo log, a list; or NULL */
     PyObject *nan;
     Py_ssize_t done;            /* of the batch that is run; other threads look at it */
+    known_texts *known;         /* of the columns of batches */
+    int64_t n_known;
     /* Of the batch that is run. */
     int is_running;
     Py_ssize_t at;              /* the step that works, or has raised */

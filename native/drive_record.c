@@ -12,20 +12,18 @@ static PyObject *call_two(PyObject *function, PyObject *first, PyObject *second)
 }
 
 /* A part of the key; all that is not equal to itself is one and the same. */
-static PyObject *key_part(const driver *self, const step *reduce, PyObject *record, Py_ssize_t part) {
-    PyObject *position = PyTuple_GET_ITEM(reduce->positions, part);
+static PyObject *key_part(const driver *self, const key_place *place, PyObject *record) {
     PyObject *value;
-    if (position == Py_None) {
+    if (place->position < 0) {
         value = Py_NewRef(record);
+    } else if (PyTuple_CheckExact(record) && place->position < PyTuple_GET_SIZE(record)) {
+        value = Py_NewRef(PyTuple_GET_ITEM(record, place->position));
     } else {
-        Py_ssize_t place = PyLong_AsSsize_t(position);
-        if (PyTuple_CheckExact(record) && place < PyTuple_GET_SIZE(record)) {
-            value = Py_NewRef(PyTuple_GET_ITEM(record, place));
-        } else {
-            value = PyObject_GetItem(record, position);
-        }
+        PyObject *position = PyLong_FromSsize_t(place->position);
+        value = position == NULL ? NULL : PyObject_GetItem(record, position);
+        Py_XDECREF(position);
     }
-    if (value == NULL || !reduce->floats[part]) return value;
+    if (value == NULL || !place->is_float) return value;
     int differs;
     if (PyFloat_CheckExact(value)) {
         double number = PyFloat_AS_DOUBLE(value);
@@ -41,11 +39,10 @@ static PyObject *key_part(const driver *self, const step *reduce, PyObject *reco
 }
 
 static PyObject *key_of(const driver *self, const step *reduce, PyObject *record) {
-    Py_ssize_t parts = PyTuple_GET_SIZE(reduce->positions);
-    if (parts == 1) return key_part(self, reduce, record, 0);
-    PyObject *key = PyTuple_New(parts);
-    for (Py_ssize_t part = 0; key != NULL && part < parts; part++) {
-        PyObject *value = key_part(self, reduce, record, part);
+    if (reduce->parts == 1) return key_part(self, &reduce->places[0], record);
+    PyObject *key = PyTuple_New(reduce->parts);
+    for (Py_ssize_t part = 0; key != NULL && part < reduce->parts; part++) {
+        PyObject *value = key_part(self, &reduce->places[part], record);
         if (value == NULL) {
             Py_CLEAR(key);
         } else {
@@ -55,8 +52,16 @@ static PyObject *key_of(const driver *self, const step *reduce, PyObject *record
     return key;
 }
 
+/* table[key]; what the dict itself has not may lie below it. */
+static PyObject *looked_up(const step *reduce, PyObject *key) {
+    if (reduce->lookup != NULL) return call_one(reduce->lookup, key);
+    PyObject *old = PyDict_GetItemWithError(reduce->table, key);
+    if (old != NULL) return Py_NewRef(old);
+    return PyErr_Occurred() ? NULL : PyObject_GetItem(reduce->table, key);
+}
+
 static PyObject *reduced(const step *reduce, PyObject *key, PyObject *record) {
-    PyObject *old = reduce->lookup != NULL ? call_one(reduce->lookup, key) : PyObject_GetItem(reduce->table, key);
+    PyObject *old = looked_up(reduce, key);
     if (old == NULL) {
         if (PyErr_ExceptionMatches(PyExc_KeyError)) {
             PyErr_Clear();
@@ -83,7 +88,7 @@ static int run_reduce(driver *self, Py_ssize_t at, PyObject *record) {
     PyObject *result = reduced(reduce, key, record);
     /* The aggregate is what it was until all that follows has gone well. */
     int found = result == NULL ? -1 : run_from(self, at + 1, result);
-    if (found == 0) found = PyObject_SetItem(reduce->table, key, result);
+    if (found == 0) found = PyDict_SetItem(reduce->table, key, result);
     Py_XDECREF(result);
     Py_DECREF(key);
     return found;

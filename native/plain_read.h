@@ -3,6 +3,7 @@
 #define FTLAYER_PLAIN_READ_H
 
 #include "arrow_c.h"
+#include "known_texts.h"
 #include "native.h"
 
 #include <string.h>
@@ -15,10 +16,16 @@ typedef struct {
     const uint8_t *validity; /* NULL when nothing is null */
     const void *values;      /* offsets of texts */
     const char *bytes;       /* of texts */
+    known_texts *known;      /* of texts; NULL: each is made anew */
+    uint32_t tags[AHEAD];    /* of the texts of the rows from a multiple of AHEAD on */
 } column_view;
 
-static inline PyObject *text_at(const column_view *column, int64_t start, int64_t end) {
+/* UTF-8, and no plain bytes. */
+static inline int is_text(char type) { return type == 'u' || type == 'U'; }
+
+static inline PyObject *text_at(const column_view *column, int64_t row, int64_t start, int64_t end) {
     const char *bytes = column->bytes + start;
+    if (column->known != NULL) return known_text_of(column->known, column->tags[row % AHEAD], bytes, end - start);
     if (column->type == 'z' || column->type == 'Z') return PyBytes_FromStringAndSize(bytes, end - start);
     return PyUnicode_DecodeUTF8(bytes, end - start, NULL);
 }
@@ -44,11 +51,11 @@ static inline PyObject *value_at(const column_view *column, int64_t row) {
     case 'u':
     case 'z': {
         const int32_t *ends = column->values;
-        return text_at(column, ends[i], ends[i + 1]);
+        return text_at(column, row, ends[i], ends[i + 1]);
     }
     default: {
         const int64_t *ends = column->values;
-        return text_at(column, ends[i], ends[i + 1]);
+        return text_at(column, row, ends[i], ends[i + 1]);
     }
     }
 }
@@ -63,6 +70,7 @@ static inline int open_view(const struct ArrowSchema *schema, const struct Arrow
     out->validity = array->null_count == 0 ? NULL : array->buffers[0];
     out->values = array->buffers[1];
     out->bytes = array->n_buffers > 2 ? array->buffers[2] : NULL;
+    out->known = NULL;
     return 1;
 }
 

@@ -94,7 +94,12 @@ static inline fit put_text(column_maker *maker, PyObject *value, Py_ssize_t row)
         size = PyBytes_GET_SIZE(value);
     } else {
         if (!PyUnicode_CheckExact(value)) return MISFIT;
-        text = PyUnicode_AsUTF8AndSize(value, &size);
+        if (PyUnicode_IS_COMPACT_ASCII(value)) {
+            text = (const char *)PyUnicode_DATA(value);
+            size = PyUnicode_GET_LENGTH(value);
+        } else {
+            text = PyUnicode_AsUTF8AndSize(value, &size);
+        }
         if (text == NULL) { /* half a surrogate pair: the next conversion says so */
             if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) return FAILED;
             PyErr_Clear();
@@ -113,10 +118,27 @@ static inline fit put_text(column_maker *maker, PyObject *value, Py_ssize_t row)
     return FITS;
 }
 
+/* As PyLong_AsLongLongAndOverflow, without a call for most. */
+static inline long long integer_of(PyObject *value, int *overflow) {
+#if PY_VERSION_HEX >= 0x030C0000
+    if (PyUnstable_Long_IsCompact((PyLongObject *)value)) {
+        *overflow = 0;
+        return PyUnstable_Long_CompactValue((PyLongObject *)value);
+    }
+#else
+    Py_ssize_t size = Py_SIZE(value);
+    if (size >= -1 && size <= 1) {
+        *overflow = 0;
+        return size == 0 ? 0 : (long long)size * (long long)((PyLongObject *)value)->ob_digit[0];
+    }
+#endif
+    return PyLong_AsLongLongAndOverflow(value, overflow);
+}
+
 static inline fit put_integer(column_maker *maker, PyObject *value, Py_ssize_t row) {
     if (!PyLong_CheckExact(value)) return MISFIT;
     int overflow;
-    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    long long number = integer_of(value, &overflow);
     if (overflow != 0) return MISFIT;
     char *values = PyBytes_AS_STRING(maker->values);
     switch (maker->type) {

@@ -372,3 +372,67 @@ def test_what_it_cannot_run_is_left_to_python() -> None:
     assert outcome.batch.column(0).to_pylist() == [1970]
     assert len(outcome.failures) == 1
     assert segment.progress == 2
+
+
+TEXTS = pa.schema([("t", pa.string()), ("z", pa.binary())])
+
+
+def unchanged(batches: list[list[tuple[str | None, bytes | None]]]) -> None:
+    """All that is read is what was there."""
+    segment = segment_of(Map("m", lambda record: record, TEXTS), schema=TEXTS)
+    for records in batches:
+        batch = batch_of(records, TEXTS)
+        assert segment.run(batch, np.arange(len(records))).batch.equals(batch)
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.none() | st.text("aä\0€", max_size=12), st.none() | st.binary(max_size=12)),
+            max_size=30,
+        ),
+        max_size=4,
+    )
+)
+def test_texts_are_read_as_they_are(batches: list[list[tuple[str | None, bytes | None]]]) -> None:
+    unchanged(batches)
+
+
+@pytest.mark.parametrize("kinds", [3_000, 30_000, 10**9])
+def test_however_many_texts_there_are(kinds: int) -> None:
+    """Few are known soon, many only some of them; and where all are new, they are read without asking for a while."""
+    draw = np.random.default_rng(kinds)
+    batches = []
+    for _ in range(6):
+        numbers = draw.integers(0, kinds, 10_000).tolist()
+        batches.append([("ä" * (n % 3) + f"{n:0{n % 70}}", f"{n:x}".encode()) for n in numbers])
+    unchanged(batches)
+
+
+def test_a_text_that_comes_again_is_the_same_object() -> None:
+    seen: list[str] = []
+    words = pa.schema([("w", pa.string())])
+    segment = segment_of(Map("m", lambda word: seen.append(word), words), schema=words)
+    for _ in range(3):
+        segment.run(pa.RecordBatch.from_pydict({"w": ["one", "två", "one"]}, schema=words), np.arange(3))
+    assert len(set(map(id, seen))) == 2
+
+
+def test_records_that_functions_keep_stay_as_they_are() -> None:
+    kept: list[tuple[str, bytes]] = []
+    lent: list[Iterator[tuple[str, bytes]]] = []
+
+    def keep(record: tuple[str, bytes]) -> tuple[str, bytes]:
+        if record[0] == "kept":
+            kept.append(record)
+        elif record[0] == "lent":
+            lent.append(iter([record]))
+        return record
+
+    segment = segment_of(Map("m", keep, TEXTS), schema=TEXTS)
+    records = [
+        (text, bytes([number])) for number, text in enumerate(["kept", "", "lent", "kept", "", ""] * 5)
+    ]
+    segment.run(batch_of(records, TEXTS), np.arange(len(records)))
+    assert kept == [record for record in records if record[0] == "kept"]
+    assert [next(each) for each in lent] == [record for record in records if record[0] == "lent"]
