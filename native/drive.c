@@ -27,17 +27,27 @@ typedef struct {
     PyObject *names, *empty; /* where records are dicts: of the columns, and a dict of these; else NULL */
 } batch_view;
 
-static void forget_all_texts(driver *self) {
-    for (int64_t i = 0; i < self->n_known; i++) forget_texts(&self->known[i]);
+static void forget_columns(driver *self) {
+    for (int64_t i = 0; i < self->n_known; i++) forget_column(&self->known[i]);
     PyMem_Free(self->known);
     self->known = NULL;
     self->n_known = 0;
+    if (self->keeping >= 0) self->steps[self->keeping].known = NULL;
 }
 
-/* Have the columns of texts know what they have read before. 0, or -1 with an error. */
-static int know_texts(driver *self, batch_view *batch) {
+static int write_all_back(driver *self) {
+    for (int64_t i = 0; i < self->n_known; i++) {
+        if (write_back(&self->known[i]) != 0) return -1;
+    }
+    return 0;
+}
+
+/* Know what the columns have said, those of texts, and the key beside which aggregates are kept. 0, or -1 with an error.
+ */
+static int know_columns(driver *self, batch_view *batch) {
     if (self->n_known != batch->width) {
-        forget_all_texts(self);
+        if (write_all_back(self) != 0) return -1;
+        forget_columns(self);
         self->known = PyMem_Calloc((size_t)batch->width, sizeof *self->known);
         if (self->known == NULL) {
             PyErr_NoMemory();
@@ -45,13 +55,22 @@ static int know_texts(driver *self, batch_view *batch) {
         }
         self->n_known = batch->width;
     }
+    step *keeping = self->keeping < 0 ? NULL : &self->steps[self->keeping];
+    if (keeping != NULL) keeping->known = NULL;
     for (int64_t i = 0; i < batch->width; i++) {
         column_view *column = &batch->columns[i];
-        known_texts *known = &self->known[i];
-        if (strchr("uUzZ", column->type) == NULL) continue;
-        if (known->are_texts != is_text(column->type)) forget_texts(known);
-        known->are_texts = is_text(column->type);
+        known_column *known = &self->known[i];
+        int is_key = keeping != NULL && i == (batch->width == 1 ? 0 : keeping->places[0].position);
+        if (strchr(is_key ? "uUzZcsil" : "uUzZ", column->type) == NULL) continue;
+        if (known->type != column->type) {
+            if (write_back(known) != 0) return -1;
+            forget_column(known);
+        }
+        known->type = column->type;
         column->known = known;
+        if (!is_key) continue;
+        known->table = keeping->table;
+        keeping->known = known;
     }
     return 0;
 }
@@ -69,7 +88,7 @@ static int open_batch(driver *self, const struct ArrowSchema *schema, const stru
     for (int64_t i = 0; i < out->width; i++) {
         if (!open_view(schema->children[i], array->children[i], array->offset, &out->columns[i])) return 0;
     }
-    if (know_texts(self, out) != 0) return -1;
+    if (know_columns(self, out) != 0) return -1;
     if (self->names == NULL) return 1;
     out->names = column_names(schema);
     if (out->names == Py_None) return 0;
@@ -109,22 +128,47 @@ static PyObject *next_record(const batch_view *batch, int64_t row, PyObject *use
     return next_tuple(batch->columns, batch->width, row, used);
 }
 
-static int64_t text_end(const column_view *column, int64_t i) {
-    int is_long = column->type == 'U' || column->type == 'Z';
-    return is_long ? ((const int64_t *)column->values)[i] : ((const int32_t *)column->values)[i];
+/* The bytes of a value, as `known_object` takes them; of an integer they are put into `wide`. */
+static const char *bytes_of(const column_view *column, int64_t i, int64_t *wide, Py_ssize_t *length) {
+    int64_t start;
+    *length = sizeof *wide;
+    switch (column->type) {
+    case 'c':
+        *wide = ((const int8_t *)column->values)[i];
+        return (const char *)wide;
+    case 's':
+        *wide = ((const int16_t *)column->values)[i];
+        return (const char *)wide;
+    case 'i':
+        *wide = ((const int32_t *)column->values)[i];
+        return (const char *)wide;
+    case 'l':
+        return (const char *)((const int64_t *)column->values + i);
+    case 'u':
+    case 'z':
+        start = ((const int32_t *)column->values)[i];
+        *length = ((const int32_t *)column->values)[i + 1] - start;
+        return column->bytes + start;
+    default:
+        start = ((const int64_t *)column->values)[i];
+        *length = ((const int64_t *)column->values)[i + 1] - start;
+        return column->bytes + start;
+    }
 }
 
-/* Fetch what is known of the texts of the next rows. */
+/* Fetch what is known of the values of the next rows. */
 static void announce(const batch_view *batch, int64_t row, int64_t rows) {
     int count = rows - row < AHEAD ? (int)(rows - row) : AHEAD;
     for (int64_t c = 0; c < batch->width; c++) {
         column_view *column = &batch->columns[c];
         if (column->known == NULL) continue;
         for (int i = 0; i < count; i++) {
-            int64_t start = text_end(column, column->offset + row + i), end = text_end(column, column->offset + row + i + 1);
-            column->tags[i] = announced_text(column->known, column->bytes + start, end - start);
+            int64_t wide;
+            Py_ssize_t length;
+            const char *bytes = bytes_of(column, column->offset + row + i, &wide, &length);
+            column->tags[i] = announced(column->known, bytes, length);
         }
-        announced_texts(column->known, column->tags, count);
+        fetch_announced(column->known, column->tags, count);
     }
 }
 
@@ -173,14 +217,15 @@ static PyObject *driver_run(driver *self, PyObject *args) {
         return NULL;
     }
     batch_view batch;
+    self->is_running = 1;
     int readable = open_batch(self, schema, array, &batch);
     if (readable != 1) {
+        self->is_running = 0;
         close_batch(&batch);
         return readable == 0 ? Py_NewRef(Py_None) : NULL;
     }
     PyObject *counts = PyBytes_FromStringAndSize(NULL, array->length * (Py_ssize_t)sizeof(int32_t));
     PyObject *found = NULL;
-    self->is_running = 1;
     if (counts != NULL && open_results(self, array->length) == 0 &&
         run_rows(self, &batch, array->length, fail, (int32_t *)PyBytes_AS_STRING(counts)) == 0) {
         PyObject *results = finished_results(self);
@@ -198,6 +243,33 @@ static PyObject *driver_run(driver *self, PyObject *args) {
     Py_XDECREF(counts);
     close_batch(&batch);
     return found;
+}
+
+/* write_back(): put all aggregates into their table that lie beside their keys. */
+static PyObject *driver_write_back(driver *self, PyObject *nothing) {
+    (void)nothing;
+    if (self->is_running) {
+        PyErr_SetString(PyExc_RuntimeError, "this driver runs a batch");
+        return NULL;
+    }
+    self->is_running = 1; /* an aggregate that is replaced may run code of the user's when it goes */
+    int found = write_all_back(self);
+    self->is_running = 0;
+    return found == 0 ? Py_NewRef(Py_None) : NULL;
+}
+
+/* forget(): as write_back(), and look all of them up in the table again from now on. */
+static PyObject *driver_forget(driver *self, PyObject *nothing) {
+    PyObject *written = driver_write_back(self, nothing);
+    if (written != NULL) forget_columns(self);
+    return written;
+}
+
+static PyObject *driver_unwritten(driver *self, void *closure) {
+    (void)closure;
+    size_t unwritten = 0;
+    for (int64_t i = 0; i < self->n_known; i++) unwritten += self->known[i].n_changed;
+    return PyLong_FromSize_t(unwritten);
 }
 
 /* take_done(): the number of records that are done, which is 0 then. */
@@ -237,8 +309,8 @@ static int open_places(PyObject *positions, PyObject *floats, step *out) {
 static int open_reduce(PyObject *given, step *out) {
     PyObject *kind, *positions, *floats, *lookup, *create;
     out->kind = REDUCE;
-    if (!PyArg_ParseTuple(given, "OOO!SO!OOO:reduce", &kind, &out->function, &PyTuple_Type, &positions, &floats,
-                          &PyDict_Type, &out->table, &lookup, &create, &out->unhashable)) {
+    if (!PyArg_ParseTuple(given, "OOO!SO!OOOp:reduce", &kind, &out->function, &PyTuple_Type, &positions, &floats,
+                          &PyDict_Type, &out->table, &lookup, &create, &out->unhashable, &out->keeps)) {
         return -1;
     }
     out->lookup = lookup == Py_None ? NULL : lookup;
@@ -294,6 +366,7 @@ static int driver_traverse(driver *self, visitproc visit, void *arg) {
 }
 
 static int driver_clear(driver *self) {
+    forget_columns(self);
     for (Py_ssize_t i = 0; i < self->n_steps; i++) {
         step *each = &self->steps[i];
         Py_CLEAR(each->function);
@@ -305,6 +378,7 @@ static int driver_clear(driver *self) {
         Py_CLEAR(each->unhashable);
     }
     self->n_steps = 0;
+    self->keeping = -1;
     Py_CLEAR(self->types);
     Py_CLEAR(self->nullable);
     Py_CLEAR(self->names);
@@ -318,7 +392,6 @@ static int driver_clear(driver *self) {
 static void driver_dealloc(driver *self) {
     PyObject_GC_UnTrack(self);
     driver_clear(self);
-    forget_all_texts(self);
     PyMem_Free(self->steps);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
@@ -354,6 +427,18 @@ static int check_names(PyObject *names, PyObject *types) {
     return 0;
 }
 
+/* The reduce whose aggregates may lie beside their keys: its key is a column of the batch, as nothing before it makes
+ * other records. -1: there is none. */
+static Py_ssize_t keeping_step(const driver *self) {
+    for (Py_ssize_t at = 0; at < self->n_steps; at++) {
+        const step *each = &self->steps[at];
+        if (each->kind == FILTER) continue;
+        if (each->kind != REDUCE || !each->keeps || each->parts != 1 || each->lookup != NULL) break;
+        return at;
+    }
+    return -1;
+}
+
 static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     PyObject *steps, *types, *nullable, *names, *passes, *fails, *entries, *nan;
     if (keywords != NULL && PyDict_GET_SIZE(keywords) != 0) {
@@ -372,6 +457,7 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     Py_ssize_t n_steps = PyTuple_GET_SIZE(steps);
     driver *self = (driver *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
+    self->keeping = -1;
     self->steps = PyMem_Calloc((size_t)(n_steps > 0 ? n_steps : 1), sizeof *self->steps);
     if (self->steps == NULL) {
         Py_DECREF(self);
@@ -391,14 +477,23 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *keywor
             return NULL;
         }
     }
+    self->keeping = self->names == NULL ? keeping_step(self) : -1;
     return (PyObject *)self;
 }
 
 static PyMethodDef driver_methods[] = {
     {"run", (PyCFunction)driver_run, METH_VARARGS,
      "run(schema, array, fail) -> (columns or list, rows, counts, whether columns); None: a column is not plain."},
+    {"write_back", (PyCFunction)driver_write_back, METH_NOARGS,
+     "Put the aggregates into their table that it does not have yet."},
+    {"forget", (PyCFunction)driver_forget, METH_NOARGS, "As `write_back`, and look them up there from now on."},
     {"take_done", (PyCFunction)driver_take_done, METH_NOARGS, "Return `done`, and set it to 0."},
     {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef driver_properties[] = {
+    {"unwritten", (getter)driver_unwritten, NULL, "how many aggregates their table does not have yet", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef driver_members[] = {
@@ -418,6 +513,7 @@ static PyTypeObject driver_type = {
     .tp_clear = (inquiry)driver_clear,
     .tp_methods = driver_methods,
     .tp_members = driver_members,
+    .tp_getset = driver_properties,
 };
 
 int add_chain_driver(PyObject *module) { return PyModule_AddType(module, &driver_type); }

@@ -28,6 +28,8 @@ typedef struct {
     PyObject *table;      /* a dict, or of a class that looks up and sets items as a dict */
     PyObject *lookup;     /* instead of table[key], or NULL */
     PyObject *create;     /* makes the first aggregate, or NULL: it is the record */
+    int keeps;            /* whether aggregates may lie beside their keys, and be written back to the table later */
+    known_column *known;  /* of the key, with aggregates; NULL: all of them lie in the table */
     PyObject *unhashable; /* called with the key that the table cannot hold; raises */
 } step;
 
@@ -41,8 +43,9 @@ typedef struct {
     PyObject *entries;          /* of the undo log, a list; or NULL */
     PyObject *nan;
     Py_ssize_t done;            /* of the batch that is run; other threads look at it */
-    known_texts *known;         /* of the columns of batches */
+    known_column *known;        /* of the columns of batches */
     int64_t n_known;
+    Py_ssize_t keeping;         /* the step whose aggregates lie beside their keys; -1: there is none */
     /* Of the batch that is run. */
     int is_running;
     Py_ssize_t at;              /* the step that works, or has raised */

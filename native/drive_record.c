@@ -52,16 +52,25 @@ static PyObject *key_of(const driver *self, const step *reduce, PyObject *record
     return key;
 }
 
-/* table[key]; what the dict itself has not may lie below it. */
-static PyObject *looked_up(const step *reduce, PyObject *key) {
+/* table[key]; what the dict itself has not may lie below it. `place` is the key's in `known`, or SIZE_MAX. */
+static PyObject *looked_up(const step *reduce, PyObject *key, size_t place) {
+    if (place != SIZE_MAX) {
+        PyObject *kept = reduce->known->aggregates[place];
+        if (kept != NULL) return Py_NewRef(kept);
+    }
     if (reduce->lookup != NULL) return call_one(reduce->lookup, key);
     PyObject *old = PyDict_GetItemWithError(reduce->table, key);
-    if (old != NULL) return Py_NewRef(old);
-    return PyErr_Occurred() ? NULL : PyObject_GetItem(reduce->table, key);
+    if (old != NULL) {
+        Py_INCREF(old);
+    } else if (!PyErr_Occurred()) {
+        old = PyObject_GetItem(reduce->table, key);
+    }
+    if (old != NULL && place != SIZE_MAX) found_aggregate(reduce->known, place, old);
+    return old;
 }
 
-static PyObject *reduced(const step *reduce, PyObject *key, PyObject *record) {
-    PyObject *old = looked_up(reduce, key);
+static PyObject *reduced(const step *reduce, PyObject *key, size_t place, PyObject *record) {
+    PyObject *old = looked_up(reduce, key, place);
     if (old == NULL) {
         if (PyErr_ExceptionMatches(PyExc_KeyError)) {
             PyErr_Clear();
@@ -85,10 +94,14 @@ static int run_reduce(driver *self, Py_ssize_t at, PyObject *record) {
     const step *reduce = &self->steps[at];
     PyObject *key = key_of(self, reduce, record);
     if (key == NULL) return -1;
-    PyObject *result = reduced(reduce, key, record);
+    size_t place = reduce->known == NULL ? SIZE_MAX : place_of_key(reduce->known, key);
+    PyObject *result = reduced(reduce, key, place, record);
     /* The aggregate is what it was until all that follows has gone well. */
     int found = result == NULL ? -1 : run_from(self, at + 1, result);
-    if (found == 0) found = PyDict_SetItem(reduce->table, key, result);
+    if (found == 0) {
+        found = place != SIZE_MAX ? put_aggregate(reduce->known, place, result)
+                                  : PyDict_SetItem(reduce->table, key, result);
+    }
     Py_XDECREF(result);
     Py_DECREF(key);
     return found;

@@ -3,7 +3,7 @@
 #define FTLAYER_PLAIN_READ_H
 
 #include "arrow_c.h"
-#include "known_texts.h"
+#include "known.h"
 #include "native.h"
 
 #include <string.h>
@@ -16,18 +16,20 @@ typedef struct {
     const uint8_t *validity; /* NULL when nothing is null */
     const void *values;      /* offsets of texts */
     const char *bytes;       /* of texts */
-    known_texts *known;      /* of texts; NULL: each is made anew */
-    uint32_t tags[AHEAD];    /* of the texts of the rows from a multiple of AHEAD on */
+    known_column *known;     /* of texts and integers; NULL: each is made anew */
+    uint32_t tags[AHEAD];    /* with `known`: of the rows from a multiple of AHEAD on */
 } column_view;
-
-/* UTF-8, and no plain bytes. */
-static inline int is_text(char type) { return type == 'u' || type == 'U'; }
 
 static inline PyObject *text_at(const column_view *column, int64_t row, int64_t start, int64_t end) {
     const char *bytes = column->bytes + start;
-    if (column->known != NULL) return known_text_of(column->known, column->tags[row % AHEAD], bytes, end - start);
+    if (column->known != NULL) return known_object(column->known, column->tags[row % AHEAD], bytes, end - start);
     if (column->type == 'z' || column->type == 'Z') return PyBytes_FromStringAndSize(bytes, end - start);
     return PyUnicode_DecodeUTF8(bytes, end - start, NULL);
+}
+
+static inline PyObject *integer_at(const column_view *column, int64_t row, int64_t value) {
+    if (column->known == NULL) return PyLong_FromLongLong(value);
+    return known_object(column->known, column->tags[row % AHEAD], (const char *)&value, sizeof value);
 }
 
 static inline PyObject *value_at(const column_view *column, int64_t row) {
@@ -37,13 +39,13 @@ static inline PyObject *value_at(const column_view *column, int64_t row) {
     case 'b':
         return PyBool_FromLong(bit_is_set(column->values, i));
     case 'c':
-        return PyLong_FromLong(((const int8_t *)column->values)[i]);
+        return integer_at(column, row, ((const int8_t *)column->values)[i]);
     case 's':
-        return PyLong_FromLong(((const int16_t *)column->values)[i]);
+        return integer_at(column, row, ((const int16_t *)column->values)[i]);
     case 'i':
-        return PyLong_FromLong(((const int32_t *)column->values)[i]);
+        return integer_at(column, row, ((const int32_t *)column->values)[i]);
     case 'l':
-        return PyLong_FromLongLong(((const int64_t *)column->values)[i]);
+        return integer_at(column, row, ((const int64_t *)column->values)[i]);
     case 'f':
         return PyFloat_FromDouble(((const float *)column->values)[i]);
     case 'g':

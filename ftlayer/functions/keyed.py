@@ -47,6 +47,16 @@ class MapTable(Protocol):
         """Remove the key's entry."""
 
 
+class StateCache(Protocol):
+    """Has some of an operator's state in a form of its own, and changes it there. In the task's thread."""
+
+    def write_back(self) -> None:
+        """Put what has changed into the tables: a snapshot is about to be taken."""
+
+    def tend(self) -> None:
+        """Put some of it there, between batches, so that there is never much to be put at once."""
+
+
 class KeyedState(Protocol):
     """The state of one operator in one subtask.
 
@@ -61,6 +71,9 @@ class KeyedState(Protocol):
 
     def maps(self, name: str) -> MapTable:
         """Return the table of mappings of this name."""
+
+    def cache(self, cache: StateCache) -> None:
+        """Have ``cache`` written back before snapshots, and tended, by backends that take some."""
 
 
 class Timers(Protocol):

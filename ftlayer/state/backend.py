@@ -106,6 +106,8 @@ class LayeredBackend:
 
         `StateSerializationError` for operator state that cannot be written.
         """
+        for cache in self.subtask.caches():
+            cache.write_back()
         operators = tuple(
             [saved for states in self.subtask.all_operators() for saved in states.snapshot(self._serializer)]
         )
@@ -259,6 +261,8 @@ class LayeredBackend:
         Where the input waits for it, as much as can be done in a few milliseconds.
         """
         self.subtask.look_for_renamed()
+        for cache in self.subtask.caches():
+            cache.tend()
         used_s = thread_time() - self._tended_s
         touched = sum(table.touched() for _, _, table in self.subtask.tables)
         if touched > MAX_FRONT or self._upkeep.is_front_large(handled):

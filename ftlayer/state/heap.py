@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ftlayer.errors import ConfigError
-from ftlayer.functions.keyed import Key
+from ftlayer.functions.keyed import Key, StateCache
 from ftlayer.state.operators import SubtaskOperatorStates
 from ftlayer.state.tables.timers import TimerService
 
@@ -101,6 +101,9 @@ class HeapState:
     def maps(self, name: str) -> HeapMap:
         """Return the table of mappings of this name."""
         return self._table(name, HeapMap)
+
+    def cache(self, cache: StateCache) -> None:
+        """There are no snapshots: it may keep all of it."""
 
     def _table(self, name: str, kind: type[_Table]) -> _Table:
         table = self._tables.setdefault(name, kind())

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ftlayer.checkpoint.snapshots import TableInfo
 from ftlayer.errors import ConfigError
+from ftlayer.functions.keyed import StateCache
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.operators import SubtaskOperatorStates
 from ftlayer.state.snapshots import serializer
@@ -123,6 +124,10 @@ class SubtaskState:
     def all_timers(self) -> list[tuple[TableInfo, KeyGroups, TimerService]]:
         """Return the timers of all operators."""
         return [(info, self._groups[info.operator], service) for info, service in self._timers.values()]
+
+    def caches(self) -> list[StateCache]:
+        """Return what has some of the state in a form of its own."""
+        return [cache for state in self._states.values() for cache in state.caches]
 
     def by_number(self) -> dict[int, tuple[TableInfo, KeyGroups]]:
         """Return the tables by their numbers."""

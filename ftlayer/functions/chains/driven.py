@@ -26,17 +26,18 @@ from ftlayer.records.kernels import native
 
 
 def driver_of(
-    steps: Sequence[PreparedStep], schema: pa.Schema, form: Form, log: UndoLog | None
+    steps: Sequence[PreparedStep], schema: pa.Schema, form: Form, log: UndoLog | None, *, keeps: bool = False
 ) -> native.ChainDriver | None:
     """Return what runs ``steps`` over record batches, whose results are of ``schema``; None if it cannot.
 
-    ``form`` and ``log`` are as for `fuse`. Records may be values or dicts, and a `Reducing` needs values.
+    ``form`` and ``log`` are as for `fuse`. Records may be values or dicts, and a `Reducing` needs values. ``keeps``:
+    aggregates of the first `Reducing` may lie beside their keys until `write_back`; nobody else changes its table.
     """
     codes = [PLAIN_CODES.get(field.type) for field in schema]
     are_dicts = form is DICTS
     if not (are_dicts or form is VALUES) or not steps or not codes or None in codes:
         return None
-    driven = [known for step in steps if (known := _driven(step, form)) is not None]
+    driven = [known for step in steps if (known := _driven(step, form, keeps)) is not None]
     if len(driven) < len(steps):
         return None
     logs = any(isinstance(step, Reducing) and isinstance(step.table, UndoValues) for step in steps)
@@ -52,12 +53,12 @@ def driver_of(
     )
 
 
-def _driven(step: PreparedStep, form: Form) -> tuple[Any, ...] | None:
+def _driven(step: PreparedStep, form: Form, keeps: bool) -> tuple[Any, ...] | None:
     match step:
         case Processing():
             return None
         case Reducing():
-            return _reduce(step) if form is VALUES else None
+            return _reduce(step, keeps) if form is VALUES else None
         case Filter():
             return "filter", step.function, has_run
         case FlatMap():
@@ -66,7 +67,7 @@ def _driven(step: PreparedStep, form: Form) -> tuple[Any, ...] | None:
             return "map", step.function
 
 
-def _reduce(step: Reducing) -> tuple[Any, ...] | None:
+def _reduce(step: Reducing, keeps: bool) -> tuple[Any, ...] | None:
     table: Any = step.table
     lookup = None
     if isinstance(table, UndoValues):
@@ -82,6 +83,7 @@ def _reduce(step: Reducing) -> tuple[Any, ...] | None:
         lookup,
         step.create,
         _refusing(step.uid),
+        keeps,
     )
 
 

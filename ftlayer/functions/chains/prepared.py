@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError, UnhashableKeyError
 from ftlayer.functions.context import Context
-from ftlayer.functions.keyed import Key
+from ftlayer.functions.keyed import Key, KeyedState
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import Filter, FlatMap, Map
 
@@ -68,7 +68,7 @@ class KeyColumns:
 
 @dataclass(frozen=True)
 class Reducing:
-    """A `Reduce` and its table."""
+    """A `Reduce` and its table, which is one of ``state``; without that, nobody else may have some of the table."""
 
     uid: str
     function: Callable[[Any, Any], Any]
@@ -77,6 +77,7 @@ class Reducing:
     table: MutableMapping[Key, Any]
     create: Callable[[], Any] | None = None
     rules: RetryRules = NO_RULES
+    state: KeyedState | None = None
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,10 @@ def _prepare_step(operator: ChainOperator, schema: pa.Schema, backend: Backend) 
             f"{operator.uid!r} reduces by key and has no keys; call key_by before reduce"
         )
     key = KeyColumns.of(operator.uid, operator.keys, schema)
-    table = backend.state(operator.uid).values(REDUCE_TABLE)
+    state = backend.state(operator.uid)
+    table = state.values(REDUCE_TABLE)
     return Reducing(
-        operator.uid, operator.function, operator.schema, key, table, operator.create, operator.rules
+        operator.uid, operator.function, operator.schema, key, table, operator.create, operator.rules, state
     )
 
 

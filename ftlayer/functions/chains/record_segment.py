@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ftlayer.functions.chains.driven import driver_of
 from ftlayer.functions.chains.fused import Fused, fuse, is_one_to_one
-from ftlayer.functions.chains.prepared import PreparedStep, Processing
+from ftlayer.functions.chains.prepared import PreparedStep, Processing, Reducing
 from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.conversion import (
     UNREADABLE,
@@ -37,6 +37,10 @@ MOST_RESULTS = 16 * CHUNK_ROWS
 """Results that wait as Python objects before they become Arrow columns."""
 
 
+MOST_UNWRITTEN = 20_000
+"""Aggregates that their table lacks between two batches, and gets before a snapshot: a few milliseconds' work."""
+
+
 class RecordSegment:
     """Per-record functions, depth first: each record through all of them before the next one."""
 
@@ -47,11 +51,14 @@ class RecordSegment:
         form: Form,
         made_by: str = "",
         log: UndoLog | None = None,
+        *,
+        keeps: bool = False,
     ) -> None:
         """``schema`` is what the last of ``steps`` emits; without any, the records are only converted to it.
 
         ``made_by`` answers for records that do not fit the schema, if ``steps`` make no new ones; needed without any.
-        ``log`` is where the state of ``steps`` notes changes: what a record that fails has changed is taken back.
+        ``log`` is where the state of ``steps`` notes changes: what a record that fails has changed is taken back. With
+        ``keeps`` the table of the first `Reducing` may lack what has changed until `write_back`; nobody else uses it.
         """
         self._log = log
         self._done = 0
@@ -61,7 +68,10 @@ class RecordSegment:
         self._schema = schema
         self._form = form
         self._loop = fuse(steps, form, log=log)
-        self._driver = driver_of(steps, schema, form, log)
+        self._driver = driver_of(steps, schema, form, log, keeps=keeps)
+        for step in steps if keeps and self._driver is not None else ():
+            if isinstance(step, Reducing) and step.state is not None:
+                step.state.cache(self)
         self._single = is_one_to_one(steps)
         self._processing = [step for step in steps if isinstance(step, Processing)]
         makers = [step for step in steps if not isinstance(step, Filter)]
@@ -94,6 +104,21 @@ class RecordSegment:
     @property
     def _place(self) -> int:
         return len(self._counts) if self._driver is None else len(self._counts) + self._driver.done
+
+    def write_back(self) -> None:
+        """See `StateCache.write_back`: put aggregates into their table that it does not have yet."""
+        if self._driver is not None:
+            self._driver.write_back()
+
+    def forget(self) -> None:
+        """As `write_back`, and know nothing of the table any more: others may change it until the next batch."""
+        if self._driver is not None:
+            self._driver.forget()
+
+    def tend(self) -> None:
+        """See `StateCache.tend`."""
+        if self._driver is not None and self._driver.unwritten > MOST_UNWRITTEN:
+            self._driver.write_back()
 
     @cached_property
     def _checked_loop(self) -> Fused:
@@ -133,6 +158,7 @@ class _SegmentRun:
 
     def over(self, rows: pa.RecordBatch | list[Any]) -> SegmentOutcome:
         if isinstance(rows, list) or not self._drive(rows):
+            self._segment.forget()  # the loop works on the table
             self._segment.count_in(self._counts)
             self._loop_over(rows)
         side = [

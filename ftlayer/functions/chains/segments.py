@@ -35,12 +35,14 @@ def segments_of(
     made_by: str = "",
     paces: Mapping[str, RateLimiter] = NO_PACES,
     log: UndoLog | None = None,
+    *,
+    keeps: bool = False,
 ) -> list[Segment]:
     """Group neighbouring per-record functions, so that records become Python objects once for all of them.
 
     ``made_by`` is the uid of the operator whose records, not checked yet, go into the first. ``paces`` are those by
     which the functions of these uids are called; without one, the caller sees to a step's ``rate_limit``. ``log`` is
-    where the state of steps notes changes.
+    where the state of steps notes changes. ``keeps``: nobody else uses the tables of steps (`RecordSegment`).
     """
     segments: list[Segment] = []
     for is_batch, group in groupby(steps, key=lambda step: isinstance(step, BatchStep)):
@@ -54,7 +56,7 @@ def segments_of(
             per_record = [_paced(step, paces) for step in neighbours if not isinstance(step, BatchStep)]
             for start in range(0, len(per_record), MAX_FUSED):
                 fused = per_record[start : start + MAX_FUSED]
-                segments.append(RecordSegment(fused, fused[-1].schema, form, made_by, log))
+                segments.append(RecordSegment(fused, fused[-1].schema, form, made_by, log, keeps=keeps))
     return segments
 
 

@@ -112,7 +112,9 @@ class TopologyChain:
         path = self._path = prepared.paths[0]
         # Where the first function gives times, what is behind it runs on its own.
         head = 1 if any(gives_times(process.function) for process in prepared.processes) else None
-        self._paths = [segments_of(path[:head], VALUES, log=log) for path in prepared.paths]
+        # What a log takes back, and what another function shares, lies in the tables at once.
+        keeps = log is None and not prepared.processes
+        self._paths = [segments_of(path[:head], VALUES, log=log, keeps=keeps) for path in prepared.paths]
         self._behind = None if head is None else segments_of(path[head:], VALUES, log=log)
         self._firings = {
             process: Firing(process, process.timers, path[process.position + 1 :], log)
@@ -125,6 +127,7 @@ class TopologyChain:
         for process in prepared.processes:
             self._schemas |= dict(process.step.side)
         tails = [firing.tail for firing in self._firings.values()]
+        self._caching = _per_record(self._paths[0]) if keeps else []
         self._running = [_per_record(segments) for segments in self._paths]
         all_segments = [*self._paths, self._behind or [], *tails]
         self._counting = [segment for segments in all_segments for segment in _counted(segments)]
@@ -216,6 +219,8 @@ class TopologyChain:
             process.step.context.now_ms = now_wall_ms
         try:
             if self.begins_at(enters):
+                for segment in self._caching:
+                    segment.forget()
                 outputs, failures = self._run(self._from(enters), None, batch, times)
             else:
                 outputs, failures = self._run(self._paths[input], self._behind, batch, times)

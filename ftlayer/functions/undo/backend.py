@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ftlayer.functions.keyed import Backend, KeyedState, OperatorStates
+from ftlayer.functions.keyed import Backend, KeyedState, OperatorStates, StateCache
 from ftlayer.functions.undo.log import Changes, Uncopied, UndoLog
 from ftlayer.functions.undo.operator_state import logged
 from ftlayer.functions.undo.tables import UndoLists, UndoMaps, UndoValues
@@ -67,3 +67,7 @@ class UndoState:
         if name not in self._maps:
             self._maps[name] = UndoMaps(self._state.maps(name), self._log)
         return self._maps[name]
+
+    def cache(self, cache: StateCache) -> None:
+        """See `KeyedState.cache`."""
+        self._state.cache(cache)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError
-from ftlayer.functions.keyed import Key
+from ftlayer.functions.keyed import Key, StateCache
 from ftlayer.functions.ttl import plain_name
 from ftlayer.state.tables.declarations import StateDeclarations
 from ftlayer.state.tables.layers import NOTHING, LayeredTable
@@ -22,7 +22,12 @@ _NO_ITEMS: Mapping[Any, Any] = MappingProxyType({})
 
 
 class OperatorTables:
-    """The tables of one operator, by name."""
+    """The tables of one operator, by name.
+
+    Attributes:
+        declarations: which of them the program asks for.
+        caches: what has some of its state in a form of its own.
+    """
 
     def __init__(self, uid: str, create: Callable[[str, str], LayeredTable]) -> None:
         """``create(name, kind)`` makes a table."""
@@ -30,6 +35,7 @@ class OperatorTables:
         self._create = create
         self._tables: dict[str, tuple[str, LayeredTable, Any]] = {}
         self.declarations = StateDeclarations()
+        self.caches: list[StateCache] = []
 
     def values(self, name: str) -> LayeredTable:
         """Return the table of single values of this name."""
@@ -48,6 +54,10 @@ class OperatorTables:
     def restored(self, name: str, kind: str) -> LayeredTable:
         """Return the table for what a checkpoint holds; IncompatibleCheckpointError if it holds two kinds."""
         return self._found(name, kind)[0]
+
+    def cache(self, cache: StateCache) -> None:
+        """See `KeyedState.cache`."""
+        self.caches.append(cache)
 
     def opened(self) -> None:
         """All functions are open; IncompatibleCheckpointError if a declared state is gone."""

@@ -21,6 +21,7 @@ from ftlayer.checkpoint.snapshots import (
     SubtaskRestore,
 )
 from ftlayer.clock import Now
+from ftlayer.functions.keyed import StateCache
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process
 from ftlayer.partitioning.key_groups import HashByKeyGroup
@@ -34,7 +35,7 @@ from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
 from ftlayer.runtime.task.suspects import NO_SUSPECTS, Suspects
 from ftlayer.state.contract import BackendSnapshot
-from ftlayer.state.heap import HeapBackend
+from ftlayer.state.heap import HeapBackend, HeapState
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 
@@ -73,13 +74,32 @@ class ModelFrozen:
         self.released = True
 
 
+class ModelState(HeapState):
+    """Knows what has some of it in a form of its own."""
+
+    def __init__(self, caches: list[StateCache]) -> None:
+        super().__init__()
+        self.caches = caches
+
+    def cache(self, cache: StateCache) -> None:
+        self.caches.append(cache)
+
+    def __deepcopy__(self, memo: Any) -> ModelState:
+        copied = ModelState([])
+        copied._tables = copy.deepcopy(self._tables, memo)
+        return copied
+
+
 class ModelBackend(HeapBackend):
     """Copies everything at once; notes what it is told."""
 
     def __init__(self, state: Any = None) -> None:
         super().__init__()
+        self.caches: list[StateCache] = []
         if state is not None:
             self._states, self._timers = copy.deepcopy(state)
+            for restored in self._states.values():
+                restored.caches = self.caches
         self.written: dict[int, Any] = {}
         self.said: list[Any] = []
         self.tended: list[int] = []
@@ -87,7 +107,12 @@ class ModelBackend(HeapBackend):
         self.is_full = False
         self.is_open = False
 
+    def state(self, uid: str) -> HeapState:
+        return self._states.setdefault(uid, ModelState(self.caches))
+
     def copied(self) -> Any:
+        for cache in self.caches:
+            cache.write_back()
         return copy.deepcopy((self._states, self._timers))
 
     def opened(self) -> None:
