@@ -136,7 +136,36 @@ def scan(
     txn: ReadTransaction, table: FailedTable, stream: int, start_ms: int = 0
 ) -> Iterator[tuple[bytes, memoryview | bytes]]:
     """Iterate over keys and values of a stream's records from ``start_ms`` on; `decode` reads a value."""
-    return txn.scan(table, key_of(stream, start_ms, 0), (stream + 1).to_bytes(_STREAM_BYTES, "big"))
+    return txn.scan(table, key_of(stream, start_ms, 0), _behind(stream))
+
+
+def counts(txn: ReadTransaction, table: FailedTable) -> dict[int, int]:
+    """Return how many records each stream has, by its number.
+
+    Of one stream that has them all the store knows it; of several, the keys of all but the last are counted.
+    """
+    found: dict[int, int] = {}
+    start = b""
+    while (first := next(txn.keys(table, start), None)) is not None:
+        found[stream_of(first)] = 0
+        start = _behind(stream_of(first))
+    others = list(found)[:-1]
+    for stream in others:
+        found[stream] = sum(1 for _ in txn.keys(table, key_of(stream, 0, 0), _behind(stream)))
+    if found:
+        found[next(reversed(found))] = txn.count(table) - sum(found[stream] for stream in others)
+    return found
+
+
+def last_ms(txn: ReadTransaction, table: FailedTable, stream: int) -> int:
+    """Return the time of a stream's last record, Unix milliseconds; 0 if it has none."""
+    last = next(txn.keys(table, key_of(stream, 0, 0), _behind(stream), reverse=True), None)
+    return 0 if last is None else time_of(last)
+
+
+def _behind(stream: int) -> bytes:
+    """Return where the keys of a stream end. Streams are numbered from 1 up, and never so many that this overflows."""
+    return (stream + 1).to_bytes(_STREAM_BYTES, "big")
 
 
 def decode(value: bytes | memoryview) -> FailedRecord:

@@ -56,6 +56,12 @@ class ReadTransaction(Protocol):
         """
         ...
 
+    def keys(
+        self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[bytes]:
+        """Iterate over the keys that `scan` comes to. Values are not read, nor are their checksums."""
+        ...
+
     def count(self, table: str) -> int:
         """Return the number of entries, in constant time."""
         ...

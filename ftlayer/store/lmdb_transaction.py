@@ -67,6 +67,14 @@ class LmdbReadTransaction:
         for key, entry in self._entries(self._databases[table], start, stop, reverse):
             yield key, self._value(table, key, entry)
 
+    def keys(
+        self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[bytes]:
+        """See `ReadTransaction.keys`."""
+        if self._has(table):
+            for key, _ in self._entries(self._databases[table], start, stop, reverse):
+                yield key
+
     def count(self, table: str) -> int:
         """See `ReadTransaction.count`."""
         return self._transaction.stat(self._databases[table])["entries"] if self._has(table) else 0

@@ -73,6 +73,12 @@ class _Read:
         self._table(table)
         return self._scan(table, start, stop, reverse)
 
+    def keys(
+        self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[bytes]:
+        self._table(table)
+        return self._keys(table, start, stop, reverse)
+
     def count(self, table: str) -> int:
         return len(self._table(table).values)
 
@@ -85,11 +91,15 @@ class _Read:
     def _scan(
         self, table: str, start: bytes, stop: bytes | None, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        key = self._before(table, stop) if reverse else self._after(table, start, inclusive=True)
-        while key is not None and key >= start and (stop is None or key < stop):
+        for key in self._keys(table, start, stop, reverse):
             value = self.get(table, key)
             assert value is not None
             yield key, value
+
+    def _keys(self, table: str, start: bytes, stop: bytes | None, reverse: bool) -> Iterator[bytes]:
+        key = self._before(table, stop) if reverse else self._after(table, start, inclusive=True)
+        while key is not None and key >= start and (stop is None or key < stop):
+            yield key
             key = self._before(table, key) if reverse else self._after(table, key, inclusive=False)
 
     def _after(self, table: str, key: bytes, *, inclusive: bool) -> bytes | None:

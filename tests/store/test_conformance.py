@@ -148,6 +148,7 @@ def test_an_unknown_table_is_refused(store: KeyValueStore) -> None:
             lambda: transaction.get("nope", b"k"),
             lambda: transaction.count("nope"),
             lambda: list(transaction.scan("nope")),
+            lambda: list(transaction.keys("nope")),
         ):
             with pytest.raises(ValueError, match="nope"):
                 call()
@@ -166,11 +167,13 @@ def test_scan_takes_a_half_open_range(
     expected = [key for key in sorted(keys) if key >= start and (stop is None or key < stop)]
     with store.read() as reading:
         found = [key for key, _ in reading.scan("waiting", start, stop, reverse=reverse)]
+        assert list(reading.keys("waiting", start, stop, reverse=reverse)) == found
     assert found == (expected[::-1] if reverse else expected)
     with store.write(intake=False) as writing:
         writing.put("waiting", b"new", b"")
         writing.delete("waiting", b"new")
         found = [key for key, _ in writing.scan("waiting", start, stop, reverse=reverse)]
+        assert list(writing.keys("waiting", start, stop, reverse=reverse)) == found
     assert found == (expected[::-1] if reverse else expected)
 
 

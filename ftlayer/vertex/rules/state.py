@@ -225,12 +225,12 @@ def recover(state: ShardState, txn: ReadTransaction, now: Now) -> None:
         stream.asked_pause_ms = get_asked_pause_ms(txn, stream.number)
         stream.died_ms = stream.gone_ms = get_died_ms(txn, stream.number)
         state.add_stream(stream)
-    for key, _ in txn.scan(FailedTable.WAITING):
-        _stream_of(state, failed.stream_of(key)).waiting += 1
-    for key, _ in txn.scan(FailedTable.DEAD):
-        stream = _stream_of(state, failed.stream_of(key))
-        stream.dead += 1
-        stream.died_ms = max(stream.died_ms, failed.time_of(key))
+    for number, count in failed.counts(txn, FailedTable.WAITING).items():
+        _stream_of(state, number).waiting = count
+    for number, count in failed.counts(txn, FailedTable.DEAD).items():
+        stream = _stream_of(state, number)
+        stream.dead = count
+        stream.died_ms = max(stream.died_ms, failed.last_ms(txn, FailedTable.DEAD, number))
     for sequence, head in state.segments.heads(txn):
         state.next_segment = sequence + 1
         if head.kind is not SegmentKind.TRACKED:
