@@ -1,19 +1,14 @@
-"""A client's end of a ``DoExchange`` whose frames go both ways."""
+"""A client's end of a stream whose frames go both ways."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from pyarrow import flight
-
 from ftlayer.errors import FTLayerError
-from ftlayer.transport.client import Endpoint, connect
+from ftlayer.transport.connection import Connection
 from ftlayer.transport.failures import TRANSPORT_ERRORS
-from ftlayer.transport.streams import NO_COLUMNS, end_stream
-from ftlayer.transport.tokens import call_options
 from ftlayer.transport.writer import WriterThread
 
 T = TypeVar("T")
@@ -25,23 +20,18 @@ class Exchange(Generic[T]):
     What was on its way then is lost, or not.
     """
 
-    def __init__(self, name: str, encode: Callable[[T], bytes]) -> None:
+    def __init__(self, name: str, connection: Connection, encode: Callable[[T], bytes]) -> None:
         """Take what is to be sent; ``encode`` makes a frame of it. The threads are called ``name``."""
         self._name = name
+        self._connection = connection
         self._encode = encode
         self._outbox: WriterThread[T] = WriterThread(f"{name}-write")
         self._lock = threading.Lock()
         self._silent = False  # closed, discarded or broken: nothing more is told
-        self._discarded = False
-        self._reader: flight.FlightStreamReader | None = None
         self._thread: threading.Thread | None = None
 
     def start(
-        self,
-        endpoint: Endpoint,
-        command: bytes,
-        on_frame: Callable[[bytes], None],
-        on_end: Callable[[BaseException | None], None],
+        self, on_frame: Callable[[bytes], None], on_end: Callable[[BaseException | None], None]
     ) -> None:
         """Connect, and begin to send and to receive; returns at once.
 
@@ -50,9 +40,7 @@ class Exchange(Generic[T]):
         an `FTLayerError`; with None when the server ends the stream. It is not called after `close` or `discard`.
         """
         self._on_frame, self._on_end = on_frame, on_end
-        self._thread = threading.Thread(
-            target=self._run, args=(endpoint, command), name=f"{self._name}-read", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=f"{self._name}-read", daemon=True)
         self._thread.start()
 
     def send(self, item: T) -> None:
@@ -66,11 +54,9 @@ class Exchange(Generic[T]):
     def discard(self) -> None:
         """Send nothing more and tell nothing more; does not wait for anything."""
         with self._lock:
-            self._silent = self._discarded = True
-            reader = self._reader
+            self._silent = True
         self._outbox.stop()
-        if reader is not None:
-            reader.cancel()
+        self._connection.cancel()
 
     def close(self, timeout_s: float) -> None:
         """End the stream behind what was sent, and wait for that; may be called by any thread.
@@ -87,57 +73,39 @@ class Exchange(Generic[T]):
 
     # ------------------------------------------------------------ threads
 
-    def _run(self, endpoint: Endpoint, command: bytes) -> None:
+    def _run(self) -> None:
         try:
-            with connect(endpoint) as client:
-                descriptor = flight.FlightDescriptor.for_command(command)
-                writer, reader = client.do_exchange(descriptor, call_options(endpoint.token))
-                with self._lock:
-                    self._reader = reader
-                    discarded = self._discarded
-                try:
-                    if not discarded:
-                        self._converse(writer, reader)
-                finally:
-                    # Frees the thread that writes where the server does not read.
-                    reader.cancel()
-                    self._outbox.stop()
-                    self._outbox.join()
-                    # A writer that is not closed complains when it is freed.
-                    with contextlib.suppress(*TRANSPORT_ERRORS):
-                        writer.close()
-        except (FTLayerError, *TRANSPORT_ERRORS) as error:
-            self._tell(error)
+            self._converse()
+        finally:
+            # Frees the thread that writes where the server does not read.
+            self._connection.cancel()
+            self._outbox.stop()
+            self._outbox.join()
+            self._connection.close()
 
-    def _converse(self, writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader) -> None:
+    def _converse(self) -> None:
         """Read to the end of the stream, which is told before anything is cleaned up."""
         try:
-            writer.begin(NO_COLUMNS)
-            self._outbox.start(
-                lambda item: self._write(writer, item), self._write_broke, lambda: end_stream(writer)
-            )
-            while True:
-                frame = reader.read_chunk().app_metadata
-                if frame is not None:
-                    self._on_frame(frame.to_pybytes())
-        except StopIteration:
+            self._connection.open()
+            self._outbox.start(self._write, self._write_broke, self._connection.end)
+            while (frame := self._connection.read()) is not None:
+                self._on_frame(frame)
             self._tell(None)
         except (FTLayerError, *TRANSPORT_ERRORS) as error:
             self._tell(error)
 
-    def _write(self, writer: flight.FlightStreamWriter, item: T) -> None:
+    def _write(self, item: T) -> None:
         try:
             frame = self._encode(item)
         except FTLayerError as error:
             self._tell(error)
             self._outbox.stop()
             return
-        writer.write_metadata(frame)
+        self._connection.write(frame)
 
     def _write_broke(self, error: BaseException) -> None:
         self._tell(error)
-        if self._reader is not None:
-            self._reader.cancel()
+        self._connection.cancel()
 
     def _tell(self, error: BaseException | None) -> None:
         with self._lock:

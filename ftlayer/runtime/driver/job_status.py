@@ -31,6 +31,8 @@ class SlotStatus:
     ``restarts`` are processes (in barrier mode also instances within one) that took the place of one that ran.
     ``heartbeat_age_ms`` is the time since it was heard, None before it was. ``busy`` is the chain whose function
     runs now, and has for ``busy_ms``; ``function`` is the user's function, with file and line, if that is long.
+    ``transports`` is what carries records to each other slot that it sends to: ``unix`` for one that it has met on its
+    own machine, ``flight`` for others.
     """
 
     slot: int
@@ -44,6 +46,7 @@ class SlotStatus:
     function: str = ""
     restarts: int = 0
     failure: str = ""
+    transports: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -269,6 +272,9 @@ def slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
         "" if beat is None else beat.function,
         slot.restarts,
         slot.failure,
+        {}
+        if beat is None
+        else {int(other): how for other, how in beat.transports.items() if other.isdigit()},
     )
 
 

@@ -75,7 +75,7 @@ class SlotRecord:
     def peer(self) -> Peer:
         """Where the connected instance is reached."""
         assert self.hello is not None
-        return Peer(self.number, self.hello.instance, self.hello.address)
+        return Peer(self.number, self.hello.instance, self.hello.address, self.hello.socket)
 
     def is_instance(self, instance: str) -> bool:
         """Whether this is the instance that is connected."""

@@ -16,7 +16,7 @@ from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
 from ftlayer.transport.codec import plain_codec
 from ftlayer.transport.frames import pack, unpack_map
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 _FROM_SLOT: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(FromSlot)}
 _TO_SLOT: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(ToSlot)}

@@ -23,6 +23,7 @@ from ftlayer.runtime.protocol.deaths import Conviction, Death
 class Hello:
     """A process is ready to run ``slot``; other slots reach its channels at ``address`` (``grpc://…``).
 
+    ``socket``: path of a Unix socket at which those of its machine do, "" for none.
     ``deaths``: how earlier processes of the job on its host have ended themselves, as far as nobody has said so yet.
     """
 
@@ -32,6 +33,7 @@ class Hello:
     host: str
     pid: int
     deaths: tuple[Death, ...] = ()
+    socket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Heartbeat:
         edges: what waits for them now.
         exemplars: of durations, by the counter of their bucket.
         circuits: circuit breakers of chains, by operator.
+        transports: what carries its stream to each other slot: ``unix`` or ``flight``.
     """
 
     probe: int
@@ -101,6 +104,7 @@ class Heartbeat:
     edges: tuple[EdgeLoad, ...] = ()
     exemplars: dict[str, Exemplar] = field(default_factory=dict)
     circuits: dict[str, CircuitStatus] = field(default_factory=dict)
+    transports: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +238,12 @@ FromSlot = (
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where an instance of a slot is reached."""
+    """Where an instance of a slot is reached: its Flight server, and its Unix socket ("" for none)."""
 
     slot: int
     instance: str
     address: str
+    socket: str = ""
 
 
 @dataclass(frozen=True, slots=True)

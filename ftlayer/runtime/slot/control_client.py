@@ -9,6 +9,7 @@ from ftlayer.runtime.protocol.control_frames import PROTOCOL, decode_to_slot, en
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
 from ftlayer.transport.client import Endpoint
 from ftlayer.transport.exchange import Exchange
+from ftlayer.transport.flight_connection import FlightConnection
 from ftlayer.transport.frames import pack
 
 # How long `close` waits until what was sent is written and the coordinator has seen the end of the stream.
@@ -25,8 +26,9 @@ class ControlClient:
     def __init__(self, endpoint: Endpoint, *, job: str, slot: int, instance: str) -> None:
         """Prepare; connects with `start`."""
         self._endpoint = endpoint
-        self._hello = {"protocol": PROTOCOL, "job": job, "slot": slot, "instance": instance}
-        self._stream: Exchange[FromSlot] = Exchange("ftlayer-control", _encoded)
+        hello = {"protocol": PROTOCOL, "job": job, "slot": slot, "instance": instance}
+        connection = FlightConnection(endpoint, pack(hello, "descriptor"))
+        self._stream: Exchange[FromSlot] = Exchange("ftlayer-control", connection, _encoded)
 
     def start(self, on_message: Callable[[ToSlot], None], on_lost: Callable[[str], None]) -> None:
         """Connect, and begin to receive.
@@ -36,8 +38,6 @@ class ControlClient:
         coordinator ends it or sends what cannot be read; never after `close`. Returns at once.
         """
         self._stream.start(
-            self._endpoint,
-            pack(self._hello, "descriptor"),
             lambda frame: on_message(_decoded(frame)),
             lambda error: on_lost(self._reason(error)),
         )

@@ -79,6 +79,11 @@ class SlotLinks:
         link = self._links.get(slot)
         return "" if link is None else link.peer.address
 
+    def transports(self) -> dict[str, str]:
+        """Return what carries the stream to each slot there is one to (`Heartbeat.transports`); any thread."""
+        links = list(self._links.items())
+        return {str(slot): link.transport for slot, link in links if link.transport}
+
     def roots(self) -> list[U64Array]:
         """Return the roots of what is not written yet; may be called by any thread."""
         return [roots_in(frame) for link in list(self._links.values()) for frame in link.waiting()]

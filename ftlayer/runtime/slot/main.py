@@ -42,6 +42,7 @@ from ftlayer.runtime.slot.control_client import ControlClient
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid, Event, PartFailed, Wake
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
+from ftlayer.runtime.slot.listening import ListeningPlaces
 from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
@@ -56,7 +57,6 @@ from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.names import placed
 from ftlayer.topology.operators import Source
-from ftlayer.transport.address import Address, parse_address
 from ftlayer.transport.polling import poll_in_place
 from ftlayer.vertex.service.heap import keep_freed_memory
 
@@ -125,6 +125,7 @@ class _Slot:
         self._mode = order.mode.instance(
             SlotContext(order, self._instance, self._mailbox.put, self._control.send)
         )
+        self._places: ListeningPlaces | None = None
         self._server: ChannelServer | None = None
         self._links: SlotLinks | None = None
         self._sources: Sources | None = None
@@ -154,9 +155,10 @@ class _Slot:
             self._mailbox.put,
         )
         self._pulse = self._make_pulse()
-        address = str(server.address)
-        host, deaths = socket.gethostname(), self._mode.deaths()
-        self._control.send(Hello(order.slot, self._instance, address, host, os.getpid(), deaths))
+        address, host, deaths = str(server.address), socket.gethostname(), self._mode.deaths()
+        self._control.send(
+            Hello(order.slot, self._instance, address, host, os.getpid(), deaths, server.socket)
+        )
         self._pulse.start()
         deploy = self._wait_for_deploy()
         if deploy is None:
@@ -214,6 +216,8 @@ class _Slot:
         self._control.close()
         if self._server is not None:
             self._server.close()
+        if self._places is not None:
+            self._places.close()
         self._mode.close()
         self._closed.set()
 
@@ -224,13 +228,15 @@ class _Slot:
         certificate = None
         if order.tls_cert is not None and order.tls_key is not None:
             certificate = order.tls_cert, order.tls_key
+        self._places = places = ListeningPlaces(order, self._instance)
         self._server = ChannelServer(
-            _where_to_listen(order, self._instance),
+            places.address,
             token=order.coordinator.token,
             roster=self._roster,
             admit_timeout_s=order.options.start_timeout_ms / 1_000,
             post=self._mailbox.put,
             certificate=certificate,
+            socket=places.socket,
         )
         return self._server
 
@@ -318,6 +324,7 @@ class _Slot:
             touch=self._mode.touch,
             held=self._held_outside,
             of_sources=self._counters_of_sources,
+            transports=lambda: {} if self._links is None else self._links.transports(),
             on_error=lambda error: self._mailbox.put(PartFailed(error)),
         )
 
@@ -372,19 +379,3 @@ def tuned_interpreter() -> Iterator[None]:
 
 def _exit_now() -> NoReturn:
     _exit_without_a_word(75)
-
-
-def _where_to_listen(order: Order, instance: str) -> Address:
-    if order.sockets:
-        return Address(path=f"{order.sockets}/{order.slot}-{instance[:12]}")
-    return Address(order.listen_on or _address_towards(order.coordinator.address))
-
-
-def _address_towards(text: str) -> str:
-    """Return the address of this machine by which it reaches another; sends nothing."""
-    address = parse_address(text, "coordinator")
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address.host, address.port))
-        own: str = probe.getsockname()[0]
-        return own

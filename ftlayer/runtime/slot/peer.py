@@ -9,6 +9,7 @@ from pyarrow import flight
 
 from ftlayer.runtime.protocol.messages import Peer
 from ftlayer.runtime.slot.events import CreditCame, Event, LinkBroke
+from ftlayer.runtime.slot.nearest import NearestConnection
 from ftlayer.runtime.slot.roster import StreamHeader
 from ftlayer.transport.client import Endpoint
 from ftlayer.transport.exchange import Exchange
@@ -30,8 +31,14 @@ class PeerLink:
         self.peer = peer
         self._post = post
         self._reached = False
-        self._stream: Exchange[bytes] = Exchange(f"ftlayer-to-{peer.slot}", _as_it_is)
-        self._stream.start(replace(endpoint, address=peer.address), header.pack(), self._credit, self._broke)
+        self._connection = NearestConnection(peer, replace(endpoint, address=peer.address), header.pack())
+        self._stream: Exchange[bytes] = Exchange(f"ftlayer-to-{peer.slot}", self._connection, _as_it_is)
+        self._stream.start(self._credit, self._broke)
+
+    @property
+    def transport(self) -> str:
+        """What carries the stream (`ftlayer.runtime.slot.nearest`), "" before that is known; any thread."""
+        return self._connection.transport
 
     def send(self, frame: bytes) -> None:
         """Send a frame behind those before it; never waits."""

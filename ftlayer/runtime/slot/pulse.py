@@ -54,10 +54,11 @@ class Pulse:
         touch: Callable[[list[U64Array]], None] | None = None,
         held: Callable[[], Iterable[U64Array]] = tuple,
         of_sources: Callable[[int], dict[str, int]] = lambda mono_ms: {},
+        transports: Callable[[], dict[str, str]] = dict,
         on_error: Callable[[Exception], None],
     ) -> None:
         """``held`` returns the roots of everything that waits in the slot outside of its core,
-        ``of_sources`` what `Sources.counters` does.
+        ``of_sources`` what `Sources.counters` does, ``transports`` what `SlotLinks.transports` does.
 
         ``on_error`` is told, by the thread, what has ended it.
         """
@@ -68,6 +69,7 @@ class Pulse:
         self._touch = touch
         self._held = held
         self._of_sources = of_sources
+        self._transports = transports
         self._on_error = on_error
         self._core: SlotCore | None = None
         self._loop_thread = 0
@@ -116,6 +118,7 @@ class Pulse:
             edge_loads(core.seats),
             core.exemplars(),
             circuits_of(core.seats, _mono_ms()),
+            self._transports(),
         )
 
     def held_roots(self) -> list[U64Array]:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pyarrow import flight
 from ftlayer.errors import CodecError, PeerRefusedError
 from ftlayer.runtime.protocol.messages import Peer
 from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
+from ftlayer.runtime.slot.nearest import FLIGHT, UNIX
 from ftlayer.runtime.slot.peer import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
@@ -23,6 +25,7 @@ from ftlayer.transport.client import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.transport.streams import NO_COLUMNS
 from ftlayer.transport.tls import make_certificate
+from ftlayer.transport.unix_listener import UnixListener, remove_dead_sockets
 
 TOKEN = "a-token-of-the-job"
 WAIT_S = 600
@@ -34,10 +37,14 @@ LOOPBACK = Address("127.0.0.1")
 
 
 class Receiver:
-    """Slot 0, instance "zero", that knows instance "one" of slot 1."""
+    """Slot 0, instance "zero", that knows instance "one" of slot 1. ``socket``: path of its Unix socket."""
 
     def __init__(
-        self, tls: bool = False, admit_timeout_s: float = WAIT_S, listen: Address = LOOPBACK
+        self,
+        tls: bool = False,
+        admit_timeout_s: float = WAIT_S,
+        listen: Address = LOOPBACK,
+        socket: str = "",
     ) -> None:
         self.roster = Roster("job", "zero")
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -49,6 +56,7 @@ class Receiver:
             admit_timeout_s=admit_timeout_s,
             post=self.events.put,
             certificate=(self.certificate.cert, self.certificate.key) if self.certificate else None,
+            socket=socket,
         )
         self.address = str(self.server.address)
         self.sent: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -61,7 +69,7 @@ class Receiver:
             endpoint = Endpoint("", token, certificate.cert, "127.0.0.1")
             if shown:
                 endpoint = replace(endpoint, client_cert=certificate.cert, client_key=certificate.key)
-        link = PeerLink(Peer(0, "zero", self.address), endpoint, header, self.sent.put)
+        link = PeerLink(Peer(0, "zero", self.address, self.server.socket), endpoint, header, self.sent.put)
         self.links.append(link)
         return link
 
@@ -86,23 +94,30 @@ class Receiver:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    receiver = Receiver()
+def sockets() -> Iterator[SocketDirectory]:
+    sockets = SocketDirectory.make()
+    assert sockets is not None
+    yield sockets
+    sockets.remove()
+
+
+def receiver_at(how: str, sockets: SocketDirectory, admit_timeout_s: float = WAIT_S) -> Receiver:
+    """Return one that is reached by ``how``: Flight over TCP, with TLS, over a Unix socket, or a socket alone."""
+    listen = sockets.socket("0-zero") if how == "flight-unix" else LOOPBACK
+    socket = f"{sockets.path}/0-zero-unix" if how == "unix" else ""
+    return Receiver(how == "tls", admit_timeout_s, listen, socket)
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def receiver(request: pytest.FixtureRequest, sockets: SocketDirectory) -> Iterator[Receiver]:
+    receiver = receiver_at(request.param, sockets)
     yield receiver
     receiver.close()
 
 
-@pytest.fixture
-def unix() -> Iterator[Address]:
-    sockets = SocketDirectory.make()
-    assert sockets is not None
-    yield sockets.socket("0-zero")
-    sockets.remove()
-
-
-@pytest.mark.parametrize("how", ["tcp", "tls", "unix"])
-def test_frames_one_way_and_credit_the_other(how: str, unix: Address) -> None:
-    receiver = Receiver(how == "tls", listen=unix if how == "unix" else LOOPBACK)
+@pytest.mark.parametrize("how", ["tcp", "tls", "flight-unix", "unix"])
+def test_frames_one_way_and_credit_the_other(how: str, sockets: SocketDirectory) -> None:
+    receiver = receiver_at(how, sockets)
     receiver.deploy()
     link = receiver.link()
     frames = [b"a", bytes(5_000), bytes(40 << 20)]
@@ -111,6 +126,7 @@ def test_frames_one_way_and_credit_the_other(how: str, unix: Address) -> None:
     assert [receiver.frame() for _ in frames] == frames
     receiver.server.grant(1, b"credit")
     assert receiver.sent.get(timeout=WAIT_S) == CreditCame(0, "zero", b"credit")
+    assert link.transport == (UNIX if how == "unix" else FLIGHT)
     receiver.server.grant(2, b"there is no slot 2")
     link.send(b"last")
     link.close()
@@ -168,22 +184,54 @@ def test_an_instance_that_is_dropped_in_the_middle_is_cut_off(receiver: Receiver
     assert receiver.events.empty()
 
 
-def test_an_unannounced_instance_is_refused_in_the_end() -> None:
-    receiver = Receiver(admit_timeout_s=0.05)
+@pytest.mark.parametrize("how", ["tcp", "unix"])
+def test_an_unannounced_instance_is_refused_in_the_end(how: str, sockets: SocketDirectory) -> None:
+    receiver = receiver_at(how, sockets, admit_timeout_s=0.05)
     receiver.deploy()
     receiver.link(StreamHeader("job", 1, "new", "zero", 1)).send(b"x")
     assert "has not told of it" in receiver.broken().reason
     receiver.close()
 
 
-@pytest.mark.parametrize("how", ["tcp", "unix"])
-def test_a_receiver_that_is_not_there_is_told(how: str, unix: Address) -> None:
-    receiver = Receiver(listen=unix if how == "unix" else LOOPBACK)
+@pytest.mark.parametrize("how", ["tcp", "flight-unix", "unix"])
+def test_a_receiver_that_is_not_there_is_told(how: str, sockets: SocketDirectory) -> None:
+    receiver = receiver_at(how, sockets)
     receiver.server.close()
     link = receiver.link()
     link.send(b"x")
     assert not receiver.broken().reached
     assert link.waiting() == [b"x"]
+
+
+@pytest.mark.parametrize("how", ["tcp", "unix"])
+def test_a_link_that_is_discarded_or_closed_early(how: str, sockets: SocketDirectory) -> None:
+    receiver = receiver_at(how, sockets)
+    never = receiver.link()
+    never.send(b"is not deployed yet")
+    never.discard()
+    never.close()
+    receiver.deploy()
+    receiver.link().send(b"later")
+    while receiver.frame() != b"later":
+        pass  # what was discarded may have been written before
+    receiver.close()
+    assert receiver.sent.empty(), "what was discarded tells nothing"
+
+
+@pytest.mark.parametrize("how", ["tcp", "unix"])
+def test_credit_that_was_given_before_the_end_arrives(how: str, sockets: SocketDirectory) -> None:
+    receiver = receiver_at(how, sockets)
+    receiver.deploy()
+    link = receiver.link()
+    link.send(b"x")
+    assert receiver.frame() == b"x"
+    for number in range(100):
+        receiver.server.grant(1, b"%d" % number)
+    link.close()
+    came = [receiver.sent.get(timeout=WAIT_S) for _ in range(100)]
+    assert came == [CreditCame(0, "zero", b"%d" % number) for number in range(100)]
+    receiver.close()
+    assert receiver.sent.empty()
 
 
 def begin(writer: Any, reader: Any, schema: pa.Schema) -> None:
@@ -192,7 +240,8 @@ def begin(writer: Any, reader: Any, schema: pa.Schema) -> None:
     reader.read_chunk()
 
 
-def test_nonsense_on_a_stream_is_refused(receiver: Receiver) -> None:
+def test_nonsense_on_a_stream_is_refused() -> None:
+    receiver = Receiver()
     receiver.deploy()
     client = flight.FlightClient(receiver.address)
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
@@ -206,6 +255,95 @@ def test_nonsense_on_a_stream_is_refused(receiver: Receiver) -> None:
             writer.close()
     client.close()
     assert receiver.events.empty()
+    receiver.close()
+
+
+# ---------------------------------------------------------------- the way that is taken
+
+
+def test_a_slot_of_another_machine_is_reached_by_flight(sockets: SocketDirectory) -> None:
+    """Its path does not exist here, or is that of another slot: whose secret is another."""
+    receiver, stranger = Receiver(), Receiver()
+    stranger.server.close()
+    path = f"{sockets.path}/0-zero"
+    receiver.deploy()
+    for listener in (None, UnixListener(path, "another-job", lambda command, stream: None)):
+        peer = Peer(0, "zero", receiver.address, path)
+        link = PeerLink(peer, Endpoint("", TOKEN), HEADER, receiver.sent.put)
+        link.send(b"x")
+        assert receiver.frame() == b"x"
+        assert link.transport == FLIGHT
+        link.close()
+        if listener is not None:
+            listener.close(WAIT_S)
+    receiver.close()
+
+
+def test_a_slot_that_was_met_is_not_looked_for_elsewhere(sockets: SocketDirectory) -> None:
+    """What was on its way over the socket may have arrived: only a new instance begins afresh."""
+    receiver = receiver_at("unix", sockets)
+    receiver.deploy()
+    link = receiver.link()
+    link.send(b"x")
+    assert receiver.frame() == b"x"
+    receiver.roster.drop(2, [1])
+    link.send(b"y")
+    broken = receiver.broken()
+    assert broken.reached
+    assert link.transport == UNIX
+    receiver.close()
+    assert not Path(receiver.server.socket).exists()
+
+
+@pytest.mark.parametrize("how", ["tcp", "unix"])
+def test_a_receiver_that_is_killed_is_noticed(how: str, sockets: SocketDirectory) -> None:
+    socket = f"{sockets.path}/0-zero" if how == "unix" else ""
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, socket], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    told: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    link = PeerLink(Peer(0, "zero", address, socket), Endpoint("", TOKEN), HEADER, told.put)
+    link.send(b"x")
+    assert told.get(timeout=WAIT_S) == CreditCame(0, "zero", b"taken")
+    process.kill()
+    process.wait()
+    event = told.get(timeout=WAIT_S)
+    assert isinstance(event, LinkBroke)
+    link.discard()
+    if socket:
+        assert Path(socket).exists()
+        remove_dead_sockets(Path(sockets.path), "0-*")
+        assert not Path(socket).exists()
+    process.communicate()
+
+
+KILLED = f"""
+import os
+import sys
+import time
+from ftlayer.transport.address import Address
+from ftlayer.runtime.protocol.messages import Peer
+from ftlayer.runtime.slot.roster import Roster
+from ftlayer.runtime.slot.server import ChannelServer
+
+roster = Roster("job", "zero")
+server = ChannelServer(
+    Address("127.0.0.1"),
+    token="{TOKEN}",
+    roster=roster,
+    admit_timeout_s=600,
+    post=lambda event: server.grant(1, b"taken"),
+    socket=sys.argv[1],
+)
+roster.deploy(1, [Peer(1, "one", "")])
+if sys.argv[1] and os.fork() == 0:
+    sys.stdin.read()  # a child that outlives it holds no connection
+    os._exit(0)
+print(server.address, flush=True)
+time.sleep(600)
+"""
 
 
 # ---------------------------------------------------------------- the roster
@@ -276,16 +414,16 @@ from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
 
 roster, token = Roster("job", "zero"), "a-token-of-the-job"
-frames = queue.SimpleQueue()
+frames, socket = queue.SimpleQueue(), sys.argv[1]
 server = ChannelServer(
-    Address("127.0.0.1"), token=token, roster=roster, admit_timeout_s=600, post=frames.put, certificate=None
+    Address("127.0.0.1"), token=token, roster=roster, admit_timeout_s=600, post=frames.put, socket=socket
 )
 address = str(server.address)
 for number in range(200):
     name = f"one-{number}"
     roster.deploy(number + 1, [Peer(1, name, ""), Peer(0, "zero", address)])
     header = StreamHeader("job", 1, name, "zero", number + 1)
-    link = PeerLink(Peer(0, "zero", address), Endpoint("", token), header, lambda event: None)
+    link = PeerLink(Peer(0, "zero", address, socket), Endpoint("", token), header, lambda event: None)
     link.send(b"frame")
     frames.get()
     link.discard()
@@ -294,8 +432,10 @@ print("alive")
 """
 
 
-def test_streams_that_are_discarded_while_both_threads_use_them() -> None:
+@pytest.mark.parametrize("how", ["tcp", "unix"])
+def test_streams_that_are_discarded_while_both_threads_use_them(how: str, sockets: SocketDirectory) -> None:
     """Arrow half-closed some of them twice, and gRPC aborts a process that does so."""
-    ran = subprocess.run([sys.executable, "-c", DISCARDED_AT_ONCE], capture_output=True, text=True)
+    socket = f"{sockets.path}/0-zero" if how == "unix" else ""
+    ran = subprocess.run([sys.executable, "-c", DISCARDED_AT_ONCE, socket], capture_output=True, text=True)
     assert ran.stdout == "alive\n", ran.stderr
     assert ran.returncode == 0, ran.stderr

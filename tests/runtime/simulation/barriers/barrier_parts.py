@@ -276,8 +276,8 @@ class Submitter:
 class Channels:
     """A slot's server for other slots (`ChannelServer`)."""
 
-    def __init__(self, host: str, *, roster: Any, post: Callable[[Any], None], **_: Any) -> None:
-        self.roster, self.post = roster, post
+    def __init__(self, host: str, *, roster: Any, post: Callable[[Any], None], socket: str, **_: Any) -> None:
+        self.roster, self.post, self.socket = roster, post, socket
         self.port = 0
         self.open = True
         self.streams: dict[int, Link] = {}
@@ -297,6 +297,8 @@ class Channels:
 
 class Link:
     """A slot's stream to another one (`PeerLink`): frames out, credit back."""
+
+    transport = "simulated"
 
     def __init__(self, peer: Any, endpoint: Any, header: Any, post: Callable[[Any], None]) -> None:
         self.peer, self.header, self._post = peer, header, post

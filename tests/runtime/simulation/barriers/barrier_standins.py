@@ -71,6 +71,7 @@ class StandIns:
             (loop, "system_now", lambda: self._world.now),
             (pulse, "_mono_ms", lambda: self._world.mono),
             (main, "ControlClient", self._control),
+            (main, "ListeningPlaces", lambda *_: SimpleNamespace(address="", socket="", close=lambda: None)),
             (main, "ChannelServer", self._server),
             (main, "Mailbox", StepMailbox),
             (main, "Pulse", StepPulse),

@@ -238,7 +238,9 @@ class Slots:
         self.said.append((slot, message))
         match message:
             case Hello():
-                self.peers[slot] = Peer(slot, instance, message.address)
+                # With a certificate: as a slot of another machine.
+                socket = "" if self.certificate else message.socket
+                self.peers[slot] = Peer(slot, instance, message.address, socket)
             case Heartbeat():
                 self.beats[slot] = message
             case SlotEnded():
@@ -250,6 +252,10 @@ class Slots:
 
     def total(self, name: str) -> int:
         return sum(counters.get(name, 0) for counters in self.ended.values())
+
+    def transports(self) -> set[str]:
+        """Return what has carried the channels between the slots."""
+        return {how for beat in self.beats.values() for how in beat.transports.values()}
 
     def counted(self, name: str) -> int:
         return sum(beat.counters.get(name, 0) for beat in self.beats.values())

@@ -31,6 +31,8 @@ def test_a_bounded_job_ends_with_everything(jobs: Any, tracked: bool) -> None:
     assert slots.total("records_in") == 2 * N
     assert slots.total("persisted") == (2 * N if tracked else 0)
     assert slots.total("records_out/source") == 2 * N
+    if tracked:  # the end was asked for, and answered with what has carried the records
+        assert slots.transports() == {"unix"}
     latencies = slots.latencies()
     assert latencies.keys() == {"source|sink"}
     assert latencies["source|sink"].count >= 1
@@ -125,6 +127,7 @@ def test_over_tls(jobs: Any) -> None:
     slots = jobs.slots(graph, certificate=jobs.certificate())
     assert all(peer.address.startswith("grpc+tls://") for peer in slots.peers.values())
     slots.drain()
+    assert slots.transports() == {"flight"}
     assert sorted(jobs.written()) == list(range(N))
 
 
