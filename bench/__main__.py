@@ -6,6 +6,7 @@ import argparse
 import importlib
 import pkgutil
 from pathlib import Path
+from typing import Any
 
 import bench
 from bench import harness
@@ -19,6 +20,9 @@ def main() -> None:
     names = sorted({module.name for module in pkgutil.iter_modules(bench.__path__)} - _NOT_BENCHMARKS)
     parser = argparse.ArgumentParser(prog="python -m bench", description="Run one of ftlayer's benchmarks.")
     parser.add_argument("name", choices=names)
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help="scale: the curves to measure; all without it"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: under 45 seconds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE as well")
     parser.add_argument(
@@ -30,7 +34,15 @@ def main() -> None:
         module = importlib.import_module(f"bench.{options.name}")
         facts = harness.machine()
         # Peers that take minutes are asked for.
-        more = {"pyflink": True} if options.pyflink else {}
+        more: dict[str, Any] = {"pyflink": True} if options.pyflink else {}
+        if options.parts:
+            known = getattr(module, "PARTS", ())
+            unknown = [part for part in options.parts if part not in known]
+            if unknown:
+                parser.error(
+                    f"{options.name} has no {', '.join(unknown)}; it has {', '.join(known) or 'no parts'}"
+                )
+            more["parts"] = options.parts
         metrics: dict[str, float] = module.run(options.quick, **more)
     harness.report(options.name, metrics, module.TARGETS)
     if options.json is not None:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 _VERSIONS_OF = ("numpy", "numba", "pyarrow", "pyspark", "lmdb")
 _notes: list[str] = []
+_kept: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Target:
 def note(text: str) -> None:
     """Say something beside the metrics: what was skipped, and why."""
     _notes.append(text)
+
+
+def keep(name: str, value: Any) -> None:
+    """Have something beside the metrics written to the JSON file, under ``name``."""
+    _kept[name] = value
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -106,7 +112,7 @@ def report(name: str, metrics: dict[str, float], targets: dict[str, Target]) -> 
 
 def write_json(path: Path, name: str, facts: dict[str, Any], metrics: dict[str, float], quick: bool) -> None:
     """Write the figures with where they come from."""
-    content = {"name": name, "quick": quick, "machine": facts, "metrics": metrics, "notes": _notes}
+    content = {"name": name, "quick": quick, "machine": facts, "metrics": metrics, "notes": _notes, **_kept}
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -17,18 +17,19 @@ SLOTS = 2
 
 
 @contextmanager
-def session() -> Iterator[tuple[Path, Any]]:
+def session(master: str = "local[4]", options: dict[str, str] | None = None) -> Iterator[tuple[Path, Any]]:
     """Give a new directory and a Spark session with room for the slots; both go in the end."""
     from pyspark.sql import SparkSession
 
     with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as folder:
         root = Path(folder)
         spark = (
-            SparkSession.builder.master("local[4]")
+            SparkSession.builder.master(master)
             .appName("ftlayer-bench")
             .config("spark.ui.enabled", "false")
             .config("spark.python.daemon.module", "ftlayer.runtime.worker_daemon")
             .config("spark.sql.warehouse.dir", str(root / "warehouse"))
+            .config(map=options or {})
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("ERROR")

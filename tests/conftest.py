@@ -121,6 +121,7 @@ def pytest_configure(config: pytest.Config) -> None:
 SMOKE = (
     "acker/test_exact.py",
     "acker/test_rotation.py",
+    "bench/test_scale_fits.py",
     "checkpoint/coordinator/test_completion.py",
     "checkpoint/handlers/test_aligned.py",
     "checkpoint/storage/test_conformance.py",

@@ -1,0 +1,1 @@
+"""The curves, a file each."""
