@@ -23,6 +23,9 @@ setup(
                 "native/drive.c",
                 "native/drive_record.c",
                 "native/drive_results.c",
+                "native/key_index.c",
+                "native/accumulators.c",
+                "native/accumulate.c",
             ],
             depends=[
                 "native/native.h",
@@ -35,6 +38,7 @@ setup(
                 "native/plain_read.h",
                 "native/dict_records.h",
                 "native/plain_write.h",
+                "native/accumulators.h",
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
         )

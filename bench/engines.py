@@ -1,9 +1,9 @@
 """One job in several engines, in turn: ftlayer in its modes, Flink in Java, Bytewax, Pathway, and no engine at all.
 
 The job is that of `bench.topology`: a Python function a record, a count for each of 10,000 keys, a Python function a
-record; `arrow` is the same with functions of whole batches. Every round runs all of them one after the other, and a
-ratio is that of two runs of one round: its median over the rounds is reported, with the lowest and the highest.
-``cpu_us`` is what the slots' processes, or those of the bare loop, took for a record.
+record; `arrow` is the same with functions of whole batches and a built-in aggregate. Every round runs all of them one
+after the other, and a ratio is that of two runs of one round: its median over the rounds is reported, with the lowest
+and the highest. ``cpu_us`` is what the slots' processes, or those of the bare loop, took for a record.
 """
 
 from __future__ import annotations

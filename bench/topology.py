@@ -209,40 +209,6 @@ def with_key_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
-class CountBatches:
-    """Count a key, a batch at a time: a running count for each of its records."""
-
-    def __init__(self) -> None:
-        self._known: pa.Array = pa.array([], pa.string())
-        self._counts = np.zeros(0, np.int64)
-
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        keys = batch.column(1).dictionary_encode()
-        # NumPy sorts 16 bits by radix.
-        places = keys.indices.to_numpy().astype(np.uint16)
-        numbers = self._numbers(keys.dictionary)
-        sizes = np.bincount(places, minlength=len(numbers))
-        ranks = np.empty(len(places), np.int64)
-        ranks[np.argsort(places, kind="stable")] = np.arange(1, len(places) + 1) - np.repeat(
-            np.cumsum(sizes) - sizes, sizes
-        )
-        before = self._counts[numbers]
-        self._counts[numbers] += sizes
-        return pa.RecordBatch.from_arrays(
-            [batch.column(1), pa.array(before[places] + ranks)], names=["key", "n"]
-        )
-
-    def _numbers(self, keys: pa.Array) -> Any:
-        """Return where each of distinct keys is counted."""
-        found = pc.index_in(keys, value_set=self._known)
-        if found.null_count:
-            new = keys.filter(pc.is_null(found))
-            self._known = pa.concat_arrays([self._known, new])
-            self._counts = np.append(self._counts, np.zeros(len(new), np.int64))
-            found = pc.index_in(keys, value_set=self._known)
-        return found.to_numpy()
-
-
 def last_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([batch.column(0), pc.add(batch.column(1), 1)], names=["key", "n"])
 
@@ -266,11 +232,12 @@ def python_job(env: Any, folder: Path, records: int) -> None:
 
 
 def arrow_job(env: Any, folder: Path, records: int) -> None:
-    from ftlayer import partitions
+    import ftlayer as ft
 
     parts = [partial(id_batches, str(folder), first, records) for first in range(SLOTS)]
-    keyed = env.source(partitions(*parts), ID).map_batches(with_key_batch, KEYED).key_by("key")
-    keyed.map_batches(CountBatches(), COUNTED).map_batches(last_batch, COUNTED).sink(Discard(str(folder)))
+    keyed = env.source(ft.partitions(*parts), ID).map_batches(with_key_batch, KEYED).key_by("key")
+    counted = keyed.aggregate(ft.count(name="n"), volatile_state=True)
+    counted.map_batches(last_batch, COUNTED).sink(Discard(str(folder)))
 
 
 def paced_job(env: Any, folder: Path, seconds: float) -> None:

@@ -14,6 +14,7 @@ from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 if TYPE_CHECKING:
     from ftlayer.dead_letters.letter import DeadLetter
+    from ftlayer.functions.aggregates.calls import Aggregate, count, max, mean, min, sum
     from ftlayer.functions.context import Context
     from ftlayer.functions.current import CurrentRecord, current_record
     from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction
@@ -32,6 +33,7 @@ __version__ = "0.2.0.dev0"
 
 __all__ = [
     "LAST_WATERMARK_MS",
+    "Aggregate",
     "CheckpointConfig",
     "CheckpointingMode",
     "CoProcessFunction",
@@ -61,15 +63,21 @@ __all__ = [
     "StreamOptions",
     "TopologyOptions",
     "TrackedQueryListener",
+    "count",
     "current_record",
+    "max",
+    "mean",
+    "min",
     "partitions",
     "session",
     "sliding",
+    "sum",
     "tumbling",
 ]
 
 _MODULES = {
     "LAST_WATERMARK_MS": "ftlayer.functions.process",
+    "Aggregate": "ftlayer.functions.aggregates.calls",
     "CoProcessFunction": "ftlayer.functions.process",
     "Context": "ftlayer.functions.context",
     "CurrentRecord": "ftlayer.functions.current",
@@ -83,10 +91,15 @@ _MODULES = {
     "StreamEnvironment": "ftlayer.runtime.environment",
     "StreamOptions": "ftlayer.vertex.calls",
     "TrackedQueryListener": "ftlayer.spark.query.listener",
+    "count": "ftlayer.functions.aggregates.calls",
     "current_record": "ftlayer.functions.current",
+    "max": "ftlayer.functions.aggregates.calls",
+    "mean": "ftlayer.functions.aggregates.calls",
+    "min": "ftlayer.functions.aggregates.calls",
     "partitions": "ftlayer.topology.connectors",
     "session": "ftlayer.topology.streams.windowed_stream",
     "sliding": "ftlayer.topology.streams.windowed_stream",
+    "sum": "ftlayer.functions.aggregates.calls",
     "tumbling": "ftlayer.topology.streams.windowed_stream",
 }
 

@@ -133,6 +133,7 @@ SMOKE = (
     "console/test_login.py",
     "demo/test_ledger.py",
     "docs/test_checkpointing_reference.py",
+    "functions/aggregates/test_against_per_record.py::test_c_refuses_what_it_does_not_know",
     "functions/chains/test_chain.py",
     "functions/test_conversion.py",
     "functions/undo/test_dict_tables.py",

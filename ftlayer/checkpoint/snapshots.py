@@ -28,6 +28,7 @@ class TableInfo:
         version: of the serializer.
         state_version: of the values' type, as the program counts it: `StateMigration`.
         declared: the program asks for it in `open`: `ftlayer.state.tables.declarations`.
+        values: what the values are, in words, where the operator says it: built-in aggregates do.
     """
 
     number: int
@@ -38,6 +39,7 @@ class TableInfo:
     version: int
     state_version: int = 1
     declared: bool = False
+    values: str = ""
 
 
 @dataclass(frozen=True, slots=True)

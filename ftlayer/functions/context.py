@@ -170,6 +170,9 @@ class Context:
             check_runs(function, f"state {name!r}: {what}")
         return AggregatingHandle(self.value(name, NOTHING, ttl=ttl), create, add, result)
 
+    def _describe(self, name: str, values: str) -> None:
+        self._keyed().describe(name, values)
+
     def operator_list(self, name: str) -> Items:
         """Return a list of this subtask that belongs to no key; another parallelism deals its items out.
 

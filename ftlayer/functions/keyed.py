@@ -72,6 +72,12 @@ class KeyedState(Protocol):
     def maps(self, name: str) -> MapTable:
         """Return the table of mappings of this name."""
 
+    def describe(self, name: str, values: str) -> None:
+        """Say what the values of a table are, in words that a snapshot keeps.
+
+        `IncompatibleCheckpointError` where a checkpoint that is restored has other words, and no migration.
+        """
+
     def cache(self, cache: StateCache) -> None:
         """Have ``cache`` written back before snapshots, and tended, by backends that take some."""
 

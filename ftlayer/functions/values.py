@@ -12,6 +12,9 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+NAN = float("nan")
+"""The one not-a-number that keys are made of: no other is found again in a dict."""
+
 ATOMS = frozenset({int, float, str, bytes, bool, type(None)})
 """Types of the values that nothing can change, tested first: nearly all state is made of them."""
 

@@ -102,6 +102,9 @@ class HeapState:
         """Return the table of mappings of this name."""
         return self._table(name, HeapMap)
 
+    def describe(self, name: str, values: str) -> None:
+        """Nothing is restored."""
+
     def cache(self, cache: StateCache) -> None:
         """There are no snapshots: it may keep all of it."""
 

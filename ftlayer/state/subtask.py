@@ -98,7 +98,10 @@ class SubtaskState:
         """A snapshot that is restored has this table, with or without entries."""
         self._waits = True
         self.restored_table(info)
-        self.state(info.operator).declarations.restored(info.name, info.declared)
+        state = self.state(info.operator)
+        state.declarations.restored(info.name, info.declared)
+        if info.state_version == self.migrations.version(info.operator, info.name):
+            state.restored_values(info.name, info.values)
 
     def restored_table(self, info: TableInfo) -> tuple[KeyGroups, LayeredTable]:
         """Return the table for what a checkpoint holds of one; its base may be filled as long as it is not in use."""
@@ -135,7 +138,9 @@ class SubtaskState:
 
     def as_saved(self, info: TableInfo) -> TableInfo:
         """Return a table as a snapshot tells of it."""
-        return replace(info, declared=self._states[info.operator].declarations.is_declared(info.name))
+        state = self._states[info.operator]
+        declared = state.declarations.is_declared(info.name)
+        return replace(info, declared=declared, values=state.described(info.name))
 
     # ------------------------------------------------------------ inside
 

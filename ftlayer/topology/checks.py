@@ -14,6 +14,7 @@ from ftlayer.errors import (
     UnhashableKeyError,
     UnsupportedError,
 )
+from ftlayer.functions.aggregates.keyed import KeyedAggregate
 from ftlayer.functions.steps import MAIN, Process, Reduce
 from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey
 from ftlayer.partitioning.replay import replay_twin
@@ -276,7 +277,7 @@ def _check_inputs(graph: StreamGraph, node: StreamNode) -> None:
     for number, keys in enumerate(keys_of(node.operator)):
         edges = [edge for edge in graph.edges_into(node.uid) if edge.input == number]
         expected = declared[number] if declared else graph.schema_of(edges[0])
-        if isinstance(node.operator, Reduce | Process | CoProcess):
+        if isinstance(node.operator, Reduce | KeyedAggregate | Process | CoProcess):
             _check_state_key(expected, keys, f"input {number} of {node.uid!r}")
         for edge in edges:
             difference = schema_difference(expected, graph.schema_of(edge))

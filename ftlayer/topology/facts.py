@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from ftlayer.functions.aggregates.keyed import KeyedAggregate
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import MAIN, Filter, FlatMap, Map, MapAsync, Process, Reduce
 from ftlayer.topology.operators import (
@@ -43,6 +44,8 @@ def declared_inputs(operator: Operator) -> tuple[pa.Schema, ...]:
     """Return the schema of each input as far as the operator knows it itself, else ()."""
     if isinstance(operator, CoProcess | Join):
         return operator.inputs
+    if isinstance(operator, KeyedAggregate):
+        return (operator.plan.input,)
     if isinstance(operator, Reduce) and operator.create is not None:
         return ()
     passing = Filter | Reduce | AssignWatermarks | IterationHead | IterationTail | Sink
@@ -52,7 +55,7 @@ def declared_inputs(operator: Operator) -> tuple[pa.Schema, ...]:
 def keys_of(operator: Operator) -> tuple[tuple[str, ...], ...]:
     """Return the key's columns in each input; () for an input without a key."""
     match operator:
-        case Reduce() | Process():
+        case Reduce() | KeyedAggregate() | Process():
             return (operator.keys,)
         case CoProcess() | Join():
             return operator.keys
@@ -71,7 +74,8 @@ def rate_limit_of(operator: Operator) -> float | None:
 
 def is_volatile(operator: Operator) -> bool:
     """Whether its user said that its state may be lost."""
-    return isinstance(operator, Reduce | Process | CoProcess | Join) and operator.volatile_state
+    stateful = Reduce | KeyedAggregate | Process | CoProcess | Join
+    return isinstance(operator, stateful) and operator.volatile_state
 
 
 def keeps_state(operator: Operator) -> bool:

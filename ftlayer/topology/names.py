@@ -8,9 +8,18 @@ from typing import Any
 
 from ftlayer.checks import shown
 from ftlayer.errors import ConfigError
+from ftlayer.functions.aggregates.keyed import KeyedAggregate
 from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.pickling import needing
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
+from ftlayer.functions.steps import (
+    Filter,
+    FlatMap,
+    Map,
+    MapAsync,
+    MapBatches,
+    Process,
+    Reduce,
+)
 from ftlayer.functions.windows.function import WindowFunction
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import (
@@ -74,6 +83,8 @@ def kind_of(operator: Operator) -> str:
             return "window"
         case CoProcess():
             return "co_process"
+        case KeyedAggregate():
+            return "aggregate"
         case Reduce() if operator.create is not None:
             return "aggregate"
     return type(operator).__name__.lower()
@@ -90,6 +101,8 @@ def display_name(operator: Operator) -> str:
             return f"{kind_of(operator)}({function_name(operator.function)})"
         case Reduce():
             return f"{kind_of(operator)}({function_name(operator.function)} by {', '.join(operator.keys)})"
+        case KeyedAggregate(plan=plan):
+            return f"aggregate({', '.join(each.call.name for each in plan.aggregates)} by {', '.join(operator.keys)})"
         case Process(function=WindowFunction(kind=windows)):
             return f"window({windows} by {', '.join(operator.keys)})"
         case Process():

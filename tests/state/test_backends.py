@@ -18,9 +18,9 @@ from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import OperatorState, SubtaskRestore
 from ftlayer.errors import SnapshotCancelledError
-from ftlayer.functions.chains.prepared import NAN
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.values import NAN
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.state import backend
 from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen

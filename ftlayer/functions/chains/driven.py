@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.fused import has_run
-from ftlayer.functions.chains.prepared import NAN, KeyColumns, PreparedStep, Processing, Reducing, unhashable
+from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing, unhashable
 from ftlayer.functions.conversion import DICTS, VALUES, Form
 from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
 from ftlayer.functions.plain import PLAIN_CODES
@@ -22,6 +22,7 @@ from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.dict_tables import finds_as_dict, logged_lookup
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.undo.tables import UndoValues
+from ftlayer.functions.values import NAN
 from ftlayer.records.kernels import native
 
 

@@ -46,7 +46,7 @@ from typing import Any
 
 from ftlayer.checks import check_ran
 from ftlayer.errors import StateSerializationError
-from ftlayer.functions.chains.prepared import NAN, PreparedStep, Processing, Reducing, unhashable
+from ftlayer.functions.chains.prepared import PreparedStep, Processing, Reducing, unhashable
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
@@ -54,6 +54,7 @@ from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.dict_tables import logged_lookup
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.undo.tables import UndoValues
+from ftlayer.functions.values import NAN
 
 Fused = Callable[
     [

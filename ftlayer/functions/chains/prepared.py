@@ -14,9 +14,6 @@ from ftlayer.functions.keyed import Key, KeyedState
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import Filter, FlatMap, Map
 
-NAN = float("nan")
-"""The one not-a-number that keys are made of: no other is found again in a dict."""
-
 
 @dataclass(frozen=True)
 class KeyColumn:

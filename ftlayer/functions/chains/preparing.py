@@ -9,19 +9,32 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError
+from ftlayer.functions.aggregates.keyed import KeyedAggregate
+from ftlayer.functions.aggregates.table import AggregateTable
+from ftlayer.functions.chains.aggregate_segment import Aggregating
 from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing
 from ftlayer.functions.chains.retiming import gives_times, with_time_column
 from ftlayer.functions.context import Context
 from ftlayer.functions.keyed import Backend, Timers
 from ftlayer.functions.process import uses_timers
-from ftlayer.functions.steps import CoProcess, Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
+from ftlayer.functions.steps import (
+    CoProcess,
+    Filter,
+    FlatMap,
+    Map,
+    MapAsync,
+    MapBatches,
+    Process,
+    Reduce,
+)
 from ftlayer.functions.undo.backend import UndoBackend
+from ftlayer.functions.undo.tables import UndoValues
 
-ChainOperator = Map | FlatMap | Filter | MapBatches | MapAsync | Reduce | Process | CoProcess
-PreparedOperator = PreparedStep | MapBatches | MapAsync
+ChainOperator = Map | FlatMap | Filter | MapBatches | MapAsync | Reduce | KeyedAggregate | Process | CoProcess
+PreparedOperator = PreparedStep | MapBatches | MapAsync | Aggregating
 
 REDUCE_TABLE = "aggregate"
-"""Name of the table in which a `Reduce` keeps its aggregates."""
+"""Name of the table in which a `Reduce`, or a `KeyedAggregate`, keeps its aggregates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +99,8 @@ def _backend_of(operator: ChainOperator, backend: Backend) -> Backend:
 
 
 def _prepare_step(operator: ChainOperator, schema: pa.Schema, backend: Backend) -> PreparedOperator:
+    if isinstance(operator, KeyedAggregate):
+        return _prepare_aggregates(operator, backend)
     if not isinstance(operator, Reduce):
         assert not isinstance(operator, Process | CoProcess)
         return operator
@@ -99,6 +114,16 @@ def _prepare_step(operator: ChainOperator, schema: pa.Schema, backend: Backend) 
     return Reducing(
         operator.uid, operator.function, operator.schema, key, table, operator.create, operator.rules, state
     )
+
+
+def _prepare_aggregates(operator: KeyedAggregate, backend: Backend) -> Aggregating:
+    state = backend.state(operator.uid)
+    values = state.values(REDUCE_TABLE)
+    state.describe(REDUCE_TABLE, operator.plan.described())
+    # Its own log is one entry a batch.
+    table = AggregateTable(operator.plan, values.table if isinstance(values, UndoValues) else values)
+    state.cache(table)
+    return Aggregating(operator.uid, operator.plan, operator.schema, table, operator.rules)
 
 
 def _prepare_process(

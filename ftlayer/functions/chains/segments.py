@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.functions.chains.aggregate_segment import AggregateSegment, Aggregating
 from ftlayer.functions.chains.async_segment import AsyncSegment
 from ftlayer.functions.chains.batch_segment import BatchSegment
 from ftlayer.functions.chains.fused import MAX_FUSED
@@ -20,10 +21,10 @@ from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_ro
 from ftlayer.functions.steps import MapAsync, MapBatches, RecordStep
 from ftlayer.functions.undo.log import UndoLog
 
-Segment = RecordSegment | BatchSegment | AsyncSegment
+Segment = RecordSegment | BatchSegment | AsyncSegment | AggregateSegment
 
-BatchStep = MapBatches | MapAsync
-"""Functions that take a batch at a time, or many of its records."""
+BatchStep = MapBatches | MapAsync | Aggregating
+"""What takes a batch at a time, or many of its records."""
 
 
 NO_PACES: Mapping[str, RateLimiter] = {}
@@ -48,9 +49,8 @@ def segments_of(
     for is_batch, group in groupby(steps, key=lambda step: isinstance(step, BatchStep)):
         neighbours = list(group)
         if is_batch:
-            fails = FAILS_RECORD if log is None else FAILS_RECORD_UNDONE
             segments.extend(
-                _alone(step, form, paces, fails) for step in neighbours if isinstance(step, BatchStep)
+                _alone(step, form, paces, log) for step in neighbours if isinstance(step, BatchStep)
             )
         else:
             per_record = [_paced(step, paces) for step in neighbours if not isinstance(step, BatchStep)]
@@ -60,9 +60,10 @@ def segments_of(
     return segments
 
 
-def _alone(
-    step: BatchStep, form: Form, paces: Mapping[str, RateLimiter], fails: tuple[type[BaseException], ...]
-) -> Segment:
+def _alone(step: BatchStep, form: Form, paces: Mapping[str, RateLimiter], log: UndoLog | None) -> Segment:
+    if isinstance(step, Aggregating):
+        return AggregateSegment(step, log)
+    fails = FAILS_RECORD if log is None else FAILS_RECORD_UNDONE
     if isinstance(step, MapBatches):
         return BatchSegment(step, fails)
     return AsyncSegment(step, form, paces.get(step.uid), fails)

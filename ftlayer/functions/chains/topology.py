@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ftlayer.checks import check_ran
 from ftlayer.errors import FTLayerError, JobError
+from ftlayer.functions.chains.aggregate_segment import AggregateSegment
 from ftlayer.functions.chains.async_segment import AsyncSegment
 from ftlayer.functions.chains.batch_segment import BatchSegment
 from ftlayer.functions.chains.firing import (
@@ -375,7 +376,7 @@ def _joined(pieces: Sequence[tuple[pa.RecordBatch, I64 | None]]) -> I64 | None:
     return np.concatenate(times) if times else None
 
 
-def _counted(segments: Sequence[Segment]) -> list[RecordSegment | AsyncSegment]:
+def _counted(segments: Sequence[Segment]) -> list[RecordSegment | AsyncSegment | AggregateSegment]:
     return [segment for segment in segments if not isinstance(segment, BatchSegment)]
 
 

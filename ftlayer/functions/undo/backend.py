@@ -68,6 +68,10 @@ class UndoState:
             self._maps[name] = UndoMaps(self._state.maps(name), self._log)
         return self._maps[name]
 
+    def describe(self, name: str, values: str) -> None:
+        """See `KeyedState.describe`."""
+        self._state.describe(name, values)
+
     def cache(self, cache: StateCache) -> None:
         """See `KeyedState.cache`."""
         self._state.cache(cache)

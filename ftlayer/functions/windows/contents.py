@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, Protocol
 
+from ftlayer.functions.aggregates.per_record import AggregatesPerRecord
+from ftlayer.functions.aggregates.typed import AggregatePlan
 from ftlayer.functions.context import results_of
 from ftlayer.functions.handles import NOTHING
 from ftlayer.functions.windows.assigners import Window
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Result = Callable[[Any, Window, Any], Any]
 """``result(key, window, value)`` returns the record that a window emits."""
 
 
 class Content(Protocol):
-    """Puts records together; `NOTHING` is the content of a window without records."""
+    """Puts records together; `NOTHING` is the content of a window without records.
+
+    Attributes:
+        described: what is kept, in words: `ftlayer.functions.keyed.KeyedState.describe`; "": a function makes it.
+    """
+
+    @property
+    def described(self) -> str:
+        """See the class."""
 
     def added(self, content: Any, record: Any) -> Any:
         """Return the content with one more record."""
@@ -33,6 +47,7 @@ class Reduced:
 
     function: Callable[[Any, Any], Any]
     result: Result | None = None
+    described = ""
 
     def added(self, content: Any, record: Any) -> Any:
         """See `Content`."""
@@ -55,6 +70,7 @@ class Aggregated:
     add: Callable[[Any, Any], Any]
     merge: Callable[[Any, Any], Any] | None = None
     result: Result | None = None
+    described = ""
 
     def added(self, content: Any, record: Any) -> Any:
         """See `Content`."""
@@ -71,10 +87,44 @@ class Aggregated:
 
 
 @dataclass(frozen=True)
+class BuiltIn:
+    """Built-in aggregates. A window emits its key's columns, its start and end, and a column for each of them."""
+
+    plan: AggregatePlan
+
+    @property
+    def described(self) -> str:
+        """See `Content`."""
+        return self.plan.described()
+
+    @cached_property
+    def _model(self) -> AggregatesPerRecord:
+        return AggregatesPerRecord(self.plan)
+
+    def added(self, content: Any, record: Any) -> Any:
+        """See `Content`."""
+        return self._model.add(self._model.create() if content is NOTHING else content, record)
+
+    def merged(self, content: Any, other: Any) -> Any:
+        """See `Content`."""
+        return self._model.merge(content, other)
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        """See `Content`."""
+        own = (key,) if len(self.plan.keys) == 1 else key
+        times = (
+            _EPOCH + timedelta(milliseconds=window.start_ms),
+            _EPOCH + timedelta(milliseconds=window.end_ms),
+        )
+        return [(*own, *times, *self._model.results(content))]
+
+
+@dataclass(frozen=True)
 class Collected:
     """All records, in the order in which they came; ``function(key, window, records)`` returns what is emitted."""
 
     function: Callable[[Any, Window, list[Any]], Iterable[Any] | None]
+    described = ""
 
     def added(self, content: Any, record: Any) -> Any:
         """See `Content`."""

@@ -42,6 +42,8 @@ class WindowFunction(ProcessFunction):
     def open(self, ctx: Context) -> None:
         """See `ProcessFunction.open`."""
         self._windows: MapHandle = ctx.map(TABLE)
+        if self._content.described:
+            ctx._describe(TABLE, self._content.described)
 
     def process(self, record: Any, ctx: Context) -> None:
         """See `ProcessFunction.process`."""

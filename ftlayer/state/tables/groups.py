@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import StateSerializationError
-from ftlayer.functions.chains.prepared import NAN
 from ftlayer.functions.keyed import Key
+from ftlayer.functions.values import NAN
 from ftlayer.partitioning.key_groups import key_groups
 from ftlayer.records.keyhash import spark_hash
 

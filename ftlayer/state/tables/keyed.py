@@ -36,6 +36,9 @@ class OperatorTables:
         self._tables: dict[str, tuple[str, LayeredTable, Any]] = {}
         self.declarations = StateDeclarations()
         self.caches: list[StateCache] = []
+        # What is said of values: by this program, and by the checkpoint where its version is the present one.
+        self._described: dict[str, str] = {}
+        self._restored: dict[str, str] = {}
 
     def values(self, name: str) -> LayeredTable:
         """Return the table of single values of this name."""
@@ -55,13 +58,29 @@ class OperatorTables:
         """Return the table for what a checkpoint holds; IncompatibleCheckpointError if it holds two kinds."""
         return self._found(name, kind)[0]
 
+    def describe(self, name: str, values: str) -> None:
+        """See `KeyedState.describe`."""
+        self._described[name] = values
+
+    def described(self, name: str) -> str:
+        """Return what this program says of a table's values; "" if nothing."""
+        return self._described.get(name, "")
+
+    def restored_values(self, name: str, values: str) -> None:
+        """A checkpoint says so of a table's values, which are not migrated."""
+        self._restored[name] = values
+
     def cache(self, cache: StateCache) -> None:
         """See `KeyedState.cache`."""
         self.caches.append(cache)
 
     def opened(self) -> None:
-        """All functions are open; IncompatibleCheckpointError if a declared state is gone."""
+        """All functions are open; IncompatibleCheckpointError if a declared state is gone, or of other values."""
         self.declarations.opened()
+        for name, values in self._restored.items():
+            differs = values != self.described(name) and name in self.declarations.declared
+            if differs and self._has_entries(name):
+                raise IncompatibleCheckpointError(self._differs(name, values))
         gone = self.declarations.gone(self._has_entries)
         if gone:
             raise IncompatibleCheckpointError(self._gone(gone[0]))
@@ -97,6 +116,15 @@ class OperatorTables:
         return (
             f"{self._uid!r} does not ask for the state {name!r} in `open`, and the program that took the checkpoint "
             f"did. {what}. If it is still used, ask for it in `open`. If it may be dropped, name it: "
+            f"allow_unclaimed_state=[{f'{self._uid}/{name}'!r}]"
+        )
+
+    def _differs(self, name: str, values: str) -> str:
+        held, now = values or "what a function made of it", self.described(name)
+        return (
+            f"{self._uid!r} keeps {now or 'what a function makes of it'} as its state {name!r}, and the checkpoint "
+            f"holds {held}. To go on with it, migrations need StateMigration({self._uid!r}, {name!r}, version=…, "
+            "migrate=…), which makes one of the other; to begin anew, name it: "
             f"allow_unclaimed_state=[{f'{self._uid}/{name}'!r}]"
         )
 

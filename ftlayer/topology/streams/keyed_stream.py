@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import pyarrow as pa
 
 from ftlayer.checks import LONGEST_MS, check_function, duration_ms, takes_options
 from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
+from ftlayer.functions.aggregates.keyed import KeyedAggregate
+from ftlayer.functions.aggregates.typed import AggregatePlan
 from ftlayer.functions.steps import Reduce
 from ftlayer.functions.windows.assigners import WindowKind
 from ftlayer.topology.checks import check_process
@@ -60,7 +63,7 @@ class KeyedStream(DataStream):
             options,
         )
 
-    @takes_options(FunctionOptions)
+    @overload
     def aggregate(
         self,
         create: Callable[[], Any],
@@ -70,12 +73,43 @@ class KeyedStream(DataStream):
         volatile_state: bool = False,
         in_place: bool = True,
         **options: Unpack[FunctionOptions],
+    ) -> DataStream: ...
+
+    @overload
+    def aggregate(
+        self, *aggregates: Aggregate, volatile_state: bool = False, **options: Unpack[FunctionOptions]
+    ) -> DataStream: ...
+
+    @takes_options(FunctionOptions)
+    def aggregate(
+        self,
+        create: Any = None,
+        add: Any = None,
+        schema: Any = None,
+        *more: Any,
+        volatile_state: bool = False,
+        in_place: bool = True,
+        **options: Unpack[FunctionOptions],
     ) -> DataStream:
         """Emit for each record the aggregate of its key: ``add(create(), record)``, then ``add(aggregate, record)``.
 
         The aggregate is a record of ``schema`` (what ``create`` returns need not be). ``volatile_state`` and
         ``in_place`` as in `reduce`.
+
+        With built-in aggregates, ``aggregate(ftlayer.count(), ftlayer.sum("x"))``, it emits for each record its key's
+        columns, and a column for each of them. They run over whole batches and make no Python object of a record.
         """
+        built_in = given_aggregates(create, add, schema, *more)
+        if built_in:
+            if not in_place:
+                raise ConfigError(
+                    "aggregate: in_place=False is for functions; built-in aggregates copy nothing"
+                )
+            plan = AggregatePlan.of(built_in, self.keys, self.schema)
+            own = rules_in(options, "aggregate")
+            return self._then(
+                lambda uid: KeyedAggregate(uid, plan, self.keys, plan.output, volatile_state, own), options
+            )
         check_function(create, "aggregate: create", takes=0)
         check_function(add, "aggregate: add", takes=2)
         to = self._graph.schema(schema, "aggregate")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+import pyarrow as pa
 
 from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options, takes_options
 from ftlayer.errors import ConfigError
+from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
+from ftlayer.functions.aggregates.typed import AggregatePlan
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
-from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
+from ftlayer.functions.windows.contents import Aggregated, BuiltIn, Collected, Content, Reduced
 from ftlayer.functions.windows.function import window_function
 from ftlayer.topology.connectors import Schema
 from ftlayer.topology.names import check_name
@@ -101,7 +105,7 @@ class WindowedStream:
             )
         return self._add(Reduced(function, result), schema, volatile_state, options)
 
-    @takes_options(FunctionOptions)
+    @overload
     def aggregate(
         self,
         create: Callable[[], Any],
@@ -112,12 +116,41 @@ class WindowedStream:
         merge: Callable[[Any, Any], Any] | None = None,
         volatile_state: bool = False,
         **options: Unpack[FunctionOptions],
+    ) -> DataStream: ...
+
+    @overload
+    def aggregate(
+        self, *aggregates: Aggregate, volatile_state: bool = False, **options: Unpack[FunctionOptions]
+    ) -> DataStream: ...
+
+    @takes_options(FunctionOptions)
+    def aggregate(
+        self,
+        create: Any = None,
+        add: Any = None,
+        schema: Any = None,
+        *more: Any,
+        result: Callable[[Any, Window, Any], Any] | None = None,
+        merge: Callable[[Any, Any], Any] | None = None,
+        volatile_state: bool = False,
+        **options: Unpack[FunctionOptions],
     ) -> DataStream:
         """Emit the aggregate of a window: ``add(create(), record)``, then ``add(aggregate, record)``.
 
         With ``result(key, window, aggregate)`` what that returns; either is a record of ``schema``. Sessions need
         ``merge(aggregate, other)``, which makes one of two. ``volatile_state`` as in `KeyedStream.reduce`.
+
+        With built-in aggregates, ``aggregate(ftlayer.count(), ftlayer.sum("x"))``, a window emits its key's columns,
+        ``window_start`` and ``window_end`` (timestamps), and a column for each of them.
         """
+        built_in = given_aggregates(create, add, schema, *more)
+        if built_in:
+            if result is not None or merge is not None:
+                raise ConfigError(
+                    "aggregate: built-in aggregates take neither result nor merge; use a map behind it"
+                )
+            plan = AggregatePlan.of(built_in, self._stream.keys, self._stream.schema, between=_TIMES)
+            return self._add(BuiltIn(plan), plan.output, volatile_state, options)
         _check("aggregate", create=(create, 0), add=(add, 2), result=(result, 3), merge=(merge, 2))
         if merge is None and isinstance(self._windows, Session):
             raise ConfigError(
@@ -150,6 +183,10 @@ class WindowedStream:
         function = window_function(self._windows, content, self._lateness_ms, self._late_tag)
         side = {} if self._late_tag is None else {self._late_tag: self._stream.schema}
         return self._stream.process(function, schema, side=side, volatile_state=volatile_state, **options)
+
+
+_TIMES = [pa.field(name, pa.timestamp("us", tz="UTC")) for name in ("window_start", "window_end")]
+"""Of a window, in the results of built-in aggregates."""
 
 
 def _check(method: str, **functions: tuple[object, int]) -> None:

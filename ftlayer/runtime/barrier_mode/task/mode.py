@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.errors import InvalidTopologyError
+from ftlayer.functions.aggregates.keyed import KeyedAggregate
 from ftlayer.functions.steps import Process, Reduce
 from ftlayer.handler.handler import Handler, NonFTHandler
 from ftlayer.partitioning.partitioners import Broadcast
@@ -40,6 +41,9 @@ OpenSink = Callable[[Sink, int, int, bool], SinkBody]
 
 ``may_refuse``: a writer's rows may become dead letters. It raises `ConfigError` if it cannot.
 """
+
+STATEFUL = Reduce | KeyedAggregate | Process | CoProcess
+"""Functions that may keep state."""
 
 REMEDY = (
     " (with CheckpointConfig(failures=FailurePolicy(…)), or on_failure(FailurePolicy(…)) of this operator, a record "
@@ -152,6 +156,6 @@ class BarrierTaskMode:
         keys = key_schemas(plan.functions, plan.inputs)
         if plan.vertex.failures is not None:
             keys = keys_with_waiting(plan, keys)
-        elif not any(isinstance(operator, Process | CoProcess | Reduce) for operator in plan.functions):
+        elif not any(isinstance(operator, STATEFUL) for operator in plan.functions):
             return None
         return SharedBackend(self._open_backend(plan.uid, plan.subtask, keys))

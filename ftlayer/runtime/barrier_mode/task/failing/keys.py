@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.functions.chains.prepared import NAN, KeyColumns
+from ftlayer.functions.chains.prepared import KeyColumns
 from ftlayer.functions.conversion import VALUES, records_in_form
 from ftlayer.functions.keyed import Key
+from ftlayer.functions.values import NAN
 from ftlayer.partitioning.key_groups import key_groups
 from ftlayer.records.keyhash import spark_hash
 from ftlayer.topology.facts import keys_of

@@ -1,0 +1,102 @@
+"""Windows of built-in aggregates against the same windows of a user's functions."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ftlayer as ft
+from ftlayer.functions.aggregates.typed import AggregatePlan
+from ftlayer.functions.chains.topology import MAIN, TopologyChain
+from ftlayer.functions.process import LAST_WATERMARK_MS
+from ftlayer.functions.steps import Process
+from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
+from ftlayer.functions.windows.contents import Aggregated, BuiltIn, Content
+from ftlayer.functions.windows.function import window_function
+from ftlayer.state.heap import HeapBackend
+
+RECORD = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64())])
+TIMES = [pa.field(name, pa.timestamp("us", tz="UTC")) for name in ("window_start", "window_end")]
+PLAN = AggregatePlan.of([ft.count(), ft.sum("v"), ft.min("v"), ft.mean("v")], ("k",), RECORD, between=TIMES)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+MOST = 2**63 - 1
+
+State = tuple[int, list[int]]
+
+
+def add(state: State, record: Any) -> State:
+    rows, values = state
+    more = values if record[2] is None else [*values, record[2]]
+    if sum(more) > MOST:
+        raise OverflowError(record)
+    return rows + 1, more
+
+
+def merge(one: State, other: State) -> State:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def result(key: str, window: Window, state: State) -> tuple[Any, ...]:
+    rows, values = state
+    numbers: tuple[Any, ...] = (None, None, None)
+    if values:
+        numbers = (sum(values), min(values), sum(values) / len(values))
+    times = [EPOCH + dt.timedelta(milliseconds=ms) for ms in (window.start_ms, window.end_ms)]
+    return (key, *times, rows, *numbers)
+
+
+def chain_of(windows: WindowKind, content: Content, lateness_ms: int) -> TopologyChain:
+    function = window_function(windows, content, lateness_ms, "late")
+    step = Process("w", function, ("k",), PLAN.output, (("late", RECORD),))
+    chain = TopologyChain([step], [RECORD], HeapBackend())
+    chain.open()
+    return chain
+
+
+def fired(chain: TopologyChain, watermark_ms: int) -> list[Any]:
+    outputs = chain.fire_event_timers(watermark_ms, 0)
+    if MAIN not in outputs:
+        return []
+    times = outputs[MAIN].times
+    assert times is not None
+    return sorted(zip(times.tolist(), map(str, outputs[MAIN].batch.to_pylist()), strict=True))
+
+
+events = st.lists(
+    st.tuples(
+        st.lists(
+            st.tuples(st.sampled_from("ab"), st.integers(0, 60), st.sampled_from([None, 1, 5, 2**62])),
+            max_size=8,
+        ),
+        st.integers(0, 20),
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("windows", [Fixed(10, 10), Fixed(20, 5, 3), Fixed(3, 10), Session(7)], ids=str)
+@given(events=events, lateness_ms=st.sampled_from([0, 8]))
+@settings(max_examples=25, deadline=None)
+def test_they_are_those_of_functions(windows: WindowKind, events: list[Any], lateness_ms: int) -> None:
+    contents = BuiltIn(PLAN), Aggregated(lambda: (0, []), add, merge, result)
+    chains = [chain_of(windows, content, lateness_ms) for content in contents]
+    watermark = 0
+    for rows, passed in events:
+        columns = list(zip(*rows, strict=True)) or [(), (), ()]
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(list(c), f.type) for c, f in zip(columns, RECORD, strict=True)], schema=RECORD
+        )
+        ran = [chain.run(batch, np.array(columns[1], np.int64), watermark, 0) for chain in chains]
+        failed = [[failure.row for failure in each.failures] for each in ran]
+        assert failed[0] == failed[1]
+        late = [each.outputs["late"].batch.to_pylist() if "late" in each.outputs else [] for each in ran]
+        assert late[0] == late[1]
+        watermark += passed
+        assert fired(chains[0], watermark) == fired(chains[1], watermark)
+    assert fired(chains[0], LAST_WATERMARK_MS) == fired(chains[1], LAST_WATERMARK_MS)
