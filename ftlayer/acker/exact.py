@@ -10,6 +10,7 @@ import numpy as np
 
 from ftlayer.acker.rotating_map import NEVER, U64, Mask, as_stamp, as_u64, no_zeros
 from ftlayer.errors import ConfigError
+from ftlayer.records.ids import RootRange
 
 from .tracker import IdLists, Located, Roots, fold_ids
 
@@ -80,6 +81,21 @@ class ExactTracker:
         for root in registered:
             self._complete_if_due(root, complete)
         return _roots(complete)
+
+    def register_range(
+        self,
+        roots: RootRange,
+        values: U64 | None,
+        *,
+        location: int = 0,
+        bucket: int = NEVER,
+        ids: IdLists | None = None,
+    ) -> Roots:
+        """Enter consecutive roots; see `Tracker.register_range`."""
+        each = roots.ids()
+        locations = np.arange(location, location + len(roots), dtype=np.uint64)
+        values = each if values is None else values
+        return self.register(each, values, locations=locations, bucket=bucket, ids=ids)
 
     def xor(
         self,

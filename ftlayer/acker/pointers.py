@@ -31,6 +31,22 @@ def _pointer_to(typing_context: Any, array: Any) -> Any:
 
 
 @intrinsic
+def _u64_at(typing_context: Any, address: Any) -> Any:
+    pointer: Any = types.CPointer
+    return pointer(types.uint64)(types.uint64), _as_pointer
+
+
+@intrinsic
+def _u16_at(typing_context: Any, address: Any) -> Any:
+    pointer: Any = types.CPointer
+    return pointer(types.uint16)(types.uint64), _as_pointer
+
+
+def _as_pointer(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
+
+
+@intrinsic
 def _prefetch(typing_context: Any, pointer: Any, index: Any) -> Any:
     signature = types.void(pointer, index)
 
@@ -49,6 +65,12 @@ def _prefetch(typing_context: Any, pointer: Any, index: Any) -> Any:
 # Typed as anything: to mypy an intrinsic has the typing context among its arguments.
 pointer_to: Any = _pointer_to
 """Kernel function: the pointer to the first item of a C-ordered array."""
+
+u64_at: Any = _u64_at
+"""Kernel function (address): the pointer to the uint64 that is there."""
+
+u16_at: Any = _u16_at
+"""Kernel function (address): the pointer to the uint16 that is there."""
 
 prefetch: Any = _prefetch
 """Kernel function (pointer, index): ask the CPU for the item's cache line, for writing; only a hint."""

@@ -159,13 +159,13 @@ class RotatingHashMap:
 
     def remove(self, keys: U64) -> Lookup:
         """Take keys out; a key twice in the batch is found once."""
-        lookup = _empty_lookup(keys.size)
+        lookup = empty_lookup(keys.size)
         kernels.remove(self._table, keys, *lookup)
         return lookup
 
     def look_up(self, keys: U64) -> Lookup:
         """Read keys."""
-        lookup = _empty_lookup(keys.size)
+        lookup = empty_lookup(keys.size)
         kernels.look_up(self._table, keys, *lookup)
         return lookup
 
@@ -178,13 +178,13 @@ class RotatingHashMap:
     def stamped(self, stamp: np.uint16) -> Entries:
         """Return the entries with this stamp (not 0), in no particular order."""
         counts = kernels.count_stamped(self._table, stamp)
-        entries = _empty_entries(int(counts.sum()))
+        entries = empty_entries(int(counts.sum()))
         kernels.collect_stamped(self._table, counts, stamp, *entries)
         return entries
 
     def entries(self) -> Entries:
         """Return a copy of all entries, in no particular order."""
-        entries = _empty_entries(len(self))
+        entries = empty_entries(len(self))
         kernels.collect_all(self._table, *entries)
         return entries
 
@@ -302,9 +302,11 @@ def _limit(lines: int) -> int:
     return int(lines * kernels.PLACES * load)
 
 
-def _empty_lookup(length: int) -> Lookup:
+def empty_lookup(length: int) -> Lookup:
+    """Return room for what is found for n keys."""
     return Lookup(np.empty(length, np.bool_), np.empty(length, np.uint64), np.empty(length, np.uint64))
 
 
-def _empty_entries(length: int) -> Entries:
+def empty_entries(length: int) -> Entries:
+    """Return room for n entries."""
     return Entries(*(np.empty(length, np.uint64) for _ in range(3)))

@@ -7,27 +7,45 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ftlayer.acker.rotating_map import NEVER, U64, Mask, RotatingHashMap, as_stamp, as_u64, no_zeros
+from ftlayer.acker.ranges import RangeTable
+from ftlayer.acker.rotating_map import (
+    NEVER,
+    U64,
+    Lookup,
+    Mask,
+    RotatingHashMap,
+    as_stamp,
+    as_u64,
+    no_zeros,
+)
+from ftlayer.records.ids import RootRange
 
 from .tracker import IdLists, Located, Roots
+
+LEAST_RANGE = 1024
+"""So many roots are worth a range: a directory of many small ones would take long to search, and to insert into."""
 
 _NOTHING = np.empty(0, np.uint64)
 
 
 class AckerTable:
-    """Pending roots in a hash table: the `Tracker` that the vertex runs on.
+    """Pending roots in a hash table, and those of larger ranges beside it: the `Tracker` that the vertex runs on.
 
-    A root costs 47 bytes on average (26 for a place, of which 52 to 61 % are in use), expiry included; more
-    in a table of less than some 50,000 roots. The method is Storm's (one XOR of
+    A root in the hash table costs 47 bytes on average (26 for a place, of which 52 to 61 % are in use), expiry
+    included; more in a table of less than some 50,000 roots. One of a range costs 10 (`RangeTable`), until most of the
+    range are done, and the rest goes into the hash table. The method is Storm's (one XOR of
     random ids for each root), the table `RotatingHashMap`. Orphans have a table of their own, made when
-    the first one comes, so that an entry of the main table is registered and never at 0.
+    the first one comes, so that an entry of the other tables is registered and never at 0.
 
     False completion: the value of a root can be 0 before its end with a probability of about the number
     of its events x 2^-64.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_range: int = LEAST_RANGE) -> None:
+        """``least_range``: a range of fewer roots goes into the hash table."""
+        self._least_range = least_range
         self._table = RotatingHashMap()
+        self._ranges = RangeTable()
         self._orphans: RotatingHashMap | None = None
         self._zeros = self._words = _NOTHING
         self._missing = np.empty(0, np.int64)
@@ -53,8 +71,41 @@ class AckerTable:
         stamp = as_stamp(bucket)
         if self._orphans is not None and len(self._orphans):
             values = values ^ self._orphans.remove(roots).values
+        if self._ranges.has_ranges:
+            there = self._ranges.look_up(roots).found
+            if there.any():
+                self._duplicate_registrations += int(np.count_nonzero(there))
+                roots, values, locations = roots[~there], values[~there], locations[~there]
         self._duplicate_registrations += self._table.insert(roots, values, locations, stamp)
         return self._take_complete(roots[values == 0])
+
+    def register_range(
+        self,
+        roots: RootRange,
+        values: U64 | None,
+        *,
+        location: int = 0,
+        bucket: int = NEVER,
+        ids: IdLists | None = None,
+    ) -> Roots:
+        """Enter consecutive roots; see `Tracker.register_range`."""
+        each = roots.ids()
+        values = each.copy() if values is None else as_u64(values, "values", len(roots)).copy()
+        if not self._fits(roots, each):
+            locations = np.arange(location, location + len(roots), dtype=np.uint64)
+            return self.register(each, values, locations=locations, bucket=bucket)
+        if self.orphan_count:
+            assert self._orphans is not None
+            values ^= self._orphans.remove(each).values
+        self._ranges.insert(roots, values, location, as_stamp(bucket))
+        done = np.flatnonzero(values == 0).astype(np.uint64)
+        return Roots(done + np.uint64(roots.first), done + np.uint64(location))
+
+    def _fits(self, roots: RootRange, each: U64) -> bool:
+        """Whether roots can be a range of their own: worth it, and none of them is here."""
+        if len(roots) < self._least_range or self._ranges.overlaps(roots):
+            return False
+        return not len(self._table) or not self._table.look_up(each).found.any()
 
     def xor(
         self,
@@ -70,6 +121,8 @@ class AckerTable:
         values = as_u64(values, "values", roots.size)
         stamp = as_stamp(bucket)
         self._make_room(roots.size)
+        if self._ranges.has_ranges:
+            return self._xor_with_ranges(roots, values, stamp, hold_unregistered=hold_unregistered)
         taken, missed = self._table.fold_and_take(roots, values, self._zeros, self._words, self._missing)
         complete = Roots(self._zeros[:taken].copy(), self._words[:taken].copy())
         self._table.shrink_one()
@@ -78,27 +131,61 @@ class AckerTable:
         self._unknown_xors += missed
         return complete
 
+    def _xor_with_ranges(
+        self, roots: U64, values: U64, stamp: np.uint16, *, hold_unregistered: bool
+    ) -> Roots:
+        """Do `xor`: roots of ranges first, then what is in none."""
+        taken, missed = self._ranges.fold_and_take(roots, values, self._zeros, self._words, self._missing)
+        complete = Roots(self._zeros[:taken].copy(), self._words[:taken].copy())
+        if not missed:
+            return complete
+        others = self._missing[:missed].copy()
+        roots, values = roots[others], values[others]
+        taken, missed = self._table.fold_and_take(roots, values, self._zeros, self._words, self._missing)
+        complete = Roots(
+            np.concatenate([complete.roots, self._zeros[:taken]]),
+            np.concatenate([complete.locations, self._words[:taken]]),
+        )
+        self._table.shrink_one()
+        if missed and hold_unregistered:
+            missed -= self._hold(roots, values, self._missing[:missed], complete.roots, stamp)
+        self._unknown_xors += missed
+        return complete
+
     def forget(self, roots: U64) -> Located:
         """Drop pending roots; see `Tracker.forget`."""
-        lookup = self._table.remove(as_u64(roots, "roots"))
+        roots = as_u64(roots, "roots")
+        lookup = self._table.remove(roots)
         self._table.shrink_one()
+        if self._ranges.has_ranges:
+            lookup = _either(lookup, self._ranges.remove(roots))
         return Located(lookup.found, lookup.words)
 
     def touch(self, roots: U64, bucket: int) -> Mask:
         """Move pending roots to ``bucket``; see `Tracker.touch`."""
-        return self._table.restamp(as_u64(roots, "roots"), as_stamp(bucket))
+        roots = as_u64(roots, "roots")
+        if not self._ranges.has_ranges:
+            return self._table.restamp(roots, as_stamp(bucket))
+        found = self._ranges.restamp(roots, as_stamp(bucket))
+        if not found.all():
+            found[~found] = self._table.restamp(roots[~found], as_stamp(bucket))
+        return found
 
     def expire(self, buckets: Sequence[int], *, keep_as: int | None = None) -> Roots:
         """Take the pending roots of ``buckets``; see `Tracker.expire`.
 
-        Reads two bytes for each place of the table and bucket, some milliseconds for 10 M roots.
+        Reads two bytes for each place of the tables and bucket, some milliseconds for 10 M roots.
         """
-        taken = [self._table.stamped(stamp) for stamp in _expirable(buckets)]
-        for entries in taken:
+        tables: tuple[RotatingHashMap | RangeTable, ...] = (self._table, self._ranges)
+        found = [(table, table.stamped(stamp)) for stamp in _expirable(buckets) for table in tables]
+        # Behind the search for all: ``keep_as`` may be one of the buckets.
+        for table, entries in found:
             if keep_as is None:
-                self._table.remove(entries.keys)
+                table.remove(entries.keys)
             else:
-                self._table.restamp(entries.keys, as_stamp(keep_as))
+                table.restamp(entries.keys, as_stamp(keep_as))
+        taken = [entries for _, entries in found]
+        self._move_sparse()
         self._table.shrink_one()
         return Roots(
             np.concatenate([_NOTHING, *(entries.keys for entries in taken)]),
@@ -119,26 +206,28 @@ class AckerTable:
 
     def locate(self, roots: U64) -> Located:
         """Return where roots were registered; see `Tracker.locate`."""
-        lookup = self._table.look_up(as_u64(roots, "roots"))
+        lookup = self._look_up(roots)
         return Located(lookup.found, lookup.words)
 
     def contains(self, roots: U64) -> Mask:
         """Return which roots are pending; see `Tracker.contains`."""
-        return self._table.look_up(as_u64(roots, "roots")).found
+        return self._look_up(roots).found
 
     def values(self, roots: U64) -> U64:
         """Return the values of roots; see `Tracker.values`."""
-        return self._table.look_up(as_u64(roots, "roots")).values
+        return self._look_up(roots).values
 
     def pending(self) -> Roots:
         """Return a copy of all pending roots; see `Tracker.pending`."""
-        entries = self._table.entries()
-        return Roots(entries.keys, entries.words)
+        entries, ranges = self._table.entries(), self._ranges.entries()
+        return Roots(
+            np.concatenate([entries.keys, ranges.keys]), np.concatenate([entries.words, ranges.words])
+        )
 
     @property
     def pending_count(self) -> int:
         """Number of pending roots."""
-        return len(self._table)
+        return len(self._table) + len(self._ranges)
 
     @property
     def orphan_count(self) -> int:
@@ -158,7 +247,20 @@ class AckerTable:
     @property
     def nbytes(self) -> int:
         """Bytes of the places in use and free, expiry bookkeeping included; memory is a few pages more."""
-        return self._table.nbytes + (0 if self._orphans is None else self._orphans.nbytes)
+        orphans = 0 if self._orphans is None else self._orphans.nbytes
+        return self._table.nbytes + self._ranges.nbytes + orphans
+
+    def _look_up(self, roots: U64) -> Lookup:
+        roots = as_u64(roots, "roots")
+        lookup = self._table.look_up(roots)
+        return _either(lookup, self._ranges.look_up(roots)) if self._ranges.has_ranges else lookup
+
+    def _move_sparse(self) -> None:
+        """Move the last roots of ranges into the hash table: a few are not to hold the memory of all."""
+        for entries, stamps in self._ranges.take_sparse():
+            for stamp in np.unique(stamps):
+                some = stamps == stamp
+                self._table.insert(entries.keys[some], entries.values[some], entries.words[some], stamp)
 
     def _take_complete(self, candidates: U64) -> Roots:
         """Take out those registered at 0 (a duplicate registration with 0 says nothing about its root)."""
@@ -186,6 +288,11 @@ class AckerTable:
             self._missing = np.empty(events, np.int64)
 
 
+def _either(one: Lookup, other: Lookup) -> Lookup:
+    """Join what two tables have found of the same keys, none of which is in both."""
+    return Lookup(one.found | other.found, one.values | other.values, one.words | other.words)
+
+
 def _expirable(buckets: Sequence[int]) -> list[np.uint16]:
     """Return the buckets as stamps; bucket 0 holds what never expires."""
     return [as_stamp(bucket) for bucket in buckets if bucket != NEVER]
@@ -207,5 +314,12 @@ def warm_up() -> None:
     table.pending()
     table.values(ids)
     table.xor(ids, ids)
+    roots = RootRange(10, LEAST_RANGE)
+    table.register_range(roots, None, bucket=1)
+    table.touch(roots.ids(), 2)
+    table.expire([2], keep_as=1)
+    table.pending()
+    table.forget(roots.ids()[:1])
+    table.xor(roots.ids(), roots.ids())
     several = np.arange(1, 100_000, dtype=np.uint64)
     table.register(several, several)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ftlayer.acker.rotating_map import NEVER, U64, Mask, as_u64
 from ftlayer.errors import ConfigError
+from ftlayer.records.ids import RootRange
 
 
 class Roots(NamedTuple):
@@ -92,6 +93,20 @@ class Tracker(Protocol):
         `duplicate_registrations`.
         """
 
+    def register_range(
+        self,
+        roots: RootRange,
+        values: U64 | None,
+        *,
+        location: int = 0,
+        bucket: int = NEVER,
+        ids: IdLists | None = None,
+    ) -> Roots:
+        """Do the same for consecutive roots, whose locations are consecutive, too, from ``location`` on.
+
+        ``values`` None: the value of each is its own id.
+        """
+
     def xor(
         self,
         roots: U64,
@@ -101,7 +116,7 @@ class Tracker(Protocol):
         bucket: int = NEVER,
         ids: IdLists | None = None,
     ) -> Roots:
-        """XOR values into pending roots; return those that completed, in that order.
+        """XOR values into pending roots; return those that completed.
 
         An event of an unknown root is ignored and counted in `unknown_xors`; with ``hold_unregistered``
         it is held for the root's registration (as an *orphan*, stamped with ``bucket``), save for a

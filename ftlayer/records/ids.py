@@ -161,6 +161,46 @@ def root_ids(
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class RootRange:
+    """The ``count`` root ids from ``first`` on; none is 0, and none above 2^64-1."""
+
+    first: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def ids(self) -> U64Array:
+        """Return them as uint64[count]."""
+        return np.arange(self.count, dtype=np.uint64) + np.uint64(self.first)
+
+
+RowRoots: TypeAlias = U64Array | RootRange
+"""The roots of n rows."""
+
+
+def ids_of(roots: RowRoots) -> U64Array:
+    """Return roots as uint64[n]."""
+    return roots.ids() if isinstance(roots, RootRange) else roots
+
+
+def root_range(
+    seed: RootSeed | bytes, first_ordinal: int, n: int, *, shard: int = 0, shards: int = 1
+) -> RootRange:
+    """Give ``n`` records consecutive root ids, from a derived one on: that of the first of them by `root_ids`.
+
+    Takes the arguments of `root_ids` and raises as that does. Two records of two ranges have one id with probability
+    2**-(64 - bits of the shard), as if each id had been drawn.
+    """
+    if n == 0:
+        return RootRange(1, 0)
+    first = int(root_ids(seed, first_ordinal, 1, shard=shard, shards=shards)[0])
+    width = 64 - shard_bits(shards)
+    # As far down as the last one would be above the shard's ids: one range in 2**(width - 20) is that close to the end.
+    return RootRange(first - max((first & ((1 << width) - 1)) + n - (1 << width), 0), n)
+
+
 def random_root_ids(n: int, *, shard: int = 0, shards: int = 1) -> U64Array:
     """Draw ``n`` root ids from the operating system's secure source, for records that nothing names.
 

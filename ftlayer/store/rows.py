@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
+from ftlayer.records.ids import RootRange
 
 U64: TypeAlias = npt.NDArray[np.uint64]
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -47,8 +48,10 @@ Edit: TypeAlias = tuple[int, str]
 
 NOT_EDITED: Edit = (0, "")
 
-_FORMAT = 2
+_FORMAT = 3
+_FORMAT_WITHOUT_RANGES = 2
 _FORMAT_WITHOUT_NUMBERS = 1
+_FORMATS = (_FORMAT, _FORMAT_WITHOUT_RANGES, _FORMAT_WITHOUT_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ def encode_info(info: RowInfo) -> list[object]:
     hashes = info.key_hashes
     values: list[object] = [
         _FORMAT,
-        info.roots.tobytes(),
+        _encode_roots(info.roots),
         None if info.origins is info.roots else info.origins.tobytes(),
         None if (info.attempts == 1).all() else info.attempts.astype(np.int32).tobytes(),
         None if hashes is None else [list(hashes.shape[1:]), hashes.astype(np.int32).tobytes()],
@@ -132,11 +135,11 @@ def decode_info(values: Sequence[Any]) -> RowInfo:
     """Return what `encode_info` was given; arrays are read-only. `StoreDamagedError` for another format."""
     try:
         version, roots, origins, attempts, hashes, histories, *more = values
-        if version not in (_FORMAT, _FORMAT_WITHOUT_NUMBERS):
+        if version not in _FORMATS:
             raise ValueError(f"format {version}")
         edits = more[0] if more else ()
         texts = more[1] if len(more) > 1 else {}
-        ids = np.frombuffer(roots, np.uint64)
+        ids = _decode_roots(roots)
         return RowInfo(
             ids,
             ids if origins is None else np.frombuffer(origins, np.uint64),
@@ -150,8 +153,23 @@ def decode_info(values: Sequence[Any]) -> RowInfo:
         raise StoreDamagedError(f"stored rows that cannot be read: {error}") from error
 
 
+def _encode_roots(roots: U64) -> bytes | list[int]:
+    """Return the ids, or [first, n] of consecutive ones."""
+    n = len(roots)
+    if n > 1 and int(roots[-1]) - int(roots[0]) == n - 1 and (roots[1:] - roots[:-1] == 1).all():
+        return [int(roots[0]), n]
+    return roots.tobytes()
+
+
+def _decode_roots(roots: bytes | list[int]) -> U64:
+    if isinstance(roots, bytes):
+        return np.frombuffer(roots, np.uint64)
+    first, n = roots
+    return RootRange(first, n).ids()
+
+
 def _decode_histories(version: int, histories: Any) -> tuple[History, ...]:
-    decode = decode_history if version == _FORMAT else decode_old_history
+    decode = decode_old_history if version == _FORMAT_WITHOUT_NUMBERS else decode_history
     return () if histories is None else tuple(decode(history) for history in histories)
 
 

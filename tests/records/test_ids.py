@@ -261,6 +261,33 @@ def test_root_ids_do_not_depend_on_how_they_are_asked_for() -> None:
     assert np.array_equal(whole, np.concatenate(parts))
 
 
+@given(
+    ordinal=st.integers(0, 2**47),
+    n=st.integers(0, 1 << 20),
+    shards=st.sampled_from([1, 2, ids.MAX_SHARDS]),
+    data=st.data(),
+)
+def test_a_range_of_roots_begins_where_its_first_record_would_be(
+    ordinal: int, n: int, shards: int, data: st.DataObject
+) -> None:
+    shard = data.draw(st.integers(0, shards - 1))
+    found = ids.root_range(b"k" * 16, ordinal, n, shard=shard, shards=shards)
+    assert len(found) == n
+    if n:
+        assert found.first == ids.root_ids(b"k" * 16, ordinal, 1, shard=shard, shards=shards)[0]
+        ends = np.array([found.first, found.first + n - 1], np.uint64)
+        assert ids.shard_of(ends, shards).tolist() == [shard, shard]
+
+
+@pytest.mark.parametrize("shards", [1, 2, ids.MAX_SHARDS])
+def test_a_range_of_roots_ends_within_its_shard(shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = 2**64 // shards - 1  # of shard 0
+    monkeypatch.setattr(ids, "root_ids", lambda *args, **kwargs: np.array([last - 2], np.uint64))
+    assert ids.root_range(b"k" * 16, 0, 3, shards=shards) == ids.RootRange(last - 2, 3)
+    assert ids.root_range(b"k" * 16, 0, 4, shards=shards) == ids.RootRange(last - 3, 4)
+    assert ids.root_range(b"k" * 16, 0, 1_000, shards=shards).ids()[-1] == last
+
+
 def test_a_million_consecutive_roots_and_their_children_are_distinct_and_balanced() -> None:
     n = 1 << 20
     roots = ids.root_ids(ids.RootSeed("q", "r", "s", 0, 0), 0, n, shard=1, shards=2)

@@ -47,6 +47,8 @@ from ftlayer.vertex.calls.common import (
     Failure,
     RecordBatches,
     Records,
+    RootRange,
+    RowRoots,
     StreamCircuit,
     StreamOptions,
 )
@@ -262,6 +264,8 @@ __all__ = [
     "RequeuedLetters",
     "Reseal",
     "ReturnLetters",
+    "RootRange",
+    "RowRoots",
     "Seal",
     "Sealed",
     "SealedRows",

@@ -14,6 +14,8 @@ from ftlayer.checks import check_instance, check_int, check_number, known_option
 from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError
 from ftlayer.records.failure_columns import Why
+from ftlayer.records.ids import RootRange as RootRange
+from ftlayer.records.ids import RowRoots as RowRoots
 
 U64 = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]

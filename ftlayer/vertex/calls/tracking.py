@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ftlayer.vertex.calls.common import I32, U64, EventIds, Failure
+from ftlayer.vertex.calls.common import I32, U64, EventIds, Failure, RowRoots
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,15 @@ class SourcePosition:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Store records and register them: ``values[i]`` is the XOR of the ids of all copies of row i."""
+    """Store records and register them: ``values[i]`` is the XOR of the ids of all copies of row i.
+
+    ``values`` None: there is one copy of each, and its id is the root's.
+    """
 
     stream: str
     payload: pa.RecordBatch
-    roots: U64
-    values: U64
+    roots: RowRoots
+    values: U64 | None
     key_hashes: I32 | None = None  # shape (n,) or (n, selectors)
     position: SourcePosition | None = None
     ids: EventIds | None = None
@@ -49,13 +52,21 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Xor:
-    """XOR deltas. ``hold`` keeps those of unknown roots for a registration that is still to come (`emit`)."""
+    """XOR deltas. ``hold`` keeps those of unknown roots for a registration that is still to come (`emit`).
+
+    ``values`` None: the delta of each root is the root's own id.
+    """
 
     roots: U64
-    values: U64
+    values: U64 | None
     incarnation: int
     hold: bool = False
     ids: EventIds | None = None
+
+    @property
+    def deltas(self) -> U64:
+        """uint64[n], what is XORed into each root."""
+        return self.roots if self.values is None else self.values
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ def said(call: Seal) -> bytes:
         _plain(call.redelivered),
         _plain(call.resumed),
         [[rows.stream, rows.roots.tobytes(), rows.values.tobytes()] for rows in call.emitted],
-        [[event.roots.tobytes(), event.values.tobytes(), event.incarnation] for event in call.report.done],
+        [[event.roots.tobytes(), event.deltas.tobytes(), event.incarnation] for event in call.report.done],
         [[_plain(event.failures), event.incarnation] for event in call.report.failed],
     ]
     return hashlib.blake2b(pack(content), digest_size=16).digest()
@@ -230,7 +230,7 @@ def kept_report(txn: ReadTransaction, query: int, batch: int) -> Report:
 
 def _plain_report(report: Report) -> list[Any]:
     done = [
-        [event.roots.tobytes(), event.values.tobytes(), event.incarnation, plain_event_ids(event.ids)]
+        [event.roots.tobytes(), event.deltas.tobytes(), event.incarnation, plain_event_ids(event.ids)]
         for event in report.done
     ]
     failed = [

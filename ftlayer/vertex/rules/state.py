@@ -11,7 +11,7 @@ import numpy as np
 from ftlayer.acker import AckerTable, BucketRotations, ExactTracker, Roots, Tracker
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StoreDamagedError
-from ftlayer.records.ids import root_ids
+from ftlayer.records.ids import RowRoots, ids_of, root_ids
 from ftlayer.records.traced import Sampler
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedTable
@@ -62,11 +62,11 @@ class EarlyFailures:
         del self._held[next(iter(self._held))]
         return 1
 
-    def take(self, roots: U64) -> dict[int, Cause]:
+    def take(self, roots: RowRoots) -> dict[int, Cause]:
         """Return, and forget, what is held for any of these roots."""
         if not self._held:
             return {}
-        return {root: self._held.pop(root)[1] for root in set(roots.tolist()) & self._held.keys()}
+        return {root: self._held.pop(root)[1] for root in set(ids_of(roots).tolist()) & self._held.keys()}
 
     def drop(self, buckets: Sequence[int]) -> int:
         """Forget what is in these buckets; return how many that were."""

@@ -10,6 +10,7 @@ import numpy as np
 from ftlayer.acker import NEVER, IdLists, Roots
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
+from ftlayer.records.ids import ids_of
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.rows import I64, U64, RowInfo, StoredBatch, first_attempts
 from ftlayer.store.segments import SegmentKind
@@ -21,6 +22,8 @@ from ftlayer.vertex.calls import (
     Failed,
     Failure,
     Persist,
+    RootRange,
+    RowRoots,
     SourcePosition,
     Touch,
     Touched,
@@ -64,10 +67,10 @@ class Tracking:
             return Accepted(rows), None
         if rows == 0:
             return Accepted(0), None
+        info = first_attempts(np.ascontiguousarray(ids_of(call.roots)), call.key_hashes)
         # Before it is committed: what comes behind it in this transaction is no part of the trial.
-        state.circuits.let_out(stream, call.roots, now.mono_ms)
+        state.circuits.let_out(stream, info.roots, now.mono_ms)
         sequence = state.new_segment()
-        info = first_attempts(np.ascontiguousarray(call.roots), call.key_hashes)
         state.segments.append(
             txn, sequence, stream.number, SegmentKind.TRACKED, StoredBatch(info, call.payload)
         )
@@ -85,17 +88,24 @@ class Tracking:
         self,
         stream: Stream,
         sequence: int,
-        roots: U64,
-        values: U64,
+        roots: RowRoots,
+        values: U64 | None,
         now: Now,
         ids: EventIds | None = None,
     ) -> None:
-        """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids."""
+        """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids.
+
+        ``values`` None: each has one copy, with its root as id.
+        """
         state = self._state
         state.live.add(sequence, stream, np.zeros(len(roots), np.bool_), now, now.wall_ms)
         if state.followed is not None:
-            state.followed.registered(stream.name, roots, now)
+            state.followed.registered(stream.name, ids_of(roots), now)
         failed = state.early.take(roots)
+        if isinstance(roots, RootRange):
+            self._enter_range(stream, roots, values, sequence, now, self._lists(ids), failed)
+            return
+        values = roots if values is None else values
         self.enter(stream, roots, values, locations_of(sequence, len(roots)), now, self._lists(ids), failed)
 
     def register_replays(self, stream: Stream, sequence: int, info: RowInfo, now: Now) -> None:
@@ -116,17 +126,44 @@ class Tracking:
         failed: Mapping[int, Cause] = NONE_FAILED,
     ) -> None:
         """Enter rows of live segments in the tracker; their time starts now. Those in ``failed`` end at once."""
-        state = self._state
-        duplicates = state.tracker.duplicate_registrations
-        bucket = state.bucket(stream, now.mono_ms)
-        complete = state.tracker.register(roots, values, locations=locations, bucket=bucket, ids=ids)
-        stream.counters.registered += len(roots)
-        stream.in_flight += len(roots)
-        if state.tracker.duplicate_registrations > duplicates:
+        tracker = self._state.tracker
+        duplicates = tracker.duplicate_registrations
+        bucket = self._state.bucket(stream, now.mono_ms)
+        complete = tracker.register(roots, values, locations=locations, bucket=bucket, ids=ids)
+        self._count_entered(stream, len(roots))
+        if tracker.duplicate_registrations > duplicates:
             self._replay_refused(stream, roots, locations, complete)
+        self._entered(complete, failed, now)
+
+    def _enter_range(
+        self,
+        stream: Stream,
+        roots: RootRange,
+        values: U64 | None,
+        sequence: int,
+        now: Now,
+        ids: IdLists | None,
+        failed: Mapping[int, Cause],
+    ) -> None:
+        """Do the same as `enter` for all rows of a segment."""
+        tracker = self._state.tracker
+        duplicates = tracker.duplicate_registrations
+        bucket = self._state.bucket(stream, now.mono_ms)
+        location = int(locations_of(sequence, 1)[0])
+        complete = tracker.register_range(roots, values, location=location, bucket=bucket, ids=ids)
+        self._count_entered(stream, len(roots))
+        if tracker.duplicate_registrations > duplicates:
+            self._replay_refused(stream, roots.ids(), locations_of(sequence, len(roots)), complete)
+        self._entered(complete, failed, now)
+
+    def _count_entered(self, stream: Stream, rows: int) -> None:
+        stream.counters.registered += rows
+        stream.in_flight += rows
+
+    def _entered(self, complete: Roots, failed: Mapping[int, Cause], now: Now) -> None:
         if failed:
             complete = self._end_failed(complete, failed)
-        state.complete(complete, now)
+        self._state.complete(complete, now)
 
     def _end_failed(self, complete: Roots, failed: Mapping[int, Cause]) -> Roots:
         """Take roots that had failed before they came out of the tracker, and of those that are complete.
@@ -177,10 +214,10 @@ class Tracking:
         if call.hold:
             bucket = state.orphan_rotations.bucket(self._orphan_timeout_ms(), now.mono_ms)
             complete = state.tracker.xor(
-                call.roots, call.values, hold_unregistered=True, bucket=bucket, ids=ids
+                call.roots, call.deltas, hold_unregistered=True, bucket=bucket, ids=ids
             )
         else:
-            complete = state.tracker.xor(call.roots, call.values, ids=ids)
+            complete = state.tracker.xor(call.roots, call.deltas, ids=ids)
         state.complete(complete, now)
         unknown = state.tracker.unknown_xors - unknown
         state.counters.late_ignored += unknown

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ftlayer.errors import FTLayerError, MalformedRequestError, StaleIncarnationError
-from ftlayer.records.ids import shard_of
+from ftlayer.records.ids import ids_of, shard_of
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import U64, Call, Envelope, Reply
+from ftlayer.vertex.calls import Call, Envelope, Reply, RowRoots
 from ftlayer.vertex.rules.owners import owner_of
 from ftlayer.vertex.service.directory import ROUTES
 from ftlayer.vertex.service.rules import Answer, ShardParts
@@ -207,7 +207,7 @@ class Vertex:
         return dataclasses.replace(
             call,
             roots=call.roots[mine],
-            values=call.values[mine],
+            values=None if call.values is None else call.values[mine],
             incarnation=incarnation,
             ids=None if call.ids is None else call.ids.take(np.flatnonzero(mine)),
         )
@@ -245,10 +245,10 @@ class Vertex:
 
     # ------------------------------------------------------------ what is on another shard
 
-    def _check_roots(self, roots: U64, shard: int, where: str) -> None:
+    def _check_roots(self, roots: RowRoots, shard: int, where: str) -> None:
         if self.shards == 1:
             return
-        foreign = np.flatnonzero(shard_of(roots, self.shards) != shard)
+        foreign = np.flatnonzero(shard_of(ids_of(roots), self.shards) != shard)
         if len(foreign):
             index = int(foreign[0])
             raise MalformedRequestError(

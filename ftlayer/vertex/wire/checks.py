@@ -25,6 +25,9 @@ from ftlayer.vertex.calls import (
     U64,
     Call,
     Envelope,
+    EventIds,
+    RootRange,
+    RowRoots,
 )
 from ftlayer.vertex.calls.event_ids import check_event_ids
 from ftlayer.vertex.wire.bounds import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_RUN_BYTES, check_least, check_name
@@ -40,10 +43,11 @@ def check_call(call: Call) -> None:
         case calls.Persist():
             check_name(call.stream, "Persist.stream")
             _check_rows(len(call.roots), "Persist")
-            _check_ids(call.roots, "Persist.roots")
-            _check_lengths("Persist", len(call.roots), payload=call.payload, values=call.values)
+            if not isinstance(call.roots, RootRange):
+                _check_ids(call.roots, "Persist.roots")
+            _check_lengths("Persist", len(call.roots), payload=call.payload)
+            _check_values(call.roots, call.values, call.ids, "Persist")
             _check_key_hashes(call.key_hashes, len(call.roots), "Persist.key_hashes")
-            check_event_ids(call.ids, call.values, "Persist.ids")
             if call.position is not None:
                 check_name(call.position.partition, "Persist.position.partition")
         case calls.Ingest():
@@ -51,8 +55,7 @@ def check_call(call: Call) -> None:
             _check_rows(call.payload.num_rows, "Ingest")
         case calls.Xor():
             _check_ids(call.roots, "Xor.roots")
-            _check_lengths("Xor", len(call.roots), values=call.values)
-            check_event_ids(call.ids, call.values, "Xor.ids")
+            _check_values(call.roots, call.values, call.ids, "Xor")
         case calls.Touch():
             _check_ids(call.roots, "Touch.roots")
         case calls.Fail():
@@ -232,6 +235,14 @@ def _check_ids(ids: U64, where: str) -> None:
         raise MalformedRequestError(f"{where}[{index}]: 0 is never an id")
 
 
+def _check_values(roots: RowRoots, values: U64 | None, ids: EventIds | None, where: str) -> None:
+    if values is not None:
+        _check_lengths(where, len(roots), values=values)
+        check_event_ids(ids, values, f"{where}.ids")
+    elif ids is not None:
+        raise MalformedRequestError(f"{where}.ids: they need the values that were folded from them")
+
+
 def _check_streams(streams: tuple[str, ...], where: str) -> None:
     if not streams:
         raise MalformedRequestError(f"{where}: expected one name or more, got none")
@@ -287,8 +298,7 @@ def _check_batch(call: calls.BeginBatch | calls.Seal | calls.Reseal | calls.Comm
 def _check_report(report: calls.Report, where: str) -> None:
     for index, event in enumerate(report.done):
         part = f"{where}.done[{index}]"
-        _check_lengths(part, len(event.roots), values=event.values)
-        check_event_ids(event.ids, event.values, f"{part}.ids")
+        _check_values(event.roots, event.values, event.ids, part)
     for index, fail in enumerate(report.failed):
         _check_failures(fail.failures, f"{where}.failed[{index}].failures")
 

@@ -3,6 +3,7 @@
 | type | on the wire |
 | --- | --- |
 | uint64 array, shape (n,) | bin: little-endian, 8 bytes an item |
+| roots of rows | as a uint64 array, or as array [first, n]: the ids from ``first`` on |
 | int32 array, shape (n,) or (n, k) | array [k, bin]: little-endian, 4 bytes an item; k = 0 for (n,) |
 | Arrow record batch | bin: an Arrow IPC stream with exactly one batch, not compressed |
 | tuple of `Failure` | map of columns (`ftlayer.records.failure_columns`); an array of maps is taken as well |
@@ -20,7 +21,7 @@ from ftlayer.records.failure_columns import from_columns, to_columns
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.transport.codec import Codec, Codecs, list_of
 from ftlayer.transport.frames import malformed
-from ftlayer.vertex.calls import I32, U64, Failure
+from ftlayer.vertex.calls import I32, MAX_ROWS, U64, Failure, RootRange, RowRoots
 
 
 def _unpack_batch(data: Any, where: str) -> pa.RecordBatch:
@@ -38,6 +39,25 @@ def _unpack_u64(value: Any, where: str) -> U64:
         raise malformed(where, "bytes of little-endian uint64", value)
     # A copy, because kernels are compiled for writable arrays and a view of bytes is not one.
     return np.frombuffer(value, "<u8").astype(np.uint64)
+
+
+def _pack_roots(roots: RowRoots) -> Any:
+    return [roots.first, roots.count] if isinstance(roots, RootRange) else _pack_u64(roots)
+
+
+def _unpack_roots(value: Any, where: str) -> RowRoots:
+    if type(value) is not list:
+        return _unpack_u64(value, where)
+    if len(value) != 2 or type(value[0]) is not int or type(value[1]) is not int:
+        raise malformed(where, "[first, count]", value)
+    first, count = value
+    if not (first > 0 and 0 <= count <= MAX_ROWS and first + count <= 1 << 64):
+        raise malformed(where, f"[first, count] of ids, 1 to 2^64-1, and at most {MAX_ROWS} of them", value)
+    return RootRange(first, count)
+
+
+def _pack_u64(array: U64) -> bytes:
+    return np.ascontiguousarray(array, "<u8").tobytes()
 
 
 def _pack_i32(array: I32) -> list[Any]:
@@ -59,7 +79,8 @@ def _unpack_i32(value: Any, where: str) -> I32:
 
 CODECS = Codecs(
     {
-        U64: Codec(lambda array: np.ascontiguousarray(array, "<u8").tobytes(), _unpack_u64),
+        U64: Codec(_pack_u64, _unpack_u64),
+        RowRoots: Codec(_pack_roots, _unpack_roots),
         I32: Codec(_pack_i32, _unpack_i32),
         pa.RecordBatch: Codec(lambda batch: memoryview(as_stream(batch)), _unpack_batch),
     }

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ftlayer.acker import AckerTable
 from ftlayer.errors import StoreFullError, VertexError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope
@@ -127,6 +128,25 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
         @rule(copies=st.lists(st.integers(0, 3), min_size=1, max_size=6), first_is_early=st.booleans())
         def persist(self, copies: list[int], first_is_early: bool) -> None:
             call, records = self.persist_call(copies, first_is_early=first_is_early)
+            self.persisted(call, records)
+
+        @rule(count=st.integers(1, 6), first_has_failed=st.booleans(), itself=st.booleans())
+        def persist_a_range(self, count: int, first_has_failed: bool, itself: bool) -> None:
+            """Consecutive roots, whose one copy has the root's id, or another."""
+            first = self.new_id()
+            failed = [root for root in self.failed_early if root not in self.early]
+            if first_has_failed and failed:
+                first = failed[0]
+            roots = range(first, min(first + count, 1 << 64))
+            records = [
+                Record(root, root, {root if itself else self.new_id()}, self.vertex.mono) for root in roots
+            ]
+            values = kit.u64([next(iter(record.owed)) for record in records])
+            payload = kit.payload([f"row {root}" for root in roots])
+            ids = calls.RootRange(first, len(roots))
+            self.persisted(calls.Persist("s", payload, ids, None if itself else values), records)
+
+        def persisted(self, call: Any, records: list[Record]) -> None:
             assert self.send(call) == calls.Accepted(len(records))
             for record in records:
                 self.early.pop(record.root, None)
@@ -418,7 +438,9 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
 
 
 @pytest.mark.parametrize(("tracker", "examples"), [("table", 60), ("exact", 20)])
-def test_rules_1_to_10_hold_in_any_order_of_events(kit, tracker, examples):
+def test_rules_1_to_10_hold_in_any_order_of_events(kit, tracker, examples, monkeypatch):
+    # So that ranges of a few roots are kept as ranges.
+    monkeypatch.setattr(AckerTable.__init__, "__defaults__", (2,))
     run_state_machine_as_test(
         machine(kit, tracker),
         settings=settings(

@@ -11,7 +11,7 @@ import pytest
 
 from ftlayer.errors import MalformedRequestError
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import MAX_PAGE, MAX_ROWS, Call, Envelope, EventIds, Failure
+from ftlayer.vertex.calls import MAX_PAGE, MAX_ROWS, Call, Envelope, EventIds, Failure, RootRange
 from ftlayer.vertex.calls.event_ids import check_event_ids
 from ftlayer.vertex.wire.frames import ENVELOPED, decode_call, encode_call
 
@@ -19,6 +19,7 @@ ROWS = pa.record_batch({"n": [1, 2]})
 ROOTS = np.array([1, 2**64 - 1], np.uint64)
 ONE, NONE, ZERO = np.array([7], np.uint64), np.array([], np.uint64), np.array([0], np.uint64)
 NO = Failure(7, "no")
+IDS = EventIds(ROOTS, np.array([0, 1, 2], np.int32), np.array([0, -1], np.int32), ("parse",))
 
 
 def persist(**changes: Any) -> calls.Persist:
@@ -54,6 +55,14 @@ def arrive(call: Call) -> Call:
         (persist(values=ROOTS[:1]), r"Persist\.values: expected 2 rows"),
         (persist(roots=np.zeros(2, np.uint64)), r"Persist\.roots\[0\]: 0 is never an id"),
         (persist(payload=ROWS.slice(0, 1)), r"Persist\.payload: expected 2 rows"),
+        (persist(roots=RootRange(0, 2)), r"Persist\.roots: expected \[first, count\]"),
+        (persist(roots=RootRange(1, -1)), r"Persist\.roots: expected \[first, count\]"),
+        (persist(roots=RootRange(1, MAX_ROWS + 1)), r"Persist\.roots: expected \[first, count\]"),
+        (persist(roots=RootRange(2**64 - 1, 2)), r"Persist\.roots: expected \[first, count\]"),
+        (persist(roots=RootRange(5, 3)), r"Persist\.payload: expected 3 rows"),
+        (persist(roots=RootRange(5, 2), values=ROOTS[:1]), r"Persist\.values: expected 2 rows"),
+        (persist(values=None, ids=IDS), r"Persist\.ids: they need the values"),
+        (calls.Xor(ROOTS, None, 1, ids=IDS), r"Xor\.ids: they need the values"),
         (persist(key_hashes=np.zeros(3, np.int32)), r"Persist\.key_hashes"),
         (persist(key_hashes=np.zeros((2, 0), np.int32)), r"Persist\.key_hashes"),
         (persist(stream=""), r"Persist\.stream"),
@@ -173,7 +182,7 @@ def test_ids_that_do_not_fit_are_refused_by_field(change: dict[str, Any], field:
 
 
 def test_ids_are_checked_wherever_they_come() -> None:
-    ids = EventIds(ROOTS, np.array([0, 1, 2], np.int32), np.array([0, -1], np.int32), ("parse",))
+    ids = IDS
     event, handed_on = calls.Xor(ROOTS, ROOTS, 3, ids=ids), emitted(roots=ROOTS, values=ROOTS, ids=ids)
     wrong = ROOTS[[0, 0]]
     for call, spoiled in (

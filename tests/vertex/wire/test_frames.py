@@ -21,7 +21,18 @@ from ftlayer.histogram import Exemplar
 from ftlayer.records.ipc import as_stream
 from ftlayer.transport.failures import error_frame
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import I32, U64, Accepted, Envelope, EventIds, Failure, Persist, SourcePosition, Xor
+from ftlayer.vertex.calls import (
+    I32,
+    U64,
+    Accepted,
+    Envelope,
+    EventIds,
+    Failure,
+    Persist,
+    RootRange,
+    SourcePosition,
+    Xor,
+)
 from ftlayer.vertex.calls.jobs import HistogramDetails
 from ftlayer.vertex.wire.codec import dataclass_codec
 from ftlayer.vertex.wire.frames import (
@@ -83,6 +94,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
             lambda v: st.sampled_from([np.array(v, np.int32), np.array(v, np.int32).reshape(2, 2)])
         ),
         pa.RecordBatch: record_batches(),
+        RootRange: st.builds(RootRange, st.integers(1, 2**64 - 4), st.integers(0, 4)),
     }
     if hint in plain:
         return plain[hint]
@@ -169,6 +181,23 @@ def test_ids_come_back() -> None:
         came, _ = decode_call(encode_call(sent, Envelope("me", 1)))
         assert isinstance(came, (Persist, Xor))
         assert same(came.ids, ids)
+
+
+@pytest.mark.parametrize("roots", [RootRange(1, 2), RootRange(2**64 - 2, 2)])
+@pytest.mark.parametrize("values", [None, ROOTS])
+def test_a_range_of_roots_comes_back(roots: RootRange, values: U64 | None) -> None:
+    sent = dataclasses.replace(PERSIST, roots=roots, values=values)
+    came, _ = decode_call(encode_call(sent, Envelope("me", 1)))
+    assert isinstance(came, Persist)
+    assert came.roots == roots
+    assert (came.values is None) == (values is None)
+
+
+def test_an_event_without_values_has_those_of_its_roots() -> None:
+    came, _ = decode_call(encode_call(Xor(ROOTS, None, 3), Envelope("me", 1)))
+    assert isinstance(came, Xor)
+    assert came.values is None
+    assert came.deltas.tolist() == ROOTS.tolist()
 
 
 def test_arrays_come_writable_because_kernels_are_compiled_for_those() -> None:
@@ -294,8 +323,15 @@ def example_persist() -> calls.Persist:
     return calls.Persist("q/s", pa.record_batch(columns), roots, roots, hashes, position)
 
 
+def example_range() -> calls.Persist:
+    return dataclasses.replace(example_persist(), roots=calls.RootRange(1 << 60, 3), values=None)
+
+
 @settings(max_examples=400, deadline=None)
-@given(spoiled(encode_call(example_persist(), Envelope("me", 1))))
+@given(
+    spoiled(encode_call(example_persist(), Envelope("me", 1)))
+    | spoiled(encode_call(example_range(), Envelope("me", 1)))
+)
 def test_a_damaged_frame_is_a_call_or_malformed_and_safe_to_read(data: bytes) -> None:
     try:
         call, _ = decode_call(data)

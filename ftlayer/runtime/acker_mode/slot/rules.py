@@ -7,7 +7,7 @@ from typing import Protocol, assert_never, cast
 
 from ftlayer.clock import Now
 from ftlayer.histogram import Exemplar, Histogram
-from ftlayer.records.ids import U64Array
+from ftlayer.records.ids import U64Array, ids_of
 from ftlayer.runtime.acker_mode.slot.acks import AckBuffer
 from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.protocol.durations import PERSIST, counters_of, exemplars_of
@@ -138,7 +138,7 @@ class AckerSlot:
                 return self._due_acks(now_ms)
             case PersistRoots(ticket, call):
                 self.activity += 1
-                self._unaccepted[seat.key] = {**self._unaccepted[seat.key], ticket: call.roots}
+                self._unaccepted[seat.key] = {**self._unaccepted[seat.key], ticket: ids_of(call.roots)}
                 if seat.is_source:
                     self._numbers[seat.key, ticket] = self._read[seat.key]
                 return [PersistCall(seat.key, ticket, call)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ftlayer.handler.record_ids import RecordIds, origins_of
-from ftlayer.records.ids import U64Array, operator_key
+from ftlayer.records.ids import U64Array, ids_of, operator_key
 from ftlayer.records.traced import Sampler, attempt_span, record_span, span_within, trace_of
 from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall
 from ftlayer.runtime.slot.instructions import RunTask, SlotInstruction
@@ -43,7 +43,7 @@ class AckerTracer:
             self._persisted(run.key, event.ticket, decided, end_ns)
         for each in decided:
             if isinstance(each, PersistCall):
-                roots = each.call.roots
+                roots = ids_of(each.call.roots)
                 followed = roots[self._sampler.mask(roots)][:MAX_A_RUN].tolist()
                 if followed:
                     self._made[each.key, each.ticket] = start_ns, followed
