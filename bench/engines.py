@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bench import checkpoint, topology
@@ -29,6 +30,8 @@ TARGETS = {
     "arrow_vs_flink_java": Target(at_least=3.0),
     "tracking_cost": Target(at_least=0.65),
     "arrow_tracking_cost": Target(at_least=0.4),
+    "tracking_cost_source": Target(at_least=0.85),
+    "arrow_tracking_cost_source": Target(at_least=0.7),
 }
 
 RATIOS = {
@@ -38,6 +41,8 @@ RATIOS = {
     "arrow_vs_flink_java": ("arrow_barriers", "flink_java_checkpointed"),
     "tracking_cost": ("tracked", "untracked"),
     "arrow_tracking_cost": ("arrow_tracked", "arrow_untracked"),
+    "tracking_cost_source": ("tracked_source", "untracked"),
+    "arrow_tracking_cost_source": ("arrow_tracked_source", "arrow_untracked"),
     "throughput_on_off_heap": ("barriers", "untracked"),
     "vs_bytewax": ("tracked", "bytewax"),
     "vs_pathway": ("tracked", "pathway"),
@@ -94,9 +99,13 @@ def sides(root: Any, spark: Any, flink: FlinkJava | None, records: int) -> dict[
         "untracked": mode(python_job, records, tracked=False),
         "barriers": barriers(python_job, records, {}),
         "tracked": mode(python_job, records, tracked=True),
+        "tracked_source": mode(partial(python_job, replay="source"), records, tracked=True),
         "arrow_untracked": mode(arrow_job, many, tracked=False, **ARROW_OPTIONS),
         "arrow_barriers": barriers(arrow_job, many, ARROW_OPTIONS),
         "arrow_tracked": mode(arrow_job, many, tracked=True, **ARROW_OPTIONS),
+        "arrow_tracked_source": mode(
+            partial(arrow_job, replay="source"), many, tracked=True, **ARROW_OPTIONS
+        ),
     }
     if flink is not None:
         longer = FLINK_TIMES * records

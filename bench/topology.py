@@ -36,6 +36,8 @@ TARGETS = {
     "tracking_cost": Target(at_least=0.65),
     "p50_ms_at_10k": Target(at_most=8),
     "p99_ms_at_10k": Target(at_most=20),
+    "p50_ms_at_10k_source": Target(at_most=2),
+    "p99_ms_at_10k_source": Target(at_most=6),
     "slot_recovery_s": Target(at_most=1.2),
     "replayed_s": Target(at_most=3),
     "start_s": Target(at_most=3),
@@ -222,29 +224,30 @@ def environment(spark: Any, layer: Any, name: str, **options: int) -> Any:
     return StreamEnvironment(spark, layer, name=name, parallelism=SLOTS, options=TopologyOptions(**options))
 
 
-def python_job(env: Any, folder: Path, records: int) -> None:
+def python_job(env: Any, folder: Path, records: int, replay: str = "store") -> None:
     from ftlayer import partitions
 
     parts = [partial(ids, str(folder), first, records) for first in range(SLOTS)]
-    keyed = env.source(partitions(*parts), ID).map(with_key, KEYED).key_by("key")
+    keyed = env.source(partitions(*parts), ID, replay=replay).map(with_key, KEYED).key_by("key")
     counted = keyed.aggregate(none_yet, count, COUNTED, volatile_state=True)
     counted.map(last, COUNTED).sink(Discard(str(folder)))
 
 
-def arrow_job(env: Any, folder: Path, records: int) -> None:
+def arrow_job(env: Any, folder: Path, records: int, replay: str = "store") -> None:
     import ftlayer as ft
 
     parts = [partial(id_batches, str(folder), first, records) for first in range(SLOTS)]
-    keyed = env.source(ft.partitions(*parts), ID).map_batches(with_key_batch, KEYED).key_by("key")
+    source = env.source(ft.partitions(*parts), ID, replay=replay)
+    keyed = source.map_batches(with_key_batch, KEYED).key_by("key")
     counted = keyed.aggregate(ft.count(name="n"), volatile_state=True)
     counted.map_batches(last_batch, COUNTED).sink(Discard(str(folder)))
 
 
-def paced_job(env: Any, folder: Path, seconds: float) -> None:
+def paced_job(env: Any, folder: Path, seconds: float, replay: str = "store") -> None:
     from ftlayer import partitions
 
     parts = [partial(paced, first, seconds) for first in range(SLOTS)]
-    keyed = env.source(partitions(*parts), "sent bigint").map(stamp, STAMPED).key_by("key")
+    keyed = env.source(partitions(*parts), "sent bigint", replay=replay).map(stamp, STAMPED).key_by("key")
     counted = keyed.aggregate(no_stamp, count_stamped, STAMPED_COUNT, volatile_state=True)
     counted.map(last_stamped, STAMPED_COUNT).sink(Delays(str(folder)))
 
@@ -287,12 +290,12 @@ class Bench(TimedJobs):
             running.wait()
         return self.rate_of(folder, records)
 
-    def delays(self, seconds: float) -> tuple[float, float]:
+    def delays(self, seconds: float, replay: str = "store") -> tuple[float, float]:
         """Return the median and the 99th percentile, in ms, of source to sink."""
         folder = self.folder()
         with self.layer(folder, tracked=True) as layer:
             env = environment(self.spark, layer, self.name)
-            paced_job(env, folder, seconds)
+            paced_job(env, folder, seconds, replay)
             env.execute_async().wait()
         rows = np.concatenate(list(read_delays(folder).values()))
         shutil.rmtree(folder)
@@ -367,6 +370,8 @@ def run(quick: bool, pyflink: bool = False) -> dict[str, float]:
         found["tracking_cost"] = found["records_per_s_python"] / found["records_per_s_untracked"]
         found["records_per_s_arrow"] = bench.rate(arrow_job, 4 * records, tracked=True, **ARROW_OPTIONS)
         found["p50_ms_at_10k"], found["p99_ms_at_10k"] = bench.delays(6 if quick else 20)
+        again = bench.delays(6 if quick else 20, "source")
+        found["p50_ms_at_10k_source"], found["p99_ms_at_10k_source"] = again
         found["slot_recovery_s"], found["replayed_s"] = bench.recovery(6 if quick else 15)
     if has_bytewax():
         found["records_per_s_bytewax"] = bytewax_rate(records // 2)

@@ -319,6 +319,16 @@ class SourceRowError(SourceError):
     recoverable = False
 
 
+class SourceChangedError(SourceError):
+    """A source that is read again gives other rows than before, or too few; names the rows, and ends the topology.
+
+    What was in flight of them cannot be had again.
+    """
+
+    code = "SOURCE_CHANGED"
+    recoverable = False
+
+
 class TimerFailedError(FTLayerError):
     """A function's ``on_timer``, or an operator behind it, raised: there is no record to blame, so the slot ends.
 

@@ -176,11 +176,16 @@ class StreamEnvironment:
         dead_on: Errors | None = None,
         max_failing: str | int | None = None,
         restart: RestartStrategy | None = None,
+        replay: str = "store",
     ) -> DataStream:
         """Begin a stream; arguments and errors as `ftlayer.topology.builder.GraphBuilder.source`."""
         if retry is not None and self._layer is not None:
             check_instance(retry, "source: retry", StreamOptions)
             self._layer.retries.check(retry, "source: retry")
+        if replay != "store" and self._checkpointing is not None:
+            raise ConfigError(
+                "source: replay: it is about acker mode; with checkpoints a source is read again anyway: leave it out"
+            )
         return self._builder.source(
             source,
             schema,
@@ -192,6 +197,7 @@ class StreamEnvironment:
             dead_on=dead_on,
             max_failing=max_failing,
             restart=restart,
+            replay=replay,
         )
 
     # ------------------------------------------------------------ looking at it

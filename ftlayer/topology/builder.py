@@ -19,6 +19,7 @@ from ftlayer.topology.draft import GraphDraft
 from ftlayer.topology.graph import StreamGraph
 from ftlayer.topology.operators import Source
 from ftlayer.topology.queues import Queue
+from ftlayer.topology.replays import check_replay
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions
 
@@ -75,6 +76,7 @@ class GraphBuilder:
         dead_on: Errors | None = None,
         max_failing: str | int | None = None,
         restart: RestartStrategy | None = None,
+        replay: str = "store",
     ) -> DataStream:
         """Begin a stream.
 
@@ -99,6 +101,10 @@ class GraphBuilder:
             restart: whether, and after what pause, this source is read again when it raises; by default as the
                 topology's ``restart``. Each subtask counts its own failures. A source that its strategy gives up ends
                 the job with a `SourceGivenUpError`.
+            replay: where the vertex has a record from that is tried again. ``"store"``: it stores each record before
+                the first operator sees it. ``"source"``: it stores where records are in their source; a record itself
+                is stored when it fails, and what was in flight when a slot is lost is read again. Acker mode only, and
+                only of sources that give the same rows in the same order when they are read again: iterables.
 
         Raises:
             ConfigError: what cannot be a source, a one-shot iterator among others; no or a wrong schema.
@@ -107,12 +113,15 @@ class GraphBuilder:
         if retry is not None:
             check_instance(retry, "source: retry", StreamOptions)
             check_pauses(retry, "source: retry")
+            if retry.replay != "store":
+                raise ConfigError("source: retry: replay is not to be given: use replay=…")
             if retry.circuits:
                 raise ConfigError("source: retry: circuits are not to be given: use max_failing=…")
         check_strategy(restart, "source: restart")
         draft = self.draft
         wanted = None if schema is None else draft.schema(schema, "source")
         opened = open_source(source, wanted, options, draft.parse_schema)
+        check_replay(replay, opened.connector)
         known = wanted if wanted is not None else opened.schema
         if known is None:
             raise ConfigError("source: give schema=…, a pyarrow.Schema or text like 'id bigint, name string'")
@@ -125,7 +134,7 @@ class GraphBuilder:
                     f"source: parallelism: a {type(source).__name__} is read by {most}, got {parallelism}"
                 )
         leg = draft.add(
-            lambda uid: Source(uid, opened.connector, known, rules, restart or draft.restart),
+            lambda uid: Source(uid, opened.connector, known, rules, restart or draft.restart, replay),
             [],
             uid=uid,
             parallelism=parallelism,

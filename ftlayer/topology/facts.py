@@ -30,6 +30,11 @@ def inputs_of(operator: Operator) -> int:
     return 2 if isinstance(operator, CoProcess | Join) else 1
 
 
+def reads_again(operator: Operator) -> bool:
+    """Whether it is a source whose rows are read again, where in acker mode those of others are stored."""
+    return isinstance(operator, Source) and operator.replay == "source"
+
+
 def side_outputs_of(operator: Operator) -> tuple[tuple[str, pa.Schema], ...]:
     """Return tag and schema of each side output."""
     return operator.side if isinstance(operator, Process | CoProcess) else ()

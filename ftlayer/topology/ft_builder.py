@@ -78,17 +78,19 @@ class OpFTLayerBuilder:
             for tag, schema in outputs_of(operator).items():
                 stream = graph.stream_of(operator.uid, tag)
                 circuits = circuits_of(graph, vertex, tag, self.limit)
-                options.append((stream, replace(retry.get(operator.uid, self.retry), circuits=circuits)))
+                replay = operator.replay if isinstance(operator, Source) else "store"
+                chosen = retry.get(operator.uid, self.retry)
+                options.append((stream, replace(chosen, circuits=circuits, replay=replay)))
                 routed = _with_routing(graph, vertex, operator, tag)
                 if not routed:
                     continue
                 for edge in routed:
                     edges[edge.number] = edge
                 rules = rules_of_operator(operator)
-                replay = Replay(replay_uid(operator.uid, tag), stream, operator.uid, schema, tag, rules)
-                vertices.append(JobVertex(replay.uid, (replay,), 1))
+                again = Replay(replay_uid(operator.uid, tag), stream, operator.uid, schema, tag, rules)
+                vertices.append(JobVertex(again.uid, (again,), 1))
                 for edge in routed:
-                    edges.append(_twin(edge, len(edges), replay))
+                    edges.append(_twin(edge, len(edges), again))
         return replace(
             graph, vertices=tuple(vertices), edges=tuple(edges), tracked=True, options=tuple(options)
         )

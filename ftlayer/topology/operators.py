@@ -89,13 +89,17 @@ SourceConnector = ReaderSource | IterableSource | PushSource | QueueSource
 
 @dataclass(frozen=True)
 class Source:
-    """Where records come into a topology; each becomes a root. ``restart``: whether it is read again when it fails."""
+    """Where records come into a topology; each becomes a root. ``restart``: whether it is read again when it fails.
+
+    ``replay`` says where replays come from in acker mode: ``"store"`` or ``"source"``.
+    """
 
     uid: str
     connector: SourceConnector
     schema: pa.Schema
     rules: RetryRules = NO_RULES
     restart: RestartStrategy = field(default_factory=default_restart, repr=False, compare=False)
+    replay: str = "store"
 
 
 @dataclass(frozen=True)

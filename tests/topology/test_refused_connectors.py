@@ -9,10 +9,12 @@ import pytest
 from refusing import SCHEMA, Orders, graph, refused, same, sink
 
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError
+from ftlayer.sources import RedisSource, TailSource
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.graph import StreamEdge, StreamNode
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import PushSource, Source
+from ftlayer.vertex.calls import StreamOptions
 
 # ---------------------------------------------------------------- what is no source
 
@@ -77,3 +79,21 @@ def test_state_by_a_key_that_python_cannot_hash(kind: str) -> None:
         UnhashableKeyError, match=r"'latest': key column 'k' is .*values that Python can hash"
     ):
         env.build()
+
+
+@pytest.mark.parametrize("given", ["push", "reader", "queue"])
+def test_a_source_that_cannot_be_read_again_is_not_replayed_from(given: str) -> None:
+    sources: dict[str, Any] = {
+        "push": lambda: PushSource(lambda push: None),
+        "reader": lambda: TailSource("/var/log/*.log"),
+        "queue": lambda: RedisSource("redis://127.0.0.1", "s", "g"),
+    }
+    with pytest.raises(ConfigError, match=r"source: replay: 'source' is for iterables.*use replay='store'"):
+        GraphBuilder("job").source(sources[given](), "n bigint", replay="source")
+
+
+def test_replay_is_store_or_source() -> None:
+    with pytest.raises(ConfigError, match="source: replay: expected one of store, source, got 'disk'"):
+        GraphBuilder("job").source([1], "n bigint", replay="disk")
+    with pytest.raises(ConfigError, match="source: retry: replay is not to be given: use replay="):
+        GraphBuilder("job").source([1], "n bigint", retry=StreamOptions(replay="source"))

@@ -9,7 +9,7 @@ import pyarrow as pa
 from ftlayer.runtime.protocol.messages import ToSlot
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.task.events import SourceRows
-from ftlayer.vertex.calls import Records
+from ftlayer.vertex.calls import RangesTold, Records, RowsStored, TakenOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,12 @@ class LinkBroke:
 
 @dataclass(frozen=True, slots=True)
 class RootsAccepted:
-    """The vertex has persisted what a task asked for, ``took_s`` seconds after it was asked."""
+    """The vertex has persisted, or registered as ``segment``, what a task asked for, ``took_s`` seconds ago."""
 
     key: TaskKey
     ticket: int
     took_s: float = field(default=0.0, compare=False)
+    segment: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,23 @@ class ReplaysCame:
     key: TaskKey
     records: tuple[Records, ...]
     held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RangesCame:
+    """The answer to a task's `CallRanges` with this number."""
+
+    key: TaskKey
+    number: int
+    reply: TakenOver | RangesTold | RowsStored
+
+
+@dataclass(frozen=True, slots=True)
+class RangesRefused:
+    """The vertex has lost what it was told under this incarnation: calls of this task are not answered any more."""
+
+    key: TaskKey
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +116,8 @@ Event = (
     | LinkBroke
     | RootsAccepted
     | ReplaysCame
+    | RangesCame
+    | RangesRefused
     | PartFailed
     | Wake
     | CoordinatorSaid

@@ -43,6 +43,8 @@ from ftlayer.runtime.slot.events import (
     PeerReached,
     PeersGone,
     PeersReplaced,
+    RangesCame,
+    RangesRefused,
     ReplaysCame,
     Rest,
     RootsAccepted,
@@ -247,7 +249,7 @@ class SlotLoop:
             case FrameCame(slot, instance) | CreditCame(slot, instance):
                 if self._links.counts(slot, instance):
                     self._take_of(slot, event)
-            case RootsAccepted() | ReplaysCame() | SnapshotOver():
+            case RootsAccepted() | ReplaysCame() | RangesCame() | RangesRefused() | SnapshotOver():
                 self._take(event)
             case Wake():
                 pass  # being awake is all

@@ -28,7 +28,14 @@ from ftlayer.runtime.protocol.messages import (
     TriggerCheckpoint,
 )
 from ftlayer.runtime.slot.crediting import Crediting
-from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted, RowsRead, SnapshotOver
+from ftlayer.runtime.slot.events import (
+    RangesCame,
+    RangesRefused,
+    ReplaysCame,
+    RootsAccepted,
+    RowsRead,
+    SnapshotOver,
+)
 from ftlayer.runtime.slot.instructions import ModeWork, SlotInstruction
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.seat import Seat, Seating
@@ -36,6 +43,7 @@ from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,
     AskReplays,
+    CallRanges,
     DataEnded,
     FailRoots,
     PersistRoots,
@@ -49,6 +57,8 @@ from ftlayer.vertex.calls import StreamOptions
 ModeEvent = (
     RootsAccepted
     | ReplaysCame
+    | RangesCame
+    | RangesRefused
     | ReplayNow
     | PauseIntake
     | ResumeIntake
@@ -65,7 +75,7 @@ ModeEvent = (
 )
 """What a mode alone understands."""
 
-ModeAction = PersistRoots | Acknowledge | FailRoots | AskReplays | ReplaysOut | DataEnded
+ModeAction = PersistRoots | CallRanges | Acknowledge | FailRoots | AskReplays | ReplaysOut | DataEnded
 """What a task decides that its mode carries out."""
 
 

@@ -9,7 +9,7 @@ from ftlayer.runtime.protocol.elements import Element
 from ftlayer.runtime.protocol.messages import DataEnded as DataEnded
 from ftlayer.runtime.protocol.messages import ReplaysOut as ReplaysOut
 from ftlayer.topology.job_graph import Channel
-from ftlayer.vertex.calls import EventIds, Failure, Persist
+from ftlayer.vertex.calls import AskRanges, EventIds, Failure, Persist, Register, StoreRows, TakeOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,18 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class PersistRoots:
-    """Have the vertex persist new roots, and tell the task when it has (`accepted(ticket)`)."""
+    """Have the vertex persist new roots, or register them, and tell the task when it has (`RowsPersisted`)."""
 
     ticket: int
-    call: Persist
+    call: Persist | Register
+
+
+@dataclass(frozen=True, slots=True)
+class CallRanges:
+    """Call the vertex about ranges; `RangesAnswered` with this number follows, or `RangesLost`."""
+
+    number: int
+    call: TakeOver | AskRanges | StoreRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,7 @@ class TaskEnded:
 Action = (
     Send
     | PersistRoots
+    | CallRanges
     | Acknowledge
     | FailRoots
     | AskReplays

@@ -20,7 +20,7 @@ from ftlayer.runtime.protocol.messages import (
     ResumeIntake,
 )
 from ftlayer.topology.job_graph import Channel
-from ftlayer.vertex.calls import Records, SourcePosition
+from ftlayer.vertex.calls import RangesTold, Records, RowsStored, SourcePosition, TakenOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,13 @@ class TimeCame:
 
 @dataclass(frozen=True, slots=True)
 class RowsPersisted:
-    """The vertex has persisted what `PersistRoots` with this ticket asked for."""
+    """The vertex has persisted, or registered, what `PersistRoots` with this ticket asked for.
+
+    ``segment`` names a range that was registered.
+    """
 
     ticket: int
+    segment: int = -1
 
 
 # ---------------------------------------------------------------- with inputs
@@ -96,6 +100,21 @@ class SourceOver:
     """There are no more rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class RangesAnswered:
+    """The answer to `CallRanges` with this number."""
+
+    number: int
+    reply: TakenOver | RangesTold | RowsStored
+
+
+@dataclass(frozen=True, slots=True)
+class RangesLost:
+    """The vertex of this incarnation has lost its memory: calls that named it are not answered any more."""
+
+    incarnation: int
+
+
 # ---------------------------------------------------------------- replays
 
 
@@ -125,6 +144,8 @@ TaskEvent = (
     | ChannelReset
     | SourceRows
     | SourceOver
+    | RangesAnswered
+    | RangesLost
     | Replayed
     | PeersAway
     | PeersThere

@@ -41,6 +41,7 @@ from ftlayer.vertex.calls.batches import (
 from ftlayer.vertex.calls.common import (
     I32,
     MAX_ROWS,
+    REPLAYS,
     U64,
     Envelope,
     EventIds,
@@ -118,6 +119,20 @@ from ftlayer.vertex.calls.operating import (
     Stats,
     StatsReply,
 )
+from ftlayer.vertex.calls.ranges import (
+    AskRanges,
+    HeldPartition,
+    OpenRange,
+    RangesTold,
+    Register,
+    Registered,
+    RowRange,
+    RowsStored,
+    StoreRows,
+    TakenOver,
+    TakeOver,
+    WantedRows,
+)
 from ftlayer.vertex.calls.records import (
     MAX_EDITS,
     MAX_EXAMINED,
@@ -170,12 +185,14 @@ __all__ = [
     "MAX_ROWS",
     "MAX_SELECTED",
     "ORDER_EXPIRES_MS",
+    "REPLAYS",
     "U64",
     "Accepted",
     "AnnounceJob",
     "Announced",
     "AnnouncedJob",
     "AskJob",
+    "AskRanges",
     "Attempt",
     "AuditEntry",
     "AuditPage",
@@ -213,6 +230,7 @@ __all__ = [
     "GetJob",
     "GetRequeued",
     "GroupList",
+    "HeldPartition",
     "HistogramDetails",
     "Hour",
     "Incident",
@@ -232,6 +250,7 @@ __all__ = [
     "ListStreams",
     "MutatingCall",
     "OpenQuery",
+    "OpenRange",
     "OpenStream",
     "OrderAction",
     "OrderAnswer",
@@ -246,6 +265,7 @@ __all__ = [
     "QueryOpened",
     "QueryStatus",
     "QueryStatusCall",
+    "RangesTold",
     "ReadDeliveries",
     "ReadingCall",
     "Readmitted",
@@ -256,6 +276,8 @@ __all__ = [
     "RecordList",
     "RecordPage",
     "Records",
+    "Register",
+    "Registered",
     "Reply",
     "Report",
     "ReportCircuits",
@@ -265,7 +287,9 @@ __all__ = [
     "Reseal",
     "ReturnLetters",
     "RootRange",
+    "RowRange",
     "RowRoots",
+    "RowsStored",
     "Seal",
     "Sealed",
     "SealedRows",
@@ -274,6 +298,7 @@ __all__ = [
     "SourcePosition",
     "Stats",
     "StatsReply",
+    "StoreRows",
     "StreamCircuit",
     "StreamDetails",
     "StreamList",
@@ -283,9 +308,12 @@ __all__ = [
     "StreamStatusCall",
     "SubtaskCheckpointDetails",
     "SubtaskDetails",
+    "TakeOver",
     "TakeReplays",
+    "TakenOver",
     "Touch",
     "Touched",
+    "WantedRows",
     "Xor",
     "Xored",
 ]
@@ -296,6 +324,10 @@ MutatingCall = (
     | Xor
     | Fail
     | Touch
+    | Register
+    | AskRanges
+    | StoreRows
+    | TakeOver
     | ClaimJob
     | OpenStream
     | TakeReplays
@@ -342,6 +374,10 @@ Reply = (
     | Xored
     | Failed
     | Touched
+    | Registered
+    | RangesTold
+    | RowsStored
+    | TakenOver
     | JobClaimed
     | StreamOpened
     | RecordBatches

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.backoff import BACKOFF_MS
-from ftlayer.checks import check_instance, check_int, check_number, known_options, shown
+from ftlayer.checks import check_choice, check_instance, check_int, check_number, known_options, shown
 from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError
 from ftlayer.records.failure_columns import Why
@@ -22,6 +22,9 @@ I32 = npt.NDArray[np.int32]
 
 MAX_ROWS = 1 << 20
 """At most this many rows in a call."""
+
+REPLAYS = ("store", "source")
+"""Where a replay of a topology's record comes from."""
 
 LONGEST_MS = 1 << 52  # about 140,000 years: times stay exact, whatever they are added to
 
@@ -59,7 +62,8 @@ class StreamOptions:
     ``max_attempts`` counts runs, the first included; None: a record is tried again without end. ``backoff_ms``
     lists the pause before attempt 2, 3, …; its last entry serves all later ones. ``jitter``
     (0 to 1) is the share of a pause that is drawn at random (deterministically, from the record's origin and attempt).
-    ``circuits`` are set by a topology for its streams (from ``max_failing``), and not stored: each run says them again.
+    ``circuits`` and ``replay`` are set by a topology for its streams (from ``max_failing``, and from ``replay`` of a
+    source), and not stored: each run says them again.
 
     Raises `ConfigError` naming the option. A vertex asks for a ``timeout_ms`` of at least its ``timeout_buckets`` − 1.
     """
@@ -70,6 +74,7 @@ class StreamOptions:
     jitter: float = 0.1
     max_pending: int = 1_000_000
     circuits: tuple[StreamCircuit, ...] = ()
+    replay: str = "store"
 
     def __post_init__(self) -> None:
         check_int(self.timeout_ms, "timeout_ms", least=1, most=LONGEST_MS)
@@ -86,6 +91,7 @@ class StreamOptions:
         check_instance(self.circuits, "circuits", tuple)
         for circuit in self.circuits:
             check_instance(circuit, "circuits", StreamCircuit)
+        check_choice(self.replay, "replay", REPLAYS)
 
 
 @dataclass(frozen=True, slots=True)

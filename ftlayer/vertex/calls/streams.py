@@ -40,12 +40,14 @@ class OpenStream:
 class StreamOpened:
     """Reply to `OpenStream`: where each source partition is to go on reading.
 
-    ``exact``: the vertex keeps every id, so that `EventIds` are worth sending.
+    ``exact``: the vertex keeps every id, so that `EventIds` are worth sending. ``held`` are the partitions that were
+    taken over (`TakeOver`).
     """
 
     incarnation: int
     positions: dict[str, bytes]
     exact: bool = False
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

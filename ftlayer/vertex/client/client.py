@@ -147,7 +147,7 @@ class VertexClient:
         return self._exchange(encode_call(call, Envelope(name, 1)), type(call).__name__, deadline)
 
     def pipeline(self, *, window: int = 64, window_bytes: int = 64 << 20) -> Pipeline:
-        """Return a `Pipeline`: Persist, Ingest and Xor with many calls in flight.
+        """Return a `Pipeline`: Persist, Ingest, Xor and Register with many calls in flight.
 
         ``window`` calls or ``window_bytes`` (whichever comes first) of each kind and stream may wait for
         their answers; after that `Pipeline.submit` waits. Close it when done.

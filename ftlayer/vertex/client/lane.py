@@ -17,7 +17,7 @@ from pyarrow import flight
 from ftlayer.errors import FTLayerError, VertexError, VertexUnavailableError
 from ftlayer.transport.failures import TRANSPORT_ERRORS
 from ftlayer.transport.streams import NO_COLUMNS, end_stream
-from ftlayer.vertex.calls import Envelope, Ingest, Persist, Reply, Xor
+from ftlayer.vertex.calls import Envelope, Ingest, Persist, Register, Reply, Xor
 from ftlayer.vertex.client.connection import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -28,7 +28,7 @@ from ftlayer.vertex.client.connection import (
 )
 from ftlayer.vertex.wire.frames import decode_reply, fields_of, frame_of
 
-BulkCall = Persist | Ingest | Xor
+BulkCall = Persist | Ingest | Xor | Register
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ _WATCH_S = 0.2
 
 
 class Pipeline:
-    """Sends Persist, Ingest and Xor without waiting for the answers. Any thread may use it.
+    """Sends Persist, Ingest, Xor and Register without waiting for the answers. Any thread may use it.
 
     Calls of one kind and stream go to the vertex in the order of their submission; others may
     overtake them. Not guaranteed: that the answers come in order.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ftlayer.backoff import next_attempt
 from ftlayer.clock import Now
@@ -10,12 +11,25 @@ from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.payloads import SingleRows
-from ftlayer.store.rows import U64, History, RowInfo
+from ftlayer.store.rows import I64, U64, History, RowInfo
 from ftlayer.store.streams import put_asked_pause_ms
-from ftlayer.vertex.rules.live import by_segment
+from ftlayer.vertex.rules.live import LiveSegment, by_segment
 from ftlayer.vertex.rules.retry import Cause, held, shortened, stored_attempt
+from ftlayer.vertex.rules.source_ranges import EndedRow
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
+
+
+@dataclass(slots=True)
+class Moved:
+    """Where rows went: keys of those ``waiting``, by root, roots of the ``dead``, how many are ``wanted`` of holders.
+
+    Those that had moved before are nowhere here.
+    """
+
+    waiting: dict[int, bytes] = field(default_factory=dict)
+    dead: list[int] = field(default_factory=list)
+    wanted: int = 0
 
 
 class Failing:
@@ -33,16 +47,18 @@ class Failing:
         now: Now,
         *,
         timed_out: bool = False,
-    ) -> tuple[dict[int, bytes], int]:
+    ) -> Moved:
         """Move rows of tracked segments; ``roots`` are the ids of the attempts that ended, by a timeout or not.
 
-        Returns the keys of those that wait now, by root, and how many are dead. Rows that had moved before
-        count as neither.
+        Rows that are not in the store are moved when they come (`move_source`).
         """
-        waiting: dict[int, bytes] = {}
-        dead = 0
+        moved = Moved()
         for segment, rows, positions in by_segment(locations):
             live = self._state.live.get(segment)
+            if live is not None and live.source is not None:
+                of_these = [causes[at] for at in positions]
+                moved.wanted += self._want(live, rows, roots[positions], of_these, now, timed_out=timed_out)
+                continue
             new = self._state.live.finish(segment, rows)
             if live is None or not new.any():
                 continue
@@ -61,14 +77,42 @@ class Failing:
             ]
             for position, key in zip(positions.tolist(), keys, strict=True):
                 if key is None:
-                    dead += 1
+                    moved.dead.append(int(roots[position]))
                 else:
-                    waiting[int(roots[position])] = key
+                    moved.waiting[int(roots[position])] = key
             if self._state.followed is not None:
                 is_dead = [key is None for key in keys]
                 self._state.followed.failed(roots[positions], of_these, is_dead, now)
             self._state.live.write_segment(txn, segment)
-        return waiting, dead
+        return moved
+
+    def _want(
+        self,
+        live: LiveSegment,
+        rows: I64,
+        roots: U64,
+        causes: list[Cause],
+        now: Now,
+        *,
+        timed_out: bool,
+    ) -> int:
+        """Want rows that their holder has; return how many were not wanted before."""
+        assert live.source is not None
+        source = live.source
+        new = [
+            at for at, row in enumerate(rows.tolist()) if not source.done[row] and not source.is_wanted(row)
+        ]
+        if not timed_out:
+            for row in rows.tolist():
+                source.fail_timed_out(row)
+        told = self._causes(live.stream, roots[new], [causes[at] for at in new], now)
+        for at, cause in zip(new, told, strict=True):
+            source.end(int(rows[at]), EndedRow(int(roots[at]), cause, timed_out))
+        if timed_out:
+            live.stream.counters.timed_out += len(new)
+        else:
+            live.stream.counters.failed_explicit += len(new)
+        return len(new)
 
     def _causes(self, stream: Stream, roots: U64, causes: list[Cause], now: Now) -> list[Cause]:
         """Tell the stream's circuit breakers; return the causes as they count then."""
@@ -94,8 +138,13 @@ class Failing:
         row: int,
         cause: Cause,
         now: Now,
+        *,
+        body_row: int | None = None,
     ) -> bytes | None:
-        """Store one failed row by itself; return its key if it waits, None if it is dead."""
+        """Store one failed row by itself; return its key if it waits, None if it is dead.
+
+        ``row`` is its place in ``info``, and in ``bodies`` where ``body_row`` does not say otherwise.
+        """
         origin, attempt = int(info.origins[row]), int(info.attempts[row])
         retry = next_attempt(stream.options, origin, attempt, cause, wall_ms=now.wall_ms)
         hashes, flat = failed.hashes_of(info.key_hashes, row)
@@ -107,7 +156,7 @@ class Failing:
             flat_hashes=flat,
             history=self._history(info, row, cause, now),
             digest=bodies.digest,
-            body=bodies.body(row),
+            body=bodies.body(row if body_row is None else body_row),
             edit=info.edit(row),
         )
         if retry and (cause.after_ms or 0) > stream.longest_pause_ms:

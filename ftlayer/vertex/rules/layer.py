@@ -12,9 +12,9 @@ What the shell must keep to:
 
 - Calls, `tick`, `read` and every ``after`` come one at a time: from one thread, or under a lock. ``after``
   runs for every outcome, in order, and before the next transaction's first call.
-- `Xor` and `Touch` are part of no transaction. They may come at any moment in between: among the calls of an
-  open transaction, while it is committed, before its outcomes' ``after``. They have their effect at once, and a
-  lost transaction does not undo them.
+- `MEMORY_ONLY` calls are part of no transaction. They may come at any moment in between: among the calls of an open
+  transaction, while it is committed, before its outcomes' ``after``. They have their effect at once, and a lost
+  transaction does not undo them.
 - `Persist`, `Ingest`, `Seal` and `Reseal` (`INTAKE`) change memory in ``after`` only: if their transaction
   is lost (a full store), nothing has happened; answer with the error. A lost transaction that had any
   *other* call in it, or a `tick`, leaves memory ahead of the store: drop the object and make a new one from
@@ -56,6 +56,7 @@ from ftlayer.vertex.rules.names import belongs_to
 from ftlayer.vertex.rules.opening import Opening, recall
 from ftlayer.vertex.rules.operating import DeadLetters
 from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.range_calls import RangeCalls
 from ftlayer.vertex.rules.replay import Replays
 from ftlayer.vertex.rules.selecting import listed, select
 from ftlayer.vertex.rules.state import Group, ShardState, recover
@@ -75,8 +76,11 @@ _DURABLE = (
     calls.EditAndRequeue,
     calls.PutCursor,
 )
-_PASSING = (calls.Fail, calls.TakeReplays, calls.Recall)
-_MEMORY_ONLY = (calls.Xor, calls.Touch)
+_PASSING = (calls.Fail, calls.TakeReplays, calls.Recall, calls.StoreRows, calls.TakeOver)
+MEMORY_ONLY = (calls.Xor, calls.Touch, calls.Register, calls.AskRanges)
+"""Calls that no transaction has a part in."""
+
+MemoryCall = calls.Xor | calls.Touch | calls.Register | calls.AskRanges
 
 _FORGET_CLIENTS_EVERY_MS = 600_000
 
@@ -105,6 +109,7 @@ class FTLayerCore:
         failing = Failing(state)
         self._tracking = Tracking(state, failing)
         self._replay = Replays(state, self._tracking)
+        self._ranges = RangeCalls(state, self._tracking, failing)
         self._deliveries = Deliveries(state, self._replay)
         self._opening = Opening(state)
         self._batches = Batches(state, self._tracking, failing, self._deliveries)
@@ -137,13 +142,13 @@ class FTLayerCore:
     ) -> CallOutcome:
         """Stage a call's changes in ``txn``; see the module for what the shell must keep to.
 
-        ``envelope`` None: the call is executed however often it comes. ``txn`` may be None for `Xor` and
-        `Touch`, which are no part of any transaction.
+        ``envelope`` None: the call is executed however often it comes. ``txn`` may be None for
+        `MEMORY_ONLY` calls, which are no part of any transaction.
 
         Raises `MalformedRequestError`, `ProtocolError`, `StaleIncarnationError`, `StaleOwnerError`, `UnknownJobError`
         (each says why), whatever the store raises, and `VertexError` when this object must not be used any more.
         """
-        if isinstance(call, _MEMORY_ONLY):
+        if isinstance(call, MEMORY_ONLY):
             return self._apply_in_memory(call, envelope, now)
         if txn is None:
             raise ValueError(f"{type(call).__name__} needs a transaction")
@@ -178,9 +183,7 @@ class FTLayerCore:
 
         return CallOutcome(reply, after)
 
-    def _apply_in_memory(
-        self, call: calls.Xor | calls.Touch, envelope: Envelope | None, now: Now
-    ) -> CallOutcome:
+    def _apply_in_memory(self, call: MemoryCall, envelope: Envelope | None, now: Now) -> CallOutcome:
         """Run a call that no transaction has a part in: it has its effect at once."""
         self._check_usable()
         self._hour.advance(now)
@@ -192,10 +195,15 @@ class FTLayerCore:
                 return CallOutcome(seen, _nothing)
         self._tracking.advance(now)
         reply: Reply
-        if isinstance(call, calls.Xor):
-            reply = self._tracking.xor(call, now)
-        else:
-            reply = self._tracking.touch(call, now)
+        match call:
+            case calls.Xor():
+                reply = self._tracking.xor(call, now)
+            case calls.Touch():
+                reply = self._tracking.touch(call, now)
+            case calls.Register():
+                reply = self._ranges.register(call, now)
+            case calls.AskRanges():
+                reply = self._ranges.ask(call)
         if envelope is not None:
             self._dedupe.keep_passing(envelope, reply, now.mono_ms)
         return CallOutcome(reply, _nothing)
@@ -251,8 +259,11 @@ class FTLayerCore:
         self._hour.advance(now)
         self._tracking.advance(now)
         self._tracking.end_attempts(txn, now)
+        # Transactions come one after the other: what an earlier one wrote is committed.
+        state.ranges.confirm()
         if now.mono_ms - self._flushed_ms >= state.options.flush_ms:
             self._flushed_ms = now.mono_ms
+            state.ranges.write(txn, state.next_segment)
             state.live.flush(txn)
             self._replay.delete_cancelled(txn)
         self._board.tick(txn, now)
@@ -278,7 +289,7 @@ class FTLayerCore:
             self._board.next_tick_ms(now),
             state.dead_index.next_tick_ms(now),
         ]
-        if state.live.unwritten or state.cancelled:
+        if state.live.unwritten or state.cancelled or state.ranges.unwritten:
             times.append(self._flushed_ms + state.options.flush_ms)
         if len(self._dedupe):
             times.append(self._clients_checked_ms + _FORGET_CLIENTS_EVERY_MS)
@@ -287,9 +298,9 @@ class FTLayerCore:
     def intake_blocked(self, call: Call, now: Now) -> str | None:
         """Say why intake has to wait: ``max_pending``, a full store, a circuit breaker. None: apply it now.
 
-        Only `Persist` and `Ingest` ever wait for ``max_pending``: a batch's verdict must get through.
+        Only `Persist`, `Register` and `Ingest` ever wait for ``max_pending``: a batch's verdict must get through.
         """
-        if not isinstance(call, INTAKE):
+        if not isinstance(call, (*INTAKE, calls.Register)):
             return None
         share = self._store.used_share
         if share >= INTAKE_SHARE:
@@ -297,10 +308,10 @@ class FTLayerCore:
         if isinstance(call, (calls.Seal, calls.Reseal)):
             return None
         stream = self._state.find_stream(call.stream)
-        rows = call.payload.num_rows
+        rows = call.range.rows if isinstance(call, calls.Register) else call.payload.num_rows
         if stream is None or rows > stream.options.max_pending:
             return None  # apply says what is wrong with it
-        if isinstance(call, calls.Persist) and rows:
+        if isinstance(call, (calls.Persist, calls.Register)) and rows:
             broken = self._state.circuits.hold_of(stream, now.mono_ms)
             if broken is not None:
                 return broken
@@ -347,6 +358,10 @@ class FTLayerCore:
                 return self._replay.take(txn, call, now), None
             case calls.Recall():
                 return recall(self._state, call, now), None
+            case calls.TakeOver():
+                return self._ranges.take_over(txn, call), None
+            case calls.StoreRows():
+                return self._ranges.store(txn, call, now), None
             case calls.Ingest():
                 return self._deliveries.ingest(txn, call, now)
             case calls.Deliverable():

@@ -17,6 +17,7 @@ from ftlayer.clock import Now
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.rows import I64, U64
 from ftlayer.store.segments import Mask, Segments
+from ftlayer.vertex.rules.source_ranges import SourceRange
 
 if TYPE_CHECKING:
     from ftlayer.vertex.rules.streams import Stream
@@ -38,6 +39,8 @@ class LiveSegment:
     ``registered`` is when its rows were, None for those of an earlier incarnation that were not handed out since.
     ``oldest_ms`` (Unix) is when its first record was, or failed first: a replay's segment is younger than its records
     are; 0: not known.
+
+    ``source`` is there for rows that are not stored: where they are in their source.
     """
 
     stream: Stream
@@ -46,6 +49,7 @@ class LiveSegment:
     registered: Now | None = None
     oldest_ms: int = 0
     fresh: U64 | None = None
+    source: SourceRange | None = None
 
     def hand_out(self, rows: I64, roots: U64) -> None:
         """Note the fresh roots of ``rows`` (int64[m])."""
@@ -75,14 +79,22 @@ class LiveSegments:
         return len(self._live)
 
     def add(
-        self, sequence: int, stream: Stream, done: Mask, registered: Now | None = None, oldest_ms: int = 0
+        self,
+        sequence: int,
+        stream: Stream,
+        done: Mask,
+        registered: Now | None = None,
+        oldest_ms: int = 0,
+        source: SourceRange | None = None,
     ) -> None:
-        """Follow a segment's rows, those of ``done`` (bool[n]) left out."""
+        """Follow a segment's rows, those of ``done`` (bool[n]) left out. ``source``: they are not in the store."""
         left = len(done) - int(np.count_nonzero(done))
         if left:
             self._is_sorted = self._is_sorted and sequence > self._last
             self._last = max(self._last, sequence)
-            self._live[sequence] = LiveSegment(stream, done, left, registered, oldest_ms)
+            self._live[sequence] = LiveSegment(stream, done, left, registered, oldest_ms, source=source)
+        elif source is not None:
+            source.changed()
         else:
             self._finished.add(sequence)
 
@@ -115,13 +127,20 @@ class LiveSegments:
         new: Mask = ~live.done[rows]
         live.done[rows] = True
         live.left -= int(np.count_nonzero(new))
-        if live.left:
+        if not live.left:
+            del self._live[sequence]
+        if live.source is not None:
+            live.source.changed()
+        elif live.left:
             self._dirty.add(sequence)
         else:
-            del self._live[sequence]
             self._dirty.discard(sequence)
             self._finished.add(sequence)
         return new
+
+    def forget(self, sequence: int) -> None:
+        """Follow a segment no more whose rows are not in the store."""
+        self._live.pop(sequence, None)
 
     def write_segment(self, txn: WriteTransaction, sequence: int) -> None:
         """Write down what is done of one segment: rows that moved must leave in the transaction they move

@@ -37,7 +37,9 @@ class Opening:
         self._state.owners.check([call.stream], call.owner)
         check_timeout(call.options, self._state.options.buckets)
         stream = self._declare(txn, call.stream, call.options)
-        return StreamOpened(self._state.incarnation, all_positions(txn, stream.number), self._state.exact)
+        held = tuple(partition.name for partition in self._state.ranges.of_stream(stream))
+        positions = all_positions(txn, stream.number)
+        return StreamOpened(self._state.incarnation, positions, self._state.exact, held)
 
     def query(self, txn: WriteTransaction, call: OpenQuery) -> QueryOpened:
         """Take a query over: a new epoch, which owns ``call.streams`` and no others."""
@@ -82,6 +84,8 @@ class Opening:
             stream = Stream(name, next_stream_number(txn), options)
         stream.options = options
         stream.write(txn)
+        if options.replay != "source":
+            self._state.forget_ranges(txn, stream)
         self._state.add_stream(stream)
         return stream
 
@@ -106,6 +110,14 @@ def recall(state: ShardState, call: Recall, now: Now) -> Recalled:
         if live is None or live.stream.number not in numbers:
             continue
         pending = ~live.done[rows]
+        if live.source is not None:
+            # Those that timed out are wanted before, and stay.
+            pending &= ~live.source.wanted_of(rows)
+            recalled[positions[pending]] = True
+            count = live.source.recall(rows[pending])
+            live.stream.unstored += count
+            live.stream.counters.recalled += count
+            continue
         recalled[positions[pending]] = True
         due = np.zeros(len(live.done), np.bool_)
         due[rows[pending]] = True

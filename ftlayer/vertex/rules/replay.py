@@ -72,7 +72,8 @@ class Replays:
             state.circuits.let_out(stream, rows.info.roots, now.mono_ms)
             if state.followed is not None:
                 state.followed.let_out(stream.name, rows.info, now)
-        return RecordBatches(tuple(records_of(rows) for rows in taken), held)
+        # What is still with those who hold it comes later: what is due now is not all.
+        return RecordBatches(tuple(records_of(rows) for rows in taken), held or stream.unstored > 0)
 
     def due_rows(self, txn: ReadTransaction, stream: Stream, limit: int) -> Iterator[DueRows]:
         """Take up to ``limit`` rows of tracked segments that are not being worked on; their attempt goes

@@ -15,13 +15,13 @@ from ftlayer.records.ids import RowRoots, ids_of, root_ids
 from ftlayer.records.traced import Sampler
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedTable
-from ftlayer.store.kv import ReadTransaction
+from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import U64
 from ftlayer.store.segments import SegmentKind, Segments
 from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, get_died_ms
 from ftlayer.store.texts import TextChanges
-from ftlayer.vertex.calls import Envelope, Reply
+from ftlayer.vertex.calls import Envelope, Reply, RowRange
 from ftlayer.vertex.rules.circuits import Circuits
 from ftlayer.vertex.rules.counters import ShardCounters
 from ftlayer.vertex.rules.followed import FollowedAttempts
@@ -30,6 +30,7 @@ from ftlayer.vertex.rules.live import LiveSegments, by_segment
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.owners import Owners
 from ftlayer.vertex.rules.retry import MAX_REASON, MAX_TRACEBACK, Cause, cut
+from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange, SourceRanges
 from ftlayer.vertex.rules.streams import Stream, stream_of_record
 
 MAX_HELD = 10_000
@@ -106,6 +107,7 @@ class ShardState:
         self.payloads = Payloads()
         self.segments = Segments(self.payloads)
         self.live = LiveSegments(self.segments)
+        self.ranges = SourceRanges()
         self.tracker: Tracker = ExactTracker() if options.tracker == "exact" else AckerTable()
         self.rotations = BucketRotations(options.buckets)
         self.orphan_rotations = BucketRotations(options.buckets)
@@ -167,6 +169,20 @@ class ShardState:
     def bucket(self, stream: Stream, mono_ms: int) -> int:
         """Return the bucket of roots of ``stream`` whose time starts now."""
         return self.rotations.bucket(stream.options.timeout_ms, mono_ms)
+
+    def forget_ranges(self, txn: WriteTransaction, stream: Stream) -> None:
+        """Follow the ranges of a stream no more: its rows are stored from here on, and read from where these begin."""
+        for partition in self.ranges.of_stream(stream):
+            for each in partition.ranges.values():
+                recalled = each.recalled_left
+                left = int(np.count_nonzero(~each.done))
+                self.live.forget(each.segment)
+                if each.roots is not None:
+                    # Late events must not complete them.
+                    self.tracker.forget(each.roots[~each.done])
+                stream.in_flight -= left
+                stream.unstored -= recalled
+            self.ranges.forget(txn, partition)
 
     def complete(self, complete: Roots, now: Now) -> None:
         """Take note of roots that completed: their rows are done, or their replay is cancelled."""
@@ -241,6 +257,30 @@ def recover(state: ShardState, txn: ReadTransaction, now: Now) -> None:
         pending = np.flatnonzero(~done)
         stream.add_due(sequence, pending)
         stream.counters.recovered += len(pending)
+    _recover_ranges(state, txn)
+
+
+def _recover_ranges(state: ShardState, txn: ReadTransaction) -> None:
+    """Know the partitions of sources that can be read again; what is not done of their ranges is wanted."""
+    for number, name, stored, floor in state.ranges.recovered(txn):
+        stream = _stream_of(state, number)
+        at = (stored.number, stored.place)
+        partition = SourcePartition(stream, name, floor, at, floor, at)
+        for each in stored.ranges:
+            facts = RowRange(name, each.start, each.end, each.number, each.first, each.rows, each.digest)
+            done = np.zeros(each.rows, np.bool_)
+            if each.done:
+                bits = np.unpackbits(np.frombuffer(each.done, np.uint8), count=each.rows, bitorder="little")
+                done = bits.astype(np.bool_)
+            found = SourceRange(partition, state.new_segment(), facts, done, None)
+            partition.add(found)
+            state.live.add(found.segment, stream, done, source=found)
+            left = found.recall(np.flatnonzero(~done))
+            stream.in_flight += left
+            stream.unstored += left
+            stream.counters.recovered += left
+        partition.is_changed = False
+        state.ranges.put(partition)
 
 
 def _stream_of(state: ShardState, number: int) -> Stream:

@@ -21,7 +21,8 @@ class Stream:
     ``in_flight`` are registered and not complete, ``waiting`` are in the table of that name (cancelled
     replays left out), ``logged`` are in the delivery log beyond what is committed, ``dead`` are dead.
     ``due`` are rows of tracked segments that are not being worked on: after a restart, recalled, or registered under a
-    root that was taken. ``offered`` is the offset up to which the query was told of deliveries. ``asked_pause_ms`` is
+    root that was taken. ``unstored`` were recalled, and are still with those who hold them (of ``in_flight``).
+    ``offered`` is the offset up to which the query was told of deliveries. ``asked_pause_ms`` is
     the longest pause that a failure has asked for itself. ``died_ms`` is the time in the last dead letter's key,
     ``gone_ms`` that of the last one that is gone: keys only ascend, whatever the wall clock does, so that a reader
     misses none behind its position.
@@ -43,6 +44,7 @@ class Stream:
     gone_ms: int = 0
     due: deque[tuple[int, I64]] = field(default_factory=deque)
     due_rows: int = 0
+    unstored: int = 0
     counters: StreamCounters = field(default_factory=StreamCounters)
     completion: Histogram = field(default_factory=Histogram)
     log_age: LogAge = field(default_factory=LogAge)
@@ -80,7 +82,7 @@ class Stream:
 
     def write(self, txn: WriteTransaction) -> None:
         """Store what is durable of it."""
-        stored = replace(self.options, circuits=())
+        stored = replace(self.options, circuits=(), replay="store")
         put_stream(txn, self.name, StreamRecord(self.number, astuple(stored), self.query))
 
 

@@ -33,6 +33,7 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.live import by_segment, locate, locations_of
 from ftlayer.vertex.rules.retry import Cause, cause_of
+from ftlayer.vertex.rules.source_ranges import SourceRange
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 
@@ -92,13 +93,15 @@ class Tracking:
         values: U64 | None,
         now: Now,
         ids: EventIds | None = None,
+        source: SourceRange | None = None,
     ) -> None:
         """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids.
 
-        ``values`` None: each has one copy, with its root as id.
+        ``values`` None: each has one copy, with its root as id. ``source``: they are not in the store.
         """
         state = self._state
-        state.live.add(sequence, stream, np.zeros(len(roots), np.bool_), now, now.wall_ms)
+        done = np.zeros(len(roots), np.bool_) if source is None else source.done
+        state.live.add(sequence, stream, done, now, now.wall_ms, source)
         if state.followed is not None:
             state.followed.registered(stream.name, ids_of(roots), now)
         failed = state.early.take(roots)
@@ -252,15 +255,14 @@ class Tracking:
         forgotten = state.tracker.forget(roots)
         pending = roots[forgotten.pending]
         causes = [cause_of(failures[root]) for root in pending.tolist()]
-        waiting, dead = self._failing.move_tracked(
-            txn, pending, forgotten.locations[forgotten.pending], causes, now
-        )
+        moved = self._failing.move_tracked(txn, pending, forgotten.locations[forgotten.pending], causes, now)
         for root in pending.tolist():
             state.timed_out.pop(root, None)
         held = self._hold(roots[~forgotten.pending], failures, now) if call.hold else 0
-        unknown = len(call.failures) - len(waiting) - dead - held
+        waiting, dead = len(moved.waiting), len(moved.dead)
+        unknown = len(call.failures) - waiting - dead - moved.wanted - held
         state.counters.late_ignored += unknown
-        return Failed(len(waiting), dead, unknown, held)
+        return Failed(waiting, dead, unknown, held)
 
     def _hold(self, roots: U64, failures: Mapping[int, Failure], now: Now) -> int:
         """Keep failures of unknown roots for two timeouts; return how many these are."""
@@ -309,11 +311,10 @@ class Tracking:
                 cause = Cause(f"timed out after {live.stream.options.timeout_ms} ms")
                 for position in positions.tolist():
                     causes[position] = cause
-        waiting, dead = self._failing.move_tracked(txn, roots, locations, causes, now, timed_out=True)
-        state.timed_out.update(waiting)
-        if dead:
-            gone = [root for root in roots.tolist() if root not in state.timed_out]
-            state.tracker.forget(np.array(gone, np.uint64))
+        moved = self._failing.move_tracked(txn, roots, locations, causes, now, timed_out=True)
+        state.timed_out.update(moved.waiting)
+        if moved.dead:
+            state.tracker.forget(np.array(moved.dead, np.uint64))
 
     @property
     def ends_attempts(self) -> bool:

@@ -165,6 +165,8 @@ class Walks:
         passed = 0
         for sequence in sequences:
             live = self._state.live.get(sequence)
+            if live is not None and live.source is not None:
+                live = None  # whoever holds its rows has them, and not the store
             which = _NO_ROWS if live is None else self._rows_in(live, sequence, span, is_due=is_due)
             if live is None or not len(which):
                 passed += 1
@@ -187,7 +189,7 @@ class Walks:
     def _tracked_at(self, sequence: int, which: I64, *, is_due: bool) -> Iterator[Record]:
         """Return some rows of a segment, those left out that are not in this state."""
         live = self._state.live.get(sequence)
-        if live is None:
+        if live is None or live.source is not None:
             return
         which = which[which < len(live.done)]
         which = which[_in_state(live, self._due.get(sequence, ()), is_due=is_due)[which]]

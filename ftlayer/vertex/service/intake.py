@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from ftlayer.errors import FTLayerError, IntakeTimeoutError, StoreFullError
 from ftlayer.store.kv import WriteTransaction
-from ftlayer.vertex.calls import Ingest, Persist, Reply, Reseal, Seal
+from ftlayer.vertex.calls import Ingest, Persist, Register, Reply, Reseal, Seal
 from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore
 from ftlayer.vertex.service.rules import REFUSALS, Rules, Waiting, internal_fault, shard_closed
 
-IntakeCall = Persist | Ingest | Seal | Reseal
+IntakeCall = Persist | Ingest | Seal | Reseal | Register
 
 # Bounds the time that one sync takes, and with it the wait of the calls behind it.
 GROUP_BYTES = 16 << 20
@@ -148,11 +148,13 @@ class Intake:
 
 
 def _intake_call(waiting: Waiting) -> IntakeCall:
-    assert isinstance(waiting.call, (Persist, Ingest, Seal, Reseal))
+    assert isinstance(waiting.call, (Persist, Ingest, Seal, Reseal, Register))
     return waiting.call
 
 
 def _size_of(call: IntakeCall) -> int:
+    if isinstance(call, Register):
+        return int(call.roots.nbytes + call.values.nbytes)
     if isinstance(call, (Persist, Ingest)):
         return int(call.payload.get_total_buffer_size())
     payloads = [part.payload for part in call.failed] + [part.payload for part in call.emitted]

@@ -18,9 +18,9 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.store.kv import KeyValueStore
-from ftlayer.vertex.calls import Call, Envelope, ReadingCall, Reply, Touch, Xor
+from ftlayer.vertex.calls import Call, Envelope, ReadingCall, Register, Reply
 from ftlayer.vertex.rules.followed import EndedAttempt
-from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore
+from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore, MemoryCall
 
 Answer = Callable[[Reply | FTLayerError], None]
 
@@ -110,9 +110,14 @@ class Rules:
         """Return the time."""
         return self._parts.now()
 
-    def in_memory(self, call: Xor | Touch, envelope: Envelope | None) -> Reply:
-        """Run a call that needs no store. Raises what the rules raise, `VertexUnavailableError` when lost."""
+    def in_memory(self, call: MemoryCall, envelope: Envelope | None) -> Reply | None:
+        """Run a call that needs no store; None if it has to wait for room.
+
+        Raises what the rules raise, `VertexUnavailableError` when lost.
+        """
         with self._staging() as layer:
+            if isinstance(call, Register) and layer.intake_blocked(call, self.now()) is not None:
+                return None
             outcome = layer.apply(None, call, envelope, self.now())
             outcome.after()
             return outcome.reply

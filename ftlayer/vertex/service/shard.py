@@ -1,8 +1,9 @@
 """The shell around one shard's rules: its thread, its clock, its transactions.
 
 Calls that touch the store go to one thread, the *writer*: all intake calls that wait become one transaction
-(one sync), all other changing ones another (see `ftlayer.vertex.rules.layer` for why). `Xor` and `Touch` change
-memory alone; they run on the thread that brings them, also while the writer syncs.
+(one sync), all other changing ones another (see `ftlayer.vertex.rules.layer` for why). `Xor`, `Touch`,
+`Register` and `AskRanges` change memory alone; they run on the thread that brings them, also while the writer syncs. A
+`Register` for which there is no room waits with the intake.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from ftlayer.vertex.calls import (
     MutatingCall,
     ReadDeliveries,
     ReadingCall,
+    Register,
     Reply,
     StatsReply,
-    Touch,
-    Xor,
 )
-from ftlayer.vertex.rules.layer import INTAKE, CallOutcome
+from ftlayer.vertex.rules.layer import INTAKE, MEMORY_ONLY, CallOutcome, MemoryCall
 from ftlayer.vertex.service.intake import Intake
 from ftlayer.vertex.service.rules import (
     REFUSALS,
@@ -61,6 +61,7 @@ class Shard:
         self._changed = threading.Condition()  # guards the queue and _closing
         self._queue: deque[Waiting] = deque()
         self._closing = False
+        self._queued_registers: dict[str, int] = {}
         self._intake = Intake(parts.persist_timeout_ms)
         self._intake_is_held = False
         self._recoveries: list[int] = []
@@ -83,11 +84,14 @@ class Shard:
 
     def submit(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
         """Run ``call``; ``answer`` gets the reply or the error, on this thread or on the writer's."""
-        if isinstance(call, (Xor, Touch)):
-            answer(self._apply_in_memory(call, envelope))
-            return
+        if isinstance(call, MEMORY_ONLY) and not self._has_to_queue(call):
+            reply = self._apply_in_memory(call, envelope)
+            if reply is not None:
+                answer(reply)
+                return
         with self._changed:
             if not self._closing:
+                answer = self._queued(call, answer)
                 self._queue.append(Waiting(call, envelope, answer, self._parts.now().mono_ms))
                 self._changed.notify()
                 return
@@ -100,7 +104,26 @@ class Shard:
             self._changed.notify()
         self._thread.join()
 
-    def _apply_in_memory(self, call: Xor | Touch, envelope: Envelope | None) -> Reply | FTLayerError:
+    def _has_to_queue(self, call: MemoryCall) -> bool:
+        """Whether a call has to wait behind others of its stream that wait for room."""
+        return isinstance(call, Register) and self._queued_registers.get(call.stream, 0) > 0
+
+    def _queued(self, call: Call, answer: Answer) -> Answer:
+        """Count a `Register` that waits for room, until it is answered. Under `_changed`."""
+        if not isinstance(call, Register):
+            return answer
+        stream = call.stream
+        self._queued_registers[stream] = self._queued_registers.get(stream, 0) + 1
+
+        def answered(reply: Reply | FTLayerError) -> None:
+            with self._changed:
+                self._queued_registers[stream] -= 1
+            answer(reply)
+
+        return answered
+
+    def _apply_in_memory(self, call: MemoryCall, envelope: Envelope | None) -> Reply | FTLayerError | None:
+        """Return the answer; None if the call has to wait for room."""
         if self._closing:
             return shard_closed()
         try:
@@ -152,7 +175,7 @@ class Shard:
             arrived, self._queue = self._queue, deque()
         changing: list[Waiting] = []
         for waiting in arrived:
-            if isinstance(waiting.call, INTAKE):
+            if isinstance(waiting.call, (*INTAKE, Register)):
                 self._intake.add(waiting)
             elif isinstance(waiting.call, READING):
                 waiting.answer(self._read(waiting.call))

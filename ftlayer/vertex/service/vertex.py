@@ -107,6 +107,15 @@ class Vertex:
                 shard = self.shard_of_stream(call.stream)
                 self._check_roots(call.roots, shard, "Persist.roots")
                 self._shards[shard].submit(call, envelope, answer)
+            case calls.Register():
+                shard = self.shard_of_stream(call.stream)
+                self._check_roots(call.roots, shard, "Register.roots")
+                self._of_shard(call, shard, envelope, answer)
+            case calls.AskRanges() | calls.StoreRows():
+                self._of_shard(call, self.shard_of_stream(call.stream), envelope, answer)
+            case calls.TakeOver():
+                shard = self.shard_of_stream(call.stream)
+                self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
             case calls.Ingest() | calls.TakeReplays() | calls.Deliverable() | calls.ReadDeliveries():
                 self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
             case calls.PutCursor() | calls.GetCursor():
@@ -212,6 +221,17 @@ class Vertex:
             ids=None if call.ids is None else call.ids.take(np.flatnonzero(mine)),
         )
 
+    def _of_shard(
+        self,
+        call: calls.Register | calls.AskRanges | calls.StoreRows,
+        shard: int,
+        envelope: Envelope | None,
+        answer: Answer,
+    ) -> None:
+        self._check_incarnation(call.incarnation)
+        call = dataclasses.replace(call, incarnation=self._shards[shard].incarnation)
+        self._shards[shard].submit(call, envelope, answer)
+
     def _of_one_job(
         self, call: calls.Recall | calls.StreamStatusCall, envelope: Envelope | None, answer: Answer
     ) -> None:
@@ -237,7 +257,7 @@ class Vertex:
 
     def _with_own_incarnation(self, answer: Answer) -> Answer:
         def translated(reply: Reply | FTLayerError) -> None:
-            if isinstance(reply, (calls.StreamOpened, calls.QueryOpened)):
+            if isinstance(reply, (calls.StreamOpened, calls.QueryOpened, calls.TakenOver)):
                 reply = dataclasses.replace(reply, incarnation=self.incarnation)
             answer(reply)
 

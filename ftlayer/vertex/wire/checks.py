@@ -7,31 +7,30 @@ well-formed call makes sense *now*, and on this shard, is theirs to say.
 
 from __future__ import annotations
 
-from collections.abc import Sized
-
-import numpy as np
-
 from ftlayer.errors import MalformedRequestError
 from ftlayer.failures import MAX_RETRY_LATER_MS
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import (
-    I32,
     MAX_EDITS,
     MAX_KEYS,
     MAX_LETTERS,
     MAX_PAGE,
-    MAX_ROWS,
     MAX_SELECTED,
-    U64,
     Call,
     Envelope,
-    EventIds,
     RootRange,
-    RowRoots,
 )
 from ftlayer.vertex.calls.event_ids import check_event_ids
 from ftlayer.vertex.wire.bounds import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_RUN_BYTES, check_least, check_name
 from ftlayer.vertex.wire.job_checks import check_job_call
+from ftlayer.vertex.wire.range_checks import check_range_call
+from ftlayer.vertex.wire.row_checks import (
+    check_ids,
+    check_key_hashes,
+    check_lengths,
+    check_rows,
+    check_values,
+)
 
 MAX_SOUGHT = 1_024
 LIST_STATES = ("pending", "waiting", "delivery", "dead")
@@ -42,22 +41,24 @@ def check_call(call: Call) -> None:
     match call:
         case calls.Persist():
             check_name(call.stream, "Persist.stream")
-            _check_rows(len(call.roots), "Persist")
+            check_rows(len(call.roots), "Persist")
             if not isinstance(call.roots, RootRange):
-                _check_ids(call.roots, "Persist.roots")
-            _check_lengths("Persist", len(call.roots), payload=call.payload)
-            _check_values(call.roots, call.values, call.ids, "Persist")
-            _check_key_hashes(call.key_hashes, len(call.roots), "Persist.key_hashes")
+                check_ids(call.roots, "Persist.roots")
+            check_lengths("Persist", len(call.roots), payload=call.payload)
+            check_values(call.roots, call.values, call.ids, "Persist")
+            check_key_hashes(call.key_hashes, len(call.roots), "Persist.key_hashes")
             if call.position is not None:
                 check_name(call.position.partition, "Persist.position.partition")
+        case calls.TakeOver() | calls.Register() | calls.AskRanges() | calls.StoreRows():
+            check_range_call(call)
         case calls.Ingest():
             check_name(call.stream, "Ingest.stream")
-            _check_rows(call.payload.num_rows, "Ingest")
+            check_rows(call.payload.num_rows, "Ingest")
         case calls.Xor():
-            _check_ids(call.roots, "Xor.roots")
-            _check_values(call.roots, call.values, call.ids, "Xor")
+            check_ids(call.roots, "Xor.roots")
+            check_values(call.roots, call.values, call.ids, "Xor")
         case calls.Touch():
-            _check_ids(call.roots, "Touch.roots")
+            check_ids(call.roots, "Touch.roots")
         case calls.Fail():
             _check_failures(call.failures, "Fail.failures")
         case calls.ClaimJob():
@@ -223,26 +224,6 @@ def _check_edits(call: calls.EditAndRequeue) -> None:
         keys.add(edit.key)
 
 
-def _check_rows(rows: int, where: str) -> None:
-    if rows > MAX_ROWS:
-        raise MalformedRequestError(f"{where}: {rows} rows in one call; send {MAX_ROWS} at most")
-
-
-def _check_ids(ids: U64, where: str) -> None:
-    # Twice as fast as `all`, and four times for a few ids.
-    if np.count_nonzero(ids) != ids.size:
-        index = int(np.flatnonzero(ids == 0)[0])
-        raise MalformedRequestError(f"{where}[{index}]: 0 is never an id")
-
-
-def _check_values(roots: RowRoots, values: U64 | None, ids: EventIds | None, where: str) -> None:
-    if values is not None:
-        _check_lengths(where, len(roots), values=values)
-        check_event_ids(ids, values, f"{where}.ids")
-    elif ids is not None:
-        raise MalformedRequestError(f"{where}.ids: they need the values that were folded from them")
-
-
 def _check_streams(streams: tuple[str, ...], where: str) -> None:
     if not streams:
         raise MalformedRequestError(f"{where}: expected one name or more, got none")
@@ -250,25 +231,6 @@ def _check_streams(streams: tuple[str, ...], where: str) -> None:
         check_name(stream, f"{where}[{index}]")
         if stream in streams[:index]:
             raise MalformedRequestError(f"{where}[{index}]: {stream!r} is named twice")
-
-
-def _check_lengths(call: str, rows: int, **columns: Sized) -> None:
-    for name, column in columns.items():
-        if len(column) != rows:
-            raise MalformedRequestError(
-                f"{call}.{name}: expected {rows} rows, as {call}.roots has, got {len(column)}"
-            )
-
-
-def _check_key_hashes(key_hashes: I32 | None, rows: int, where: str) -> None:
-    if key_hashes is None:
-        return
-    if len(key_hashes) != rows:
-        raise MalformedRequestError(f"{where}: expected {rows} rows, as roots has, got {len(key_hashes)}")
-    if key_hashes.ndim not in (1, 2) or 0 in key_hashes.shape[1:]:
-        raise MalformedRequestError(
-            f"{where}: expected shape (n,) or (n, selectors), got {key_hashes.shape}; leave it out without keys"
-        )
 
 
 def _check_failures(failures: tuple[calls.Failure, ...], where: str) -> None:
@@ -298,7 +260,7 @@ def _check_batch(call: calls.BeginBatch | calls.Seal | calls.Reseal | calls.Comm
 def _check_report(report: calls.Report, where: str) -> None:
     for index, event in enumerate(report.done):
         part = f"{where}.done[{index}]"
-        _check_values(event.roots, event.values, event.ids, part)
+        check_values(event.roots, event.values, event.ids, part)
     for index, fail in enumerate(report.failed):
         _check_failures(fail.failures, f"{where}.failed[{index}].failures")
 
@@ -311,19 +273,19 @@ def _check_verdict(call: calls.Seal | calls.Reseal) -> None:
     for index, sealed in enumerate(call.failed):
         part = f"{where}.failed[{index}]"
         check_name(sealed.stream, f"{part}.stream")
-        _check_rows(len(sealed.roots), part)
-        _check_ids(sealed.roots, f"{part}.roots")
-        _check_lengths(part, len(sealed.roots), payload=sealed.payload, failures=sealed.failures)
-        _check_key_hashes(sealed.key_hashes, len(sealed.roots), f"{part}.key_hashes")
+        check_rows(len(sealed.roots), part)
+        check_ids(sealed.roots, f"{part}.roots")
+        check_lengths(part, len(sealed.roots), payload=sealed.payload, failures=sealed.failures)
+        check_key_hashes(sealed.key_hashes, len(sealed.roots), f"{part}.key_hashes")
         for row, failure in enumerate(sealed.failures):
             if failure.root != int(sealed.roots[row]):
                 raise MalformedRequestError(f"{part}.failures[{row}].root: differs from {part}.roots[{row}]")
     for index, emitted in enumerate(call.emitted):
         part = f"{where}.emitted[{index}]"
         check_name(emitted.stream, f"{part}.stream")
-        _check_rows(len(emitted.roots), part)
-        _check_ids(emitted.roots, f"{part}.roots")
-        _check_lengths(part, len(emitted.roots), values=emitted.values)
+        check_rows(len(emitted.roots), part)
+        check_ids(emitted.roots, f"{part}.roots")
+        check_lengths(part, len(emitted.roots), values=emitted.values)
         check_event_ids(emitted.ids, emitted.values, f"{part}.ids")
         if emitted.payload is not None:
-            _check_lengths(part, len(emitted.roots), payload=emitted.payload)
+            check_lengths(part, len(emitted.roots), payload=emitted.payload)

@@ -21,7 +21,7 @@ import pytest
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler
-from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
+from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
 from ftlayer.runtime.protocol.messages import EndReplays, ReplayNow
@@ -30,6 +30,8 @@ from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.events import (
     ChannelReset,
     ElementCame,
+    RangesAnswered,
+    RangesLost,
     Replayed,
     RowsPersisted,
     SourceOver,
@@ -45,6 +47,8 @@ from ftlayer.topology.operators import Replay
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
+
+RANGE_CALLS = calls.TakeOver | calls.Register | calls.AskRanges | calls.StoreRows
 
 ROWS_A_BATCH = 5
 """Few, so that a run has many batches."""
@@ -85,6 +89,7 @@ class _Call:
     instance: int
     call: Any
     then: Callable[[Any], None] | None = None
+    key: tuple[str, int] = ("", 0)
 
 
 @dataclass
@@ -159,6 +164,10 @@ class Simulation:
         return FTLayerCore(self.store, options, self.now)  # type: ignore[arg-type]
 
     def apply(self, call: Any) -> Any:
+        if isinstance(call, calls.Register | calls.AskRanges | calls.Xor | calls.Touch):
+            outcome = self.vertex.apply(None, call, None, self.now)
+            outcome.after()
+            return outcome.reply
         if isinstance(call, calls.StreamStatusCall | calls.ListRecords | calls.Stats):
             with self.store.read() as txn:
                 return self.vertex.read(txn, call, self.now)
@@ -187,7 +196,7 @@ class Simulation:
             run = f"run-{slot}-{self.instances[slot]}"
             sinks = partial(open_sink, run=run)
             handler = partial(FTHandler, job=self.graph.name, run=run, exact=self.exact)
-            tracked = AckerTaskMode(handler, TopologyOptions(), sinks)
+            tracked = AckerTaskMode(handler, TopologyOptions(), sinks, Holding(run, self._known_partitions))
             mode: TaskMode = tracked if self.graph.tracked else UntrackedTaskMode(sinks)
             task = build_task(self.graph, uid, subtask, mode)
             self.tasks[uid, subtask] = task
@@ -196,6 +205,11 @@ class Simulation:
             if feed is not None:
                 feed.read, feed.ended = self._stored_position(feed), False
             self._do((uid, subtask), task.handle(TaskStart(), self.now))
+
+    def _known_partitions(self, uid: str, subtask: int) -> list[str]:
+        stream = self.graph.stream_of(uid)
+        opened = self.apply(calls.OpenStream(stream, dict(self.graph.options)[stream]))
+        return [name for name in opened.held if name == f"p{subtask}"]
 
     def _stored_position(self, feed: _Feed) -> int:
         if not self.graph.tracked:
@@ -227,10 +241,10 @@ class Simulation:
         # persists arrives in order, so that a prefix of it does.
         lost_from_here = False
         for call in [call for call in self.calls if call.slot == slot]:
-            if isinstance(call.call, calls.Persist):
+            if isinstance(call.call, calls.Persist | RANGE_CALLS):
                 self.calls.remove(call)
                 lost_from_here = lost_from_here or bool(self.choose(2))
-                if not lost_from_here:
+                if not lost_from_here and not self._is_refused(call):
                     self.apply(call.call)
             elif self.choose(2):
                 self.calls.remove(call)
@@ -247,6 +261,20 @@ class Simulation:
         self.store.incarnation += 1
         self.vertex = self._open_vertex()
         self.calls = [call for call in self.calls if not isinstance(call.call, calls.Xor | calls.Fail)]
+        self._refuse_ranges()
+
+    def _is_refused(self, call: _Call) -> bool:
+        named = getattr(call.call, "incarnation", self.vertex.incarnation)
+        return isinstance(call.call, RANGE_CALLS) and named != self.vertex.incarnation
+
+    def _refuse_ranges(self) -> None:
+        """Calls that name the incarnation before are refused, one of each task that has any."""
+        stale = [call for call in self.calls if self._is_refused(call)]
+        self.calls = [call for call in self.calls if call not in stale]
+        for call in stale:
+            if call.key in self.tasks and call.instance == self.instances[call.slot]:
+                lost = RangesLost(call.call.incarnation)
+                self._do(call.key, self.tasks[call.key].handle(lost, self.now))
 
     # ------------------------------------------------------------ events
 
@@ -311,6 +339,8 @@ class Simulation:
         return [key for key in self.tasks if isinstance(self.graph.vertex(key[0]).operators[0], Replay)]
 
     def _drained(self) -> bool:
+        if any(getattr(task, "keeps", False) for task in self.tasks.values()):
+            return False  # the vertex may have been lost since
         return all(feed.ended for feed in self.feeds.values()) and self.status().drained
 
     def _stuck(self) -> str:
@@ -348,6 +378,10 @@ class Simulation:
 
     def _carry_out(self, call: _Call) -> None:
         self.calls.remove(call)
+        if self._is_refused(call):
+            self.calls.append(call)
+            self._refuse_ranges()
+            return
         reply = self.apply(call.call)
         if isinstance(reply, calls.RecordBatches):
             # The vertex registers a replay with its root as the id of its one copy.
@@ -372,9 +406,9 @@ class Simulation:
                         self.marks[channel] = element
                 case actions.PersistRoots(ticket, call):
                     self.ledger.note(call.roots, call.ids)
-                    self._call(
-                        slot, call, lambda _, t=ticket: self._do(key, task.handle(RowsPersisted(t), self.now))
-                    )
+                    self._call(slot, call, partial(self._persisted, key, task, ticket), key)
+                case actions.CallRanges(number, call):
+                    self._call(slot, call, partial(self._told, key, task, number), key)
                 case actions.Acknowledge(roots, values, ids):
                     self.ledger.note(roots, ids)
                     self._call(slot, calls.Xor(roots, values, self.vertex.incarnation, ids=ids))
@@ -394,8 +428,21 @@ class Simulation:
                     assert key not in self.ended, f"{key} ended twice"
                     self.ended.add(key)
 
-    def _call(self, slot: int, call: Any, then: Callable[[Any], None] | None = None) -> None:
-        self.calls.append(_Call(slot, self.instances[slot], call, then))
+    def _persisted(self, key: tuple[str, int], task: Any, ticket: int, reply: Any) -> None:
+        event = RowsPersisted(ticket, getattr(reply, "segment", -1))
+        self._do(key, task.handle(event, self.now))
+
+    def _told(self, key: tuple[str, int], task: Any, number: int, reply: Any) -> None:
+        self._do(key, task.handle(RangesAnswered(number, reply), self.now))
+
+    def _call(
+        self,
+        slot: int,
+        call: Any,
+        then: Callable[[Any], None] | None = None,
+        key: tuple[str, int] = ("", 0),
+    ) -> None:
+        self.calls.append(_Call(slot, self.instances[slot], call, then, key))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -26,6 +26,7 @@ NUMBER = "n bigint"
 RETRY = StreamOptions(timeout_ms=30_000, max_attempts=3, backoff_ms=(100,), jitter=0.0)
 ROWS = 23
 ROWS_A_BATCH = 5
+REPLAY = "store"
 
 
 class Collector:
@@ -66,9 +67,20 @@ def graph_of(env: GraphBuilder, status: FTStatus = FTStatus.ON) -> JobGraph:
     return job_graph(env.build(), status, RETRY)
 
 
+@pytest.fixture(scope="module", params=["store", "source"], autouse=True)
+def replay(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run every test with both kinds of replay."""
+    global REPLAY
+    before, REPLAY = REPLAY, request.param
+    yield
+    REPLAY = before
+
+
 def numbers(env: GraphBuilder, uid: str = "numbers", parallelism: int = 2) -> Any:
     """A source whose rows the simulation reads from its own list."""
-    return env.source(partitions(*[[0]] * parallelism), NUMBER, uid=uid, parallelism=parallelism)
+    return env.source(
+        partitions(*[[0]] * parallelism), NUMBER, uid=uid, parallelism=parallelism, replay=REPLAY
+    )
 
 
 def split(values: list[int], parts: int) -> list[list[int]]:
@@ -310,7 +322,7 @@ def events(n: int, keys: int, seed: int) -> list[tuple[int, int, int]]:
 
 
 def timed(env: GraphBuilder, uid: str) -> Any:
-    source = env.source(partitions([(0, 0, 0)]), CLICKS, uid=uid, parallelism=1)
+    source = env.source(partitions([(0, 0, 0)]), CLICKS, uid=uid, parallelism=1, replay=REPLAY)
     return source.assign_watermarks("at", "1s").key_by("k")
 
 
@@ -329,8 +341,8 @@ def test_a_join_pairs_what_belongs_together_whatever_fails(simulate: Any, where:
 
     out = Collector()
     env = builder()
-    left = env.source(partitions([(0, 0, 0)]), CLICKS, uid="left", parallelism=1)
-    right = env.source(partitions([(0, 0, 0)]), CLICKS, uid="right", parallelism=1)
+    left = env.source(partitions([(0, 0, 0)]), CLICKS, uid="left", parallelism=1, replay=REPLAY)
+    right = env.source(partitions([(0, 0, 0)]), CLICKS, uid="right", parallelism=1, replay=REPLAY)
     left = left.map(stumble("left", lambda r: r[2])).assign_watermarks("at", "1s").key_by("k")
     right = right.map(stumble("right", lambda r: r[2])).assign_watermarks("at", "1s").key_by("k")
     joined = left.join(

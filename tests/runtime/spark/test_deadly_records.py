@@ -31,13 +31,15 @@ def explode(number: int) -> int:
     return number
 
 
+@pytest.mark.parametrize("replay", ["store", pytest.param("source", marks=pytest.mark.campaign)])
 def test_two_of_2000_records_end_their_process(
-    environment: Any, connect: Any, logs_kit: ModuleType, tmp_path: Path
+    environment: Any, connect: Any, logs_kit: ModuleType, tmp_path: Path, replay: str
 ) -> None:
     # Two attempts are what it takes until a record is suspected; the search itself uses up none.
     layer: FTLayer = connect()
-    env = environment(layer, "explosive", restart=FixedDelay(attempts=3, delay="10ms"))
-    source = env.source(partitions(rows(0), rows(1)), "n bigint", uid="numbers").key_by("n")
+    name = f"explosive-{replay}"
+    env = environment(layer, name, restart=FixedDelay(attempts=3, delay="10ms"))
+    source = env.source(partitions(rows(0), rows(1)), "n bigint", uid="numbers", replay=replay).key_by("n")
     source.map(explode, "n bigint", uid="explode").sink(logs_kit.Journal(tmp_path))
     began = time.monotonic()
     job = env.execute_async()
@@ -56,7 +58,7 @@ def test_two_of_2000_records_end_their_process(
 
     came = Counter(row[0] for row in logs_kit.Notes(tmp_path, "out").rows())
     assert came.keys() == set(range(RECORDS)) - DEADLY
-    dead = {its.payload[0][0].as_py(): its for its in layer.list_dead() if its.stream == "explosive/numbers"}
+    dead = {its.payload[0][0].as_py(): its for its in layer.list_dead() if its.stream == f"{name}/numbers"}
     assert dead.keys() == DEADLY
     for letter in dead.values():
         assert "ended while it ran this record and no other, twice: " in letter.reason

@@ -29,10 +29,13 @@ from ftlayer.vertex.calls import (
     ListRecords,
     Persist,
     RecordList,
+    Register,
+    RowRange,
     SourcePosition,
     Stats,
     StatsReply,
     StreamOpened,
+    TakeOver,
     Xor,
     Xored,
 )
@@ -351,3 +354,32 @@ def test_failed_records_are_listed(caller: Caller, opened: Any, batches: Any) ->
     assert isinstance(listed, RecordList)
     assert [record.reason for record in listed.records] == ["no such column"]
     assert listed.records[0].payload == pa.record_batch({"text": ["record 0"]})
+
+
+def test_ranges_are_registered_beside_a_sync_and_wait_for_room_in_their_order(
+    caller: Caller, opened: StreamOpened, store: Any
+) -> None:
+    """No disk is in their way; beyond ``max_pending`` they wait, and none overtakes those before it."""
+    assert caller.call(TakeOver(STREAM, ("p0",), "me")).partitions[0].position is None
+
+    def register(at: int) -> Register:
+        roots = np.arange(10 * at + 1, 10 * at + 11, dtype=np.uint64)
+        start = None if at == 0 else str(at).encode()
+        facts = RowRange("p0", start, str(at + 1).encode(), 0, 10 * at, 10)
+        return Register(STREAM, facts, roots, roots, "me", opened.incarnation)
+
+    store.may_commit.clear()
+    answers = [caller.start(register(at)) for at in range(2)]
+    segments = [each.get(timeout=600).segment for each in answers]
+    waiting = [caller.start(register(at)) for at in range(2, 4)]
+    assert all(each.empty() for each in waiting)
+    store.may_commit.set()
+    done = np.arange(1, 21, dtype=np.uint64)
+    assert caller.call(Xor(done, done, opened.incarnation)) == Xored(20, 0)
+    segments += [each.get(timeout=600).segment for each in waiting]
+    assert segments == sorted(segments)
+    done = np.arange(21, 41, dtype=np.uint64)
+    assert caller.call(Xor(done, done, opened.incarnation)) == Xored(20, 0)
+    refused = caller.call(dataclasses.replace(register(7), holder="another"))
+    assert isinstance(refused, ProtocolError)
+    assert "has another holder" in str(refused)

@@ -7,16 +7,25 @@ from dataclasses import dataclass
 from ftlayer.runtime.slot.instructions import ModeInstruction
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.vertex.calls import Failure, Persist
+from ftlayer.vertex.calls import AskRanges, Failure, Persist, Register, StoreRows, TakeOver
 
 
 @dataclass(frozen=True, slots=True)
 class PersistCall(ModeInstruction):
-    """Persist; `RootsAccepted` follows."""
+    """Persist, or register; `RootsAccepted` follows, or for what is registered `RangesRefused`."""
 
     key: TaskKey
     ticket: int
-    call: Persist
+    call: Persist | Register
+
+
+@dataclass(frozen=True, slots=True)
+class RangesCall(ModeInstruction):
+    """Make this call; `RangesCame` follows, or `RangesRefused`."""
+
+    key: TaskKey
+    number: int
+    call: TakeOver | AskRanges | StoreRows
 
 
 @dataclass(frozen=True, slots=True)

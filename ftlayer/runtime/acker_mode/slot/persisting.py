@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from ftlayer.errors import IntakeTimeoutError
+from ftlayer.errors import IntakeTimeoutError, StaleIncarnationError
 from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.vertex.calls import Persist, Reply
+from ftlayer.vertex.calls import Persist, Register, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +26,20 @@ class PersistOrder:
     number: int
     key: TaskKey
     ticket: int
-    call: Persist
+    call: Persist | Register
     asked_s: float = 0.0
 
     @property
     def size(self) -> int:
-        """Bytes of the records, about."""
-        return int(self.call.payload.get_total_buffer_size())
+        """Bytes of the call, about."""
+        return size_of(self.call)
+
+
+def size_of(call: Persist | Register) -> int:
+    """Return about how many bytes a call has."""
+    if isinstance(call, Register):
+        return int(call.roots.nbytes + call.values.nbytes)
+    return int(call.payload.get_total_buffer_size())
 
 
 class PersistQueue:
@@ -40,27 +47,29 @@ class PersistQueue:
 
     The positions of a source are a chain: when a call is refused for want of room, those behind it are refused
     for not following it. So whatever is refused waits until nothing is under way, and is then sent again in
-    order. A refusal with nothing before it that lacked room is final.
+    order. A refusal with nothing before it that lacked room is final. What was registered with a vertex that is lost is
+    not sent again: its task begins anew.
     """
 
     def __init__(
         self,
         send: Callable[[PersistOrder], None],
-        accepted: Callable[[PersistOrder], None],
+        accepted: Callable[[PersistOrder, Reply], None],
         failed: Callable[[BaseException], None],
+        lost: Callable[[PersistOrder], None],
     ) -> None:
-        """All three are called without waiting, from the loop's thread or the one that reads answers.
+        """All four are called without waiting, from the loop's thread or the one that reads answers.
 
         ``send`` submits and has the future call `answered`; it is called in the order of the calls.
         """
-        self._send, self._accepted, self._failed = send, accepted, failed
+        self._send, self._accepted, self._failed, self._lost = send, accepted, failed, lost
         self._lock = threading.Lock()
         self._numbers = 0
         self._under_way: set[int] = set()
         self._refused: dict[int, tuple[PersistOrder, BaseException]] = {}
         self._behind: list[PersistOrder] = []  # came while something was refused
 
-    def put(self, key: TaskKey, ticket: int, call: Persist, asked_s: float = 0.0) -> None:
+    def put(self, key: TaskKey, ticket: int, call: Persist | Register, asked_s: float = 0.0) -> None:
         """Send a call behind those before it."""
         with self._lock:
             self._numbers += 1
@@ -77,7 +86,8 @@ class PersistQueue:
         final: BaseException | None = None
         with self._lock:
             self._under_way.discard(order.number)
-            if error is not None:
+            is_lost = isinstance(error, StaleIncarnationError) and isinstance(order.call, Register)
+            if error is not None and not is_lost:
                 self._refused[order.number] = order, error
             if self._refused and not self._under_way:
                 final = self._first_final_error()
@@ -88,7 +98,9 @@ class PersistQueue:
                     for its in again:
                         self._send(its)
         if error is None:
-            self._accepted(order)
+            self._accepted(order, answer.result())
+        elif is_lost:
+            self._lost(order)
         elif isinstance(error, IntakeTimeoutError):
             logger.warning("the vertex takes no more records for now; they are sent again: %s", error)
         if final is not None:

@@ -9,7 +9,14 @@ from ftlayer.clock import Now
 from ftlayer.histogram import Exemplar, Histogram
 from ftlayer.records.ids import U64Array, ids_of
 from ftlayer.runtime.acker_mode.slot.acks import AckBuffer
-from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
+from ftlayer.runtime.acker_mode.slot.instructions import (
+    FailCall,
+    PersistCall,
+    RangesCall,
+    TakeReplaysCall,
+    XorCall,
+)
+from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.protocol.durations import PERSIST, counters_of, exemplars_of
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
@@ -20,7 +27,7 @@ from ftlayer.runtime.protocol.messages import (
     ReplayNow,
     ResumeIntake,
 )
-from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted, RowsRead
+from ftlayer.runtime.slot.events import RangesCame, RangesRefused, ReplaysCame, RootsAccepted, RowsRead
 from ftlayer.runtime.slot.instructions import ModeWork, RowsDone, RunTask, TellCoordinator
 from ftlayer.runtime.slot.mode import (
     Instructions,
@@ -35,14 +42,24 @@ from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,
     AskReplays,
+    CallRanges,
     DataEnded,
     FailRoots,
     PersistRoots,
     ReplaysOut,
 )
 from ftlayer.runtime.task.contract import ReplayTask, TaskKey
-from ftlayer.runtime.task.events import PeersAway, PeersThere, Replayed, RowsPersisted, TaskEvent
+from ftlayer.runtime.task.events import (
+    PeersAway,
+    PeersThere,
+    RangesAnswered,
+    RangesLost,
+    Replayed,
+    RowsPersisted,
+    TaskEvent,
+)
 from ftlayer.topology.job_graph import Channel
+from ftlayer.vertex.calls import RangesTold, Register
 
 
 class VertexRoom(Protocol):
@@ -70,6 +87,11 @@ class AckerSlot:
         self._seating = parts.seating
         self._rows = rows_of_sources(parts)
         self._seats = parts.seating.seats
+        self._ranged = {
+            key: seat.task for key, seat in self._seats.items() if isinstance(seat.task, RangeSourceTask)
+        }
+        # New rows that were read again to get to what is behind others, while intake is paused.
+        self._held_back: list[PersistCall] = []
         self._acks = AckBuffer()
         # The roots of `PersistRoots` that have no answer, by ticket; replaced, never changed.
         self._unaccepted: dict[TaskKey, dict[int, U64Array]] = {key: {} for key in self._seats}
@@ -85,13 +107,14 @@ class AckerSlot:
     def handle(self, event: ModeEvent, now: Now) -> Instructions:
         """See `SlotMode.handle`."""
         match event:
-            case RootsAccepted(key, ticket, took_s):
-                roots = self._unaccepted[key][ticket]
-                self._totals["persisted"] += len(roots)
-                root = int(roots[-1]) if len(roots) else 0
-                times = self._persist_times.setdefault(key[0], Histogram())
-                times.observe(took_s, root=root, at_ms=now.wall_ms)
-                return [RunTask(key, RowsPersisted(ticket))]
+            case RootsAccepted():
+                return self._roots_accepted(event, now)
+            case RangesCame(key, number, reply):
+                # Nothing to do is no activity.
+                counts = not isinstance(reply, RangesTold) or bool(reply.wanted)
+                return [RunTask(key, RangesAnswered(number, reply), counts=counts)]
+            case RangesRefused():
+                return self._ranges_refused(event)
             case ReplaysCame():
                 return [self._replays_came(event)]
             case ReplayNow():
@@ -101,13 +124,42 @@ class AckerSlot:
                 return self._run_replays(event, counts=False)
             case ResumeIntake():
                 self._paused = False
-                return self._run_replays(event, counts=False)
+                return [*self._run_replays(event, counts=False), *self._let_held_back()]
             case AllowReplays(uid) | LetOut(uid):
                 return [run for run in self._run_replays(event) if run.key[0] == uid]
             case EndReplays():
                 return self._run_replays(event)
             case _:
                 raise misplaced(event)
+
+    def _roots_accepted(self, accepted: RootsAccepted, now: Now) -> Instructions:
+        key, ticket = accepted.key, accepted.ticket
+        if key in self._ranged and ticket not in self._unaccepted[key]:
+            return []  # of before the vertex was lost: registered anew since
+        roots = self._unaccepted[key][ticket]
+        self._totals["persisted"] += len(roots)
+        root = int(roots[-1]) if len(roots) else 0
+        times = self._persist_times.setdefault(key[0], Histogram())
+        times.observe(accepted.took_s, root=root, at_ms=now.wall_ms)
+        return [RunTask(key, RowsPersisted(ticket, accepted.segment))]
+
+    def _ranges_refused(self, refused: RangesRefused) -> Instructions:
+        """The vertex was lost: what a source has registered there is registered anew."""
+        key = refused.key
+        if self._ranged[key].incarnation != refused.incarnation:
+            return []
+        self._unaccepted[key] = {}
+        self._held_back = [call for call in self._held_back if call.key != key]
+        return [RunTask(key, RangesLost(refused.incarnation))]
+
+    def _let_held_back(self) -> list[PersistCall]:
+        calls, self._held_back = self._held_back, []
+        for call in calls:
+            self._wait_for(call)
+        return calls
+
+    def _wait_for(self, call: PersistCall) -> None:
+        self._unaccepted[call.key] = {**self._unaccepted[call.key], call.ticket: ids_of(call.call.roots)}
 
     def _replays_came(self, came: ReplaysCame) -> RunTask:
         """Nothing to do is no activity."""
@@ -138,10 +190,16 @@ class AckerSlot:
                 return self._due_acks(now_ms)
             case PersistRoots(ticket, call):
                 self.activity += 1
-                self._unaccepted[seat.key] = {**self._unaccepted[seat.key], ticket: ids_of(call.roots)}
-                if seat.is_source:
+                asked = PersistCall(seat.key, ticket, call)
+                if self._paused and isinstance(call, Register) and not call.wanted:
+                    self._held_back.append(asked)
+                    return []
+                self._wait_for(asked)
+                if seat.is_source and seat.key not in self._ranged:
                     self._numbers[seat.key, ticket] = self._read[seat.key]
-                return [PersistCall(seat.key, ticket, call)]
+                return [asked]
+            case CallRanges(number, call):
+                return [RangesCall(seat.key, number, call)]
             case FailRoots(failures):
                 self._totals["failed"] += len(failures)
                 return [FailCall(failures)]
@@ -167,7 +225,9 @@ class AckerSlot:
         return () if number is None else [RowsDone(seat.key, number)]
 
     def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
-        """See `SlotMode.read`: rows are done once they are persisted."""
+        """See `SlotMode.read`: rows are done once they are persisted, or the task keeps them."""
+        if seat.key in self._ranged:
+            return [RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)]
         self._read[seat.key] = read.number
         return [RunTask(seat.key, read.rows)]
 
@@ -231,7 +291,9 @@ class AckerSlot:
 
     def may_read(self, seat: Seat) -> bool:
         """See `SlotMode.may_read`."""
-        if self._paused or len(self._unaccepted[seat.key]) >= PERSISTS_IN_FLIGHT:
+        if len(self._unaccepted[seat.key]) >= PERSISTS_IN_FLIGHT:
+            return False
+        if self._paused and not (seat.key in self._ranged and self._ranged[seat.key].rereads):
             return False
         return self._vertex.may_persist
 
@@ -241,10 +303,15 @@ class AckerSlot:
 
     @property
     def is_open(self) -> bool:
-        """See `SlotMode.is_open`. While intake is paused sources may go on, but no replays may be asked for."""
+        """See `SlotMode.is_open`. While intake is paused sources may go on, but no replays may be asked for.
+
+        What sources keep may have to go out again: the vertex may have been lost, which is not known yet. While intake
+        is paused what is read anew is kept until it is resumed.
+        """
         if self._paused:
-            return any(cast(ReplayTask, seat.task).is_asking for seat in self._replaying())
-        return self._seating.is_reading
+            asks = any(cast(ReplayTask, seat.task).is_asking for seat in self._replaying())
+            return asks or any(task.rereads for task in self._ranged.values())
+        return self._seating.is_reading or any(task.keeps for task in self._ranged.values())
 
     @property
     def is_quiet(self) -> bool:

@@ -11,11 +11,18 @@ from ftlayer.functions.failures import this_process
 from ftlayer.handler.handler import FTHandler
 from ftlayer.records.ids import U64Array
 from ftlayer.records.traced import Sampler
-from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
+from ftlayer.runtime.acker_mode.slot.instructions import (
+    FailCall,
+    PersistCall,
+    RangesCall,
+    TakeReplaysCall,
+    XorCall,
+)
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
 from ftlayer.runtime.acker_mode.slot.tracing import AckerTracer
 from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
-from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
+from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
+from ftlayer.runtime.connectors.positions import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.deaths import Death
 from ftlayer.runtime.protocol.messages import Deploy
@@ -70,7 +77,14 @@ class AckerSlotShell:
         handler = partial(
             FTHandler, job=self._graph.name, run=run, shard=told.shard, shards=told.shards, exact=told.exact
         )
-        return AckerTaskMode(handler, order.options, partial(open_sink, run=run))
+        holding = Holding(run, self._known_partitions)
+        return AckerTaskMode(handler, order.options, partial(open_sink, run=run), holding)
+
+    def _known_partitions(self, uid: str, subtask: int) -> list[str]:
+        """Return which partitions that were taken over before are a subtask's."""
+        parallelism = self._graph.vertex(uid).parallelism
+        held = self._opened[self._graph.stream_of(uid)].held
+        return [name for name in held if partition_index(name) % parallelism == subtask]
 
     def _open_tracer(self, tracing: Tracing | None) -> None:
         if tracing is not None:
@@ -99,6 +113,8 @@ class AckerSlotShell:
         match instruction:
             case PersistCall(key, ticket, call):
                 self._port.persist(key, ticket, call)
+            case RangesCall(key, number, call):
+                self._port.call_ranges(key, number, call)
             case XorCall(event):
                 self._port.xor(event)
             case FailCall(failures):

@@ -20,20 +20,36 @@ import numpy as np
 
 from ftlayer.errors import StaleIncarnationError
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.acker_mode.slot.persisting import PersistOrder, PersistQueue, answer_to
-from ftlayer.runtime.slot.events import Event, PartFailed, ReplaysCame, RootsAccepted, Wake
+from ftlayer.runtime.acker_mode.slot.persisting import PersistOrder, PersistQueue, answer_to, size_of
+from ftlayer.runtime.slot.events import (
+    Event,
+    PartFailed,
+    RangesCame,
+    RangesRefused,
+    ReplaysCame,
+    RootsAccepted,
+    Wake,
+)
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.worker import Worker
 from ftlayer.vertex.calls import (
+    AskRanges,
     Fail,
     Failure,
     OpenStream,
     Persist,
+    RangesTold,
     RecordBatches,
+    Register,
+    Registered,
     Reply,
+    RowsStored,
+    StoreRows,
     StreamOpened,
     StreamOptions,
+    TakenOver,
+    TakeOver,
     TakeReplays,
     Touch,
     Xor,
@@ -57,14 +73,15 @@ CLOSE_TIMEOUT_S = 5.0
 class OpenedStream:
     """What the vertex says of a stream when a slot starts.
 
-    ``positions`` are where its source's partitions go on; ``shard`` of ``shards`` goes into root ids;
-    ``exact``: the vertex keeps single ids.
+    ``positions`` are where its source's partitions go on, ``held`` those that were taken over; ``shard`` of ``shards``
+    goes into root ids; ``exact``: the vertex keeps single ids.
     """
 
     positions: dict[str, bytes]
     shard: int
     shards: int
     exact: bool
+    held: tuple[str, ...] = ()
 
 
 class VertexPort:
@@ -94,7 +111,8 @@ class VertexPort:
         self._persists = self._persist_bytes = 0
         self._xors = self._others = 0
         self._queues = {
-            name: PersistQueue(self._send_persist, self._persisted, self._failed) for name, _ in streams
+            name: PersistQueue(self._send_persist, self._persisted, self._failed, self._ranges_lost)
+            for name, _ in streams
         }
         self._unsent_xors: deque[Acknowledge] = deque()
         self._touching = False
@@ -103,6 +121,7 @@ class VertexPort:
         self._xorer = Worker("xor", on_error)
         self._failer = Worker("fail", on_error)
         self._taker = Worker("replays", on_error)
+        self._ranger = Worker("ranges", on_error)
         self._toucher = Worker("touch", on_error)
 
     def open(self) -> dict[str, OpenedStream]:
@@ -111,12 +130,19 @@ class VertexPort:
         found = {}
         for name, answer in opened.items():
             shard, shards = self._client.shard_of(name)
-            found[name] = OpenedStream(answer.positions, shard, shards, answer.exact)
+            found[name] = OpenedStream(answer.positions, shard, shards, answer.exact, answer.held)
         return found
 
     def close(self) -> None:
         """Give everything up. What is unanswered stays so; waits a little for threads to notice."""
-        workers = (self._persister, self._xorer, self._failer, self._taker, self._toucher)
+        workers = (
+            self._persister,
+            self._xorer,
+            self._failer,
+            self._taker,
+            self._ranger,
+            self._toucher,
+        )
         for worker in workers:
             worker.stop()
         with self._lock:
@@ -140,15 +166,15 @@ class VertexPort:
 
     # ------------------------------------------------------------ calls
 
-    def persist(self, key: TaskKey, ticket: int, call: Persist) -> None:
-        """Persist; `RootsAccepted` follows.
+    def persist(self, key: TaskKey, ticket: int, call: Persist | Register) -> None:
+        """Persist or register; `RootsAccepted` follows.
 
-        A vertex that has no room (`IntakeTimeoutError`) is asked again, for as long as it takes. Any other
-        refusal is `PartFailed`.
+        A vertex that has no room (`IntakeTimeoutError`) is asked again, for as long as it takes. One that was lost
+        since is `RangesRefused` for what is registered. Any other refusal is `PartFailed`.
         """
         with self._lock:
             self._persists += 1
-            self._persist_bytes += int(call.payload.get_total_buffer_size())
+            self._persist_bytes += size_of(call)
         self._queues[call.stream].put(key, ticket, replace(call, owner=self._owner), time.monotonic())
 
     def xor(self, event: Acknowledge) -> None:
@@ -173,6 +199,13 @@ class VertexPort:
         """Ask for replays; `ReplaysCame` follows, whether there are any or not."""
         self._taker.do(partial(self._call_take, key, ask))
 
+    def call_ranges(self, key: TaskKey, number: int, call: TakeOver | AskRanges | StoreRows) -> None:
+        """Make a call about ranges; `RangesCame` follows, or `RangesRefused`."""
+        if not isinstance(call, AskRanges):
+            with self._lock:
+                self._others += 1
+        self._ranger.do(partial(self._call_ranges, key, number, replace(call, owner=self._owner)))
+
     def touch(self, roots: list[U64Array]) -> None:
         """Start the time of roots again. Skipped while an earlier call has no answer. Any thread."""
         with self._lock:
@@ -190,11 +223,24 @@ class VertexPort:
         future = self._pipeline.submit(order.call)
         future.add_done_callback(answer_to(self._queues[order.call.stream], order))
 
-    def _persisted(self, order: PersistOrder) -> None:
+    def _persisted(self, order: PersistOrder, reply: Reply) -> None:
+        self._answered(order)
+        segment = reply.segment if isinstance(reply, Registered) else -1
+        self._post(RootsAccepted(order.key, order.ticket, time.monotonic() - order.asked_s, segment))
+
+    def _ranges_lost(self, order: PersistOrder) -> None:
+        assert isinstance(order.call, Register)
+        self._answered(order)
+        self._refused(order.key, order.call.incarnation)
+
+    def _answered(self, order: PersistOrder) -> None:
         with self._lock:
             self._persists -= 1
             self._persist_bytes -= order.size
-        self._post(RootsAccepted(order.key, order.ticket, time.monotonic() - order.asked_s))
+
+    def _refused(self, key: TaskKey, incarnation: int) -> None:
+        self._reopen(incarnation)
+        self._post(RangesRefused(key, incarnation))
 
     # ------------------------------------------------------------ xor
 
@@ -236,6 +282,19 @@ class VertexPort:
     def _call_take(self, key: TaskKey, ask: AskReplays) -> None:
         answer = cast(RecordBatches, self._client.call(TakeReplays(ask.stream, ask.limit, self._owner)))
         self._post(ReplaysCame(key, answer.batches, answer.held))
+
+    def _call_ranges(self, key: TaskKey, number: int, call: TakeOver | AskRanges | StoreRows) -> None:
+        try:
+            reply = self._client.call(call)
+            assert isinstance(reply, TakenOver | RangesTold | RowsStored)
+            self._post(RangesCame(key, number, reply))
+        except StaleIncarnationError:
+            assert not isinstance(call, TakeOver)
+            self._refused(key, call.incarnation)
+        finally:
+            if not isinstance(call, AskRanges):
+                with self._lock:
+                    self._others -= 1
 
     def _call_touch(self, roots: list[U64Array]) -> None:
         try:

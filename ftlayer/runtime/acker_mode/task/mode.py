@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import Handler
 from ftlayer.runtime.acker_mode.task.companion import AckerCompanion
+from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.acker_mode.task.sink_outlet import AckingSinkOutlet
 from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
@@ -16,18 +18,38 @@ from ftlayer.runtime.task.contract import ReplayTask, Task
 from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet
 from ftlayer.state.heap import HeapBackend
-from ftlayer.topology.facts import has_timers
+from ftlayer.topology.facts import has_timers, reads_again
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Operator
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How sources hold partitions whose rows the vertex does not store.
+
+    ``holder`` is a name that no earlier instance of the slot has had; ``known(uid, subtask)`` are the partitions of a
+    subtask that were read before.
+    """
+
+    holder: str
+    known: Callable[[str, int], Sequence[str]]
 
 
 class AckerTaskMode:
     """`ftlayer.runtime.task.mode.TaskMode` of acker mode."""
 
     def __init__(
-        self, make_handler: Callable[[str], Handler], options: TopologyOptions, open_sink: OpenSink
+        self,
+        make_handler: Callable[[str], Handler],
+        options: TopologyOptions,
+        open_sink: OpenSink,
+        holding: Holding | None = None,
     ) -> None:
-        """``make_handler(uid)`` makes one that tracks records, as `TaskMode.handler` does."""
+        """``make_handler(uid)`` makes one that tracks records, as `TaskMode.handler` does.
+
+        ``holding`` may be left out where no source has ``replay="source"``.
+        """
+        self._holding = holding
         self._make_handler = make_handler
         self._options = options
         self._open_sink = open_sink
@@ -41,7 +63,11 @@ class AckerTaskMode:
 
     def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
         """See `TaskMode.source`."""
-        return PersistingSourceTask(graph, uid, subtask, handler)
+        if not reads_again(graph.vertex(uid).operators[0]):
+            return PersistingSourceTask(graph, uid, subtask, handler)
+        assert self._holding is not None, "who holds its rows has no name"
+        known = self._holding.known(uid, subtask)
+        return RangeSourceTask(graph, uid, subtask, handler, self._holding.holder, known)
 
     def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
         """See `TaskMode.replay`."""

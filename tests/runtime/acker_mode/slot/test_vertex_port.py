@@ -163,7 +163,9 @@ def test_refused_calls_keep_their_order(moves: list[str]) -> None:
     sent: list[PersistOrder] = []
     accepted: list[int] = []
     failed: list[BaseException] = []
-    calls = PersistQueue(sent.append, lambda order: accepted.append(order.ticket), failed.append)
+    calls = PersistQueue(
+        sent.append, lambda order, reply: accepted.append(order.ticket), failed.append, lambda order: None
+    )
     tickets = 0
 
     def answer(full: bool) -> None:

@@ -1,0 +1,362 @@
+"""A source's subtask that keeps its rows until they are done, and registers where they are.
+
+The vertex stores none of them before it wants them: because they failed or timed out, or because a slot was lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ftlayer.clock import Now
+from ftlayer.errors import ProtocolError
+from ftlayer.handler.handler import Handler
+from ftlayer.records.digests import digest_of
+from ftlayer.records.ids import I32Array, I64Array, U64Array
+from ftlayer.runtime.acker_mode.task.replay_buffer import BufferedRange, ReplayBuffer
+from ftlayer.runtime.protocol.elements import EndOfStream
+from ftlayer.runtime.task.actions import Action, CallRanges, FailRoots, PersistRoots, Send, TaskEnded, WakeAt
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.events import (
+    RangesAnswered,
+    RangesLost,
+    RowsPersisted,
+    SourceOver,
+    SourceRows,
+    TaskEvent,
+    TaskStart,
+    TimeCame,
+    refused,
+)
+from ftlayer.runtime.task.latency import SourceMarkers
+from ftlayer.runtime.task.reports import failures_of
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.vertex.calls import (
+    AskRanges,
+    Failure,
+    RangesTold,
+    Register,
+    RowRange,
+    RowsStored,
+    StoreRows,
+    TakenOver,
+    TakeOver,
+)
+
+POLL_MS = 20
+"""The vertex is asked so often what need not be kept any more, and what is wanted."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Rows that the vertex was asked to register, ready to be sent."""
+
+    kept: BufferedRange
+    buffer: ReplayBuffer
+    roots: U64Array
+    sends: list[Send]
+    failures: tuple[Failure, ...]
+    accepted: bool = False
+
+
+class RangeSourceTask:
+    """`ftlayer.runtime.task.contract.Task` of a source. Sends rows in the order it got them, and no watermarks.
+
+    A partition is *taken over* before its first rows are: until the vertex has answered they wait. When the vertex has
+    lost its memory (`RangesLost`), all are taken over anew; what it does not know of is registered again,
+    and goes out by replays.
+    """
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        uid: str,
+        subtask: int,
+        handler: Handler,
+        holder: str,
+        known: Iterable[str] = (),
+    ) -> None:
+        """``handler`` is this subtask's own; ``holder`` is a name no earlier instance of the subtask has had.
+
+        ``known``: partitions of this subtask that were read before.
+        """
+        self.uid = uid
+        self.subtask = subtask
+        self._stream = graph.stream_of(uid)
+        self._handler = handler
+        self._holder = holder
+        self._emitter = Emitter(graph, uid, subtask, handler)
+        self._markers = SourceMarkers(self._emitter, uid)
+        self._buffers: dict[str, ReplayBuffer] = {name: ReplayBuffer(uid, name) for name in known}
+        self._held_back: deque[SourceRows] = deque()  # for a partition that is being taken over
+        self._untaken: set[str] = set(known)
+        self._asked: deque[_Asked] = deque()
+        self._first_ticket = 1  # of the first in `_asked`
+        self._calls = 0
+        self._taking_over = 0  # number of the last `TakeOver`; answers to earlier ones count no more
+        self._polling = 0  # number of the last `AskRanges`, 0 while none is under way
+        self._storing: dict[int, int] = {}  # number of a `StoreRows` → segment
+        self._wakes_ms = 0
+        self._incarnation = 0
+        self._held: tuple[U64Array, ...] = ()
+        self._ending = self._said_end = self._has_ended = False
+
+    # ------------------------------------------------------------ views
+
+    @property
+    def rereads(self) -> bool:
+        """Whether rows may have to be read again before there are new ones."""
+        return bool(self._untaken) or any(buffer.rereading for buffer in self._buffers.values())
+
+    @property
+    def incarnation(self) -> int:
+        """The vertex's, as it was when partitions were taken over last."""
+        return self._incarnation
+
+    @property
+    def keeps(self) -> bool:
+        """Whether rows are kept: they are not done, or not known to be. A vertex that is lost knows of none."""
+        return bool(self._untaken or self._held_back) or any(map(len, self._buffers.values()))
+
+    def held_roots(self) -> U64Array:
+        """Return the roots of all rows that were registered and are not sent yet."""
+        held = self._held
+        return np.concatenate(held) if held else np.zeros(0, np.uint64)
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        """See `Task.handle`. `ProtocolError` for a ticket that is not out."""
+        match event:
+            case TaskStart():
+                return self._take_over() if self._untaken else []
+            case TimeCame():
+                return self._poll(now)
+            case SourceRows():
+                return self._read(event, now)
+            case RowsPersisted(ticket, segment):
+                return self._registered(ticket, segment, now)
+            case RangesAnswered(number, reply):
+                return self._answered(number, reply, now)
+            case RangesLost(incarnation):
+                return self._lost() if incarnation == self._incarnation else []
+            case SourceOver():
+                self._ending = True
+                return self._ended()
+            case _:
+                raise refused(self.uid, event)
+
+    # ------------------------------------------------------------ taking over
+
+    def _take_over(self) -> list[Action]:
+        self._calls += 1
+        self._taking_over = self._calls
+        call = TakeOver(self._stream, tuple(sorted(self._untaken)), self._holder)
+        return [CallRanges(self._calls, call)]
+
+    def _taken_over(self, found: TakenOver, now: Now) -> list[Action]:
+        self._incarnation = found.incarnation
+        actions: list[Action] = []
+        for partition in found.partitions:
+            buffer = self._buffers[partition.partition]
+            self._untaken.discard(partition.partition)
+            for kept in buffer.taken_over(partition):
+                actions += self._register(buffer, kept, now, wanted=True)
+        waiting, self._held_back = self._held_back, deque()
+        for rows in waiting:
+            actions += self._read(rows, now)
+        return [*actions, *self._wake(now), *self._ended()]
+
+    def _lost(self) -> list[Action]:
+        """The vertex knows nothing of what it was told in memory: take everything over anew."""
+        self._first_ticket += len(self._asked)
+        self._asked.clear()
+        self._publish()
+        self._storing, self._polling = {}, 0
+        self._untaken = set(self._buffers)
+        return self._take_over() if self._untaken else []
+
+    # ------------------------------------------------------------ new rows
+
+    def _read(self, rows: SourceRows, now: Now) -> list[Action]:
+        buffer = self._buffers.get(rows.partition)
+        if buffer is None:
+            buffer = self._buffers[rows.partition] = ReplayBuffer(self.uid, rows.partition)
+            self._untaken.add(rows.partition)
+            self._held_back.append(rows)
+            return self._take_over()
+        if rows.partition in self._untaken:
+            self._held_back.append(rows)
+            return []
+        new = buffer.take(rows)
+        actions = self._wake(now)
+        if new is None:
+            return actions
+        assert new.position is not None
+        payload = new.payload
+        facts = RowRange(
+            new.partition,
+            buffer.head,
+            new.position.end,
+            new.number,
+            new.first_ordinal,
+            payload.num_rows,
+            digest_of(payload),
+        )
+        return [*actions, *self._register(buffer, BufferedRange(facts, payload), now)]
+
+    def _register(
+        self, buffer: ReplayBuffer, kept: BufferedRange, now: Now, *, wanted: bool = False
+    ) -> list[Action]:
+        """Make roots of the rows, and have them registered behind what is registered already.
+
+        ``wanted``: they went out before, and go out again by replays.
+        """
+        facts = kept.facts
+        if facts.start != buffer.head:
+            facts = kept.facts = RowRange(
+                facts.partition, buffer.head, facts.end, facts.number, facts.first, facts.rows, facts.digest
+            )
+        n = facts.rows
+        roots = self._handler.persister.roots(self._stream, self.subtask, facts.number, facts.first, n)
+        if roots is None:
+            raise ProtocolError(f"source {self.uid!r} registers rows only with fault tolerance on")
+        emission = self._emitter.roots(kept.payload, roots)
+        kept.key_hashes = emission.key_hashes
+        buffer.add(kept)
+        call = Register(
+            self._stream,
+            facts,
+            roots,
+            emission.values,
+            self._holder,
+            self._incarnation,
+            emission.ids,
+            wanted=wanted,
+        )
+        if wanted:
+            self._asked.append(_Asked(kept, buffer, roots, [], ()))
+        else:
+            markers = self._markers.behind(n, now, int(roots[-1]) if n else 0)
+            sends = [*emission.sends, *markers]
+            self._asked.append(_Asked(kept, buffer, roots, sends, failures_of(roots, emission.failures)))
+        self._publish()
+        return [PersistRoots(self._first_ticket + len(self._asked) - 1, call)]
+
+    def _registered(self, ticket: int, segment: int, now: Now) -> list[Action]:
+        """Send what is registered, up to the first rows that are not: answers may come in any order."""
+        place = ticket - self._first_ticket
+        if not 0 <= place < len(self._asked) or self._asked[place].accepted:
+            raise ProtocolError(f"source {self.uid!r}: ticket {ticket} was accepted, which is not out")
+        self._asked[place].accepted = True
+        self._asked[place].buffer.named(self._asked[place].kept, segment)
+        actions: list[Action] = []
+        while self._asked and self._asked[0].accepted:
+            asked = self._asked.popleft()
+            actions.extend(asked.sends)
+            if asked.failures:
+                actions.append(FailRoots(asked.failures))
+            self._first_ticket += 1
+        self._publish()
+        return [*actions, *self._wake(now), *self._ended()]
+
+    # ------------------------------------------------------------ what is kept
+
+    def _poll(self, now: Now) -> list[Action]:
+        self._wakes_ms = 0
+        if self._polling or self._untaken or not any(map(len, self._buffers.values())):
+            return self._wake(now)
+        self._calls += 1
+        self._polling = self._calls
+        return [CallRanges(self._calls, AskRanges(self._stream, self._holder, self._incarnation))]
+
+    def _wake(self, now: Now) -> list[Action]:
+        """Be woken while something is kept, or read again."""
+        if self._wakes_ms > now.mono_ms or self._polling or not (self.keeps or self.rereads):
+            return []
+        self._wakes_ms = now.mono_ms + POLL_MS
+        return [WakeAt(self._wakes_ms)]
+
+    def _answered(self, number: int, reply: TakenOver | RangesTold | RowsStored, now: Now) -> list[Action]:
+        match reply:
+            case TakenOver():
+                # A later one asks for all that this one did.
+                return self._taken_over(reply, now) if number == self._taking_over else []
+            case RangesTold() if number == self._polling:
+                self._polling = 0
+                return [*self._told(reply), *self._wake(now), *self._ended()]
+            case RowsStored():
+                self._storing.pop(number, None)
+        return []
+
+    def _told(self, told: RangesTold) -> list[Action]:
+        for partition, segment in told.done_below.items():
+            self._buffers[partition].forget_below(segment)
+        actions: list[Action] = []
+        under_way = set(self._storing.values())
+        for wanted in told.wanted:
+            kept = next(
+                (found for each in self._buffers.values() if (found := each.get(wanted.segment))), None
+            )
+            if kept is not None and wanted.segment not in under_way:
+                actions.append(self._store(kept, wanted.rows))
+        return actions
+
+    def _store(self, kept: BufferedRange, rows: U64Array) -> CallRanges:
+        if kept.key_hashes is None:
+            kept.key_hashes = self._key_hashes(kept)
+        which: I64Array = rows.astype(np.int64)
+        hashes = None if kept.key_hashes is None else np.ascontiguousarray(kept.key_hashes[which])
+        self._calls += 1
+        self._storing[self._calls] = kept.segment
+        call = StoreRows(
+            self._stream,
+            kept.segment,
+            rows,
+            _rows_of(kept.payload, which),
+            self._holder,
+            self._incarnation,
+            hashes,
+        )
+        return CallRanges(self._calls, call)
+
+    def _key_hashes(self, kept: BufferedRange) -> I32Array | None:
+        """Return what the replay twins need of rows that were read again: they are sent by replays alone."""
+        facts = kept.facts
+        roots = self._handler.persister.roots(
+            self._stream, self.subtask, facts.number, facts.first, facts.rows
+        )
+        return self._emitter.roots(kept.payload, roots).key_hashes
+
+    # ------------------------------------------------------------ the end
+
+    def _ended(self) -> list[Action]:
+        """Say that no more rows come; end once none of them is kept."""
+        if not self._ending or self._has_ended or self._asked or self._untaken:
+            return []
+        for buffer in self._buffers.values():
+            buffer.check_ended()
+        actions: list[Action] = []
+        if not self._said_end:
+            self._said_end = True
+            actions += self._emitter.mark(EndOfStream())
+        if not self._storing and not any(map(len, self._buffers.values())):
+            self._has_ended = True
+            actions.append(TaskEnded())
+        return actions
+
+    def _publish(self) -> None:
+        self._held = tuple(asked.roots for asked in self._asked)
+
+
+def _rows_of(payload: pa.RecordBatch, which: I64Array) -> pa.RecordBatch:
+    """Return some rows, in ascending order; all of a stretch without a copy, as after a loss."""
+    first, count = int(which[0]), len(which)
+    if int(which[-1]) - first + 1 == count:
+        return payload.slice(first, count)
+    return pc.take(payload, pa.array(which), boundscheck=False)

@@ -1,0 +1,231 @@
+"""Where the rows of sources are that can be read again: ranges of positions, and which of their rows are done.
+
+The vertex has no payload of these rows. A row is pending, done, or *wanted*: its attempt has ended (it failed, timed
+out, or was recalled), and whoever holds its partition is asked for it. What comes is stored, in the transaction that
+writes down that the row has left its range.
+
+Up to its *floor* all rows of a partition have left. Floors are written down by a tick, behind the rows: what is lost
+in between is read again, and done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.ranges import StoredPartition, StoredRange, all_ranges, delete_ranges, put_ranges
+from ftlayer.store.rows import I64, U64
+from ftlayer.store.segments import Mask
+from ftlayer.store.streams import get_position, put_position
+from ftlayer.vertex.calls import RowRange
+from ftlayer.vertex.rules.retry import Cause
+from ftlayer.vertex.rules.streams import Stream
+
+NOWHERE = (-1, 0)
+"""The place before all rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRow:
+    """Why a row's attempt ended, and the root it had. ``timed_out``: late events may still complete that."""
+
+    root: int
+    cause: Cause
+    timed_out: bool = False
+
+
+class SourceRange:
+    """The rows of one call, which their holder has. ``done``, bool[n], is shared with their live segment.
+
+    ``roots`` are those of their first attempt; None: an earlier incarnation knew them.
+    """
+
+    def __init__(
+        self, partition: SourcePartition, segment: int, facts: RowRange, done: Mask, roots: U64 | None
+    ) -> None:
+        self.partition = partition
+        self.segment = segment
+        self.facts = facts
+        self.done = done
+        self.roots = roots
+        self._recalled: Mask | None = None
+        self._ended: dict[int, EndedRow] = {}
+
+    def changed(self) -> None:
+        """Rows have left it."""
+        self.partition.is_changed = True
+
+    def end(self, row: int, why: EndedRow) -> bool:
+        """Want a row whose attempt has ended; False if it is done, or was wanted before."""
+        if self.done[row] or self.is_wanted(row):
+            return False
+        self._ended[row] = why
+        return True
+
+    def fail_timed_out(self, row: int) -> None:
+        """A root that had timed out has failed: it can be completed no more."""
+        why = self._ended.get(row)
+        if why is not None and why.timed_out:
+            self._ended[row] = EndedRow(why.root, why.cause)
+
+    def recall(self, rows: I64) -> int:
+        """Want these rows (int64[m], distinct) without an end of their attempt; return how many were not wanted yet."""
+        if self._recalled is None:
+            self._recalled = np.zeros(len(self.done), np.bool_)
+        mask = ~self.done[rows] & ~self.wanted_of(rows)
+        self._recalled[rows[mask]] = True
+        return int(np.count_nonzero(mask))
+
+    def is_wanted(self, row: int) -> bool:
+        """Whether a row's attempt has ended."""
+        return row in self._ended or (self._recalled is not None and bool(self._recalled[row]))
+
+    def wanted_of(self, rows: I64) -> Mask:
+        """Return which of these rows (int64[m]) are wanted, bool[m]."""
+        mask = np.zeros(len(rows), np.bool_)
+        if self._recalled is not None:
+            mask |= self._recalled[rows]
+        if self._ended:
+            mask |= np.isin(rows, np.fromiter(self._ended, np.int64, len(self._ended)))
+        return mask
+
+    def wanted(self) -> I64:
+        """Return the rows that are to be stored, in their order."""
+        ended = np.fromiter(self._ended, np.int64, len(self._ended))
+        recalled = np.zeros(0, np.int64) if self._recalled is None else np.flatnonzero(self._recalled)
+        rows = np.union1d(ended, recalled)
+        return rows[~self.done[rows]]
+
+    @property
+    def recalled_left(self) -> int:
+        """How many rows were recalled and are not stored."""
+        return 0 if self._recalled is None else int(np.count_nonzero(self._recalled & ~self.done))
+
+    def why(self, row: int) -> EndedRow | None:
+        """Return why a wanted row's attempt has ended; None if it was recalled."""
+        return self._ended.get(row)
+
+
+@dataclass(slots=True)
+class SourcePartition:
+    """A partition of a source, from its floor on.
+
+    ``floor`` is the position up to which all is done or stored, ``head`` the one up to which rows are registered; both
+    with their places. ``ranges`` are those between, by segment, ascending. The holder may forget what is before
+    segment ``done_below``; ``written_below`` will be that, once the transaction is known to be committed.
+    """
+
+    stream: Stream
+    name: str
+    floor: bytes | None = None
+    floor_at: tuple[int, int] = NOWHERE
+    head: bytes | None = None
+    head_at: tuple[int, int] = NOWHERE
+    holder: str = ""
+    ranges: dict[int, SourceRange] = field(default_factory=dict)
+    is_changed: bool = False
+    done_below: int = 0
+    written_below: int | None = None
+
+    def add(self, added: SourceRange) -> None:
+        """Append a range, which begins at the head."""
+        self.ranges[added.segment] = added
+        self.head, self.head_at = added.facts.end, added.facts.ends
+
+    def known(self, facts: RowRange) -> SourceRange | None:
+        """Return a range that was registered before."""
+        for each in reversed(self.ranges.values()):
+            if each.facts == facts:
+                return each
+        return None
+
+    def write(self, txn: WriteTransaction, next_segment: int) -> None:
+        """Write down what is done; a range of which all is leaves. ``next_segment`` is above all there are."""
+        self.is_changed = False
+        while self.ranges:
+            first = next(iter(self.ranges.values()))
+            if not first.done.all():
+                break
+            self.floor, self.floor_at = first.facts.end, first.facts.ends
+            del self.ranges[first.segment]
+        if self.floor is not None:
+            put_position(txn, self.stream.number, self.name, None, self.floor)
+        put_ranges(txn, self.stream.number, self.name, StoredPartition(*self.floor_at, self._begun()))
+        self.written_below = next(iter(self.ranges), next_segment)
+
+    def _begun(self) -> tuple[StoredRange, ...]:
+        """Return the ranges up to the last one of which something is done."""
+        found: list[StoredRange] = []
+        begun = 0
+        for each in self.ranges.values():
+            facts = each.facts
+            bits = np.packbits(each.done, bitorder="little").tobytes() if each.done.any() else b""
+            found.append(
+                StoredRange(facts.start, facts.end, facts.number, facts.first, facts.rows, facts.digest, bits)
+            )
+            if bits:
+                begun = len(found)
+        return tuple(found[:begun])
+
+
+class SourceRanges:
+    """All partitions of a shard that are read again where rows are lost."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[tuple[int, str], SourcePartition] = {}
+
+    def __iter__(self) -> Iterator[SourcePartition]:
+        return iter(self._partitions.values())
+
+    def of_stream(self, stream: Stream) -> list[SourcePartition]:
+        """Return the partitions of a stream."""
+        return [each for (number, _), each in self._partitions.items() if number == stream.number]
+
+    def get(self, stream: Stream, name: str) -> SourcePartition | None:
+        """Return a partition; None before it was taken over."""
+        return self._partitions.get((stream.number, name))
+
+    def opened(self, txn: ReadTransaction, stream: Stream, name: str) -> SourcePartition:
+        """Return a partition, which begins where its rows were accepted up to, if it is new."""
+        found = self.get(stream, name)
+        if found is None:
+            last = get_position(txn, stream.number, name)
+            at = None if last is None else last[1]
+            found = SourcePartition(stream, name, floor=at, head=at)
+            self._partitions[stream.number, name] = found
+        return found
+
+    def recovered(self, txn: ReadTransaction) -> Iterator[tuple[int, str, StoredPartition, bytes | None]]:
+        """Iterate over what is stored: number of the stream, partition, its ranges, and its floor."""
+        for number, name, stored in all_ranges(txn):
+            last = get_position(txn, number, name)
+            yield number, name, stored, None if last is None else last[1]
+
+    def put(self, partition: SourcePartition) -> None:
+        """Know a partition that is stored."""
+        self._partitions[partition.stream.number, partition.name] = partition
+
+    def forget(self, txn: WriteTransaction, partition: SourcePartition) -> None:
+        """Know a partition no more. Its position stays."""
+        del self._partitions[partition.stream.number, partition.name]
+        delete_ranges(txn, partition.stream.number, partition.name)
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether `write` or `confirm` has something to do."""
+        return any(each.is_changed or each.written_below is not None for each in self)
+
+    def confirm(self) -> None:
+        """What was written is durable: the transaction has been followed by another one."""
+        for each in self:
+            if each.written_below is not None:
+                each.done_below, each.written_below = each.written_below, None
+
+    def write(self, txn: WriteTransaction, next_segment: int) -> None:
+        """Write down what is done of all partitions."""
+        for each in self:
+            if each.is_changed:
+                each.write(txn, next_segment)
