@@ -60,7 +60,12 @@ class ChainDriver:
     def take_done(self) -> int: ...
     def write_back(self) -> None: ...
     def run(
-        self, schema: object, array: object, fail: Callable[[int, int, BaseException, int], None], /
+        self,
+        schema: object,
+        array: object,
+        objects: tuple[list[Any] | None, ...] | None,
+        fail: Callable[[int, int, BaseException, int], None],
+        /,
     ) -> tuple[list[Any], int, bytes, bool] | None: ...
 
 def mark_exit(page: object, place: int, /) -> None: ...

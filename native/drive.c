@@ -24,6 +24,7 @@ static int tell_failure(driver *self, PyObject *fail, Py_ssize_t mark) {
 typedef struct {
     column_view *columns;
     int64_t width;
+    int has_objects;
     PyObject *names, *empty; /* where records are dicts: of the columns, and a dict of these; else NULL */
 } batch_view;
 
@@ -75,9 +76,21 @@ static int know_columns(driver *self, batch_view *batch) {
     return 0;
 }
 
-/* 1 when the columns can be read, 0 when not, -1 with an error. */
+/* Read a column from the list of its values, if `objects` has one: 1, 0 if not, -1 with an error. */
+static int open_list(PyObject *objects, int64_t i, int64_t rows, column_view *out) {
+    PyObject *list = objects == Py_None ? Py_None : PyTuple_GET_ITEM(objects, i);
+    if (list == Py_None) return 0;
+    if (!PyList_CheckExact(list) || PyList_GET_SIZE(list) != rows) {
+        PyErr_SetString(PyExc_TypeError, "the values of a column are a list, as long as the batch, or None");
+        return -1;
+    }
+    open_objects(list, out);
+    return 1;
+}
+
+/* 1 when the columns can be read, 0 when not, -1 with an error. `objects`: see driver_run. */
 static int open_batch(driver *self, const struct ArrowSchema *schema, const struct ArrowArray *array,
-                      batch_view *out) {
+                      PyObject *objects, batch_view *out) {
     *out = (batch_view){.width = schema->n_children};
     if (out->width == 0) return 0;
     out->columns = PyMem_Calloc((size_t)out->width, sizeof *out->columns);
@@ -85,8 +98,15 @@ static int open_batch(driver *self, const struct ArrowSchema *schema, const stru
         PyErr_NoMemory();
         return -1;
     }
+    if (objects != Py_None && (!PyTuple_CheckExact(objects) || PyTuple_GET_SIZE(objects) != out->width)) {
+        PyErr_SetString(PyExc_TypeError, "objects says something of each column, in a tuple, or is None");
+        return -1;
+    }
     for (int64_t i = 0; i < out->width; i++) {
-        if (!open_view(schema->children[i], array->children[i], array->offset, &out->columns[i])) return 0;
+        int is_list = open_list(objects, i, array->length, &out->columns[i]);
+        if (is_list < 0) return -1;
+        if (is_list) out->has_objects = 1;
+        if (!is_list && !open_view(schema->children[i], array->children[i], array->offset, &out->columns[i])) return 0;
     }
     if (know_columns(self, out) != 0) return -1;
     if (self->names == NULL) return 1;
@@ -175,7 +195,8 @@ static void announce(const batch_view *batch, int64_t row, int64_t rows) {
 /* Run all rows; `counts` is NULL, or gets how many results each has. 0, or -1 with an error. */
 static int run_rows(driver *self, const batch_view *batch, int64_t rows, PyObject *fail, int32_t *counts) {
     PyObject *used = NULL;
-    int keeps = batch->empty == NULL && batch->width > 1;
+    /* Of plain values no cycle can be made: it does not matter whether the garbage collector looks at the tuple. */
+    int keeps = batch->empty == NULL && batch->width > 1 && !batch->has_objects;
     for (int64_t row = 0; row < rows; row++) {
         if (row % AHEAD == 0) announce(batch, row, rows);
         Py_ssize_t before = self->rows;
@@ -199,11 +220,12 @@ static int run_rows(driver *self, const batch_view *batch, int64_t rows, PyObjec
     return 0;
 }
 
-/* run(schema, array, fail): capsules of a record batch; fail(row, step, error, mark) is told of those that fail;
- * of one that Python cannot hold the step is -1. */
+/* run(schema, array, objects, fail): capsules of a record batch; for each column None, or its values in a list where it
+ * is not plain (or None for all of them). fail(row, step, error, mark) is told of those that fail; of one that Python
+ * cannot hold the step is -1. */
 static PyObject *driver_run(driver *self, PyObject *args) {
-    PyObject *schema_capsule, *array_capsule, *fail;
-    if (!PyArg_ParseTuple(args, "OOO:run", &schema_capsule, &array_capsule, &fail)) return NULL;
+    PyObject *schema_capsule, *array_capsule, *objects, *fail;
+    if (!PyArg_ParseTuple(args, "OOOO:run", &schema_capsule, &array_capsule, &objects, &fail)) return NULL;
     const struct ArrowSchema *schema = PyCapsule_GetPointer(schema_capsule, "arrow_schema");
     if (schema == NULL) return NULL;
     const struct ArrowArray *array = PyCapsule_GetPointer(array_capsule, "arrow_array");
@@ -218,7 +240,7 @@ static PyObject *driver_run(driver *self, PyObject *args) {
     }
     batch_view batch;
     self->is_running = 1;
-    int readable = open_batch(self, schema, array, &batch);
+    int readable = open_batch(self, schema, array, objects, &batch);
     if (readable != 1) {
         self->is_running = 0;
         close_batch(&batch);
@@ -404,7 +426,7 @@ static int check_columns(PyObject *types, PyObject *nullable) {
     }
     for (Py_ssize_t i = 0; i < width; i++) {
         char type = PyBytes_AS_STRING(types)[i];
-        if (type == '\0' || strchr("bcsilguz", type) == NULL) {
+        if (type == '\0' || strchr("bcsilguzO", type) == NULL) {
             PyErr_Format(PyExc_ValueError, "columns of type '%c' are not written here", type);
             return -1;
         }
@@ -483,7 +505,7 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *keywor
 
 static PyMethodDef driver_methods[] = {
     {"run", (PyCFunction)driver_run, METH_VARARGS,
-     "run(schema, array, fail) -> (columns or list, rows, counts, whether columns); None: a column is not plain."},
+     "run(schema, array, objects, fail) -> (columns or list, rows, counts, whether columns); None: a column is not read."},
     {"write_back", (PyCFunction)driver_write_back, METH_NOARGS,
      "Put the aggregates into their table that it does not have yet."},
     {"forget", (PyCFunction)driver_forget, METH_NOARGS, "As `write_back`, and look them up there from now on."},

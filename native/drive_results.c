@@ -1,10 +1,26 @@
 /* The results of a chain's functions, as the buffers of Arrow's columns; as a list once one of them is not plain. */
 #include "drive.h"
 
+/* Move objects into a longer list. */
+static int lengthen(column_maker *maker, Py_ssize_t rows, Py_ssize_t wanted) {
+    PyObject *longer = PyList_New(wanted);
+    if (longer == NULL) return -1;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        PyList_SET_ITEM(longer, row, PyList_GET_ITEM(maker->values, row));
+        PyList_SET_ITEM(maker->values, row, NULL);
+    }
+    Py_SETREF(maker->values, longer);
+    return 0;
+}
+
 static int grow(driver *self) {
     Py_ssize_t wanted = 2 * self->capacity;
     for (Py_ssize_t i = 0; i < self->width; i++) {
         column_maker *maker = &self->makers[i];
+        if (maker->type == 'O') {
+            if (lengthen(maker, self->capacity, wanted) != 0) return -1;
+            continue;
+        }
         Py_ssize_t size = maker->type == 'b' ? (wanted + 7) / 8
                                              : (wanted + (maker->bytes != NULL)) * value_size(maker->type);
         Py_ssize_t before = PyBytes_GET_SIZE(maker->values);
@@ -33,6 +49,10 @@ static int turn_to_list(driver *self) {
     }
     for (Py_ssize_t i = 0; i < self->width; i++) {
         const column_maker *maker = &self->makers[i];
+        if (maker->type == 'O') {
+            open_objects(maker->values, &columns[i]);
+            continue;
+        }
         columns[i] = (column_view){
             .type = maker->type,
             .validity = maker->validity == NULL ? NULL : (const uint8_t *)PyBytes_AS_STRING(maker->validity),
@@ -73,6 +93,14 @@ int take_back(driver *self, Py_ssize_t rows) {
     if (self->list != NULL) return PyList_SetSlice(self->list, rows, behind, NULL);
     for (Py_ssize_t i = 0; i < self->width; i++) {
         column_maker *maker = &self->makers[i];
+        if (maker->type == 'O') {
+            for (Py_ssize_t row = rows; row < behind; row++) {
+                PyObject *object = PyList_GET_ITEM(maker->values, row);
+                PyList_SET_ITEM(maker->values, row, NULL);
+                Py_XDECREF(object);
+            }
+            continue;
+        }
         uint8_t *values = (uint8_t *)PyBytes_AS_STRING(maker->values);
         uint8_t *validity = maker->validity == NULL ? NULL : (uint8_t *)PyBytes_AS_STRING(maker->validity);
         if (maker->bytes != NULL) maker->used = ((int32_t *)values)[rows];
@@ -92,7 +120,8 @@ PyObject *finished_results(driver *self) {
     PyObject *columns = PyList_New(self->width);
     for (Py_ssize_t i = 0; columns != NULL && i < self->width; i++) {
         column_maker *maker = &self->makers[i];
-        PyObject *column = column_of(maker);
+        int is_cut = maker->type == 'O' && PyList_SetSlice(maker->values, self->rows, self->capacity, NULL) != 0;
+        PyObject *column = is_cut ? NULL : column_of(maker);
         if (column == NULL) {
             Py_CLEAR(columns);
         } else {

@@ -11,10 +11,10 @@
 static inline int bit_is_set(const uint8_t *bits, int64_t i) { return (bits[i >> 3] >> (i & 7)) & 1; }
 
 typedef struct {
-    char type;               /* Arrow's format: b, c, s, i, l, f, g, u, z, U, Z; all of one character */
+    char type;               /* Arrow's format: b, c, s, i, l, f, g, u, z, U, Z; or O: objects, in a list */
     int64_t offset;          /* of the first row */
     const uint8_t *validity; /* NULL when nothing is null */
-    const void *values;      /* offsets of texts */
+    const void *values;      /* offsets of texts; of objects the list, borrowed */
     const char *bytes;       /* of texts */
     known_column *known;     /* of texts and integers; NULL: each is made anew */
     uint32_t tags[AHEAD];    /* with `known`: of the rows from a multiple of AHEAD on */
@@ -36,6 +36,8 @@ static inline PyObject *value_at(const column_view *column, int64_t row) {
     int64_t i = column->offset + row;
     if (column->validity != NULL && !bit_is_set(column->validity, i)) return Py_NewRef(Py_None);
     switch (column->type) {
+    case 'O':
+        return Py_NewRef(PyList_GET_ITEM((PyObject *)column->values, i));
     case 'b':
         return PyBool_FromLong(bit_is_set(column->values, i));
     case 'c':
@@ -61,6 +63,9 @@ static inline PyObject *value_at(const column_view *column, int64_t row) {
     }
     }
 }
+
+/* A column whose values are in a list. */
+static inline void open_objects(PyObject *list, column_view *out) { *out = (column_view){.type = 'O', .values = list}; }
 
 /* 1 when the column is of a type that is read here, 0 when not. */
 static inline int open_view(const struct ArrowSchema *schema, const struct ArrowArray *array, int64_t first, column_view *out) {

@@ -162,7 +162,10 @@ static inline fit put_integer(column_maker *maker, PyObject *value, Py_ssize_t r
 
 static inline fit put_value(column_maker *maker, PyObject *value, Py_ssize_t row, Py_ssize_t rows) {
     if (maker->type == 'O') {
+        if (value == Py_None && !maker->nullable) return MISFIT;
+        PyObject *before = PyList_GET_ITEM(maker->values, row); /* of a record that has failed in a later column */
         PyList_SET_ITEM(maker->values, row, Py_NewRef(value));
+        Py_XDECREF(before);
         return FITS;
     }
     if (value == Py_None) return put_null(maker, row, rows);

@@ -177,16 +177,18 @@ def to_batch(rows: Sequence[Any], schema: pa.Schema, form: Form = DICTS) -> pa.R
     """
     columns = []
     for field, values in zip(schema, form.columns(rows, schema), strict=True):
-        if isinstance(values, pa.Array):
-            columns.append(values)
-            continue
-        if pa.types.is_integer(field.type):
-            check_whole(values, field.name)
-        column = pa.array(values, field.type)
-        if not field.nullable and column.null_count:
-            raise ValueError(f"column {field.name!r} is null and may not be")
-        columns.append(column)
+        columns.append(values if isinstance(values, pa.Array) else column_of(values, field))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def column_of(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    """Convert the values of a column; raises as `to_batch`."""
+    if pa.types.is_integer(field.type):
+        check_whole(values, field.name)
+    column = pa.array(values, field.type)
+    if not field.nullable and column.null_count:
+        raise ValueError(f"column {field.name!r} is null and may not be")
+    return column
 
 
 def check_whole(values: Sequence[Any], name: str) -> None:

@@ -24,7 +24,8 @@ PLAIN_CODES = {
     pa.binary(): b"z",
 }
 """The C extension's letters for the types of plain columns."""
-_OTHER = b"O"
+OTHER_CODE = b"O"
+"""The letter of all others: their values stay Python objects."""
 
 
 def read_plain(batch: pa.RecordBatch) -> list[Any] | None:
@@ -43,8 +44,8 @@ def plain_columns(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array | lis
         A column a field: as an Arrow array, or as a list of values where the field's type is not plain. None if a
         value of a plain column is not plain, out of range, or null where it may not be; or if no column is plain.
     """
-    codes = b"".join(PLAIN_CODES.get(field.type, _OTHER) for field in schema)
-    if not codes.strip(_OTHER) or not isinstance(rows, list | tuple):
+    codes = b"".join(PLAIN_CODES.get(field.type, OTHER_CODE) for field in schema)
+    if not codes.strip(OTHER_CODE) or not isinstance(rows, list | tuple):
         return None
     columns = native.write_records(rows, codes, bytes(field.nullable for field in schema))
     if columns is None:

@@ -15,15 +15,52 @@ import pyarrow as pa
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.fused import has_run
 from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing, unhashable
-from ftlayer.functions.conversion import DICTS, VALUES, Form
+from ftlayer.functions.conversion import DICTS, VALUES, Form, column_of, python_values
 from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
-from ftlayer.functions.plain import PLAIN_CODES
+from ftlayer.functions.plain import OTHER_CODE, PLAIN_CODES, array_of
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.dict_tables import finds_as_dict, logged_lookup
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.undo.tables import UndoValues
 from ftlayer.functions.values import NAN
 from ftlayer.records.kernels import native
+
+_READ = frozenset({*PLAIN_CODES, pa.float32(), pa.large_string(), pa.large_binary()})
+
+Objects = tuple[list[Any] | None, ...]
+"""For each column None, or its values where the C extension cannot read them."""
+
+Driven = tuple[list[Any], int, bytes, bool]
+"""What `ChainDriver.run` returns: columns, or records; how many; int32 counts a row; whether they are columns."""
+
+
+def not_plain(schema: pa.Schema) -> bool:
+    """Whether columns of these types cannot all be read by the C extension."""
+    return any(field.type not in _READ for field in schema)
+
+
+def objects_in(batch: pa.RecordBatch) -> Objects:
+    """Return the values of columns that the C extension cannot read. Raises one of `UNREADABLE`."""
+    return tuple(None if column.type in _READ else python_values(column) for column in batch.columns)
+
+
+def batch_of(columns: Sequence[Any], rows: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the columns of results as a batch. Raises what `to_batch` raises for objects that do not fit."""
+    made = [array_of(field.type, rows, column) for field, column in zip(schema, columns, strict=True)]
+    arrays = [
+        column_of(column, field) if isinstance(column, list) else column
+        for field, column in zip(schema, made, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def records_from(columns: Sequence[Any], rows: int, schema: pa.Schema, form: Form) -> list[Any]:
+    """Return results as the functions have returned them: plain values come out of Arrow as they went in."""
+    made = [array_of(field.type, rows, column) for field, column in zip(schema, columns, strict=True)]
+    values = [column if isinstance(column, list) else column.to_pylist() for column in made]
+    if form is DICTS:
+        return [dict(zip(schema.names, record, strict=True)) for record in zip(*values, strict=True)]
+    return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
 
 def driver_of(
@@ -34,9 +71,9 @@ def driver_of(
     ``form`` and ``log`` are as for `fuse`. Records may be values or dicts, and a `Reducing` needs values. ``keeps``:
     aggregates of the first `Reducing` may lie beside their keys until `write_back`; nobody else changes its table.
     """
-    codes = [PLAIN_CODES.get(field.type) for field in schema]
+    codes = b"".join(PLAIN_CODES.get(field.type, OTHER_CODE) for field in schema)
     are_dicts = form is DICTS
-    if not (are_dicts or form is VALUES) or not steps or not codes or None in codes:
+    if not (are_dicts or form is VALUES) or not steps or not codes:
         return None
     driven = [known for step in steps if (known := _driven(step, form, keeps)) is not None]
     if len(driven) < len(steps):
@@ -44,7 +81,7 @@ def driver_of(
     logs = any(isinstance(step, Reducing) and isinstance(step.table, UndoValues) for step in steps)
     return native.ChainDriver(
         tuple(driven),
-        b"".join(code for code in codes if code is not None),
+        codes,
         bytes(field.nullable for field in schema),
         tuple(sys.intern(name) for name in schema.names) if are_dicts else None,
         (MemoryError,) if log is None else (MemoryError, StateSerializationError),

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.functions.chains.driven import driver_of
+from ftlayer.functions.chains.driven import (
+    Driven,
+    Objects,
+    batch_of,
+    driver_of,
+    not_plain,
+    objects_in,
+    records_from,
+)
 from ftlayer.functions.chains.fused import Fused, fuse, is_one_to_one
 from ftlayer.functions.chains.prepared import PreparedStep, Processing, Reducing
 from ftlayer.functions.chains.side_outputs import take_side_outputs
@@ -24,10 +32,11 @@ from ftlayer.functions.conversion import (
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.fitting import convert
 from ftlayer.functions.outcome import I64, SegmentOutcome
-from ftlayer.functions.plain import array_of
+from ftlayer.functions.plain import PLAIN_CODES
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter
 from ftlayer.functions.undo.log import UndoLog
+from ftlayer.records.kernels import native
 
 CHUNK_ROWS = 1_000
 """Records turned into Python objects at a time: few enough to stay in the processor's cache
@@ -42,7 +51,11 @@ MOST_UNWRITTEN = 20_000
 
 
 class RecordSegment:
-    """Per-record functions, depth first: each record through all of them before the next one."""
+    """Per-record functions, depth first: each record through all of them before the next one.
+
+    Attributes:
+        has_objects: some columns of results are made by Arrow.
+    """
 
     def __init__(
         self,
@@ -72,6 +85,7 @@ class RecordSegment:
         for step in steps if keeps and self._driver is not None else ():
             if isinstance(step, Reducing) and step.state is not None:
                 step.state.cache(self)
+        self.has_objects = any(field.type not in PLAIN_CODES for field in schema)
         self._single = is_one_to_one(steps)
         self._processing = [step for step in steps if isinstance(step, Processing)]
         makers = [step for step in steps if not isinstance(step, Filter)]
@@ -179,15 +193,11 @@ class _SegmentRun:
         driver = segment._driver
         if driver is None:
             return False
-
-        def fail(place: int, step: int, error: BaseException, mark: int) -> None:
-            if step < 0:  # As if the first function had raised it.
-                step, error = 0, records_in_form(rows.slice(place, 1), segment._form)[0]
-            self._fail(place, step, error, mark)
-
-        schema, array = rows.__arrow_c_array__()
+        if segment.has_objects or not_plain(rows.schema):
+            self._drive_by_chunks(driver, rows)
+            return True
         try:
-            driven = driver.run(schema, array, fail)
+            driven = self._run_driver(driver, rows, None)
         finally:
             segment.count_driven(driver.take_done())
         if driven is None:
@@ -198,14 +208,76 @@ class _SegmentRun:
             self._out, self._counts = results, counts.tolist()
             self._convert()
             return True
-        columns = [
-            array_of(field.type, count, column)
-            for field, column in zip(segment._schema, results, strict=True)
-        ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=segment._schema)
+        batch = batch_of(results, count, segment._schema)
         one_each = segment._single and count == rows.num_rows
         self._pieces.append((batch, self._parents if one_each else np.repeat(self._parents, counts)))
         return True
+
+    def _drive_by_chunks(self, driver: native.ChainDriver, rows: pa.RecordBatch) -> None:
+        """Run rows in C of which some values become objects by Arrow, or objects by Arrow what it takes.
+
+        As many at a time as in the loop, for its reasons.
+        """
+        self._segment.count_in(self._counts)
+        for start in range(0, max(rows.num_rows, 1), CHUNK_ROWS):
+            chunk = rows.slice(start, CHUNK_ROWS)
+            try:
+                objects = objects_in(chunk)
+            except UNREADABLE:
+                driven = None
+            else:
+                try:
+                    driven = self._run_driver(driver, chunk, objects)
+                except BaseException:
+                    self._segment.count_driven(driver.take_done())
+                    raise
+                driver.take_done()  # the counts of the chunk say so from here on
+            if driven is None:
+                self._segment.forget()
+                self._take(chunk)
+            else:
+                self._took(driven)
+            if len(self._out) >= MOST_RESULTS:
+                self._convert()
+        if self._out or not self._pieces:
+            self._convert()
+
+    def _run_driver(
+        self, driver: native.ChainDriver, rows: pa.RecordBatch, objects: Objects | None
+    ) -> Driven | None:
+        first, segment = len(self._counts), self._segment
+
+        def fail(place: int, step: int, error: BaseException, mark: int) -> None:
+            if step < 0:  # As if the first function had raised it.
+                step, error = 0, records_in_form(rows.slice(place, 1), segment._form)[0]
+            self._fail(first + place, step, error, mark)
+
+        schema, array = rows.__arrow_c_array__()
+        return driver.run(schema, array, objects, fail)
+
+    def _as_batch(self, columns: list[Any], rows: int) -> pa.RecordBatch | None:
+        """Return columns of results as a batch; None if some do not fit, which are to be found among the records."""
+        try:
+            return batch_of(columns, rows, self._segment._schema)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - anything may be among what a user's function returned
+            return None
+
+    def _took(self, driven: Driven) -> None:
+        """Take what came of a chunk."""
+        results, count, packed, are_columns = driven
+        schema = self._segment._schema
+        counts = np.frombuffer(packed, np.int32)
+        batch = self._as_batch(results, count) if are_columns and not self._out else None
+        self._counts += counts.tolist()
+        if batch is not None:
+            self._pieces.append(
+                (batch, np.repeat(self._parents[self._converted : len(self._counts)], counts))
+            )
+            self._converted = len(self._counts)
+            return
+        self._out += records_from(results, count, schema, self._segment._form) if are_columns else results
 
     def _loop_over(self, rows: pa.RecordBatch | list[Any]) -> None:
         if isinstance(rows, list):

@@ -6,6 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import UTC
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,18 @@ IN = pa.schema(
         ("c", pa.int8()),
     ]
 )
-OUT = pa.schema([*IN, pa.field("must", pa.int64(), nullable=False)])
+MORE = pa.schema(
+    [
+        *IN,
+        ("d", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("q", pa.decimal128(5, 2)),
+        ("l", pa.list_(pa.int64())),
+        ("f", pa.float32()),
+        ("u", pa.large_string()),
+    ]
+)
+MUST = pa.field("must", pa.int64(), nullable=False)
 ONE = pa.schema([("n", pa.int64())])
 
 VALUE = {
@@ -47,7 +59,18 @@ VALUE = {
     "s": st.none() | st.integers(-(2**15), 2**15 - 1),
     "c": st.none() | st.integers(-128, 127),
 }
-RECORDS = st.lists(st.tuples(*(VALUE[name] for name in IN.names)), max_size=12)
+MORE_VALUE = VALUE | {
+    "d": st.none() | st.dates(),
+    "at": st.none() | st.datetimes(timezones=st.just(UTC)),
+    "q": st.none() | st.decimals(-99, 99, places=2),
+    "l": st.none() | st.lists(st.integers(0, 9), max_size=2),
+    "f": st.none() | st.floats(width=32),
+    "u": st.none() | st.text(max_size=5),
+}
+RECORDS = {
+    schema: st.lists(st.tuples(*(MORE_VALUE[name] for name in schema.names)), max_size=12)
+    for schema in (IN, MORE)
+}
 
 
 def batch_of(records: list[Any], schema: pa.Schema = IN) -> pa.RecordBatch:
@@ -65,7 +88,7 @@ def turns(draws: list[int]) -> Callable[[], int]:
     return lambda: next(left, 0)
 
 
-def a_map(turn: Callable[[], int]) -> Callable[[Any], Any]:
+def a_map(turn: Callable[[], int], width: int) -> Callable[[Any], Any]:
     def function(record: Any) -> Any:
         match turn():
             case 1:
@@ -80,8 +103,10 @@ def a_map(turn: Callable[[], int]) -> Callable[[Any], Any]:
                 return "no record"
             case 6:
                 return (*record[:-1], None)
+            case 8:
+                return (*record[: width - 1], OddError, 7)
             case _:
-                return (*record[: len(IN)], 7)
+                return (*record[:width], 7)
 
     return function
 
@@ -136,11 +161,11 @@ def a_flat_map(turn: Callable[[], int]) -> Callable[[Any], Any]:
     return function
 
 
-def a_reduce(turn: Callable[[], int]) -> Callable[[Any, Any], Any]:
+def a_reduce(turn: Callable[[], int], width: int) -> Callable[[Any, Any], Any]:
     def function(old: Any, record: Any) -> Any:
         if turn() == 1:
             raise OddError("reduce")
-        return (*record[: len(IN)], 1 if old is None or len(old) <= len(IN) else old[len(IN)] + 1)
+        return (*record[:width], 1 if old is None or len(old) <= width else old[width] + 1)
 
     return function
 
@@ -148,8 +173,8 @@ def a_reduce(turn: Callable[[], int]) -> Callable[[Any, Any], Any]:
 KINDS = ("map", "filter", "flat_map", "reduce", "aggregate")
 STEP = st.tuples(
     st.sampled_from(KINDS),
-    st.lists(st.integers(0, 8), max_size=24),
-    st.sets(st.sampled_from(IN.names), min_size=1, max_size=2),
+    st.lists(st.integers(0, 9), max_size=24),
+    st.sets(st.sampled_from(MORE.names), min_size=1, max_size=2),
 )
 PROGRAM = st.lists(STEP, min_size=1, max_size=4)
 
@@ -157,11 +182,12 @@ PROGRAM = st.lists(STEP, min_size=1, max_size=4)
 class Chain:
     """A segment, its tables and its log."""
 
-    def __init__(self, program: list[Any], *, driven: bool, logged: bool) -> None:
+    def __init__(self, program: list[Any], schema: pa.Schema, *, driven: bool, logged: bool) -> None:
+        self.schema, self.out = schema, pa.schema([*schema, MUST])
         self.log = UndoLog() if logged else None
         self.tables: list[dict[Any, Any]] = []
         steps = [self._step(f"s{number}", *each) for number, each in enumerate(program)]
-        self.segment = RecordSegment(steps, OUT, VALUES, "made", self.log)
+        self.segment = RecordSegment(steps, self.out, VALUES, "made", self.log)
         if not driven:
             self.segment._driver = None
         assert driven == (self.segment._driver is not None)
@@ -169,17 +195,18 @@ class Chain:
     def _step(self, uid: str, kind: str, draws: list[int], keys: set[str]) -> PreparedStep:
         turn = turns(draws)
         if kind == "map":
-            return Map(uid, a_map(turn), OUT)
+            return Map(uid, a_map(turn, len(self.schema)), self.out)
         if kind == "filter":
-            return Filter(uid, a_filter(turn), OUT)
+            return Filter(uid, a_filter(turn), self.out)
         if kind == "flat_map":
-            return FlatMap(uid, a_flat_map(turn), OUT)
+            return FlatMap(uid, a_flat_map(turn), self.out)
         table: Any = {}
         self.tables.append(table)
         if self.log is not None:
             table = UndoValues(table, self.log)
         create = (lambda: None) if kind == "aggregate" else None
-        return Reducing(uid, a_reduce(turn), OUT, KeyColumns.of(uid, sorted(keys), IN), table, create)
+        key = KeyColumns.of(uid, sorted(keys & set(self.schema.names)) or ["n"], self.schema)
+        return Reducing(uid, a_reduce(turn, len(self.schema)), self.out, key, table, create)
 
     def run(self, batch: pa.RecordBatch) -> Any:
         parents = np.arange(batch.num_rows) * 2
@@ -201,12 +228,15 @@ def same(left: Any, right: Any) -> bool:
     return repr(left) == repr(right)
 
 
-@given(PROGRAM, st.lists(RECORDS, min_size=1, max_size=3), st.booleans())
-def test_both_loops_do_the_same(program: list[Any], batches: list[list[Any]], logged: bool) -> None:
-    driven = Chain(program, driven=True, logged=logged)
-    reference = Chain(program, driven=False, logged=logged)
-    for records in batches:
-        batch = batch_of(records)
+@pytest.mark.parametrize("schema", [IN, MORE], ids=["plain", "more"])
+@given(PROGRAM, st.data(), st.booleans())
+def test_both_loops_do_the_same(
+    schema: pa.Schema, program: list[Any], data: st.DataObject, logged: bool
+) -> None:
+    driven = Chain(program, schema, driven=True, logged=logged)
+    reference = Chain(program, schema, driven=False, logged=logged)
+    for records in data.draw(st.lists(RECORDS[schema], min_size=1, max_size=3)):
+        batch = batch_of(records, schema)
         assert same(driven.run(batch), reference.run(batch))
         assert driven.segment.progress == reference.segment.progress
         assert driven.segment.row is reference.segment.row is None
@@ -361,17 +391,50 @@ def test_a_segment_is_freed_though_its_functions_refer_to_it() -> None:
     assert seen() is None
 
 
+STAMPED = pa.schema([("at", pa.timestamp("us")), ("n", pa.int64())])
+
+
 def test_what_it_cannot_run_is_left_to_python() -> None:
-    stamped = pa.schema([("at", pa.timestamp("us"))])
-    same_one = Map("m", lambda value: value, ONE)
-    assert RecordSegment([same_one], stamped, VALUES)._driver is None
     assert RecordSegment([], ONE, VALUES, "made")._driver is None
-    segment = segment_of(Map("m", lambda value: value.year, ONE))
-    batch = pa.RecordBatch.from_pydict({"at": [0, None]}, schema=stamped)
-    outcome = segment.run(batch, np.arange(2))
-    assert outcome.batch.column(0).to_pylist() == [1970]
-    assert len(outcome.failures) == 1
-    assert segment.progress == 2
+    segment = segment_of(Map("m", lambda record: (record[0], record[0].year), STAMPED), schema=STAMPED)
+    years = [2, 2020, 20_000, 3, None, 1999]
+    times = [None if year is None else (year - 1970) * 31_556_952_000_000 for year in years]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(times, pa.int64()).cast(pa.timestamp("us")), pa.array(range(6))], schema=STAMPED
+    )
+    outcome = segment.run(batch, np.arange(6))
+    assert outcome.parents.tolist() == [0, 1, 3, 5]
+    assert [failure.row for failure in outcome.failures] == [2, 4]
+    assert "column 'at' of the record cannot be read in Python" in outcome.failures[0].reason
+    assert segment.progress == 6
+
+
+def test_many_chunks_of_objects_and_one_that_cannot_be_read() -> None:
+    rows = 5_500
+    times = [number * 1_000_000 for number in range(rows)]
+    times[2_300] = 2**62
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(times, pa.int64()).cast(pa.timestamp("us")), pa.array(range(rows))], schema=STAMPED
+    )
+    seen: list[int | None] = []
+
+    def function(record: Any) -> Any:
+        seen.append(segment.row)
+        if record[1] % 1_000 == 7:
+            raise OddError(record[1])
+        return [record, ("no time", 1)] if record[1] == 4_001 else [record] * (record[1] % 3)
+
+    segment = segment_of(FlatMap("f", function, STAMPED), schema=STAMPED)
+    outcome = segment.run(batch, np.arange(rows) * 2)
+    expected = [n for n in range(rows) if n % 1_000 != 7 and n not in (2_300, 4_001) for _ in range(n % 3)]
+    assert outcome.batch.column(1).to_pylist() == expected
+    assert outcome.parents.tolist() == [2 * n for n in expected]
+    assert sorted(failure.row for failure in outcome.failures) == [
+        2 * n for n in (7, 1_007, 2_007, 2_300, 3_007, 4_001, 4_007, 5_007)
+    ]
+    assert seen == [2 * n for n in range(rows) if n != 2_300]
+    assert segment.progress == rows
+    outcome.batch.validate(full=True)
 
 
 TEXTS = pa.schema([("t", pa.string()), ("z", pa.binary())])

@@ -231,5 +231,19 @@ def test_what_it_cannot_run_is_left_to_python() -> None:
     segment = RecordSegment([Map("m", lambda record: {"n": record["n"]}, ONE)], ONE, DICTS)
     schema, array = twice.__arrow_c_array__()
     assert segment._driver is not None
-    assert segment._driver.run(schema, array, lambda *failure: None) is None
+    assert segment._driver.run(schema, array, None, lambda *failure: None) is None
     assert segment.run(stamped, np.arange(1)).batch.to_pylist() == [{"n": 1}]
+
+
+def test_columns_of_other_types_are_made_by_arrow() -> None:
+    nested = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us")), ("in", pa.list_(pa.int64()))])
+    segment = RecordSegment(
+        [Map("m", lambda record: record | {"in": [record["n"]] * 2}, nested)], nested, DICTS
+    )
+    assert segment._driver is not None
+    batch = pa.RecordBatch.from_pydict(
+        {"n": [1, 2, None], "at": [0, None, 5], "in": [[], None, [7]]}, schema=nested
+    )
+    outcome = segment.run(batch, np.arange(3))
+    assert outcome.batch.column(1).equals(batch.column(1))
+    assert outcome.batch.column(2).to_pylist() == [[1, 1], [2, 2], [None, None]]
