@@ -1,0 +1,63 @@
+"""What a record costs in several versions of Python, in turn: ours in C, ours in Python, and no engine at all.
+
+``BENCH_PYTHONS`` names the other interpreters, by ``:``, each of an environment that ftlayer is installed in. Every
+round runs `bench.peers.one_interpreter` in all of them, one after the other; a ratio is that of two runs of one round,
+and its median over the rounds is reported, with the lowest and the highest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+from bench.harness import Target, note
+
+TARGETS: dict[str, Target] = {}
+
+PARTS = ("bare", "generated", "native")
+ROUNDS = 7
+
+
+def measure(python: str, records: int) -> dict[str, float]:
+    """Return CPU nanoseconds a record by part, and the version as ``python``."""
+    ran = subprocess.run(
+        [python, "-m", "bench.peers.one_interpreter", str(records)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found: dict[str, float] = json.loads(ran.stdout)
+    return found
+
+
+def summary(rounds: list[list[dict[str, float]]]) -> dict[str, float]:
+    """Return medians by version, and what the first interpreter's are multiplied by in the others.
+
+    A round has what `measure` returns for each interpreter, in the same order.
+    """
+    found: dict[str, float] = {}
+    for place, one in enumerate(rounds[0]):
+        version = one["python"]
+        for part in PARTS:
+            found[f"{part}_ns_{version}"] = statistics.median(each[place][part] for each in rounds)
+            if place:
+                ratios = [each[place][part] / each[0][part] for each in rounds]
+                name = f"{part}_{version}_vs_{rounds[0][0]['python']}"
+                found[name] = statistics.median(ratios)
+                found[f"{name}_lowest"], found[f"{name}_highest"] = min(ratios), max(ratios)
+    return found
+
+
+def run(quick: bool) -> dict[str, float]:
+    others = [path for path in os.environ.get("BENCH_PYTHONS", "").split(os.pathsep) if path]
+    if not others:
+        note("BENCH_PYTHONS names no other interpreter (`/path/of/an/environment/bin/python`, by `:`)")
+    records = 100_000 if quick else 300_000
+    rounds = [
+        [measure(python, records) for python in (sys.executable, *others)]
+        for _ in range(3 if quick else ROUNDS)
+    ]
+    return summary(rounds)
