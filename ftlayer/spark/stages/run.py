@@ -79,16 +79,20 @@ class QueryPlan:
 
 
 class Pages:
-    """The materialized pages of one stage. Their lineage is cut: what is lost is missed, never recomputed."""
+    """The pages of one stage. Their lineage is cut: what is lost is missed, never recomputed."""
 
     def __init__(self, frame: DataFrame, spread: Spread | None = None) -> None:
-        """Run ``frame``, whose rows are pages, to its end; ``spread`` says how their rows were sorted."""
-        self._frame = frame.localCheckpoint(eager=True)
+        """``frame``, whose rows are pages, runs with `heads`; ``spread`` says how their rows were sorted."""
+        self._frame = frame.localCheckpoint(eager=False)
         self._spread = spread
         self._names: frozenset[bytes] = frozenset()
 
     def heads(self) -> list[PageHead]:
-        """Fetch the head of each page; from here on only the pages whose heads these are can be read."""
+        """Run the stage and fetch the head of each page; only the pages whose heads these are can be read.
+
+        One job of Spark's does both: the pages are stored on the way, and their lineage is cut behind it. A page that
+        is lost until then is made anew, under another name.
+        """
         heads = self._frame.select(NAME, "head").where("head is not null")
         pages = heads.collect()
         self._names = frozenset(bytes(name) for name, _ in pages)
