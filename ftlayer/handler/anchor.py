@@ -3,6 +3,11 @@
 Every copy (one a receiving channel of every edge) has an id of its own. The parent owes it: what the parent
 acknowledges in the end is its own id XOR the ids of all copies of its children. So each id is XORed twice into
 its root, once by the parent and once by the receiver.
+
+A copy that is its parent's only one keeps the parent's id. What the parent acknowledges is 0 then, and is not sent:
+the root goes on waiting for the id, which is the copy's from now on. At any time one record that is not acknowledged
+has the id. Were there another copy, its own id would be owed by an event that may come late: an acknowledgement of the
+kept id would then look like the end of the parent, and complete the root too early. So this is for only copies alone.
 """
 
 from __future__ import annotations
@@ -11,10 +16,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ftlayer.handler.children import Derived, FTDerived, FTPairs, Pairs, Site, UntrackedChildren
+from ftlayer.handler.children import Derived, FTDerived, FTPairs, OnlyCopies, Pairs, Site, UntrackedChildren
 from ftlayer.handler.exact_ids import IdBook
 from ftlayer.handler.record_ids import RecordIds
-from ftlayer.records.ids import I64Array, U64Array, initial_record_ids, operator_key
+from ftlayer.records.ids import I64Array, U64Array, operator_key
 from ftlayer.records.kernels import native
 from ftlayer.vertex.calls import EventIds
 
@@ -22,7 +27,9 @@ from ftlayer.vertex.calls import EventIds
 class AnchorHandler(Protocol):
     """Makes the RecordIds of what comes out of a task."""
 
-    def derive(self, anchors: RecordIds | None, parents: I64Array, tag: str = "") -> Derived:
+    def derive(
+        self, anchors: RecordIds | None, parents: I64Array, tag: str = "", *, once: bool = False
+    ) -> Derived:
         """Begin to emit children: one record for each of ``parents``, which are records of ``anchors``.
 
         Args:
@@ -30,6 +37,7 @@ class AnchorHandler(Protocol):
                 very object are one invocation, in which the ordinals of a parent's children go on.
             parents: int64[k], in any order, repeated or not.
             tag: the output they go to; each has ordinals of its own.
+            once: `Children.copies` is called once for these children, and there are no others of the same invocation.
         """
 
     def pair(
@@ -45,8 +53,8 @@ class AnchorHandler(Protocol):
         the left one: neither may have been acknowledged yet.
         """
 
-    def of_roots(self, roots: U64Array | None, n: int) -> Derived:
-        """Begin to emit ``n`` new roots. Their anchors are ``roots`` with their `initial_record_ids`."""
+    def of_roots(self, roots: U64Array | None, n: int, *, once: bool = False) -> Derived:
+        """Begin to emit ``n`` new roots: children of anchors with ``roots`` as ids. ``once`` as in `derive`."""
 
     def event_ids(self, roots: U64Array | None) -> EventIds | None:
         """Take the single ids of all copies of new roots, in the order of ``roots``; None unless exact."""
@@ -63,9 +71,13 @@ class FTAnchorHandler:
         self._counts: dict[str, U64Array] = {}
         self._pairs = 0
 
-    def derive(self, anchors: RecordIds | None, parents: I64Array, tag: str = "") -> Derived:
+    def derive(
+        self, anchors: RecordIds | None, parents: I64Array, tag: str = "", *, once: bool = False
+    ) -> Derived:
         """See `AnchorHandler.derive`."""
         anchors = _tracked(anchors)
+        if once and self._book is None and _distinct(parents):
+            return OnlyCopies(self._site, anchors, None if len(parents) == len(anchors) else parents)
         if anchors is not self._anchors:
             self._anchors = anchors
             self._counts = {}
@@ -88,18 +100,20 @@ class FTAnchorHandler:
         first, self._pairs = self._pairs, self._pairs + len(left_rows)
         return FTPairs(self._site, _tracked(left), left_rows, _tracked(right), right_rows, first)
 
-    def of_roots(self, roots: U64Array | None, n: int) -> Derived:
+    def of_roots(self, roots: U64Array | None, n: int, *, once: bool = False) -> Derived:
         """See `AnchorHandler.of_roots`."""
         if roots is None:
             raise ValueError("roots: with fault tolerance on every new record has a root")
-        anchors = RecordIds(roots, initial_record_ids(roots))
+        anchors = RecordIds(roots, roots)
+        if once and self._book is None:
+            return OnlyCopies(self._site, anchors)
         return FTDerived(self._site, anchors, np.arange(n), np.zeros(n, np.uint64))
 
     def event_ids(self, roots: U64Array | None) -> EventIds | None:
         """See `AnchorHandler.event_ids`."""
         if self._book is None or roots is None:
             return None
-        return self._book.take(initial_record_ids(roots), own=False)
+        return self._book.take(roots, own=False)
 
 
 class NonFTAnchorHandler:
@@ -108,7 +122,9 @@ class NonFTAnchorHandler:
     def __init__(self) -> None:
         self._count = 0
 
-    def derive(self, anchors: RecordIds | None, parents: I64Array, tag: str = "") -> Derived:
+    def derive(
+        self, anchors: RecordIds | None, parents: I64Array, tag: str = "", *, once: bool = False
+    ) -> Derived:
         """Return children without RecordIds."""
         return self._children(len(parents))
 
@@ -122,7 +138,7 @@ class NonFTAnchorHandler:
         """Return pairs without RecordIds."""
         return self._children(len(left_rows))
 
-    def of_roots(self, roots: U64Array | None, n: int) -> Derived:
+    def of_roots(self, roots: U64Array | None, n: int, *, once: bool = False) -> Derived:
         """Return records without RecordIds."""
         return self._children(n)
 
@@ -133,6 +149,11 @@ class NonFTAnchorHandler:
     def _children(self, n: int) -> UntrackedChildren:
         first, self._count = self._count, self._count + n
         return UntrackedChildren(first, n)
+
+
+def _distinct(parents: I64Array) -> bool:
+    """Whether they ascend without repetition. (Others are taken for repeated ones: chains keep the order.)"""
+    return bool((parents[1:] > parents[:-1]).all())
 
 
 def _tracked(anchors: RecordIds | None) -> RecordIds:

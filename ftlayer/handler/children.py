@@ -55,7 +55,10 @@ class Derived(Children, Protocol):
 
     @property
     def owed(self) -> U64Array:
-        """uint64[m] aligned with the anchors' roots: the XOR of all copies so far; empty when off."""
+        """uint64[m] aligned with the anchors' roots: the XOR of all copies so far; empty when off.
+
+        The anchors' own ids (that very array) where each was handed on to one copy: nothing is to be acknowledged.
+        """
 
 
 class Pairs(Children, Protocol):
@@ -84,6 +87,33 @@ class Site:
             self.book.note(parents, ids, owner)
 
 
+class OnlyCopies:
+    """`Derived` with fault tolerance on, of children each of which is the only copy of its parent: it has its id."""
+
+    def __init__(self, site: Site, anchors: RecordIds, parents: I64Array | None = None) -> None:
+        """Child i is that of record ``parents[i]`` (none of them twice), None: of record i."""
+        self._site = site
+        self._children = anchors if parents is None else anchors.take(parents)
+        self.owed: U64Array = anchors.ids
+        if parents is not None:
+            places, _ = anchors.entries(parents)
+            self.owed = np.zeros(len(anchors.ids), np.uint64)
+            self.owed[places] = self._children.ids
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def names(self, edge: int) -> U64Array:
+        """See `Children.names`."""
+        ids, offsets = self._children.ids, self._children.offsets
+        parents = ids if offsets is None else ids[offsets[:-1]]
+        return _names(self._site, edge, parents, np.zeros(len(parents), np.uint64))
+
+    def copies(self, edge: int, owner: str, channel: int | I32Array) -> RecordIds:
+        """Return the parents' RecordIds. To be called once."""
+        return self._children
+
+
 class FTDerived:
     """`Derived` with fault tolerance on."""
 
@@ -105,10 +135,7 @@ class FTDerived:
     def names(self, edge: int) -> U64Array:
         """See `Children.names`."""
         first = slice(None) if self._offsets is None else self._offsets[:-1]
-        parents, ordinals = self._parents[first], self._ordinals[first]
-        return child_ids(
-            parents, operator=self._site.operator, edge=edge, ordinals=ordinals, channel=_NO_CHANNEL
-        )
+        return _names(self._site, edge, self._parents[first], self._ordinals[first])
 
     def copies(self, edge: int, owner: str, channel: int | I32Array) -> RecordIds:
         """See `Children.copies`."""
@@ -263,6 +290,10 @@ class UntrackedChildren:
 
     def copies(self, edge: int, owner: str, channel: int | I32Array) -> None:
         """Return None."""
+
+
+def _names(site: Site, edge: int, parents: U64Array, ordinals: U64Array) -> U64Array:
+    return child_ids(parents, operator=site.operator, edge=edge, ordinals=ordinals, channel=_NO_CHANNEL)
 
 
 def _by_record_id(values: _Numbers, offsets: I32Array | None) -> _Numbers:

@@ -7,7 +7,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from ftlayer.errors import UnsupportedError
-from ftlayer.records.ids import I32Array, RootSeed, U64Array, root_ids
+from ftlayer.records.ids import I32Array, RootRange, RootSeed, RowRoots, U64Array, root_ids, root_range
 from ftlayer.vertex.calls import EventIds, Persist, SourcePosition
 
 
@@ -21,12 +21,17 @@ class Persister(Protocol):
         fault tolerance off. Unique as far as the arguments (and the handler's job and run) are: see `RootSeed`.
         """
 
+    def root_range(
+        self, source: str, batch: int, partition: int, first_ordinal: int, n: int
+    ) -> RootRange | None:
+        """Name ``n`` records of a source by a range: that of a first id, which `roots` gives the first of them."""
+
     def persist(
         self,
         stream: str,
         payload: pa.RecordBatch,
-        roots: U64Array,
-        values: U64Array,
+        roots: RowRoots,
+        values: U64Array | None,
         *,
         key_hashes: I32Array | None = None,
         position: SourcePosition | None = None,
@@ -48,12 +53,17 @@ class FTPersister:
         seed = RootSeed(self._job, self._run, source, batch, partition)
         return root_ids(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
 
+    def root_range(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> RootRange:
+        """See `Persister.root_range`."""
+        seed = RootSeed(self._job, self._run, source, batch, partition)
+        return root_range(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
+
     def persist(
         self,
         stream: str,
         payload: pa.RecordBatch,
-        roots: U64Array,
-        values: U64Array,
+        roots: RowRoots,
+        values: U64Array | None,
         *,
         key_hashes: I32Array | None = None,
         position: SourcePosition | None = None,
@@ -69,12 +79,15 @@ class NonFTPersister:
     def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> None:
         """Return None."""
 
+    def root_range(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> None:
+        """Return None."""
+
     def persist(
         self,
         stream: str,
         payload: pa.RecordBatch,
-        roots: U64Array,
-        values: U64Array,
+        roots: RowRoots,
+        values: U64Array | None,
         *,
         key_hashes: I32Array | None = None,
         position: SourcePosition | None = None,

@@ -16,7 +16,8 @@ class RecordIds:
     """The RecordIds of n records: the source record that each derives from, and its own name. Never 0.
 
     Attributes:
-        roots, ids: uint64[m], m = n while every record has one anchor.
+        roots, ids: uint64[m], m = n while every record has one anchor. They are one object where each record is the
+            only copy of its root: a copy that is alone keeps its parent's id, and the first id of a root is itself.
         offsets: int32[n + 1], record i has the RecordIds ``offsets[i]`` up to ``offsets[i + 1]``, with
             distinct roots; None where each has one.
         origins: uint64[m], the first root of each; None where these are the roots themselves (no replays).
@@ -59,7 +60,10 @@ class RecordIds:
         places, offsets = self.entries(records)
         origins = None if self.origins is None else self.origins[places]
         tries = None if self.tries is None else self.tries[places]
-        return RecordIds(self.roots[places], self.ids[places], offsets, origins, tries)
+        roots = self.roots[places]
+        return RecordIds(
+            roots, self.ids[places] if self.ids is not self.roots else roots, offsets, origins, tries
+        )
 
 
 def concat_record_ids(parts: Sequence[RecordIds]) -> RecordIds:
@@ -73,9 +77,11 @@ def concat_record_ids(parts: Sequence[RecordIds]) -> RecordIds:
     origins = None
     if any(part.origins is not None for part in parts):
         origins = np.concatenate([origins_of(part) for part in parts])
+    roots = np.concatenate([part.roots for part in parts])
+    alone = all(part.ids is part.roots for part in parts)
     return RecordIds(
-        np.concatenate([part.roots for part in parts]),
-        np.concatenate([part.ids for part in parts]),
+        roots,
+        roots if alone else np.concatenate([part.ids for part in parts]),
         offsets,
         origins,
         concat_tries([(part.tries, len(part.ids)) for part in parts]),

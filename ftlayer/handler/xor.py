@@ -19,22 +19,28 @@ from ftlayer.vertex.calls import EventIds, Failure
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """XOR events: ``values[i]`` for ``roots[i]``, uint64[m]. ``ids`` for a vertex with the exact tracker."""
+    """XOR events: ``values[i]`` for ``roots[i]``, uint64[m]. ``ids`` for a vertex with the exact tracker.
+
+    ``values`` None: the value of each is the root itself.
+    """
 
     roots: U64Array
-    values: U64Array
+    values: U64Array | None
     ids: EventIds | None = None
 
 
 class XorHandler(Protocol):
     """Collects what to tell the vertex, until it is taken."""
 
-    def settle(self, anchors: RecordIds | None, owed: U64Array, records: I64Array | None = None) -> None:
-        """Acknowledge records: each RecordId's value is its id XOR what it owes.
+    def settle(
+        self, anchors: RecordIds | None, owed: U64Array | None, records: I64Array | None = None
+    ) -> None:
+        """Acknowledge records: each RecordId's value is its id XOR what it owes. A value of 0 changes nothing.
 
         Args:
             anchors: RecordIds of a batch; None with fault tolerance off.
-            owed: uint64[m] aligned with the anchors' roots, over all that was emitted under them.
+            owed: uint64[m] aligned with the anchors' roots, over all that was emitted under them; None: nothing was.
+                Of `Children.owed`, so that it is the anchors' own ids where these were handed on.
             records: int64[k], which records of the batch, none of them twice; None for all.
         """
 
@@ -58,22 +64,33 @@ class FTXorHandler:
         """``book`` keeps single ids; None: they are not needed."""
         self._book = book
         self._roots: list[U64Array] = []
-        self._values: list[U64Array] = []
+        self._values: list[U64Array | None] = []
         self._ids: list[EventIds] = []
         self._failures: dict[int, Failure] = {}
 
-    def settle(self, anchors: RecordIds | None, owed: U64Array, records: I64Array | None = None) -> None:
+    def settle(
+        self, anchors: RecordIds | None, owed: U64Array | None, records: I64Array | None = None
+    ) -> None:
         """See `XorHandler.settle`."""
         if anchors is None:
             raise ValueError("anchors: with fault tolerance on every record has RecordIds")
-        roots, ids = anchors.roots, anchors.ids
+        if owed is anchors.ids:
+            return
         if records is not None:
             places, _ = anchors.entries(records)
-            roots, ids, owed = roots[places], ids[places], owed[places]
+            anchors, owed = anchors.take(records), None if owed is None else owed[places]
+        if owed is not None:
+            # What was handed on to one copy is not to be told of.
+            open_ = np.flatnonzero(owed != anchors.ids)
+            roots, ids, owed = anchors.roots[open_], anchors.ids[open_], owed[open_]
+            values = None if anchors.ids is anchors.roots and not owed.any() else ids ^ owed
+        else:
+            roots, ids = anchors.roots, anchors.ids
+            values = None if ids is roots else ids
         if not len(roots):
             return
         self._roots.append(roots)
-        self._values.append(ids ^ owed)
+        self._values.append(values)
         if self._book is not None:
             self._ids.append(self._book.take(ids, own=True))
 
@@ -92,10 +109,14 @@ class FTXorHandler:
         """See `XorHandler.events`."""
         if not self._roots:
             return None
-        roots, values = self._roots, self._values
-        single = len(roots) == 1
-        all_roots = roots[0] if single else np.concatenate(roots)
-        unique, folded = xor_fold_by_root(all_roots, values[0] if single else np.concatenate(values))
+        roots = self._roots
+        all_roots = roots[0] if len(roots) == 1 else np.concatenate(roots)
+        values = joined_values(zip(roots, self._values, strict=True))
+        if values is None and self._book is None:
+            # Only copies, one of each root: there is nothing to fold.
+            self._roots, self._values = [], []
+            return Events(all_roots, None)
+        unique, folded = xor_fold_by_root(all_roots, all_roots if values is None else values)
         lists = None
         if self._book is not None:
             group = {root: place for place, root in enumerate(unique.tolist())}
@@ -110,13 +131,24 @@ class FTXorHandler:
         return failed
 
 
+def joined_values(parts: Iterable[tuple[U64Array, U64Array | None]]) -> U64Array | None:
+    """Join the values of events, given with their roots; None where each event's value is its root."""
+    pairs = list(parts)
+    if all(values is None for _, values in pairs):
+        return None
+    given = [roots if values is None else values for roots, values in pairs]
+    return given[0] if len(given) == 1 else np.concatenate(given)
+
+
 class NonFTXorHandler:
     """`XorHandler` where records are not tracked."""
 
     def __init__(self, remedy: str = "") -> None:
         self._remedy = remedy
 
-    def settle(self, anchors: RecordIds | None, owed: U64Array, records: I64Array | None = None) -> None:
+    def settle(
+        self, anchors: RecordIds | None, owed: U64Array | None, records: I64Array | None = None
+    ) -> None:
         """Do nothing."""
 
     def fail(self, anchors: RecordIds | None, failures: Iterable[RowFailure]) -> None:

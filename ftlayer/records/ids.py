@@ -99,11 +99,6 @@ def join_ids(
     return out
 
 
-def initial_record_ids(roots: U64Array) -> U64Array:
-    """Return the ``record_id`` of source records as they are stored: a function of their root alone."""
-    return child_ids(roots, operator=0, edge=0, ordinals=np.zeros(len(roots), np.uint64), channel=0)
-
-
 @dataclass(frozen=True)
 class RootSeed:
     """The name of the records of one partition of one batch of a source.

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from ftlayer.handler.anchor import FTAnchorHandler, NonFTAnchorHandler
 from ftlayer.handler.children import Children
+from ftlayer.handler.handler import FTHandler
 from ftlayer.handler.record_ids import RecordIds
-from ftlayer.records.ids import child_ids, initial_record_ids, operator_key, random_root_ids
+from ftlayer.handler.xor import Events
+from ftlayer.records.ids import child_ids, operator_key, random_root_ids
 
 
 def lineage_of(*records: list[int]) -> RecordIds:
@@ -28,6 +30,11 @@ def copies(children: Children, edge: int = 0, channel: int = 0) -> RecordIds:
     lineage = children.copies(edge, "next", channel)
     assert lineage is not None
     return lineage
+
+
+def deltas(events: Events) -> list[int]:
+    values: list[int] = (events.roots if events.values is None else events.values).tolist()
+    return values
 
 
 def rows(*numbers: int) -> np.ndarray:
@@ -159,17 +166,74 @@ def test_a_record_joined_with_another_of_its_root_has_one_record_id() -> None:
     assert children.owed_right.tolist() == [0, 0]
 
 
-def test_new_roots_have_their_initial_record_ids_for_anchors() -> None:
+def test_new_roots_are_their_own_first_ids() -> None:
     roots = random_root_ids(3)
     out = copies(FTAnchorHandler("op", None).of_roots(roots, 3), edge=2, channel=1)
     expected = child_ids(
-        initial_record_ids(roots),
+        roots,
         operator=operator_key("op"),
         edge=2,
         ordinals=np.zeros(3, np.uint64),
         channel=1,
     )
     assert out.ids.tolist() == expected.tolist()
+
+
+def test_a_new_root_that_is_sent_once_keeps_its_id() -> None:
+    roots = random_root_ids(3)
+    children = FTAnchorHandler("op", None).of_roots(roots, 3, once=True)
+    assert children.owed is roots
+    lineage = copies(children)
+    assert lineage.roots is lineage.ids is roots
+    assert len(set(children.names(0).tolist()) | set(roots.tolist())) == 6
+
+
+@given(st.data())
+def test_what_is_acknowledged_is_the_same_whether_only_copies_keep_their_ids_or_not(
+    data: st.DataObject,
+) -> None:
+    """As the vertex sees it: what is left of each root once all that was sent is acknowledged is 0."""
+    number = st.integers(1, 2**64 - 1)
+    anchors = lineage_of(
+        *data.draw(st.lists(st.lists(number, min_size=1, max_size=3, unique=True), max_size=6))
+    )
+    parents = rows(*data.draw(st.lists(st.integers(0, max(len(anchors) - 1, 0)), max_size=8 * len(anchors))))
+    if data.draw(st.booleans()):
+        parents = np.unique(parents)
+    handler = FTHandler("op", job="job", run="run")
+    children = handler.anchor.derive(anchors, parents, once=True)
+    assert len(children) == len(parents)
+    out = copies(children, channel=1)
+    assert [list(each) for each in records_of(out)] == [list(records_of(anchors)[row]) for row in parents]
+    for each in (out, anchors):
+        pairs = list(zip(each.roots.tolist(), each.ids.tolist(), strict=True))
+        assert each is anchors or len(set(pairs)) == len(pairs), "two copies under one root have one id"
+    left: dict[int, int] = dict.fromkeys(anchors.roots.tolist(), 0)
+    handler.xor.settle(anchors, children.owed)
+    events = handler.xor.events()
+    told = [] if events is None else zip(events.roots.tolist(), deltas(events), strict=True)
+    owned = zip(anchors.roots.tolist(), anchors.ids.tolist(), strict=True)
+    for root, value in [*owned, *told, *zip(out.roots.tolist(), out.ids.tolist(), strict=True)]:
+        left[root] ^= value
+    assert not any(left.values())
+
+
+def test_a_record_whose_only_copy_has_its_id_is_not_told_of() -> None:
+    anchors = RecordIds(u := random_root_ids(3), u)
+    handler = FTHandler("op", job="job", run="run")
+    handler.xor.settle(anchors, handler.anchor.derive(anchors, rows(0, 1, 2), once=True).owed)
+    assert handler.xor.events() is None
+    handler.xor.settle(anchors, handler.anchor.derive(anchors, rows(0, 2), once=True).owed)
+    events = handler.xor.events()
+    assert events is not None
+    assert (events.roots.tolist(), events.values) == ([u[1]], None)
+
+
+def test_the_exact_tracker_knows_each_operator_that_has_a_record() -> None:
+    roots = random_root_ids(2)
+    handler = FTHandler("op", job="job", run="run", exact=True)
+    children = handler.anchor.of_roots(roots, 2, once=True)
+    assert not set(copies(children).ids.tolist()) & set(roots.tolist())
 
 
 def test_with_fault_tolerance_on_anchors_are_needed() -> None:

@@ -24,7 +24,7 @@ from ftlayer.partitioning.partitioners import (
     Shuffle,
 )
 from ftlayer.partitioning.replay import StoredRows, replay_twin
-from ftlayer.records.ids import I32Array, initial_record_ids, root_ids
+from ftlayer.records.ids import I32Array, root_ids
 from ftlayer.records.keyhash import spark_hash
 from ftlayer.records.selector import KeySelector
 
@@ -62,7 +62,7 @@ def payload(words: list[str | None]) -> pa.RecordBatch:
 
 def outgoing(words: list[str | None], subtask: int = 0, first_ordinal: int = 0) -> OutgoingRows:
     roots = root_ids(b"0123456789abcdef", first_ordinal, len(words))
-    return OutgoingRows(payload(words), initial_record_ids(roots), subtask, first_ordinal)
+    return OutgoingRows(payload(words), roots, subtask, first_ordinal)
 
 
 def replayed(rows: OutgoingRows, routing: I32Array | None) -> StoredRows:

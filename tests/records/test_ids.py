@@ -160,8 +160,8 @@ def test_copies_of_one_parent_never_share_an_id(parent: int, sites: set[tuple[in
 @given(record_id, st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 def test_a_tree_of_copies_has_no_id_twice(root: int, depth: int, fan_out: int, channels: int) -> None:
     """Core rule 4 down a whole pipeline: flat maps over a broadcast edge, all copies alive at once."""
-    alive = ids.initial_record_ids(array([root]))
-    seen = [root, *alive.tolist()]
+    alive = array([root])
+    seen = [root]
     for level in range(depth):
         parents = np.repeat(alive, fan_out)
         ordinals = np.arange(len(parents), dtype=np.uint64)
@@ -291,7 +291,7 @@ def test_a_range_of_roots_ends_within_its_shard(shards: int, monkeypatch: pytest
 def test_a_million_consecutive_roots_and_their_children_are_distinct_and_balanced() -> None:
     n = 1 << 20
     roots = ids.root_ids(ids.RootSeed("q", "r", "s", 0, 0), 0, n, shard=1, shards=2)
-    children = ids.initial_record_ids(roots)
+    children = ids.child_ids(roots, operator=7, edge=0, ordinals=np.zeros(n, np.uint64), channel=0)
     everything = np.concatenate([roots, children])
     assert len(np.unique(everything)) == 2 * n
     for values in (roots, children):

@@ -40,12 +40,14 @@ from ftlayer.topology.job_graph import Channel, JobEdge
 # latency marker, or the number of a checkpoint).
 _HEADER = struct.Struct("<BBHIIIIIq")
 HEADER_BYTES = _HEADER.size
-_VERSION = 1
+_VERSION = 2
 
 _BATCH, _WATERMARK, _IDLE, _END, _BARRIER, _CANCEL, _LATENCY = range(7)
 
-_LINEAGE, _OFFSETS, _ORIGINS, _TIMES, _STREAM, _TRIES = 1, 2, 4, 8, 16, 32
-_ALL_FLAGS = _LINEAGE | _OFFSETS | _ORIGINS | _TIMES | _STREAM | _TRIES
+_LINEAGE, _OFFSETS, _ORIGINS, _TIMES, _STREAM, _TRIES, _IDS = 1, 2, 4, 8, 16, 32, 64
+# Without `_IDS`, each record's id is its root.
+_OF_LINEAGE = _OFFSETS | _ORIGINS | _TRIES | _IDS
+_ALL_FLAGS = _LINEAGE | _OF_LINEAGE | _TIMES | _STREAM
 
 _PADDING = bytes(8)
 
@@ -123,7 +125,10 @@ class ElementCodec:
         lineage = batch.lineage
         if lineage is not None:
             flags, ids = _LINEAGE, len(lineage.roots)
-            parts += [_bytes_of(lineage.roots), _bytes_of(lineage.ids)]
+            parts.append(_bytes_of(lineage.roots))
+            if lineage.ids is not lineage.roots:
+                flags |= _IDS
+                parts.append(_bytes_of(lineage.ids))
             if lineage.origins is not None:
                 flags |= _ORIGINS
                 parts.append(_bytes_of(lineage.origins))
@@ -223,7 +228,7 @@ class _Header:
             raise CodecError(f"a frame of version {version}; this slot reads version {_VERSION}")
         if header.kind > _LATENCY or header.flags & ~_ALL_FLAGS or (header.kind != _BATCH and header.flags):
             raise CodecError(f"a frame of kind {header.kind} with flags {header.flags:#x} makes no sense")
-        if not header.flags & _LINEAGE and header.flags & (_OFFSETS | _ORIGINS | _TRIES):
+        if not header.flags & _LINEAGE and header.flags & _OF_LINEAGE:
             raise CodecError("a frame has parts of a lineage and no lineage")
         return header
 
@@ -245,7 +250,8 @@ def _read_arrays(
 
     lineage = None
     if flags & _LINEAGE:
-        roots, record_ids = take(np.uint64, ids), take(np.uint64, ids)
+        roots = take(np.uint64, ids)
+        record_ids = take(np.uint64, ids) if flags & _IDS else roots
         origins = take(np.uint64, ids) if flags & _ORIGINS else None
         tries = take(np.uint64, ids) if flags & _TRIES else None
     times = take(np.int64, rows) if flags & _TIMES else None

@@ -70,7 +70,9 @@ def _lineage_of(lineage: RecordIds, start: int, end: int) -> RecordIds:
         first, last = start, end
     origins = None if lineage.origins is None else lineage.origins[first:last]
     tries = None if lineage.tries is None else lineage.tries[first:last]
-    return RecordIds(lineage.roots[first:last], lineage.ids[first:last], offsets, origins, tries)
+    roots = lineage.roots[first:last]
+    ids = roots if lineage.ids is lineage.roots else lineage.ids[first:last]
+    return RecordIds(roots, ids, offsets, origins, tries)
 
 
 def _concatenated(arrays: list[I64Array]) -> I64Array | None:

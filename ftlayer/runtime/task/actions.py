@@ -38,10 +38,10 @@ class CallRanges:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """XOR events: ``values[i]`` for ``roots[i]``, both uint64[m]."""
+    """XOR events: ``values[i]`` for ``roots[i]``, both uint64[m]; ``values`` None: those of the roots themselves."""
 
     roots: U64Array
-    values: U64Array
+    values: U64Array | None
     ids: EventIds | None = None
 
 

@@ -53,7 +53,8 @@ class RootEmission:
 
     Attributes:
         sends: the batches.
-        values: uint64[n], the XOR of all copies' ids of each row; empty when off.
+        values: uint64[n], the XOR of all copies' ids of each row; None where each has one copy, with its root as id;
+            empty when off.
         key_hashes: int32[n, k], what the replay twins of the edges need; None where none needs anything.
         ids: for a vertex with the exact tracker.
         failures: rows that are not in ``sends``, because a partitioner function raised: to be failed once they are
@@ -61,7 +62,7 @@ class RootEmission:
     """
 
     sends: list[Send]
-    values: U64Array
+    values: U64Array | None
     key_hashes: I32Array | None
     ids: EventIds | None
     failures: tuple[RowFailure, ...] = ()
@@ -80,6 +81,8 @@ class Emitter:
         self._by_tag: dict[str, tuple[OutEdge, ...]] = {}
         for out in self._edges:
             self._by_tag[out.edge.tag] = (*self._by_tag.get(out.edge.tag, ()), out)
+        # The outputs with one copy of each row: an edge to several channels selects one of them, or copies.
+        self._once = {tag for tag, outs in self._by_tag.items() if len(outs) == 1 and outs[0].copies_once}
         self._asked = {tag: edges for tag, outs in self._by_tag.items() if (edges := asked(outs))}
         last = graph.vertex(uid).operators[-1]
         self._operator = last.uid
@@ -108,6 +111,8 @@ class Emitter:
         parents: I64Array,
         times: I64Array | None = None,
         routes: Routes | None = None,
+        *,
+        only: bool = False,
     ) -> Emission:
         """Emit rows that derive from records of one batch.
 
@@ -119,11 +124,12 @@ class Emitter:
             parents: int64[k], the record of ``anchors`` that each row derives from, in any order.
             times: int64[k], or None.
             routes: what `ask` has given for them.
+            only: nothing else is emitted from records of ``anchors``, before or after.
 
         Raises:
             ConfigError: a custom partitioner returned no channel of its edge.
         """
-        children = self._handler.anchor.derive(anchors, parents, tag)
+        children = self._handler.anchor.derive(anchors, parents, tag, once=only and tag in self._once)
         return Emission(self._send(tag, payload, children, times, routes), children.owed)
 
     def pairs(
@@ -157,7 +163,7 @@ class Emitter:
         failures = () if routes is None else routes.failures
         if failures and roots is None:
             self._handler.xor.fail(None, failures)
-        children = anchor.of_roots(roots, payload.num_rows)
+        children = anchor.of_roots(roots, payload.num_rows, once=tag in self._once)
         columns: dict[int, I32Array] = {}
         sends: list[Send] = []
         for out in self._by_tag.get(tag, ()):
@@ -176,7 +182,8 @@ class Emitter:
         if failures and roots is not None:
             # They owe copies like all others, which are never to be acknowledged.
             sends = _without(sends, roots[[failure.row for failure in failures]])
-        return RootEmission(sends, children.owed, key_hashes, anchor.event_ids(roots), failures)
+        values = None if children.owed is roots and roots is not None else children.owed
+        return RootEmission(sends, values, key_hashes, anchor.event_ids(roots), failures)
 
     def replayed(
         self,
@@ -197,7 +204,8 @@ class Emitter:
         if self._stored_routing is not None:
             key_hashes, failures = self._stored_routing.now(payload, key_hashes, edited=edited)
         rows = np.arange(payload.num_rows, dtype=np.int64)
-        children = self._handler.anchor.derive(anchors, rows)
+        once = len(self._edges) == 1 and self._edges[0].copies_once
+        children = self._handler.anchor.derive(anchors, rows, once=once)
         sends: list[Send] = []
         for out in self._edges:
             column = out.edge.routing
@@ -208,6 +216,10 @@ class Emitter:
         if failures and anchors is not None:
             sends = _without(sends, anchors.roots[[failure.row for failure in failures]])
         return Emission(sends, children.owed, failures)
+
+    def reads(self, tag: str) -> bool:
+        """Whether there is an edge for this output."""
+        return tag in self._by_tag
 
     def mark(self, element: Watermark | Idle | EndOfStream) -> list[Send]:
         """Send a mark to all channels of all edges."""

@@ -22,8 +22,6 @@ from ftlayer.runtime.task.latency import SinkLatencies
 from ftlayer.runtime.task.pipeline import Passed, Rows
 from ftlayer.runtime.task.routes import Routes
 
-_NOTHING_OWED: U64Array = np.zeros(1, np.uint64)
-
 
 class Outlet(Protocol):
     """The end of a chain. What it settles and fails lies in the handler, to be taken from there.
@@ -123,13 +121,19 @@ class ChannelOutlet:
     def send(self, lineage: RecordIds | None, records: int, routed: Routed) -> list[Action]:
         """Send what came of a batch of so many records, and settle those that have not failed."""
         actions: list[Action] = []
-        owed = _NOTHING_OWED
-        for tag, (rows, routes) in routed.outputs.items():
+        owed: U64Array | None = None
+        sent = [
+            tag
+            for tag, (rows, _) in routed.outputs.items()
+            if rows.payload.num_rows and self._emitter.reads(tag)
+        ]
+        for tag in sent:
+            rows, routes = routed.outputs[tag]
             emission = self._emitter.derived(
-                tag, rows.payload, lineage, rows.parents, rows.times, routes=routes
+                tag, rows.payload, lineage, rows.parents, rows.times, routes=routes, only=len(sent) == 1
             )
             actions.extend(emission.sends)
-            owed = owed ^ emission.owed
+            owed = emission.owed if owed is None else owed ^ emission.owed
         self._handler.xor.settle(lineage, owed, unharmed(records, routed.failures))
         return actions
 

@@ -30,6 +30,7 @@ class OutEdge:
         channels: those of this subtask, by receiver. A forward edge has one, to the subtask of the same number.
         selects: whether different rows go to different channels, so that a selection is needed.
         receivers: the subtasks that the edge leads to.
+        copies_once: whether each row goes to one channel.
     """
 
     def __init__(self, graph: JobGraph, edge: JobEdge, subtask: int) -> None:
@@ -38,6 +39,7 @@ class OutEdge:
         self.channels = tuple(sorted(mine, key=lambda channel: channel.receiver))
         everywhere = isinstance(edge.partitioner, Broadcast | ReplayEverywhere)
         self.selects = len(self.channels) > 1 and not everywhere
+        self.copies_once = len(self.channels) == 1 or self.selects
         self._is_replay = isinstance(graph.vertex(edge.source).operators[0], Replay)
         self.receivers = graph.vertex(edge.target).parallelism
         self._subtask = subtask

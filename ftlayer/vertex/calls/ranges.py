@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from ftlayer.vertex.calls.common import I32, U64, EventIds
+from ftlayer.vertex.calls.common import I32, U64, EventIds, RowRoots
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +95,16 @@ class TakenOver:
 class Register:
     """Register rows that their holder keeps: ``values[i]`` is the XOR of the ids of all copies of row i.
 
+    ``values`` None: there is one copy of each, and its id is the root's.
+
     In memory only: a vertex that is lost knows nothing of them. ``wanted``: they were registered with one that is lost;
     they are to be stored, and go out as replays.
     """
 
     stream: str
     range: RowRange
-    roots: U64
-    values: U64
+    roots: RowRoots
+    values: U64 | None
     holder: str
     incarnation: int
     ids: EventIds | None = None

@@ -6,6 +6,7 @@ import numpy as np
 
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
+from ftlayer.records.ids import ids_of
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.payloads import take_rows
 from ftlayer.store.rows import I64, RowInfo, StoredBatch, first_attempts
@@ -83,13 +84,14 @@ class RangeCalls:
             )
         sequence = state.new_segment()
         done = np.zeros(facts.rows, np.bool_)
-        added = SourceRange(partition, sequence, facts, done, call.roots)
+        roots = ids_of(call.roots)
+        added = SourceRange(partition, sequence, facts, done, roots)
         partition.add(added)
         stream.counters.persisted += facts.rows
         if call.wanted:
             self._want_all(stream, added, now)
             return Registered(sequence)
-        state.circuits.let_out(stream, call.roots, now.mono_ms)
+        state.circuits.let_out(stream, roots, now.mono_ms)
         self._tracking.register(stream, sequence, call.roots, call.values, now, call.ids, source=added)
         return Registered(sequence)
 

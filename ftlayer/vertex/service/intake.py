@@ -154,7 +154,7 @@ def _intake_call(waiting: Waiting) -> IntakeCall:
 
 def _size_of(call: IntakeCall) -> int:
     if isinstance(call, Register):
-        return int(call.roots.nbytes + call.values.nbytes)
+        return 16 * len(call.roots)
     if isinstance(call, (Persist, Ingest)):
         return int(call.payload.get_total_buffer_size())
     payloads = [part.payload for part in call.failed] + [part.payload for part in call.emitted]

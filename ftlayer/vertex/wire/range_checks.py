@@ -9,13 +9,18 @@ from ftlayer.vertex.calls import (
     U64,
     AskRanges,
     Register,
+    RootRange,
     RowRange,
     StoreRows,
     TakeOver,
 )
-from ftlayer.vertex.calls.event_ids import check_event_ids
 from ftlayer.vertex.wire.bounds import MAX_RUN_BYTES, check_least, check_name
-from ftlayer.vertex.wire.row_checks import check_ids, check_key_hashes, check_lengths, check_rows
+from ftlayer.vertex.wire.row_checks import (
+    check_ids,
+    check_key_hashes,
+    check_rows,
+    check_values,
+)
 
 MAX_PARTITIONS = 65_536
 MAX_HOLDER_BYTES = 2 * MAX_RUN_BYTES
@@ -38,9 +43,9 @@ def check_range_call(call: TakeOver | Register | AskRanges | StoreRows) -> None:
         case Register():
             _check_range(call.range)
             check_rows(len(call.roots), "Register")
-            check_ids(call.roots, "Register.roots")
-            check_lengths("Register", len(call.roots), values=call.values)
-            check_event_ids(call.ids, call.values, "Register.ids")
+            if not isinstance(call.roots, RootRange):
+                check_ids(call.roots, "Register.roots")
+            check_values(call.roots, call.values, call.ids, "Register")
             if call.range.rows != len(call.roots):
                 raise MalformedRequestError(
                     f"Register.range.rows: expected {len(call.roots)}, as Register.roots has, got {call.range.rows}"

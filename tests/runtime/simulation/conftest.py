@@ -21,6 +21,7 @@ import pytest
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler
+from ftlayer.records.ids import ids_of
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
@@ -405,7 +406,7 @@ class Simulation:
                     if not isinstance(element, Batch | LatencyMarker):
                         self.marks[channel] = element
                 case actions.PersistRoots(ticket, call):
-                    self.ledger.note(call.roots, call.ids)
+                    self.ledger.note(ids_of(call.roots), call.ids)
                     self._call(slot, call, partial(self._persisted, key, task, ticket), key)
                 case actions.CallRanges(number, call):
                     self._call(slot, call, partial(self._told, key, task, number), key)

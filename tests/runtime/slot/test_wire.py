@@ -96,6 +96,24 @@ def batch_of(
     )
 
 
+def test_ids_that_are_the_roots_do_not_travel_and_stay_so_however_batches_are_cut_and_joined() -> None:
+    roots = np.arange(1, 9, dtype=np.uint64)
+    whole = Batch(nested_rows(8), RecordIds(roots, roots))
+    other = Batch(nested_rows(8), RecordIds(roots, roots.copy()))
+    frame = CODEC.encode(CHANNEL, whole)
+    assert len(CODEC.encode(CHANNEL, other)) - len(frame) == 8 * 8
+    _, read = CODEC.decode(pa.py_buffer(frame))
+    assert isinstance(read, Batch)
+    same(read, whole)
+    for batch in (read, joined([rows_of(read, 0, 3), rows_of(read, 3, 8)])):
+        assert batch.lineage is not None
+        assert batch.lineage.ids is batch.lineage.roots
+        assert batch.lineage.take(np.array([2, 1])).ids.tolist() == [3, 2]
+    mixed = joined([read, other]).lineage
+    assert mixed is not None
+    assert mixed.ids.tolist() == [*roots.tolist()] * 2
+
+
 @settings(deadline=None)
 @given(
     st.integers(0, 40),

@@ -458,9 +458,10 @@ def test_a_chain_of_nothing_but_watermarks():
     # Watermarks of before mean nothing behind it.
     assert task.handle(ElementCame(BEFORE, Watermark(1_000)), Now(0, 0)) == []
     actions = task.handle(ElementCame(BEFORE, batch_of([Record(1, 0, "", 7, [(1, 11)])])), Now(20, 0))
-    assert [type(action) for action in actions] == [Send, Acknowledge, Send]
+    assert [type(action) for action in actions] == [Send, Send]
     assert actions[0].element.times.tolist() == [7]
-    assert actions[2].element == Watermark(7)
+    assert actions[0].element.lineage.ids.tolist() == [11]
+    assert actions[1].element == Watermark(7)
     assert task.handle(TimeCame(), Now(50, 0)) == [WakeAt(70)]
     assert [action.element for action in task.handle(TimeCame(), Now(70, 0))] == [Idle()]
     *actions, last = task.handle(ElementCame(BEFORE, EndOfStream()), Now(80, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ftlayer.handler.xor import joined_values
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.task.actions import Acknowledge
 from ftlayer.vertex.calls import EventIds
@@ -57,7 +58,7 @@ class AckBuffer:
         self._count, self._since_ms = 0, None
         if len(events) == 1:
             return events[0]
-        values = np.concatenate([event.values for event in events])
+        values = joined_values((event.roots, event.values) for event in events)
         roots = np.concatenate([event.roots for event in events])
         return Acknowledge(roots, values, _joined_ids(events))
 

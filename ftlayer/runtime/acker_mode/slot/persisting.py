@@ -38,7 +38,7 @@ class PersistOrder:
 def size_of(call: Persist | Register) -> int:
     """Return about how many bytes a call has."""
     if isinstance(call, Register):
-        return int(call.roots.nbytes + call.values.nbytes)
+        return 16 * len(call.roots)
     return int(call.payload.get_total_buffer_size())
 
 

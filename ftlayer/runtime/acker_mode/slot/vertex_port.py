@@ -19,7 +19,7 @@ from typing import cast
 import numpy as np
 
 from ftlayer.errors import StaleIncarnationError
-from ftlayer.records.ids import U64Array
+from ftlayer.records.ids import U64Array, xor_fold_by_root
 from ftlayer.runtime.acker_mode.slot.persisting import PersistOrder, PersistQueue, answer_to, size_of
 from ftlayer.runtime.slot.events import (
     Event,
@@ -298,7 +298,9 @@ class VertexPort:
 
     def _call_touch(self, roots: list[U64Array]) -> None:
         try:
-            together = np.unique(np.concatenate(roots)) if roots else np.empty(0, np.uint64)
+            every = np.concatenate(roots) if roots else np.empty(0, np.uint64)
+            # A root may be held in many records. (Not `np.unique`: a sort takes ten times as long.)
+            together, _ = xor_fold_by_root(every, every)
             for start in range(0, len(together), TOUCH_ROOTS):
                 incarnation = self._incarnation
                 try:

@@ -223,16 +223,17 @@ class RangeSourceTask:
                 facts.partition, buffer.head, facts.end, facts.number, facts.first, facts.rows, facts.digest
             )
         n = facts.rows
-        roots = self._handler.persister.roots(self._stream, self.subtask, facts.number, facts.first, n)
-        if roots is None:
+        among = self._handler.persister.root_range(self._stream, self.subtask, facts.number, facts.first, n)
+        if among is None:
             raise ProtocolError(f"source {self.uid!r} registers rows only with fault tolerance on")
+        roots = among.ids()
         emission = self._emitter.roots(kept.payload, roots)
         kept.key_hashes = emission.key_hashes
         buffer.add(kept)
         call = Register(
             self._stream,
             facts,
-            roots,
+            among,
             emission.values,
             self._holder,
             self._incarnation,

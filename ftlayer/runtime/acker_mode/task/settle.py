@@ -20,14 +20,12 @@ class _BatchAtSink:
 
     Attributes:
         lineage: of all records of the batch.
-        owed: uint64[m], the XOR of what was emitted under each RecordId.
         row_record: int64[r], which record each row at the sink comes from.
         first_row: number of the first of these rows among all the rows the sink ever got.
         open: bool[n], neither done nor failed yet.
     """
 
     lineage: RecordIds
-    owed: U64Array
     row_record: I64Array
     first_row: int
     open: BoolArray
@@ -46,7 +44,6 @@ class Done:
     """
 
     lineage: RecordIds
-    owed: U64Array
     records: I64Array
     failures: tuple[RowFailure, ...] = ()
 
@@ -79,7 +76,7 @@ class SettleQueue:
         """Whether the sink has settled all it was given."""
         return not self._waiting
 
-    def add(self, lineage: RecordIds, owed: U64Array, row_record: I64Array, alive: I64Array) -> Done:
+    def add(self, lineage: RecordIds, row_record: I64Array, alive: I64Array) -> Done:
         """Take the records ``alive`` of a batch, whose rows go to the sink in this order, one a ``row_record``.
 
         Returns those that have no row there: they are done at once.
@@ -90,10 +87,10 @@ class SettleQueue:
         if len(row_record):
             is_open = np.zeros(len(lineage), np.bool_)
             is_open[row_record] = True
-            self._waiting.append(_BatchAtSink(lineage, owed, row_record, self._given, is_open))
+            self._waiting.append(_BatchAtSink(lineage, row_record, self._given, is_open))
             self._given += len(row_record)
             self._publish()
-        return Done(lineage, owed, np.flatnonzero(without_rows))
+        return Done(lineage, np.flatnonzero(without_rows))
 
     def settle(self, settled: Settled) -> list[Done]:
         """Take what the sink said; return what is done by it, batch by batch."""
@@ -129,7 +126,7 @@ class SettleQueue:
         finished = waiting.open.copy()
         finished[waiting.row_record[self._settled - waiting.first_row :]] = False
         waiting.open &= ~finished
-        return Done(waiting.lineage, waiting.owed, np.flatnonzero(finished), tuple(failed))
+        return Done(waiting.lineage, np.flatnonzero(finished), tuple(failed))
 
     def _publish(self) -> None:
         parts = []

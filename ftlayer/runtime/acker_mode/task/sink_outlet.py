@@ -46,13 +46,12 @@ class AckingSinkOutlet:
         settled = Settled(0)
         if rows.payload.num_rows:
             settled = self._sink.write(rows.payload, now.mono_ms)
-        owed = np.zeros(len(lineage.roots), np.uint64)
         if nothing and settled.rows == rows.payload.num_rows and not settled.failures:
-            xor.settle(lineage, owed, alive)
+            xor.settle(lineage, None, alive)
             return []
         if alive is None:
             alive = np.arange(records, dtype=np.int64)
-        self._done(self._queue.add(lineage, owed, rows.parents, alive))
+        self._done(self._queue.add(lineage, rows.parents, alive))
         self._settle(settled)
         return []
 
@@ -106,4 +105,4 @@ class AckingSinkOutlet:
         if done.failures:
             self._handler.xor.fail(done.lineage, done.failures)
         if len(done.records):
-            self._handler.xor.settle(done.lineage, done.owed, done.records)
+            self._handler.xor.settle(done.lineage, None, done.records)

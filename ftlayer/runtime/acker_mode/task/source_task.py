@@ -74,14 +74,15 @@ class PersistingSourceTask:
         """Make roots of the rows, and have them persisted (none and a position, too)."""
         persister = self._handler.persister
         n = rows.payload.num_rows
-        roots = persister.roots(self._stream, self.subtask, rows.number, rows.first_ordinal, n)
-        if roots is None:
+        among = persister.root_range(self._stream, self.subtask, rows.number, rows.first_ordinal, n)
+        if among is None:
             raise ProtocolError(f"source {self.uid!r} persists rows only with fault tolerance on")
+        roots = among.ids()
         emission = self._emitter.roots(rows.payload, roots)
         call = persister.persist(
             self._stream,
             rows.payload,
-            roots,
+            among,
             emission.values,
             key_hashes=emission.key_hashes,
             position=rows.position,

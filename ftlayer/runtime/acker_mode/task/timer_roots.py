@@ -78,12 +78,13 @@ class TimerRoots:
         first = self._counts.get(tag, 0)
         self._counts[tag] = first + payload.num_rows
         persister = self._handler.persister
-        roots = persister.roots(stream, 0, self._subtask, first, payload.num_rows)
-        if roots is None:
+        among = persister.root_range(stream, 0, self._subtask, first, payload.num_rows)
+        if among is None:
             raise ProtocolError(f"{self._uid!r}: timers make new roots only with fault tolerance on")
+        roots = among.ids()
         emission = self._emitter.roots(payload, roots, times, tag)
         call = persister.persist(
-            stream, payload, roots, emission.values, key_hashes=emission.key_hashes, ids=emission.ids
+            stream, payload, among, emission.values, key_hashes=emission.key_hashes, ids=emission.ids
         )
         self._tickets += 1
         ticket = _Ticket(self._tickets, roots, emission.sends, failures_of(roots, emission.failures))

@@ -99,7 +99,6 @@ def test_each_record_is_settled_once_with_its_last_row_and_fails_with_its_first_
         take(
             queue.add(
                 lineage,
-                np.zeros(len(lineage.roots), np.uint64),
                 np.array(parents, np.int64),
                 np.array(alive, np.int64),
             )

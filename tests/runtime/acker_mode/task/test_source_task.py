@@ -13,7 +13,7 @@ from ftlayer.errors import ProtocolError
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
-from ftlayer.records.ids import xor_fold_by_root
+from ftlayer.records.ids import RootRange, ids_of, xor_fold_by_root
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker
@@ -86,7 +86,8 @@ def test_rows_are_registered_with_the_ids_of_all_that_will_be_sent() -> None:
     call = persist.call
     assert (call.stream, call.position) == ("job/s", SourcePosition("p", None, b"1"))
     assert call.payload.column(0).to_pylist() == [1, 2, 3]
-    assert (call.roots >> np.uint64(62) == 2).all()
+    assert isinstance(call.roots, RootRange)
+    assert (call.roots.ids() >> np.uint64(62) == 2).all()
     hashes = KeySelector(("n",)).hash(call.payload)
     assert call.key_hashes is not None
     assert call.key_hashes.tolist() == [[1, number] for number in hashes.tolist()]
@@ -95,7 +96,8 @@ def test_rows_are_registered_with_the_ids_of_all_that_will_be_sent() -> None:
         np.concatenate([lineage.roots for lineage in lineages if lineage]),
         np.concatenate([lineage.ids for lineage in lineages if lineage]),
     )
-    assert roots.tolist() == call.roots.tolist()
+    assert roots.tolist() == call.roots.ids().tolist()
+    assert call.values is not None
     assert values.tolist() == call.values.tolist()
     assert sum(len(lineage) for lineage in lineages if lineage) == 3 * (1 + 1 + 2)
 
@@ -122,6 +124,7 @@ def test_a_vertex_with_the_exact_tracker_gets_the_single_ids() -> None:
     assert isinstance(persist, PersistRoots)
     ids = persist.call.ids
     assert ids is not None
+    assert persist.call.values is not None
     check_event_ids(ids, persist.call.values, "Persist")
     assert sorted(ids.operators[owner] for owner in ids.owners[: ids.offsets[1]]) == ["b", "b", "f", "h"]
 
@@ -159,7 +162,7 @@ def test_all_that_is_held_is_named_until_it_is_sent() -> None:
     first, second = source.handle(rows(1, 2), NOW), source.handle(rows(3, first=2), NOW)
     assert isinstance(first[0], PersistRoots)
     assert isinstance(second[0], PersistRoots)
-    roots = [*first[0].call.roots.tolist(), *second[0].call.roots.tolist()]
+    roots = [root for (each,) in (first, second) for root in ids_of(each.call.roots).tolist()]
     assert source.held_roots().tolist() == roots
     source.handle(RowsPersisted(second[0].ticket), NOW)
     assert source.held_roots().tolist() == roots
@@ -170,7 +173,7 @@ def test_all_that_is_held_is_named_until_it_is_sent() -> None:
 def test_rows_of_different_splits_and_ordinals_have_different_roots() -> None:
     source = task()
     calls = [source.handle(part, NOW) for part in (rows(1), rows(1, first=1), rows(1, split=1))]
-    roots = {int(call[0].call.roots[0]) for call in calls if isinstance(call[0], PersistRoots)}
+    roots = {int(ids_of(call[0].call.roots)[0]) for call in calls if isinstance(call[0], PersistRoots)}
     assert len(roots) == 3
 
 
