@@ -1,8 +1,8 @@
 """What a record costs in several versions of Python, in turn: ours in C, ours in Python, and no engine at all.
 
-``BENCH_PYTHONS`` names the other interpreters, by ``:``, each of an environment that ftlayer is installed in. Every
-round runs `bench.peers.one_interpreter` in all of them, one after the other; a ratio is that of two runs of one round,
-and its median over the rounds is reported, with the lowest and the highest.
+``BENCH_PYTHONS`` names the other interpreters, by ``:``; this checkout is installed in each (``pip install -e .``).
+Every round runs `bench.peers.one_interpreter` in all of them, one after the other; a ratio is that of two runs of one
+round, and its median over the rounds is reported, with the lowest and the highest.
 """
 
 from __future__ import annotations
