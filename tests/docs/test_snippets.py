@@ -71,8 +71,9 @@ OTHERS_OPTIONS = {
     "--pdb",
     "--durations",
     "--enable-feature",
+    "--inplace",
 }
-"""Of the benchmarks, of spark-submit, of pytest and of Prometheus."""
+"""Of the benchmarks, of spark-submit, of pytest, of Prometheus and of setuptools."""
 
 
 def page(name: str) -> str:
