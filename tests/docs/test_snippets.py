@@ -71,9 +71,8 @@ OTHERS_OPTIONS = {
     "--pdb",
     "--durations",
     "--enable-feature",
-    "--inplace",
 }
-"""Of the benchmarks, of spark-submit, of pytest, of Prometheus and of setuptools."""
+"""Of the benchmarks, of spark-submit, of pytest and of Prometheus."""
 
 
 def page(name: str) -> str:
