@@ -105,12 +105,12 @@ def test_a_driver_that_slots_do_not_reach(environment: Any, monkeypatch: pytest.
 
 
 def test_a_slot_that_others_do_not_reach(environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where an executor knows itself by an address that means nothing to others."""
+    """As where an executor knows itself by an address that means nothing to others, on other machines."""
     said = JobThread.slot_said
 
     def wrong_address(job: JobThread, slot: int, instance: str, message: Any) -> None:
         if isinstance(message, Hello) and slot == 1:
-            message = replace(message, address="grpc://127.0.0.1:9")
+            message = replace(message, address="grpc://127.0.0.1:9", socket="")
         said(job, slot, instance, message)
 
     monkeypatch.setattr(JobThread, "slot_said", wrong_address)
