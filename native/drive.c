@@ -122,7 +122,7 @@ static void close_batch(batch_view *batch) {
     Py_CLEAR(batch->empty);
 }
 
-/* The row's values as a tuple. `used` is the one before it, or NULL: where nobody else has it, it becomes this one. */
+/* The row's values as a tuple. `used` is the one before it, or NULL: where no other reference to it is left, it becomes this one. */
 static PyObject *next_tuple(const column_view *columns, int64_t width, int64_t row, PyObject *used) {
     int is_free = used != NULL && Py_REFCNT(used) == 1;
     PyObject *record = is_free ? Py_NewRef(used) : PyTuple_New(width);

@@ -36,7 +36,7 @@ static inline uint64_t half_at(const char *bytes) {
     return half;
 }
 
-/* 32 bits, not 0. Whoever makes values with one tag on purpose makes them unknown to each other, and no more. */
+/* 32 bits, not 0. Values made with one tag on purpose are unknown to each other, and no more. */
 static inline uint32_t tag_of(const char *bytes, Py_ssize_t length) {
     uint64_t hash = (uint64_t)length * GOLDEN;
     if (length >= 8) {

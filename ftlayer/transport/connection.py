@@ -25,7 +25,7 @@ class Connection(Protocol):
         """Tell the server that no frame comes behind those written."""
 
     def cancel(self) -> None:
-        """Break the stream: whoever waits in a method is freed. May come before `open`, and repeatedly."""
+        """Break the stream: a thread that waits in a method is freed. May come before `open`, and repeatedly."""
 
     def close(self) -> None:
         """Free everything; comes last, when no other thread uses the stream any more."""

@@ -101,7 +101,7 @@ class FrameSocket:
             pass
 
     def shut(self) -> None:
-        """Break the connection: whoever waits in a method is freed."""
+        """Break the connection: a thread that waits in a method is freed."""
         # One that is broken, or closed, already is as good.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -111,7 +111,7 @@ class FrameSocket:
         self._socket.close()
 
     def _read_ahead(self) -> None:
-        """Read what has come behind the few bytes that are left, at least one byte."""
+        """Read the bytes behind the few that are left, at least one."""
         left = bytes(self._ahead[self._start : self._end])
         self._ahead[: len(left)] = left
         self._start, self._end = 0, len(left)

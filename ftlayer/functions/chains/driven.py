@@ -69,7 +69,7 @@ def driver_of(
     """Return what runs ``steps`` over record batches, whose results are of ``schema``; None if it cannot.
 
     ``form`` and ``log`` are as for `fuse`. Records may be values or dicts, and a `Reducing` needs values. ``keeps``:
-    aggregates of the first `Reducing` may lie beside their keys until `write_back`; nobody else changes its table.
+    aggregates of the first `Reducing` may lie beside their keys until `write_back`; the driver alone changes its table.
     """
     codes = b"".join(PLAIN_CODES.get(field.type, OTHER_CODE) for field in schema)
     are_dicts = form is DICTS

@@ -65,7 +65,7 @@ class KeyColumns:
 
 @dataclass(frozen=True)
 class Reducing:
-    """A `Reduce` and its table, which is one of ``state``; without that, nobody else may have some of the table."""
+    """A `Reduce` and its table, which is one of ``state``; without a state, the segment alone may change the table."""
 
     uid: str
     function: Callable[[Any, Any], Any]

@@ -71,7 +71,7 @@ class RecordSegment:
 
         ``made_by`` answers for records that do not fit the schema, if ``steps`` make no new ones; needed without any.
         ``log`` is where the state of ``steps`` notes changes: what a record that fails has changed is taken back. With
-        ``keeps`` the table of the first `Reducing` may lack what has changed until `write_back`; nobody else uses it.
+        ``keeps`` the table of the first `Reducing` may lack what has changed until `write_back`; no other part uses it.
         """
         self._log = log
         self._done = 0

@@ -43,7 +43,7 @@ def segments_of(
 
     ``made_by`` is the uid of the operator whose records, not checked yet, go into the first. ``paces`` are those by
     which the functions of these uids are called; without one, the caller sees to a step's ``rate_limit``. ``log`` is
-    where the state of steps notes changes. ``keeps``: nobody else uses the tables of steps (`RecordSegment`).
+    where the state of steps notes changes. ``keeps``: the steps alone use their tables (`RecordSegment`).
     """
     segments: list[Segment] = []
     for is_batch, group in groupby(steps, key=lambda step: isinstance(step, BatchStep)):

@@ -336,7 +336,7 @@ class TopologyChain:
 
     def _fire(self, due: DueTimers) -> dict[str, TimerOutput]:
         if self._log is not None:
-            # Who fails ends the task: nobody has to be found among others.
+            # A failure ends the task: no record has to be found among others.
             self._log.alone = True
         found: dict[str, list[tuple[pa.RecordBatch, I64 | None]]] = {}
         while (fired := due.fire(FIRED_AT_ONCE)) is not None:

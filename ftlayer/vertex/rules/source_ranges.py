@@ -1,8 +1,8 @@
 """Where the rows of sources are that can be read again: ranges of positions, and which of their rows are done.
 
 The vertex has no payload of these rows. A row is pending, done, or *wanted*: its attempt has ended (it failed, timed
-out, or was recalled), and whoever holds its partition is asked for it. What comes is stored, in the transaction that
-writes down that the row has left its range.
+out, or was recalled), and the slot that holds its partition is asked for it. The vertex stores its payload in the
+transaction that writes down that the row has left its range.
 
 Up to its *floor* all rows of a partition have left. Floors are written down by a tick, behind the rows: what is lost
 in between is read again, and done again.

@@ -166,7 +166,7 @@ class Walks:
         for sequence in sequences:
             live = self._state.live.get(sequence)
             if live is not None and live.source is not None:
-                live = None  # whoever holds its rows has them, and not the store
+                live = None  # the slot that holds its partition has its rows, not the store
             which = _NO_ROWS if live is None else self._rows_in(live, sequence, span, is_due=is_due)
             if live is None or not len(which):
                 passed += 1

@@ -120,6 +120,6 @@ class OtlpMetrics:
         except FTLayerError as error:
             logger.warning("metrics cannot be gathered: %s", error)
         except Exception:
-            # A thread that ends would be seen by nobody; this is counted, and said.
+            # The end of a thread would go unseen; this is counted, and said.
             logger.exception("metrics cannot be pushed")
         return False

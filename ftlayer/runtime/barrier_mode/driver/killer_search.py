@@ -4,7 +4,7 @@
     record in hand → and once more, over the same record: that is *convicted*, and its chain makes it a dead letter
 
 The first death says of no record anything, so it takes three to convict one. What another process ended (the kernel
-for want of memory, Spark, a host that is gone) leaves nothing in writing, and convicts nobody. Up to
+for want of memory, Spark, a host that is gone) leaves nothing in writing, and convicts no record. Up to
 `MOST_EXCUSED` losses of a search are no failures to the restart strategy. The search is over when
 `CHECKPOINTS` are complete since tasks began last. No I/O, no threads, no clock.
 """
@@ -89,7 +89,7 @@ class KillerSearch:
 
     def validate(self) -> None:
         """Raise `AssertionError` if what is known does not fit together; for tests."""
-        assert self.active or not self._accused, f"{self._accused} are accused, and nobody is sought"
+        assert self.active or not self._accused, f"{self._accused} are accused, and no search runs"
         both = self._accused & self._convicted.keys()
         assert not both, f"{both} are convicted, and accused as well"
 

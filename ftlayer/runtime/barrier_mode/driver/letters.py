@@ -232,7 +232,7 @@ class JobLetters:
             until = min(until, close_by_s)
         self.tick()
         while not is_enough() and (left_s := until - time.monotonic()) > 0:
-            # What has failed is tried again behind a pause, of which nobody tells.
+            # A failed letter is tried again behind a pause, which ends without a message.
             self._is_heard.wait(min(left_s, FIRST_PAUSE_MS / 1_000))
             self._is_heard.clear()
             take_events()
