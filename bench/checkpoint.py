@@ -1,7 +1,7 @@
 """Checkpoints of a continuous topology: what they cost, how long they take, and how soon a lost slot is back.
 
-The job is that of `bench.topology`, with a checkpoint a second unless it says otherwise. The peer is Bytewax with its
-SQLite recovery at one second, on the same job.
+The job is that of `bench.keyed_count`, with a checkpoint a second unless it says otherwise. The peers are Flink in Java
+with the same interval, and Bytewax with its SQLite recovery at one second, on the same job.
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ import os
 import shutil
 import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.harness import Target, note
-from bench.jobs import SLOTS, bytewax_rate, has_bytewax, session, wait_until
-from bench.topology import (
+from bench.harness import Run, Sides, Target, compared, in_turn, note
+from bench.jobs import SLOTS, session, wait_until
+from bench.keyed_count import (
     COUNTED,
     ID,
     KEYED,
+    Build,
+    CheckpointedJobs,
+    Discard,
+    count,
+    ids,
+    none_yet,
+    python_job,
+)
+from bench.peers.flink_java import flink_java
+from bench.peers.functions import last, with_key
+from bench.sides import RATIOS, sides
+from bench.topology import (
     PACE_S,
     PACED_PER_S,
     STAMPED,
     STAMPED_COUNT,
     Delays,
-    Discard,
-    TimedJobs,
-    count,
     count_stamped,
-    ids,
-    last,
     last_stamped,
     no_stamp,
-    none_yet,
-    python_job,
     read_delays,
     stamp,
-    with_key,
 )
 from ftlayer import ProcessFunction, current_record
-
-Build = Callable[[Any, Path, int], None]
-"""Adds a job of so many records to an environment."""
 
 TARGETS = {
     "throughput_on_off_heap": Target(at_least=0.9),
     "throughput_on_off_lmdb": Target(at_least=0.9),
-    "records_per_s_python": Target(at_least=1e6),
+    "records_per_s_barriers": Target(at_least=1e6),
+    "vs_bare_loop": Target(at_least=0.45),
+    "vs_flink_java_checkpointed": Target(at_least=1.0),
     "vs_bytewax_recovery": Target(at_least=3),
     "checkpoint_ms_10k_keys": Target(at_most=100),
     "sync_ms": Target(at_most=5),
@@ -74,8 +74,15 @@ TARGETS = {
 BLOB_BYTES = 1_024
 """Of each value in the jobs with large state."""
 
-ROUNDS = 5
-"""The rate with checkpoints and that without are compared so often: one of them alone varies by a tenth."""
+WANTED = {
+    "bare_loop",
+    "untracked",
+    "flink_java",
+    "barriers_lmdb",
+    "barriers",
+    "flink_java_checkpointed",
+    "bytewax_recovery",
+}
 
 EXCHANGES = 5
 SLOW_S = 0.000_5
@@ -194,44 +201,8 @@ class Slow:
 # ---------------------------------------------------------------- measuring
 
 
-class Bench(TimedJobs):
+class Bench(CheckpointedJobs):
     """A Spark session, and a fresh folder for each job."""
-
-    def environment(self, folder: Path, options: dict[str, Any] | None = None, **config: Any) -> Any:
-        from ftlayer import CheckpointConfig, StreamEnvironment, TopologyOptions
-
-        checkpointing = CheckpointConfig(
-            **{"interval": "1s", "directory": str(folder / "checkpoints"), **config}
-        )
-        return StreamEnvironment(
-            self.spark,
-            name=self.name,
-            parallelism=SLOTS,
-            options=TopologyOptions(**(options or {})),
-            checkpointing=checkpointing,
-        )
-
-    def rate(
-        self, records: int, build: Build = python_job, options: dict[str, int] | None = None, **config: Any
-    ) -> tuple[float, Any]:
-        """Run a job with checkpoints; return records a second, and the handle."""
-        folder = self.folder()
-        env = self.environment(folder, options, **config)
-        build(env, folder, records)
-        job = env.execute_async()
-        job.wait()
-        return self.rate_of(folder, records), job
-
-    def rate_off(self, records: int) -> float:
-        """Run the same job without checkpoints."""
-        from ftlayer import FTLayer, FTStatus, StreamEnvironment
-
-        folder = self.folder()
-        with FTLayer.embedded(folder / "ft", status=FTStatus.OFF) as layer:
-            env = StreamEnvironment(self.spark, layer, name=self.name, parallelism=SLOTS)
-            python_job(env, folder, records)
-            env.execute_async().wait()
-        return self.rate_of(folder, records)
 
     def incremental(self, keys: int) -> float:
         """Return bytes written for 1 % of the keys ÷ bytes of a full checkpoint."""
@@ -322,7 +293,7 @@ class Bench(TimedJobs):
 
 
 def two_values_job(env: Any, folder: Path, records: int) -> None:
-    """The job of `bench.topology` with a process function in the place of the aggregate."""
+    """The job of `bench.keyed_count` with a process function in the place of the aggregate."""
     from ftlayer import partitions
 
     parts = [partial(ids, str(folder), first, records) for first in range(SLOTS)]
@@ -331,7 +302,7 @@ def two_values_job(env: Any, folder: Path, records: int) -> None:
 
 
 def failing_job(env: Any, folder: Path, records: int, *, each: int) -> None:
-    """The job of `bench.topology`, where one record of ``each`` fails behind the aggregate at its first attempt."""
+    """The job of `bench.keyed_count`, where one record of ``each`` fails behind the aggregate at its first attempt."""
     from ftlayer import partitions
 
     parts = [partial(ids, str(folder), first, records) for first in range(SLOTS)]
@@ -370,76 +341,59 @@ def _records(folder: Path, begin: float, end: float) -> float:
     return total / (end - begin)
 
 
-def bytewax_recovery_rate(store: Path, records: int) -> float:
-    """Run the peer with its recovery on, a snapshot a second."""
-    subprocess.run(
-        [sys.executable, "-m", "bytewax.recovery", str(store), str(SLOTS)], check=True, capture_output=True
-    )
-    return bytewax_rate(records, "-r", str(store), "-s", "1", "-b", "0")
-
-
-def run(quick: bool) -> dict[str, float]:
+def run(quick: bool, pairs: int) -> dict[str, float]:
+    """Measure; every ratio is over so many pairs."""
     records = 3_000_000 if quick else 12_000_000
-    with session() as (root, spark):
-        found = _measured(Bench(root, spark), records, quick)
-    if has_bytewax():
-        with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as store:
-            found["records_per_s_bytewax_recovery"] = bytewax_recovery_rate(Path(store), records // 3)
-        found["vs_bytewax_recovery"] = found["records_per_s_python"] / found["records_per_s_bytewax_recovery"]
-    else:
-        note("bytewax is not installed (pip install '.[bench]'): no vs_bytewax_recovery")
-    return found
+    with session() as (root, spark), flink_java() as flink:
+        bench = Bench(root, spark)
+        bench.run(python_job, 300_000)
+        compares = sides(root, spark, flink, records, WANTED)
+        found = _on_and_off(bench, compares, records, pairs)
+        return found | _with_policy(bench, records // 2, pairs) | _measured(bench, quick)
 
 
-def _on_and_off(bench: Bench, records: int, rounds: int) -> dict[str, float]:
-    """Run the job without checkpoints and with each backend in turn; medians over the rounds."""
-    rates: dict[str, list[float]] = {"off": [], "heap": [], "lmdb": []}
-    taken = []
-    for _ in range(rounds):
-        rates["off"].append(bench.rate_off(records))
-        for backend in ("heap", "lmdb"):
-            rate, job = bench.rate(records, backend=backend)
-            rates[backend].append(rate)
-            if backend == "heap":
-                taken += [each for each in job.checkpoints() if each.state == "completed" and not each.final]
-    found = {f"records_per_s_{name}": statistics.median(measured) for name, measured in rates.items()}
-    for backend in ("heap", "lmdb"):
-        ratios = [on / off for on, off in zip(rates[backend], rates["off"], strict=True)]
-        found[f"throughput_on_off_{backend}"] = statistics.median(ratios)
+def _on_and_off(bench: Bench, compares: Sides, records: int, pairs: int) -> dict[str, float]:
+    """Run the job without checkpoints, with each backend, and in the peers; what heap's checkpoints took."""
+    taken: list[Any] = []
+
+    def barriers() -> Run:
+        run = bench.run(python_job, records)
+        taken.extend(each for each in bench.job.checkpoints() if each.state == "completed" and not each.final)
+        return run
+
+    found = compared(in_turn({**compares, "barriers": barriers}, pairs), RATIOS)
     if taken:
         found["checkpoint_ms_10k_keys"] = statistics.median(each.duration_ms for each in taken)
         found["sync_ms"] = max(each.sync_ms for each in taken)
     return found
 
 
-def _with_policy(bench: Bench, records: int, rounds: int) -> dict[str, float]:
-    """Run jobs with a policy for failing records and without, in turn; medians of the ratios."""
+def _with_policy(bench: Bench, records: int, pairs: int) -> dict[str, float]:
+    """Run jobs with a policy for failing records and without."""
     from ftlayer import FailurePolicy
 
     policy = FailurePolicy(backoff=("100ms",))
-
-    def ratio(build: Build, over: Build, without: FailurePolicy | None = None, **config: Any) -> float:
-        ratios = []
-        for _ in range(rounds):
-            plain, _ = bench.rate(records, over, failures=without, **config)
-            ratios.append(bench.rate(records, build, failures=policy, **config)[0] / plain)
-        return statistics.median(ratios)
-
     none_fails, some_fail = partial(failing_job, each=1 << 60), partial(failing_job, each=100)
+
+    def ratio(
+        name: str, build: Build, over: Build, without: FailurePolicy | None = None, **config: Any
+    ) -> dict[str, float]:
+        runs = {
+            f"{name}_under": partial(bench.run, over, records, failures=without, **config),
+            name: partial(bench.run, build, records, failures=policy, **config),
+        }
+        return compared(in_turn(runs, pairs), {name: (name, f"{name}_under")})
+
     return {
-        "failures_on_off_heap": ratio(python_job, python_job, backend="heap"),
-        "failures_on_off_lmdb": ratio(python_job, python_job, backend="lmdb"),
-        "failing_1pct": ratio(some_fail, none_fails, policy),
-        "process_function_rollback": ratio(two_values_job, two_values_job),
+        **ratio("failures_on_off_heap", python_job, python_job),
+        **ratio("failures_on_off_lmdb", python_job, python_job, backend="lmdb"),
+        **ratio("failing_1pct", some_fail, none_fails, policy),
+        **ratio("process_function_rollback", two_values_job, two_values_job),
     }
 
 
-def _measured(bench: Bench, records: int, quick: bool) -> dict[str, float]:
-    bench.rate(300_000)
-    found = _on_and_off(bench, records, rounds=1 if quick else ROUNDS)
-    found |= _with_policy(bench, records // 2, rounds=3 if quick else ROUNDS)
-    found["records_per_s_python"] = found["records_per_s_heap"]
-    found["incremental_bytes"] = bench.incremental(20_000 if quick else 200_000)
+def _measured(bench: Bench, quick: bool) -> dict[str, float]:
+    found = {"incremental_bytes": bench.incremental(20_000 if quick else 200_000)}
     aligned = bench.back_pressured()
     unaligned = bench.back_pressured(unaligned=True)
     found["aligned_s"], found["unaligned_s"] = aligned, unaligned

@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from bench.harness import Target, note
 from bench.jobs import session
-from bench.topology import Bench, environment, python_job
+from bench.keyed_count import LayerJobs, environment, python_job
 from ftlayer.config import VertexOptions
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import sources_given
@@ -251,7 +251,7 @@ def _cost_for_a_topology(pairs: int, window_s: float) -> dict[str, float]:
     """
     costs = []
     with session() as (root, spark):
-        bench = Bench(root, spark)
+        bench = LayerJobs(root, spark)
         folder = bench.folder()
         with bench.layer(folder, tracked=True) as layer:
             layer.address  # noqa: B018 - starts the vertex

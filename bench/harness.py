@@ -1,4 +1,4 @@
-"""What the benchmarks share: targets, timing, the machine, and the report."""
+"""What the benchmarks share: targets, timing, sides that are compared in pairs, the machine, and the report."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import json
 import os
 import platform
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+PAIRS = 7
+"""A ratio is the median of so many pairs of runs, unless ``--pairs`` says otherwise."""
 
 _VERSIONS_OF = ("numpy", "numba", "pyarrow", "pyspark", "lmdb")
 _notes: list[str] = []
@@ -40,9 +45,32 @@ class Target:
         return low if self.at_most is None else f"{low} ≤ {readable(self.at_most)}".strip()
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run of one side: records a second, and CPU µs a record; 0 where that is not known."""
+
+    rate: float
+    cpu_us: float = 0.0
+
+
+Sides = Mapping[str, Callable[[], Run]]
+"""What is compared, by name: each call is one run."""
+
+Ratios = Mapping[str, tuple[str, str]]
+"""Whose rate is divided by whose, by the ratio's name."""
+
+
 def note(text: str) -> None:
     """Say something beside the metrics: what was skipped, and why."""
     _notes.append(text)
+
+
+def note_pairs(pairs: int) -> None:
+    """Say how many pairs of runs each ratio is of, and have it written to the JSON file."""
+    few = "" if pairs >= PAIRS else f", fewer than the {PAIRS} that a figure to rely on takes"
+    plural = "s" if pairs > 1 else ""
+    note(f"each ratio and latency is the median of {pairs} interleaved pair{plural} of runs{few}")
+    keep("pairs", pairs)
 
 
 def keep(name: str, value: Any) -> None:
@@ -93,6 +121,66 @@ def cpu_seconds_of_all() -> float:
     return sum(_ticks.values()) / os.sysconf("SC_CLK_TCK")
 
 
+def in_turn(sides: Sides, pairs: int) -> dict[str, list[Run]]:
+    """Run every side once in each of ``pairs`` rounds, and return the runs of each in the order of the rounds.
+
+    Every second round has the opposite order: a machine that becomes faster or slower meanwhile favours none.
+    """
+    runs: dict[str, list[Run]] = {name: [] for name in sides}
+    for number in range(pairs):
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            runs[name].append(sides[name]())
+    return runs
+
+
+def compared(runs: Mapping[str, Sequence[Run]], ratios: Ratios) -> dict[str, float]:
+    """Return the ratios whose sides have both run, and what each side took.
+
+    A ratio is that of two runs of one round, ``over`` ÷ ``under``: its median and range (`spread`). With ``_by_cpu``
+    behind its name it is that of their CPU times, ``under`` ÷ ``over``, where both are known, so that more is better in
+    either. ``records_per_s_…`` and ``cpu_us_…`` are the medians of each side.
+    """
+    found: dict[str, float] = {}
+    for name, (over, under) in ratios.items():
+        if over not in runs or under not in runs:
+            continue
+        pairs = list(zip(runs[over], runs[under], strict=True))
+        found |= spread(name, [ours.rate / theirs.rate for ours, theirs in pairs])
+        if all(ours.cpu_us and theirs.cpu_us for ours, theirs in pairs):
+            found |= spread(f"{name}_by_cpu", [theirs.cpu_us / ours.cpu_us for ours, theirs in pairs])
+    for name, each in runs.items():
+        found[f"records_per_s_{name}"] = statistics.median(run.rate for run in each)
+        if any(run.cpu_us for run in each):
+            found[f"cpu_us_{name}"] = statistics.median(run.cpu_us for run in each)
+    return found
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return the median under ``name``, and the range as ``…_lowest`` and ``…_highest``."""
+    return {
+        name: statistics.median(values),
+        f"{name}_lowest": min(values),
+        f"{name}_highest": max(values),
+    }
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Give a new directory on a disk: where temporary files live in memory, a sync costs nothing."""
+    base = Path(tempfile.gettempdir())
+    if _in_memory(base):
+        base = Path.cwd()
+        note(f"the directory for temporary files is in memory: measured in {base}")
+    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-", dir=base) as name:
+        yield Path(name)
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """Return the CPU time of a process so far; Linux alone."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def quiet_median(samples: Iterable[float]) -> float:
     """Return the median of the faster half of timings, in seconds.
 
@@ -121,16 +209,20 @@ def report(name: str, metrics: dict[str, float], targets: dict[str, Target]) -> 
     table = Table(title=f"bench {name}", title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
+    table.add_column("range", justify="right")
     table.add_column("unit")
     table.add_column("target", justify="right")
     table.add_column("")
     for metric, value in metrics.items():
+        if metric.removesuffix("_lowest").removesuffix("_highest") != metric:
+            continue
         target = targets.get(metric)
         mark = "" if target is None else "[green]✓[/]" if target.is_met(value) else "[red]✗[/]"
         unit = "" if target is None else target.unit
-        table.add_row(metric, readable(value), unit, "" if target is None else str(target), mark)
+        bound = "" if target is None else str(target)
+        table.add_row(metric, readable(value), _range(metric, metrics), unit, bound, mark)
     for metric in targets.keys() - metrics.keys():
-        table.add_row(metric, "skipped", targets[metric].unit, str(targets[metric]), "–")
+        table.add_row(metric, "skipped", "", targets[metric].unit, str(targets[metric]), "–")
     console = Console()
     console.print(table)
     for text in _notes:
@@ -149,6 +241,17 @@ def readable(value: float) -> str:
         if abs(value) >= limit:
             return f"{value / limit:.4g}{suffix}"
     return f"{value:.3g}"
+
+
+def _range(metric: str, metrics: dict[str, float]) -> str:
+    ends = [metrics.get(f"{metric}_{end}") for end in ("lowest", "highest")]
+    return " to ".join(readable(end) for end in ends if end is not None)
+
+
+def _in_memory(path: Path) -> bool:
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    holding = [mount for mount in mounts if path.resolve().is_relative_to(mount[1])]
+    return bool(holding) and max(holding, key=lambda mount: len(mount[1]))[2] in ("tmpfs", "ramfs")
 
 
 def _cpu() -> str:

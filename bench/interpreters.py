@@ -1,24 +1,22 @@
 """What a record costs in several versions of Python, in turn: ours in C, ours in Python, and no engine at all.
 
 ``BENCH_PYTHONS`` names the other interpreters, by ``:``; this checkout is installed in each (``pip install -e .``).
-Every round runs `bench.peers.one_interpreter` in all of them, one after the other; a ratio is that of two runs of one
-round, and its median over the rounds is reported, with the lowest and the highest.
+Every round runs `bench.peers.one_interpreter` in all of them, one after the other, and a ratio is that of two runs of
+one round.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 
-from bench.harness import Target, note
+from bench.harness import Target, note, spread
 
 TARGETS: dict[str, Target] = {}
 
 PARTS = ("bare", "generated", "native")
-ROUNDS = 7
 
 
 def measure(python: str, records: int) -> dict[str, float]:
@@ -42,22 +40,17 @@ def summary(rounds: list[list[dict[str, float]]]) -> dict[str, float]:
     for place, one in enumerate(rounds[0]):
         version = one["python"]
         for part in PARTS:
-            found[f"{part}_ns_{version}"] = statistics.median(each[place][part] for each in rounds)
+            found |= spread(f"{part}_ns_{version}", [each[place][part] for each in rounds])
             if place:
-                ratios = [each[place][part] / each[0][part] for each in rounds]
                 name = f"{part}_{version}_vs_{rounds[0][0]['python']}"
-                found[name] = statistics.median(ratios)
-                found[f"{name}_lowest"], found[f"{name}_highest"] = min(ratios), max(ratios)
+                found |= spread(name, [each[place][part] / each[0][part] for each in rounds])
     return found
 
 
-def run(quick: bool) -> dict[str, float]:
+def run(quick: bool, pairs: int) -> dict[str, float]:
     others = [path for path in os.environ.get("BENCH_PYTHONS", "").split(os.pathsep) if path]
     if not others:
         note("BENCH_PYTHONS names no other interpreter (`/path/of/an/environment/bin/python`, by `:`)")
     records = 100_000 if quick else 300_000
-    rounds = [
-        [measure(python, records) for python in (sys.executable, *others)]
-        for _ in range(3 if quick else ROUNDS)
-    ]
-    return summary(rounds)
+    pythons = (sys.executable, *others)
+    return summary([[measure(python, records) for python in pythons] for _ in range(pairs)])

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.harness import scratch
+
 SLOTS = 2
 
 
@@ -21,8 +23,7 @@ def session(master: str = "local[4]", options: dict[str, str] | None = None) -> 
     """Give a new directory and a Spark session with room for the slots; both go in the end."""
     from pyspark.sql import SparkSession
 
-    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as folder:
-        root = Path(folder)
+    with scratch() as root:
         spark = (
             SparkSession.builder.master(master)
             .appName("ftlayer-bench")
@@ -87,6 +88,15 @@ def bytewax_rate(records: int, *options: str) -> float:
             capture_output=True,
         )
         return records / _seconds(Path(folder))
+
+
+def bytewax_recovery_rate(records: int) -> float:
+    """Run the same with its recovery store, a snapshot a second; return records a second."""
+    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as store:
+        subprocess.run(
+            [sys.executable, "-m", "bytewax.recovery", store, str(SLOTS)], check=True, capture_output=True
+        )
+        return bytewax_rate(records, "-r", store, "-s", "1", "-b", "0")
 
 
 def pathway() -> str | None:

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -23,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bench.harness import Target, note, quiet_median, seconds
+from bench.harness import Target, quiet_median, scratch, seconds
 from ftlayer.store import LmdbStore
 
 TARGETS = {
@@ -42,7 +40,7 @@ def run(quick: bool) -> dict[str, float]:
     repeats = 60 if quick else 240
     rng = np.random.default_rng(5)
     rows = [bytes(row) for row in rng.integers(0, 256, (_ROWS, _ROW_BYTES), dtype=np.uint8)]
-    with _directory() as directory:
+    with scratch() as directory:
         timings = _take_turns(directory, rng, rows, repeats)
     rates = {side: _ROWS / quiet_median(times) for side, times in timings.items()}
     return {
@@ -177,20 +175,3 @@ def _encode(rows: list[bytes]) -> memoryview:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return memoryview(sink.getvalue())
-
-
-@contextmanager
-def _directory() -> Iterator[Path]:
-    """Yield a directory on a disk: where temporary files live in memory, a sync costs nothing."""
-    base = Path(tempfile.gettempdir())
-    if _in_memory(base):
-        base = Path.cwd()
-        note(f"the directory for temporary files is in memory: measured in {base}")
-    with tempfile.TemporaryDirectory(prefix="bench-persist-", dir=base) as name:
-        yield Path(name)
-
-
-def _in_memory(path: Path) -> bool:
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    holding = [mount for mount in mounts if path.resolve().is_relative_to(mount[1])]
-    return bool(holding) and max(holding, key=lambda mount: len(mount[1]))[2] in ("tmpfs", "ramfs")

@@ -2,16 +2,14 @@
 
 The job: a line → (host, length, message) → its message in halves → repartition by host → parquet. *Unwrapped* it is
 written with one ``mapInArrow`` a function and no tracking, the fastest of the ways to call a function a record in
-Spark: UDFs of PySpark's take half as long again and more. `VARIANTS` has the other jobs. Each round runs both sides in
-turn, in one Spark session, and a ratio is that of two runs of one round: its median is reported, with the lowest and
-the highest. Timed is from the end of the first batch, which starts workers, to that of the source's last one. CPU time
-is that of the driver, the JVM, the Python workers and the vertex together, for a source row.
+Spark: UDFs of PySpark's take half as long again and more. `VARIANTS` has the other jobs. Both sides run in turn, in
+one Spark session. Timed is from the end of the first batch, which starts workers, to that of the source's last one.
+CPU time is that of the driver, the JVM, the Python workers and the vertex together, for a source row.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 import zlib
@@ -23,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bench.harness import Target, cpu_seconds_of_all, note
+from bench.harness import Run, Target, compared, cpu_seconds_of_all, in_turn, note, scratch
 from ftlayer import current_record
 
 TARGETS = {
@@ -32,7 +30,6 @@ TARGETS = {
     "vs_unwrapped_failing": Target(at_least=0.8),
 }
 
-ROUNDS = 7
 FAILS_OF = 100
 """One record of so many fails, at its first attempt."""
 
@@ -78,23 +75,15 @@ def plain_halve(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(halves, schema=HALVED_ARROW)
 
 
-@dataclass(frozen=True)
-class Run:
-    """Source rows a second, and CPU µs a source row, of all batches but the first, which starts workers."""
-
-    rate: float
-    cpu_us: float
-
-
 Started = Callable[[Any, Path, Callable[[Any, int], None]], "tuple[Any, Callable[[], None]]"]
 """Starts a job over a source in a folder, with what writes a batch; returns its query, and what is to be closed."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Two jobs that are compared, and the name of their ratio."""
+    """Two jobs that are compared; ``suffix`` ends the names of their ratio and of both sides."""
 
-    name: str
+    suffix: str
     wrapped: Started
     unwrapped: Started
 
@@ -122,22 +111,21 @@ def wrapped_job(parsing: Any, halved: bool, source: Any, folder: Path, write: An
 
 BOTH = partial(unwrapped_job, ((plain_parse, PARSED), (plain_halve, HALVED)))
 VARIANTS = (
-    Variant("vs_unwrapped", partial(wrapped_job, parse, True), BOTH),
+    Variant("", partial(wrapped_job, parse, True), BOTH),
     Variant(
-        "vs_unwrapped_one_function",
+        "_one_function",
         partial(wrapped_job, parse, False),
         partial(unwrapped_job, ((plain_parse, PARSED),)),
     ),
-    Variant("vs_unwrapped_failing", partial(wrapped_job, parse_or_fail, True), BOTH),
+    Variant("_failing", partial(wrapped_job, parse_or_fail, True), BOTH),
 )
 
 
-def run(quick: bool) -> dict[str, float]:
+def run(quick: bool, pairs: int) -> dict[str, float]:
+    """Run both sides of each variant ``pairs`` times, in turn; a rate is of source rows."""
     from pyspark.sql import SparkSession
 
-    rounds = 1 if quick else ROUNDS
-    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as folder:
-        root = Path(folder)
+    with scratch() as root:
         write_input(root / "in", batches=2 if quick else 4)
         spark = (
             SparkSession.builder.master("local[2]")
@@ -152,37 +140,20 @@ def run(quick: bool) -> dict[str, float]:
         found: dict[str, float] = {}
         try:
             for variant in VARIANTS:
-                found |= compared(spark, root, variant, rounds)
+                wrapped, unwrapped = f"wrapped{variant.suffix}", f"unwrapped{variant.suffix}"
+                sides = {
+                    unwrapped: partial(timed, spark, root, variant.unwrapped),
+                    wrapped: partial(timed, spark, root, variant.wrapped),
+                }
+                ratio = {f"vs_unwrapped{variant.suffix}": (wrapped, unwrapped)}
+                found |= compared(in_turn(sides, pairs), ratio)
         finally:
             spark.stop()
     return found
 
 
-def compared(spark: Any, root: Path, variant: Variant, rounds: int) -> dict[str, float]:
-    """Run both sides in turn; return the ratio of their rates with its range, that of their CPU times, and both."""
-    plain, wrapped = [], []
-    for _ in range(rounds):
-        plain.append(timed(spark, root, variant.unwrapped))
-        wrapped.append(timed(spark, root, variant.wrapped))
-    ratios = [ours.rate / theirs.rate for ours, theirs in zip(wrapped, plain, strict=True)]
-    by_cpu = [theirs.cpu_us / ours.cpu_us for ours, theirs in zip(wrapped, plain, strict=True)]
-    name = variant.name
-    return {
-        name: statistics.median(ratios),
-        f"{name}_lowest": min(ratios),
-        f"{name}_highest": max(ratios),
-        f"{name}_by_cpu": statistics.median(by_cpu),
-        f"{name}_by_cpu_lowest": min(by_cpu),
-        f"{name}_by_cpu_highest": max(by_cpu),
-        f"{name}_rows_per_s": statistics.median(each.rate for each in wrapped),
-        f"{name}_rows_per_s_unwrapped": statistics.median(each.rate for each in plain),
-        f"{name}_cpu_us": statistics.median(each.cpu_us for each in wrapped),
-        f"{name}_cpu_us_unwrapped": statistics.median(each.cpu_us for each in plain),
-    }
-
-
 def timed(spark: Any, root: Path, job: Started) -> Run:
-    """Run a job over all input, and forget what it has written."""
+    """Run a job over all input, and forget what it has written; return what the batches behind the first one took."""
     source = (
         spark.readStream.format("text").option("maxFilesPerTrigger", FILES_A_BATCH).load(str(root / "in"))
     )

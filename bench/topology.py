@@ -1,9 +1,8 @@
-"""A continuous topology of two slots against the same job in Bytewax (and, with ``--pyflink``, in PyFlink).
+"""A continuous topology of two slots: its rate beside the same job's elsewhere, and how long a record takes.
 
-The job: id → Python function a record → (id, 20-byte key of 10,000) → key_by → count a key → Python function a
-record → discard. The functions are the same for every system (`bench.peers.functions`). A rate is taken from the
-first record read to the last one discarded; the peers are timed the same way, by their own clocks, which is the
-machine's monotone clock.
+Rates are of the job of `bench.keyed_count`, in acker mode and without tracking, and beside them in barrier mode, in
+Flink with Java functions, in Bytewax (with ``--pyflink``, in PyFlink too), and in a bare loop. The peers are timed by
+their own clocks, which is the machine's monotone clock.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -23,19 +23,31 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from bench.harness import Target, note
-from bench.jobs import SLOTS, Jobs, bytewax_rate, has_bytewax, session, wait_until
-from bench.peers.functions import KEYS, last, names, with_key
+from bench.harness import Target, compared, in_turn, note, spread
+from bench.jobs import SLOTS, session, wait_until
+from bench.keyed_count import (
+    LayerJobs,
+    Marks,
+    cpu_seconds_between,
+    create,
+    environment,
+    python_job,
+    read_marks,
+)
+from bench.limits import Latency, Limit, Limits, StoreWrites
+from bench.peers.flink_java import flink_java
+from bench.peers.functions import with_key
+from bench.sides import RATIOS, sides
 
 TARGETS = {
-    "records_per_s_python": Target(at_least=1e6),
+    "records_per_s_tracked": Target(at_least=1e6),
+    "records_per_s_arrow_tracked": Target(at_least=4e6),
+    "vs_bare_loop": Target(at_least=0.45),
+    "vs_flink_java_checkpointed": Target(at_least=1.0),
     "vs_bytewax": Target(at_least=2.5),
-    "records_per_s_arrow": Target(at_least=4e6),
     "tracking_cost": Target(at_least=0.65),
-    "p50_ms_at_10k": Target(at_most=8),
-    "p99_ms_at_10k": Target(at_most=20),
+    "p99_at_10k_over_limit": Target(at_most=1),
     "p50_ms_at_10k_source": Target(at_most=2),
     "p99_ms_at_10k_source": Target(at_most=6),
     "slot_recovery_s": Target(at_most=1.2),
@@ -43,14 +55,23 @@ TARGETS = {
     "start_s": Target(at_most=3),
 }
 
-ARROW_ROWS = 65_536
-ARROW_OPTIONS = {"batch_rows": ARROW_ROWS, "channel_bytes": 8 << 20}
+WANTED = {
+    "bare_loop",
+    "untracked",
+    "flink_java",
+    "barriers",
+    "flink_java_checkpointed",
+    "tracked",
+    "arrow_tracked",
+    "bytewax",
+}
+
 PACED_PER_S = 10_000
 PACE_S = 0.002
 
-ID = "id bigint"
-KEYED = "id bigint, key string"
-COUNTED = "key string, n bigint"
+ECHO_BYTES = 1_024
+"""Of the frames of the Flight echo: a batch of so few records is not larger."""
+
 STAMPED = "sent bigint, key string"
 STAMPED_COUNT = "sent bigint, n bigint"
 
@@ -58,82 +79,13 @@ STAMPED_COUNT = "sent bigint, n bigint"
 # ---------------------------------------------------------------- what runs in the slots
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Monotone times, and CPU seconds of the process until then, at a process's first and last mark."""
-
-    process: int
-    first: float
-    first_cpu: float
-    last: float
-    last_cpu: float
-
-
-class Marks:
-    """Monotone times that processes leave in a folder, a file each, the latest one in it."""
-
-    def __init__(self, folder: str, name: str) -> None:
-        self._folder, self._name = folder, name
-        self._file = -1
-
-    def __reduce__(self) -> Any:
-        return Marks, (self._folder, self._name)
-
-    def set(self) -> None:
-        """Leave the time it is now."""
-        now = np.array([time.monotonic(), time.process_time()]).tobytes()
-        if self._file < 0:
-            self._file = create(Path(self._folder) / f"{self._name}-{os.getpid()}")
-            os.pwrite(self._file, now, 0)
-        os.pwrite(self._file, now, len(now))
-
-
-def create(path: Path) -> int:
-    """Open a new file for writing; what is written is there for other processes at once."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-
-
-def read_marks(folder: Path, name: str) -> list[Mark]:
-    """Return those of every process that left marks of this name."""
-    found = []
-    for path in folder.glob(f"{name}-*"):
-        times = np.frombuffer(path.read_bytes(), np.float64)
-        if len(times) == 4:
-            found.append(Mark(int(path.name.rpartition("-")[2]), *times.tolist()))
-    return found
-
-
-def seconds_between(folder: Path) -> float:
-    """Return seconds from the first record that was read to the last one that was discarded."""
-    return max(mark.last for mark in read_marks(folder, "out")) - min(
-        mark.first for mark in read_marks(folder, "in")
-    )
-
-
-def cpu_seconds_between(folder: Path) -> float:
-    """Return the CPU seconds that the slots' processes took meanwhile."""
-    first = {mark.process: mark.first_cpu for mark in read_marks(folder, "in")}
-    return sum(
-        mark.last_cpu - first[mark.process] for mark in read_marks(folder, "out") if mark.process in first
-    )
-
-
-class Discard:
-    """A sink that marks the time."""
-
-    def __init__(self, folder: str) -> None:
-        self._marks = Marks(folder, "out")
-
-    def __call__(self, batch: pa.RecordBatch) -> None:
-        self._marks.set()
-
-
 class Delays:
-    """A sink that writes down, for each record, when it was sent and when it came: int64 nanoseconds."""
+    """A sink that writes down, for each record, when it was sent and when it came: int64 nanoseconds; and marks."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._file = -1
+        self._marks = Marks(folder, "out")
 
     def __reduce__(self) -> Any:
         return Delays, (self._folder,)
@@ -144,6 +96,7 @@ class Delays:
             self._file = create(Path(self._folder) / f"delays-{os.getpid()}")
         sent = batch.column(0).to_numpy()
         os.write(self._file, np.column_stack([sent, np.full(len(sent), now)]).tobytes())
+        self._marks.set()
 
 
 def read_delays(folder: Path) -> dict[int, np.ndarray[Any, np.dtype[np.int64]]]:
@@ -154,19 +107,9 @@ def read_delays(folder: Path) -> dict[int, np.ndarray[Any, np.dtype[np.int64]]]:
     }
 
 
-def ids(folder: str, first: int, records: int) -> range:
-    Marks(folder, "in").set()
-    return range(first, records, SLOTS)
-
-
-def id_batches(folder: str, first: int, records: int) -> Iterator[pa.RecordBatch]:
-    Marks(folder, "in").set()
-    for start in range(first * ARROW_ROWS, records, SLOTS * ARROW_ROWS):
-        yield pa.record_batch({"id": np.arange(start, min(start + ARROW_ROWS, records))})
-
-
-def paced(first: int, seconds: float) -> Iterator[int]:
+def paced(folder: str, seconds: float) -> Iterator[int]:
     """Yield the time at which each record is sent, `PACED_PER_S` / `SLOTS` a second."""
+    Marks(folder, "in").set()
     begin = time.monotonic()
     sent = 0
     while (now := time.monotonic()) < begin + seconds:
@@ -175,14 +118,6 @@ def paced(first: int, seconds: float) -> Iterator[int]:
             yield time.monotonic_ns()
         sent = max(sent, due)
         time.sleep(PACE_S)
-
-
-def none_yet() -> tuple[str, int]:
-    return "", 0
-
-
-def count(aggregate: tuple[Any, int], record: tuple[Any, str]) -> tuple[str, int]:
-    return record[1], aggregate[1] + 1
 
 
 def stamp(sent: int) -> tuple[int, str]:
@@ -201,52 +136,13 @@ def last_stamped(record: tuple[int, int]) -> tuple[int, int]:
     return record[0], record[1] + 1
 
 
-_NAMES = pa.array(names())
-
-
-def with_key_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    numbers = batch.column(0).to_numpy()
-    return pa.RecordBatch.from_arrays(
-        [batch.column(0), _NAMES.take(pa.array(numbers % KEYS))], names=["id", "key"]
-    )
-
-
-def last_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([batch.column(0), pc.add(batch.column(1), 1)], names=["key", "n"])
-
-
 # ---------------------------------------------------------------- jobs
-
-
-def environment(spark: Any, layer: Any, name: str, **options: int) -> Any:
-    from ftlayer import StreamEnvironment, TopologyOptions
-
-    return StreamEnvironment(spark, layer, name=name, parallelism=SLOTS, options=TopologyOptions(**options))
-
-
-def python_job(env: Any, folder: Path, records: int, replay: str = "store") -> None:
-    from ftlayer import partitions
-
-    parts = [partial(ids, str(folder), first, records) for first in range(SLOTS)]
-    keyed = env.source(partitions(*parts), ID, replay=replay).map(with_key, KEYED).key_by("key")
-    counted = keyed.aggregate(none_yet, count, COUNTED, volatile_state=True)
-    counted.map(last, COUNTED).sink(Discard(str(folder)))
-
-
-def arrow_job(env: Any, folder: Path, records: int, replay: str = "store") -> None:
-    import ftlayer as ft
-
-    parts = [partial(id_batches, str(folder), first, records) for first in range(SLOTS)]
-    source = env.source(ft.partitions(*parts), ID, replay=replay)
-    keyed = source.map_batches(with_key_batch, KEYED).key_by("key")
-    counted = keyed.aggregate(ft.count(name="n"), volatile_state=True)
-    counted.map_batches(last_batch, COUNTED).sink(Discard(str(folder)))
 
 
 def paced_job(env: Any, folder: Path, seconds: float, replay: str = "store") -> None:
     from ftlayer import partitions
 
-    parts = [partial(paced, first, seconds) for first in range(SLOTS)]
+    parts = [partial(paced, str(folder), seconds) for _ in range(SLOTS)]
     keyed = env.source(partitions(*parts), "sent bigint", replay=replay).map(stamp, STAMPED).key_by("key")
     counted = keyed.aggregate(no_stamp, count_stamped, STAMPED_COUNT, volatile_state=True)
     counted.map(last_stamped, STAMPED_COUNT).sink(Delays(str(folder)))
@@ -255,54 +151,34 @@ def paced_job(env: Any, folder: Path, seconds: float, replay: str = "store") -> 
 # ---------------------------------------------------------------- measuring
 
 
-class TimedJobs(Jobs):
-    """Jobs whose functions leave marks.
+@dataclass(frozen=True)
+class Delay:
+    """From source to sink at `PACED_PER_S`: latency, the slots' CPU µs a record, and bytes of a commit."""
 
-    Attributes:
-        cpu_us: that the slots took for a record of the latest job.
-    """
-
-    cpu_us = 0.0
-
-    def rate_of(self, folder: Path, records: int) -> float:
-        """Return records a second by the marks of a job that is over, and remove its folder."""
-        self.cpu_us = cpu_seconds_between(folder) / records * 1e6
-        rate = records / seconds_between(folder)
-        shutil.rmtree(folder)
-        return rate
+    latency: Latency
+    cpu_us: float
+    commit_bytes: int
 
 
-class Bench(TimedJobs):
+class Bench(LayerJobs):
     """A Spark session, and a fresh folder and vertex for each job."""
 
-    def layer(self, folder: Path, *, tracked: bool) -> Any:
-        from ftlayer import FTLayer, FTStatus
-
-        return FTLayer.embedded(folder / "ft", status=FTStatus.ON if tracked else FTStatus.OFF)
-
-    def rate(self, job: Any, records: int, *, tracked: bool, **options: int) -> float:
-        """Run a bounded job; return records a second from the first one in to the last one out."""
-        folder = self.folder()
-        with self.layer(folder, tracked=tracked) as layer:
-            env = environment(self.spark, layer, self.name, **options)
-            job(env, folder, records)
-            running = env.execute_async()
-            running.wait()
-        return self.rate_of(folder, records)
-
-    def delays(self, seconds: float, replay: str = "store") -> tuple[float, float]:
-        """Return the median and the 99th percentile, in ms, of source to sink."""
+    def delay(self, seconds: float, replay: str = "store") -> Delay:
+        """Run the paced job for so long."""
         folder = self.folder()
         with self.layer(folder, tracked=True) as layer:
+            layer.address  # noqa: B018 - starts the vertex
+            writes = StoreWrites(folder / "ft", layer.vertex.pid)
             env = environment(self.spark, layer, self.name)
             paced_job(env, folder, seconds, replay)
             env.execute_async().wait()
+            commit_bytes = writes.bytes_a_commit()
         rows = np.concatenate(list(read_delays(folder).values()))
+        cpu_us = cpu_seconds_between(folder) / len(rows) * 1e6
         shutil.rmtree(folder)
         # The first seconds warm the processes up.
         rows = rows[rows[:, 0] > rows[:, 0].min() + int(min(2.0, seconds / 3) * 1e9)]
-        delays = (rows[:, 1] - rows[:, 0]) / 1e6
-        return float(np.percentile(delays, 50)), float(np.percentile(delays, 99))
+        return Delay(Latency.of((rows[:, 1] - rows[:, 0]) / 1e6), cpu_us, commit_bytes)
 
     def recovery(self, seconds: float) -> tuple[float, float]:
         """Kill a slot; return seconds to its successor's first record, and to the last of what was held."""
@@ -359,25 +235,39 @@ def pyflink_rates(records: int) -> dict[str, float]:
     return rates
 
 
-def run(quick: bool, pyflink: bool = False) -> dict[str, float]:
+def run(quick: bool, pairs: int, pyflink: bool = False) -> dict[str, float]:
+    """Measure; every ratio is over so many pairs, and every latency over so many runs."""
     records = 2_000_000 if quick else 8_000_000
     with session() as (root, spark):
         bench = Bench(root, spark)
-        bench.rate(python_job, 200_000, tracked=True)
+        bench.run(python_job, 200_000, tracked=True)
         found = {"start_s": bench.start()}
-        found["records_per_s_python"] = bench.rate(python_job, records, tracked=True)
-        found["records_per_s_untracked"] = bench.rate(python_job, records, tracked=False)
-        found["tracking_cost"] = found["records_per_s_python"] / found["records_per_s_untracked"]
-        found["records_per_s_arrow"] = bench.rate(arrow_job, 4 * records, tracked=True, **ARROW_OPTIONS)
-        found["p50_ms_at_10k"], found["p99_ms_at_10k"] = bench.delays(6 if quick else 20)
-        again = bench.delays(6 if quick else 20, "source")
-        found["p50_ms_at_10k_source"], found["p99_ms_at_10k_source"] = again
+        with flink_java() as flink:
+            found |= compared(in_turn(sides(root, spark, flink, records, WANTED), pairs), RATIOS)
+        found |= delays(bench, root, 6 if quick else 10, pairs)
         found["slot_recovery_s"], found["replayed_s"] = bench.recovery(6 if quick else 15)
-    if has_bytewax():
-        found["records_per_s_bytewax"] = bytewax_rate(records // 2)
-        found["vs_bytewax"] = found["records_per_s_python"] / found["records_per_s_bytewax"]
-    else:
-        note("bytewax is not installed (pip install '.[bench]'): no vs_bytewax")
     if pyflink:
         found |= pyflink_rates(records // 4)
     return found
+
+
+def delays(bench: Bench, root: Path, seconds: float, pairs: int) -> dict[str, float]:
+    """Return the latencies at `PACED_PER_S`, by median and range over the runs, beside disk and Flight."""
+    commit_bytes = bench.delay(3).commit_bytes
+    runs: dict[str, list[tuple[Delay, Limit]]] = {"": [], "_source": []}
+    with Limits(root, sync_bytes=commit_bytes, echo_bytes=ECHO_BYTES) as limits:
+        for _ in range(pairs):
+            runs[""].append(limits.around(partial(bench.delay, seconds)))
+            runs["_source"].append(limits.around(partial(bench.delay, seconds, "source")))
+    found = limits.metrics()
+    for suffix, each in runs.items():
+        found |= spread(f"p50_ms_at_10k{suffix}", [delay.latency.p50 for delay, _ in each])
+        found |= spread(f"p99_ms_at_10k{suffix}", [delay.latency.p99 for delay, _ in each])
+        found[f"cpu_us_at_10k{suffix}"] = statistics.median(delay.cpu_us for delay, _ in each)
+    over = [delay.latency.p99 / most_p99_ms(limit) for delay, limit in runs[""]]
+    return found | spread("p99_at_10k_over_limit", over)
+
+
+def most_p99_ms(limit: Limit) -> float:
+    """Return what the 99th percentile with ``replay="store"`` should keep."""
+    return 4 * limit.fdatasync.p99 + 5

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
+from functools import partial
 
 from bench.connectors import webhook
 from bench.connectors.amqp import AMQP
@@ -16,9 +16,9 @@ from bench.connectors.broker import Served
 from bench.connectors.kafka import KAFKA
 from bench.connectors.mqtt import MQTT
 from bench.connectors.nats import NATS
-from bench.connectors.reading import against_client
+from bench.connectors.reading import client_reads, reads
 from bench.connectors.redis import REDIS
-from bench.harness import Target, note
+from bench.harness import Target, compared, in_turn, note
 from bench.jobs import Jobs, session
 
 BROKERS: dict[str, Served] = {
@@ -34,13 +34,11 @@ TARGETS = {
     **webhook.TARGETS,
 }
 
-ROUNDS = 3
-
 ONLY = "FTLAYER_BENCH_CONNECTORS"
 """An environment variable: names of what is measured (``redis,webhook``), else all is."""
 
 
-def run(quick: bool) -> dict[str, float]:
+def run(quick: bool, pairs: int) -> dict[str, float]:
     """Measure all sources whose servers are installed."""
     found: dict[str, float] = {}
     wanted = os.environ.get(ONLY, "").split(",") if os.environ.get(ONLY) else [*BROKERS, "webhook"]
@@ -55,11 +53,13 @@ def run(quick: bool) -> dict[str, float]:
             directory = root / name
             directory.mkdir()
             with served.start(directory) as broker:
-                against_client(jobs, broker, 2_000)
-                rates = [against_client(jobs, broker, 50_000 if quick else 300_000) for _ in range(ROUNDS)]
-            found[f"{name}_vs_client"] = statistics.median(ours / bare for ours, bare in rates)
-            found[f"{name}_per_s"] = statistics.median(ours for ours, _ in rates)
-            found[f"{name}_client_per_s"] = statistics.median(bare for _, bare in rates)
+                reads(jobs, broker, 2_000)
+                messages = 50_000 if quick else 300_000
+                both = {
+                    f"{name}_client": partial(client_reads, broker, messages),
+                    name: partial(reads, jobs, broker, messages),
+                }
+                found |= compared(in_turn(both, pairs), {f"{name}_vs_client": (name, f"{name}_client")})
         if "webhook" in wanted:
             found |= webhook.measured(jobs, 5.0 if quick else 20.0)
     return found

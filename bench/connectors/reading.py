@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from bench.connectors.broker import Broker
+from bench.harness import Run
 from bench.jobs import Jobs, wait_until
-from bench.topology import create
+from bench.keyed_count import create
 
 
 class Counted:
@@ -39,16 +40,20 @@ def counted(folder: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.concatenate([np.zeros(0), *calls]).reshape(-1, 2)
 
 
-def against_client(jobs: Jobs, broker: Broker, messages: int) -> tuple[float, float]:
-    """Return messages a second: ours, and the bare loop's."""
+def client_reads(broker: Broker, messages: int) -> Run:
+    """Let the bare loop of the client read so many messages."""
     broker.fill(messages)
-    bare = messages / broker.bare(messages)
+    return Run(messages / broker.bare(messages))
+
+
+def reads(jobs: Jobs, broker: Broker, messages: int) -> Run:
+    """Let ours read as many."""
     broker.fill(messages)
     folder = jobs.folder()
     with _running(jobs, broker.source(), folder):
         wait_until(lambda: counted(folder)[:, 1].sum() >= messages, 600)
     calls = counted(folder)
-    return (messages - calls[0, 1]) / (calls[-1, 0] - calls[0, 0]), bare
+    return Run(float((messages - calls[0, 1]) / (calls[-1, 0] - calls[0, 0])))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.topology import create
+from bench.keyed_count import create
 
 SAMPLE_S = 0.02
 BLOBS = 64

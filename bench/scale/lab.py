@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.harness import cpu_seconds_of
 from bench.jobs import session
 
 MIB = 1 << 20
@@ -35,15 +35,13 @@ class Footprint:
 
 def footprint(pid: int) -> Footprint:
     """Return what a process has taken so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     status = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
     )
     anonymous, files, shared, peak = (
         int(status[name].split()[0]) << 10 for name in ("RssAnon", "RssFile", "RssShmem", "VmHWM")
     )
-    ticks = int(fields[11]) + int(fields[12])
-    return Footprint(ticks / os.sysconf("SC_CLK_TCK"), anonymous, files + shared, peak)
+    return Footprint(cpu_seconds_of(pid), anonymous, files + shared, peak)
 
 
 class Lab:

@@ -63,6 +63,7 @@ TOPOLOGY_GUIDES = [
 
 OTHERS_OPTIONS = {
     "--quick",
+    "--pairs",
     "--json",
     "--pyflink",
     "--supervise",

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.keyed_count import ID
 from bench.scale.curve import Curve, Point, ends
 from bench.scale.in_slots import Discard, ids, same
 from bench.scale.jobs import Setting, run_to_end
 from bench.scale.lab import Lab
-from bench.topology import ID
 
 LENGTHS = (1, 2, 5, 10, 20)
 SLOTS = 2

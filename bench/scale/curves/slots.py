@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Target
+from bench.keyed_count import COUNTED, ID, KEYED, count, none_yet
 from bench.peers.functions import last, with_key
 from bench.scale.curve import Curve, Point, ends, figure
 from bench.scale.in_slots import Discard, ids
 from bench.scale.jobs import MODES, Setting, run_to_end
 from bench.scale.lab import Lab
-from bench.topology import COUNTED, ID, KEYED, count, none_yet
 
 SLOTS = (2, 4, 8, 16)
 ROUNDS = 3
