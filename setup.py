@@ -13,6 +13,7 @@ setup(
                 "native/fold.c",
                 "native/emit.c",
                 "native/records.c",
+                "native/collect.c",
                 "native/column.c",
                 "native/keyhash.c",
                 "native/msgpack.c",

@@ -1,36 +1,10 @@
 /* The results of a chain's functions, as the buffers of Arrow's columns; as a list once one of them is not plain. */
 #include "drive.h"
 
-/* Move objects into a longer list. */
-static int lengthen(column_maker *maker, Py_ssize_t rows, Py_ssize_t wanted) {
-    PyObject *longer = PyList_New(wanted);
-    if (longer == NULL) return -1;
-    for (Py_ssize_t row = 0; row < rows; row++) {
-        PyList_SET_ITEM(longer, row, PyList_GET_ITEM(maker->values, row));
-        PyList_SET_ITEM(maker->values, row, NULL);
-    }
-    Py_SETREF(maker->values, longer);
-    return 0;
-}
-
 static int grow(driver *self) {
     Py_ssize_t wanted = 2 * self->capacity;
     for (Py_ssize_t i = 0; i < self->width; i++) {
-        column_maker *maker = &self->makers[i];
-        if (maker->type == 'O') {
-            if (lengthen(maker, self->capacity, wanted) != 0) return -1;
-            continue;
-        }
-        Py_ssize_t size = maker->type == 'b' ? (wanted + 7) / 8
-                                             : (wanted + (maker->bytes != NULL)) * value_size(maker->type);
-        Py_ssize_t before = PyBytes_GET_SIZE(maker->values);
-        if (_PyBytes_Resize(&maker->values, size) != 0) return -1;
-        if (maker->type == 'b') memset(PyBytes_AS_STRING(maker->values) + before, 0, (size_t)(size - before));
-        if (maker->validity != NULL) {
-            before = PyBytes_GET_SIZE(maker->validity);
-            if (_PyBytes_Resize(&maker->validity, (wanted + 7) / 8) != 0) return -1;
-            memset(PyBytes_AS_STRING(maker->validity) + before, 0xFF, (size_t)((wanted + 7) / 8 - before));
-        }
+        if (grow_maker(&self->makers[i], self->capacity, wanted) != 0) return -1;
     }
     self->capacity = wanted;
     return 0;
@@ -91,27 +65,7 @@ int take_back(driver *self, Py_ssize_t rows) {
     Py_ssize_t behind = self->rows;
     self->rows = rows;
     if (self->list != NULL) return PyList_SetSlice(self->list, rows, behind, NULL);
-    for (Py_ssize_t i = 0; i < self->width; i++) {
-        column_maker *maker = &self->makers[i];
-        if (maker->type == 'O') {
-            for (Py_ssize_t row = rows; row < behind; row++) {
-                PyObject *object = PyList_GET_ITEM(maker->values, row);
-                PyList_SET_ITEM(maker->values, row, NULL);
-                Py_XDECREF(object);
-            }
-            continue;
-        }
-        uint8_t *values = (uint8_t *)PyBytes_AS_STRING(maker->values);
-        uint8_t *validity = maker->validity == NULL ? NULL : (uint8_t *)PyBytes_AS_STRING(maker->validity);
-        if (maker->bytes != NULL) maker->used = ((int32_t *)values)[rows];
-        for (Py_ssize_t row = rows; row < behind; row++) {
-            if (maker->type == 'b') values[row >> 3] &= (uint8_t)~(1 << (row & 7));
-            if (validity != NULL && !bit_is_set(validity, row)) {
-                validity[row >> 3] |= (uint8_t)(1 << (row & 7));
-                maker->nulls--;
-            }
-        }
-    }
+    for (Py_ssize_t i = 0; i < self->width; i++) shorten_maker(&self->makers[i], rows, behind);
     return 0;
 }
 
@@ -119,9 +73,7 @@ PyObject *finished_results(driver *self) {
     if (self->list != NULL) return Py_NewRef(self->list);
     PyObject *columns = PyList_New(self->width);
     for (Py_ssize_t i = 0; columns != NULL && i < self->width; i++) {
-        column_maker *maker = &self->makers[i];
-        int is_cut = maker->type == 'O' && PyList_SetSlice(maker->values, self->rows, self->capacity, NULL) != 0;
-        PyObject *column = is_cut ? NULL : column_of(maker);
+        PyObject *column = column_of(&self->makers[i], self->rows);
         if (column == NULL) {
             Py_CLEAR(columns);
         } else {

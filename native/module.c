@@ -30,7 +30,7 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *made = PyModule_Create(&module);
     if (made != NULL && (add_value_handle(made) != 0 || add_logged_lookup(made) != 0 || add_chain_driver(made) != 0 ||
-                         add_key_index(made) != 0 || add_accumulators(made) != 0)) {
+                         add_key_index(made) != 0 || add_accumulators(made) != 0 || add_record_collector(made) != 0)) {
         Py_CLEAR(made);
     }
     return made;

@@ -78,6 +78,9 @@ int add_logged_lookup(PyObject *module);
 /* drive.c; adds the class ChainDriver. 0, or -1 with an error */
 int add_chain_driver(PyObject *module);
 
+/* collect.c; adds the class RecordCollector. 0, or -1 with an error */
+int add_record_collector(PyObject *module);
+
 /* key_index.c, accumulators.c; they add the classes KeyIndex and Accumulators. 0, or -1 with an error */
 int add_key_index(PyObject *module);
 int add_accumulators(PyObject *module);

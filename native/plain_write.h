@@ -40,6 +40,12 @@ static inline PyObject *zeros(Py_ssize_t size) {
     return bytes;
 }
 
+/* Bytes of the values of so many rows: of texts, of their offsets. */
+static inline Py_ssize_t values_size(const column_maker *maker, Py_ssize_t rows) {
+    if (maker->type == 'b') return (rows + 7) / 8;
+    return (rows + (maker->type == 'u' || maker->type == 'z')) * value_size(maker->type);
+}
+
 static inline int open_maker(char type, int nullable, Py_ssize_t rows, column_maker *out) {
     memset(out, 0, sizeof *out);
     out->type = type;
@@ -49,11 +55,7 @@ static inline int open_maker(char type, int nullable, Py_ssize_t rows, column_ma
         return out->values == NULL ? -1 : 0;
     }
     int text = type == 'u' || type == 'z';
-    if (type == 'b') {
-        out->values = zeros((rows + 7) / 8);
-    } else {
-        out->values = PyBytes_FromStringAndSize(NULL, (rows + text) * value_size(type));
-    }
+    out->values = type == 'b' ? zeros(values_size(out, rows)) : PyBytes_FromStringAndSize(NULL, values_size(out, rows));
     if (text) out->bytes = PyBytes_FromStringAndSize(NULL, 16 * rows + 64);
     if (out->values == NULL || (text && out->bytes == NULL)) return -1;
     if (text) *(int32_t *)PyBytes_AS_STRING(out->values) = 0;
@@ -196,9 +198,68 @@ static inline fit put_record(column_maker *makers, Py_ssize_t width, PyObject *r
     return FITS;
 }
 
-/* The finished column: (validity or None, values, bytes or None, nulls). Takes what it returns from the maker. */
-static inline PyObject *column_of(column_maker *maker) {
-    if (maker->bytes != NULL && _PyBytes_Resize(&maker->bytes, maker->used) != 0) return NULL;
+/* Make room for more rows than `rows`; 0, or -1 with an error. */
+static inline int grow_maker(column_maker *maker, Py_ssize_t rows, Py_ssize_t wanted) {
+    if (maker->type == 'O') {
+        PyObject *longer = PyList_New(wanted);
+        if (longer == NULL) return -1;
+        for (Py_ssize_t row = 0; row < rows; row++) {
+            PyList_SET_ITEM(longer, row, PyList_GET_ITEM(maker->values, row));
+            PyList_SET_ITEM(maker->values, row, NULL);
+        }
+        Py_SETREF(maker->values, longer);
+        return 0;
+    }
+    Py_ssize_t before = PyBytes_GET_SIZE(maker->values);
+    Py_ssize_t size = values_size(maker, wanted);
+    if (_PyBytes_Resize(&maker->values, size) != 0) return -1;
+    if (maker->type == 'b') memset(PyBytes_AS_STRING(maker->values) + before, 0, (size_t)(size - before));
+    if (maker->validity == NULL) return 0;
+    before = PyBytes_GET_SIZE(maker->validity);
+    size = (wanted + 7) / 8;
+    if (_PyBytes_Resize(&maker->validity, size) != 0) return -1;
+    memset(PyBytes_AS_STRING(maker->validity) + before, 0xFF, (size_t)(size - before));
+    return 0;
+}
+
+/* Take back rows from `rows` up to `behind`, of which some may have been put. */
+static inline void shorten_maker(column_maker *maker, Py_ssize_t rows, Py_ssize_t behind) {
+    if (maker->values == NULL) return; /* there was no memory to make it longer */
+    if (maker->type == 'O') {
+        for (Py_ssize_t row = rows; row < behind; row++) {
+            PyObject *object = PyList_GET_ITEM(maker->values, row);
+            PyList_SET_ITEM(maker->values, row, NULL);
+            Py_XDECREF(object);
+        }
+        return;
+    }
+    uint8_t *values = (uint8_t *)PyBytes_AS_STRING(maker->values);
+    uint8_t *validity = maker->validity == NULL ? NULL : (uint8_t *)PyBytes_AS_STRING(maker->validity);
+    if (maker->bytes != NULL) maker->used = ((int32_t *)values)[rows];
+    for (Py_ssize_t row = rows; row < behind; row++) {
+        if (maker->type == 'b') values[row >> 3] &= (uint8_t)~(1 << (row & 7));
+        if (validity != NULL && !((validity[row >> 3] >> (row & 7)) & 1)) {
+            validity[row >> 3] |= (uint8_t)(1 << (row & 7));
+            maker->nulls--;
+        }
+    }
+}
+
+/* Let go of much room that is not used: who gets the column holds on to all of it. */
+static inline int trim_bytes(PyObject **bytes, Py_ssize_t used) {
+    return PyBytes_GET_SIZE(*bytes) - used <= used / 8 ? 0 : _PyBytes_Resize(bytes, used);
+}
+
+/* The finished column of so many rows: (validity or None, values, bytes or None, nulls). Takes what it returns from the
+ * maker. */
+static inline PyObject *column_of(column_maker *maker, Py_ssize_t rows) {
+    if (maker->type == 'O') {
+        if (PyList_SetSlice(maker->values, rows, PyList_GET_SIZE(maker->values), NULL) != 0) return NULL;
+    } else {
+        if (maker->bytes != NULL && _PyBytes_Resize(&maker->bytes, maker->used) != 0) return NULL;
+        if (trim_bytes(&maker->values, values_size(maker, rows)) != 0) return NULL;
+        if (maker->validity != NULL && trim_bytes(&maker->validity, (rows + 7) / 8) != 0) return NULL;
+    }
     return Py_BuildValue("(OOOn)", maker->validity ? maker->validity : Py_None, maker->values,
                          maker->bytes ? maker->bytes : Py_None, maker->nulls);
 }

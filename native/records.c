@@ -56,7 +56,7 @@ static PyObject *make_columns(PyObject *records, column_maker *makers, Py_ssize_
     }
     PyObject *columns = PyList_New(width);
     for (Py_ssize_t i = 0; columns != NULL && i < width; i++) {
-        PyObject *column = column_of(&makers[i]);
+        PyObject *column = column_of(&makers[i], rows);
         if (column == NULL) {
             Py_CLEAR(columns);
         } else {

@@ -44,13 +44,18 @@ def plain_columns(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array | lis
         A column a field: as an Arrow array, or as a list of values where the field's type is not plain. None if a
         value of a plain column is not plain, out of range, or null where it may not be; or if no column is plain.
     """
-    codes = b"".join(PLAIN_CODES.get(field.type, OTHER_CODE) for field in schema)
+    codes = codes_of(schema)
     if not codes.strip(OTHER_CODE) or not isinstance(rows, list | tuple):
         return None
     columns = native.write_records(rows, codes, bytes(field.nullable for field in schema))
     if columns is None:
         return None
     return [array_of(field.type, len(rows), column) for field, column in zip(schema, columns, strict=True)]
+
+
+def codes_of(schema: pa.Schema) -> bytes:
+    """Return the C extension's letter for each column."""
+    return b"".join(PLAIN_CODES.get(field.type, OTHER_CODE) for field in schema)
 
 
 def array_of(

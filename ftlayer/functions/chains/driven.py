@@ -17,7 +17,7 @@ from ftlayer.functions.chains.fused import has_run
 from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing, unhashable
 from ftlayer.functions.conversion import DICTS, VALUES, Form, column_of, python_values
 from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
-from ftlayer.functions.plain import OTHER_CODE, PLAIN_CODES, array_of
+from ftlayer.functions.plain import PLAIN_CODES, array_of, codes_of
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.dict_tables import finds_as_dict, logged_lookup
 from ftlayer.functions.undo.log import UndoLog
@@ -71,7 +71,7 @@ def driver_of(
     ``form`` and ``log`` are as for `fuse`. Records may be values or dicts, and a `Reducing` needs values. ``keeps``:
     aggregates of the first `Reducing` may lie beside their keys until `write_back`; the driver alone changes its table.
     """
-    codes = b"".join(PLAIN_CODES.get(field.type, OTHER_CODE) for field in schema)
+    codes = codes_of(schema)
     are_dicts = form is DICTS
     if not (are_dicts or form is VALUES) or not steps or not codes:
         return None

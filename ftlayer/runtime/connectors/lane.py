@@ -1,10 +1,8 @@
 """One thread's rows on their way to the slot's loop: cut into batches by size or age, held back when it is busy.
 
 An iterator of the user's may block for as long as it likes, and cannot be interrupted. So its thread collects
-records in a list that the loop can see, and the loop itself cuts off what has grown too old. The list is
-filled by one call in C: ``rows.extend(map({}.get, tokens, iterator))`` yields the iterator's items as they
-are, one for each token, and asks for the token first. When the loop takes the tokens away, the call comes back
-with the very next record, so that this one's age begins when it comes.
+records where the loop can see them (`ftlayer.runtime.connectors.filling`), and the loop itself cuts off what has
+grown too old. When it does, collecting ends with the very next record, so that this one's age begins when it comes.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.config import MIB
+from ftlayer.runtime.connectors.filling import Filling, PlainFilling, RecordFilling
 from ftlayer.runtime.connectors.positions import PositionChain
 from ftlayer.runtime.connectors.rows import RowMaker, slices
 from ftlayer.runtime.task.events import SourceRows
@@ -32,7 +31,6 @@ BATCH_BYTES = 4 * MIB
 _FIRST_ROWS = 16
 _GROWTH = 4
 
-_NOTHING: dict[None, Any] = {}
 _END = object()
 
 
@@ -90,32 +88,13 @@ class LaneClosedError(Exception):
     """The loop wants no more of this lane; ends its thread."""
 
 
-class _Filling:
-    """A batch that is being collected; ``taken`` of its rows have gone to the loop."""
+@dataclass
+class _Open:
+    """A batch of a split that is being collected; ``due_ms`` is None once the loop has cut it off."""
 
-    def __init__(self, split: SplitProgress, rows: list[Any], limit: int, due_ms: int) -> None:
-        self.split = split
-        self.rows = rows
-        self.due_ms: int | None = due_ms
-        self._taken = 0
-        self._tokens: list[None] = [None] * (limit - len(rows))
-        self._room = len(self._tokens)
-
-    def collect(self, iterator: Iterator[Any]) -> bool:
-        """Collect up to the limit, or until `interrupt`; return whether the iterator is known to have ended."""
-        before = len(self.rows)
-        self.rows.extend(map(_NOTHING.get, iter(self._tokens), iterator))
-        return len(self._tokens) == self._room and len(self.rows) - before < self._room
-
-    def interrupt(self) -> None:
-        """Have `collect` come back with the next record."""
-        self._tokens.clear()
-
-    def cut(self) -> list[Any]:
-        """Take the rows that have come since the last cut."""
-        rows = self.rows[self._taken :]
-        self._taken += len(rows)
-        return rows
+    filling: Filling
+    split: SplitProgress
+    due_ms: int | None
 
 
 class PartitionLane:
@@ -133,8 +112,10 @@ class PartitionLane:
         self._wake = wake
         self._changed = threading.Condition()
         self._ready: deque[SourceRows] = deque()
-        self._filling: _Filling | None = None
+        self._open: _Open | None = None
         self._next_rows = min(_FIRST_ROWS, limits.rows)
+        self._last_rows = 0
+        self._is_plain = True  # as far as is known
         self._failure: BaseException | None = None
         self._finished = False
         self._closed = False
@@ -144,14 +125,12 @@ class PartitionLane:
     def take(self, mono_ms: int) -> SourceRows | None:
         """Return the next rows, None if there are none now. Raises what ended the lane, behind its last rows."""
         with self._changed:
-            filling = self._filling
-            if not self._ready and filling is not None and filling.due_ms is not None:
-                if filling.due_ms > mono_ms:
+            current = self._open
+            if not self._ready and current is not None and current.due_ms is not None:
+                if current.due_ms > mono_ms:
                     return None
-                filling.due_ms = None
-                filling.interrupt()
-                batch = self._maker.batch(filling.cut())
-                self._ready.extend(map(filling.split.advance, self._parts(batch)))
+                current.due_ms = None
+                self._ready.extend(map(current.split.advance, self._parts(current.filling.cut())))
             if self._ready:
                 self._changed.notify()
                 return self._ready.popleft()
@@ -162,8 +141,8 @@ class PartitionLane:
     @property
     def due_ms(self) -> int | None:
         """When rows that are collected now have to be taken (monotone, ms); None while there are none."""
-        filling = self._filling
-        return None if filling is None else filling.due_ms
+        current = self._open
+        return None if current is None else current.due_ms
 
     @property
     def ended(self) -> bool:
@@ -178,9 +157,9 @@ class PartitionLane:
             if discard:
                 self._ready.clear()
                 self._failure = None
-            if self._filling is not None:
-                self._filling.interrupt()
-                self._filling = None
+            if self._open is not None:
+                self._open.filling.interrupt()
+                self._open = None
             self._changed.notify()
 
     # ------------------------------------------------------------ the thread's side
@@ -226,14 +205,15 @@ class PartitionLane:
     ) -> tuple[list[Any], bool]:
         """Collect a batch that begins with ``rows``.
 
-        Returns rows that came too late for it and begin the next one, and whether the split has ended.
+        Returns rows that begin the next one, as they came too late or are none of those that it takes, and whether the
+        split has ended.
         """
-        limit = max(self._next_rows, len(rows))
-        filling = _Filling(split, rows, limit, self._clock() + self._limits.age_ms)
+        filling = self._filling(rows)
+        current = _Open(filling, split, self._clock() + self._limits.age_ms)
         with self._changed:
             if self._closed:
                 raise LaneClosedError
-            self._filling = filling
+            self._open = current
             idle = not self._ready
         if idle:
             self._wake()
@@ -244,20 +224,32 @@ class PartitionLane:
         except BaseException as error:  # noqa: BLE001 - raised again behind the rows that came before it
             failure = error
         with self._changed:
-            self._filling = None
-            rest = filling.cut()
-            was_cut = filling.due_ms is None
+            self._open = None
+            was_cut = current.due_ms is None
         if was_cut and not ended and failure is None:
-            return rest, False
+            return filling.left, False
         done = ended and split.tells_done
-        if rest or done:
-            parts = self._parts(self._maker.batch(rest))
+        batch = self._maker.empty() if was_cut else filling.cut()
+        if batch.num_rows or done:
+            parts = self._parts(batch)
             for part in parts[:-1]:
                 self._put(split, part)
             self._put(split, parts[-1], done=done)
         if failure is not None:
             raise failure
-        return [], ended
+        left = filling.left
+        self._is_plain = self._is_plain and not left
+        return left, ended
+
+    def _filling(self, rows: list[Any]) -> Filling:
+        """Begin a batch with ``rows``. Once a record was not plain, this lane's records stay Python objects."""
+        limit = max(self._next_rows, len(rows))
+        if self._is_plain:
+            collector = self._maker.collector(limit, self._last_rows)
+            if collector is not None and all(map(collector.put, rows)):
+                return PlainFilling(self._maker, collector)
+            self._is_plain = False
+        return RecordFilling(self._maker, rows, limit)
 
     def _put(self, split: SplitProgress, part: pa.RecordBatch, *, done: bool = False) -> None:
         with self._changed:
@@ -273,6 +265,7 @@ class PartitionLane:
     def _parts(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Cut a batch to the limits, and learn from it how many rows to collect next time."""
         if batch.num_rows:
+            self._last_rows = batch.num_rows
             fitting = max(1, BATCH_BYTES * batch.num_rows // max(1, batch.nbytes))
             self._next_rows = min(self._limits.rows, self._next_rows * _GROWTH, fitting)
         return list(slices(batch, self._limits.rows, BATCH_BYTES))

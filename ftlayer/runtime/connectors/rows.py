@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from ftlayer.errors import SourceRowError
 from ftlayer.functions.conversion import check_whole, schema_text, text_of
-from ftlayer.functions.plain import plain_columns
+from ftlayer.functions.plain import OTHER_CODE, array_of, codes_of, plain_columns
+from ftlayer.records.kernels import native
 
 MAX_SHOWN = 200
 """Characters of a row, and of what is wrong with it, that an error shows."""
@@ -43,6 +44,23 @@ class RowMaker:
         except Exception as error:  # noqa: BLE001 - anything may be among what a source gives
             # Not "from error": its text may be as long as the row.
             raise self._misfit(rows, error) from None
+
+    def collector(self, limit: int, expected: int) -> native.RecordCollector | None:
+        """Return what makes columns of up to ``limit`` records while they come; None if it cannot.
+
+        It takes what `batch` takes as plain values (`ftlayer.functions.plain`), and room for ``expected`` at first.
+        """
+        codes = codes_of(self._schema)
+        if not (self._bare or len(codes) > 1) or OTHER_CODE in codes:
+            return None
+        nullable = bytes(field.nullable for field in self._schema)
+        return native.RecordCollector(codes, nullable, limit, expected)
+
+    def collected(self, collector: native.RecordCollector) -> pa.RecordBatch:
+        """Cut off what one has collected."""
+        rows, columns = collector.cut()
+        arrays = [array_of(field.type, rows, each) for field, each in zip(self._schema, columns, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch that the source gave, with the schema's columns in their order and types."""

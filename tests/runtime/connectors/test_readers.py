@@ -43,6 +43,7 @@ def test_records_and_record_batches_do_not_mix(driver: Any) -> None:
 
     reader = driver.open(numbers, rows=100, age_ms=1_000_000)
     reader.start()
+    assert driver.next(reader).payload.column(0).to_pylist() == list(range(10))
     with pytest.raises(SourceError, match=r"nothing but pyarrow\.RecordBatches"):
         driver.next(reader)
 
@@ -355,6 +356,7 @@ def test_what_is_no_iterable(driver: Any) -> None:
 def test_a_misfit_ends_the_source(driver: Any) -> None:
     reader = driver.open(lambda: [1, 2, "three"], age_ms=1_000_000)
     reader.start()
+    assert driver.next(reader).payload.column(0).to_pylist() == [1, 2]
     with pytest.raises(SourceError, match=r"source 'numbers' gave 'three'"):
         driver.next(reader)
 

@@ -1,0 +1,209 @@
+"""Batches that are collected in C, against those made of lists of records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from ftlayer.errors import SourceRowError
+from ftlayer.records.kernels import native
+from ftlayer.runtime.connectors.filling import Filling, PlainFilling, RecordFilling
+from ftlayer.runtime.connectors.lane import BatchLimits, PartitionLane, SplitProgress
+from ftlayer.runtime.connectors.positions import PositionChain
+from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker
+
+KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.bool_(): st.booleans(),
+    pa.int8(): st.integers(-(2**7), 2**7 - 1),
+    pa.int32(): st.integers(-(2**31), 2**31 - 1),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.float64(): st.floats(allow_nan=False),
+    pa.string(): st.text(max_size=30),
+    pa.binary(): st.binary(max_size=30),
+}
+ODD = st.sampled_from([None, 1.5, 2**70, "\ud800", date(2024, 1, 1), (), pa.record_batch({"a": [1]})])
+NUMBER = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> tuple[pa.Schema, list[Any]]:
+    """A schema, and records of which most are plain."""
+    kinds = draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=3))
+    schema = pa.schema(
+        [pa.field(f"c{place}", kind, nullable=draw(st.booleans())) for place, kind in enumerate(kinds)]
+    )
+    values = [
+        KINDS[kind] if not field.nullable else st.none() | KINDS[kind]
+        for kind, field in zip(kinds, schema, strict=True)
+    ]
+    record = values[0] if len(values) == 1 else st.tuples(*values)
+    rows = draw(st.lists(record, max_size=60))
+    if draw(st.booleans()):
+        odd = draw(ODD if len(values) == 1 else ODD | st.tuples(*[value | ODD for value in values]))
+        rows.insert(draw(st.integers(0, len(rows))), odd)
+    return schema, rows
+
+
+def read(
+    schema: pa.Schema, items: Iterator[Any], limit: int, now: Callable[[], int]
+) -> tuple[list[pa.RecordBatch], str]:
+    """Read with a lane whose batches are cut by the loop wherever the source calls for it."""
+    lane = PartitionLane(RowMaker("s", schema), BatchLimits(limit, 1), now, lambda: None)
+    split = SplitProgress("p", 0, 0, PositionChain({}), lambda rows, done: b"", tells_done=False)
+    found: list[pa.RecordBatch] = []
+    error = ""
+
+    def take() -> None:
+        nonlocal error
+        if error:
+            return
+        try:
+            while (rows := lane.take(now())) is not None:
+                found.append(rows.payload)
+        except SourceRowError as raised:
+            error = error or str(raised)
+
+    def taking() -> Iterator[Any]:
+        for item in items:
+            take()
+            yield item
+
+    lane.run(lambda: lane.pump(taking(), split))
+    take()
+    return found, error
+
+
+@settings(max_examples=60)
+@given(sources(), st.integers(1, 40), st.lists(st.booleans(), max_size=60))
+@example((NUMBER, [1, 2, None]), 40, [True, False, True])
+def test_a_lane_gives_what_its_source_gives_until_a_record_does_not_fit(
+    source: tuple[pa.Schema, list[Any]], limit: int, ages: list[bool]
+) -> None:
+    schema, rows = source
+    clock = 0
+
+    def items() -> Iterator[Any]:
+        nonlocal clock
+        for place, row in enumerate(rows):
+            clock += place < len(ages) and ages[place]
+            yield row
+
+    def fits(row: Any) -> bool:
+        try:
+            RowMaker("s", schema).batch([row])
+        except SourceRowError:
+            return False
+        return True
+
+    assume(not rows or not isinstance(rows[0], pa.RecordBatch))  # that is a source of batches
+    found, error = read(schema, items(), limit, lambda: clock)
+    assert bool(error) == (not all(map(fits, rows)))
+    got = pa.Table.from_batches(found, schema)
+    assert got.equals(
+        pa.Table.from_batches([RowMaker("s", schema).batch(rows[: len(got)])] if got else [], schema)
+    )
+    if not error:
+        assert len(got) == len(rows)
+    for batch in found:
+        batch.validate(full=True)
+        assert 0 < batch.num_rows <= limit
+
+
+def fillings(limit: int) -> list[Filling]:
+    maker = RowMaker("s", NUMBER)
+    collector = maker.collector(limit, 0)
+    assert collector is not None
+    assert collector.put(0)
+    return [PlainFilling(maker, collector), RecordFilling(maker, [0], limit)]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_comes_behind_a_cut_is_left(which: int) -> None:
+    filling = fillings(100)[which]
+    cut: list[pa.RecordBatch] = []
+
+    def items() -> Iterator[int]:
+        yield from range(1, 20)
+        cut.append(filling.cut())
+        yield 20
+        raise AssertionError("it reads on")
+
+    assert not filling.collect(items())
+    assert cut[0].column(0).to_pylist() == list(range(20))
+    assert filling.left == [20]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_end_an_error_and_the_limit(which: int) -> None:
+    filling = fillings(10)[which]
+    assert filling.collect(iter(range(1, 5)))
+    assert filling.cut().num_rows == 5
+    filling = fillings(10)[which]
+    rest = iter(range(1, 50))
+    assert not filling.collect(rest)
+    assert filling.cut().num_rows == 10
+    assert next(rest) == 10
+    filling = fillings(10)[which]
+    with pytest.raises(ZeroDivisionError):
+        filling.collect(1 // (3 - number) for number in range(5))
+    assert filling.cut().num_rows == 4
+    assert filling.left == []
+
+
+def test_a_batch_holds_on_to_no_more_than_its_rows() -> None:
+    collector = RowMaker("s", pa.schema([("n", pa.int64()), ("t", pa.string())])).collector(16_384, 16_384)
+    assert collector is not None
+    assert collector.collect(iter([(1, "one"), (None, None)])) == []
+    rows, columns = collector.cut()
+    assert rows == 2
+    sizes = [len(part) for column in columns for part in column[:3] if part is not None]
+    assert sum(sizes) < 64
+
+
+def test_what_the_kernel_refuses() -> None:
+    for types, nullable, limit in [
+        (b"O", b"\1", 1),
+        (b"l", b"", 1),
+        (b"", b"", 1),
+        (b"l", b"\1", 0),
+        (b"l", b"\1", 2**31),
+    ]:
+        with pytest.raises(ValueError, match=r"column|limit"):
+            native.RecordCollector(types, nullable, limit, 0)
+    collector = native.RecordCollector(b"l", b"\0", 2, 2**40)
+    with pytest.raises(TypeError, match="an iterator, not list"):
+        collector.collect([1])  # type: ignore[arg-type]
+    assert [collector.put(record) for record in (1, None, True, 2)] == [True, False, False, True]
+    with pytest.raises(RuntimeError):
+        collector.put(3)
+    assert collector.cut()[0] == 2
+    assert collector.collect(iter([1])) == []
+    for call in (collector.cut, lambda: collector.put(1)):
+        with pytest.raises(RuntimeError):
+            call()
+
+
+def test_a_collector_that_collects_takes_no_second_call() -> None:
+    collector = native.RecordCollector(b"l", b"\0", 10, 0)
+
+    def items() -> Iterator[int]:
+        for call in (lambda: collector.put(1), lambda: collector.collect(iter([1]))):
+            with pytest.raises(RuntimeError):
+                call()
+        yield 7
+
+    assert collector.collect(items()) == []
+    assert collector.ended
+    assert collector.cut()[0] == 1
+
+
+def test_readers_of_spark_give_tuples_of_one_value_and_columns_of_other_types_are_not_plain() -> None:
+    assert SparkRowMaker("s", NUMBER).collector(1, 1) is None
+    assert SparkRowMaker("s", pa.schema([("a", pa.int64()), ("b", pa.string())])).collector(1, 1) is not None
+    assert RowMaker("s", pa.schema([("t", pa.timestamp("us"))])).collector(1, 1) is None
