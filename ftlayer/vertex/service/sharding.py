@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftlayer.errors import FTLayerError, ProtocolError, StoreDamagedError
+from ftlayer.errors import FTLayerError, ProtocolError, StaleIncarnationError, StoreDamagedError
 from ftlayer.vertex.calls import (
     Failed,
     GroupList,
@@ -22,6 +22,7 @@ from ftlayer.vertex.calls import (
     StatsReply,
     StreamList,
     Touched,
+    Xor,
     Xored,
 )
 from ftlayer.vertex.rules.owners import INGEST
@@ -119,6 +120,20 @@ class Gather:
             if self._left or self._sum is None:
                 return
         self._answer(self._sum)
+
+
+def late_if_stale(part: Xor, answer: Answer) -> Answer:
+    """Return ``answer`` for one shard's part of the events: a shard that was made anew meanwhile has late ones.
+
+    Slots send again what the vertex refuses as stale, and the other shards have taken their parts: an XOR that is
+    folded in twice is as none.
+    """
+
+    def counted(reply: Reply | FTLayerError) -> None:
+        stale = isinstance(reply, StaleIncarnationError)
+        answer(Xored(0, len(part.roots)) if stale else reply)
+
+    return counted
 
 
 def add_xored(a: Xored, b: Xored) -> Xored:

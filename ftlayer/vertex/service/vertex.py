@@ -30,6 +30,7 @@ from ftlayer.vertex.service.sharding import (
     add_streams,
     add_touched,
     add_xored,
+    late_if_stale,
     newest_first,
 )
 
@@ -187,7 +188,8 @@ class Vertex:
             return
         gather = Gather(len(parts), answer, add)
         for shard, part in parts:
-            self._shards[shard].submit(part, envelope, gather)
+            one = late_if_stale(part, gather) if isinstance(part, calls.Xor) else gather
+            self._shards[shard].submit(part, envelope, one)
 
     def _split(
         self, call: calls.Xor | calls.Touch | calls.Fail, envelope: Envelope | None, answer: Answer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -261,7 +261,9 @@ class Simulation:
         """Kill the vertex and recover it from its store; calls on their way are sent again to the new one."""
         self.store.incarnation += 1
         self.vertex = self._open_vertex()
-        self.calls = [call for call in self.calls if not isinstance(call.call, calls.Xor | calls.Fail)]
+        for call in self.calls:
+            if isinstance(call.call, calls.Xor | calls.Fail):
+                call.call = replace(call.call, incarnation=self.vertex.incarnation)
         self._refuse_ranges()
 
     def _is_refused(self, call: _Call) -> bool:

@@ -6,12 +6,21 @@ import math
 from collections.abc import Iterator
 from functools import reduce
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.vertex.calls import Hour, RecordPage
-from ftlayer.vertex.service.sharding import add_hours, newest_first, position_of
+from ftlayer.errors import ProtocolError, StaleIncarnationError
+from ftlayer.vertex.calls import Hour, RecordPage, Xor, Xored
+from ftlayer.vertex.service.sharding import (
+    Gather,
+    add_hours,
+    add_xored,
+    late_if_stale,
+    newest_first,
+    position_of,
+)
 
 NONE = math.nan
 
@@ -48,6 +57,20 @@ def test_a_shard_that_is_a_step_ahead_waits_for_the_other() -> None:
 
 def test_a_series_that_one_shard_has_is_kept() -> None:
     assert _same(add_hours(_hour(0, x=(1.0,)), _hour(0, y=(2.0,))), _hour(0, x=(1.0,), y=(2.0,)))
+
+
+def test_events_for_a_shard_that_was_made_anew_are_late_and_those_for_others_are_not_sent_again() -> None:
+    answers: list[object] = []
+    event = Xor(np.arange(1, 4, dtype=np.uint64), None, 7)
+    for replies in (
+        [StaleIncarnationError("anew"), Xored(2, 1)],
+        [StaleIncarnationError("anew"), ProtocolError("bad")],
+    ):
+        gather = Gather(2, answers.append, add_xored)
+        for reply in replies:
+            late_if_stale(event, gather)(reply)
+    assert answers[0] == Xored(2, 4)
+    assert isinstance(answers[1], ProtocolError)
 
 
 def _key(shard: int, ms: int, serial: int) -> bytes:

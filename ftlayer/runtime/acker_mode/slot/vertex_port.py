@@ -178,9 +178,10 @@ class VertexPort:
         self._queues[call.stream].put(key, ticket, replace(call, owner=self._owner), time.monotonic())
 
     def xor(self, event: Acknowledge) -> None:
-        """Tell of XOR events; those that the vertex refuses as of an earlier incarnation are dropped.
+        """Tell of XOR events; those that the vertex refuses as of an earlier incarnation are sent to the new one.
 
-        Their roots are replayed under other ids by the vertex that has recovered them.
+        Another slot may have learned of the new one first, and its records have come here since. Events of roots that
+        the vertex has recovered have no effect: those are replayed under other ids.
         """
         with self._lock:
             if self._xors >= MAX_XORS:
@@ -190,7 +191,7 @@ class VertexPort:
         self._xorer.do(partial(self._submit_xor, event))
 
     def fail(self, failures: tuple[Failure, ...]) -> None:
-        """End attempts."""
+        """End attempts; those that the vertex refuses as of an earlier incarnation are sent to the new one."""
         with self._lock:
             self._others += 1
         self._failer.do(partial(self._call_fail, failures))
@@ -248,13 +249,15 @@ class VertexPort:
         self._opened.wait()
         incarnation = self._incarnation
         future = self._pipeline.submit(Xor(event.roots, event.values, incarnation, ids=event.ids))
-        future.add_done_callback(partial(self._xored, incarnation))
+        future.add_done_callback(partial(self._xored, event, incarnation))
 
-    def _xored(self, incarnation: int, answer: Future[Reply]) -> None:
+    def _xored(self, event: Acknowledge, incarnation: int, answer: Future[Reply]) -> None:
         error = answer.exception()
         if isinstance(error, StaleIncarnationError):
             self._reopen(incarnation)
-        elif error is not None:
+            self._xorer.do(partial(self._submit_xor, event))
+            return
+        if error is not None:
             self._failed(error)
         with self._lock:
             following = self._unsent_xors.popleft() if self._unsent_xors else None
@@ -268,12 +271,13 @@ class VertexPort:
     # ------------------------------------------------------------ the other calls
 
     def _call_fail(self, failures: tuple[Failure, ...]) -> None:
+        incarnation = self._incarnation
         try:
-            incarnation = self._incarnation
-            try:
-                self._client.call(Fail(failures, incarnation))
-            except StaleIncarnationError:
-                self._reopen(incarnation)
+            self._client.call(Fail(failures, incarnation))
+        except StaleIncarnationError:
+            self._reopen(incarnation)
+            # Behind what opens the streams, which the same thread does.
+            self.fail(failures)
         finally:
             with self._lock:
                 self._others -= 1
