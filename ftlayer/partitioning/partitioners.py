@@ -26,7 +26,7 @@ class OutgoingRows:
 
     Attributes:
         payload: the user's columns of n rows.
-        record_ids: uint64[n], their ids before a channel is mixed in.
+        record_ids: uint64[n], their ids before a channel is mixed in; zeros for a partitioner that draws nothing.
         subtask: index of the subtask that sends them.
         first_ordinal: how many rows this subtask sent by this edge before them.
     """

@@ -33,7 +33,7 @@ class StoredRows:
     """The part of n stored records that a twin may know.
 
     Attributes:
-        record_ids: uint64[n], their ids in this replay.
+        record_ids: uint64[n], their ids in this replay; zeros for a twin that draws nothing.
         routing: int32[n], what the partitioner's ``routing`` gave for them; None if it gave nothing.
     """
 

@@ -12,9 +12,15 @@ import pyarrow.compute as pc
 
 from ftlayer.errors import ProtocolError
 from ftlayer.handler.children import Children
-from ftlayer.partitioning.partitioners import Broadcast, OutgoingRows, Partitioner
-from ftlayer.partitioning.replay import ReplayEverywhere, ReplayPartitioner, StoredRows, replay_twin
-from ftlayer.records.ids import I32Array, I64Array
+from ftlayer.partitioning.partitioners import Broadcast, OutgoingRows, Partitioner, Shuffle
+from ftlayer.partitioning.replay import (
+    ReplayAnywhere,
+    ReplayEverywhere,
+    ReplayPartitioner,
+    StoredRows,
+    replay_twin,
+)
+from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.kernels import native
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.actions import Send
@@ -64,8 +70,8 @@ class OutEdge:
         """Ask the partitioner's twin for the selection, ``routing`` being what is stored; None if it takes none."""
         if not self.selects:
             return None
-        stored = StoredRows(children.names(self.edge.number), routing)
-        return self._twin.select(stored, self.receivers)
+        twin = self._twin
+        return twin.select(StoredRows(self._names(children, twin), routing), self.receivers)
 
     def send(
         self, payload: pa.RecordBatch, children: Children, times: I64Array | None, selection: I32Array | None
@@ -92,7 +98,17 @@ class OutEdge:
                 yield Send(channel, whole if len(rows) == whole.num_rows else taken(whole, rows))
 
     def _outgoing(self, payload: pa.RecordBatch, children: Children) -> OutgoingRows:
-        return OutgoingRows(payload, children.names(self.edge.number), self._subtask, self._sent)
+        names = self._names(children, self._partitioner)
+        return OutgoingRows(payload, names, self._subtask, self._sent)
+
+    def _names(self, children: Children, partitioner: Partitioner | ReplayPartitioner) -> U64Array:
+        """Return the children's names for one that draws channels from them; zeros for others.
+
+        A name costs more than the hash of a short key.
+        """
+        if isinstance(partitioner, Shuffle | ReplayAnywhere):
+            return children.names(self.edge.number)
+        return np.broadcast_to(np.uint64(0), len(children))
 
     @property
     def _partitioner(self) -> Partitioner:

@@ -9,7 +9,7 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.task.actions import Acknowledge
 from ftlayer.vertex.calls import EventIds
 
-CALL_ROOTS = 32_768
+CALL_ROOTS = 1 << 17
 """Events of one call: enough that the call itself costs nothing an event."""
 
 MAX_WAIT_MS = 25

@@ -48,8 +48,11 @@ from ftlayer.vertex.calls import (
     TakeOver,
 )
 
-POLL_MS = 20
-"""The vertex is asked so often what need not be kept any more, and what is wanted."""
+POLL_MS = 100
+"""The vertex is asked so often what need not be kept any more, and what is wanted: it writes that down as often."""
+
+LAST_POLL_MS = 20
+"""The same at a source's end, which waits for the answer."""
 
 
 @dataclass(slots=True)
@@ -147,7 +150,7 @@ class RangeSourceTask:
                 return self._lost() if incarnation == self._incarnation else []
             case SourceOver():
                 self._ending = True
-                return self._ended()
+                return [*self._wake(now), *self._ended()]
             case _:
                 raise refused(self.uid, event)
 
@@ -278,10 +281,11 @@ class RangeSourceTask:
 
     def _wake(self, now: Now) -> list[Action]:
         """Be woken while something is kept, or read again."""
-        if self._wakes_ms > now.mono_ms or self._polling or not (self.keeps or self.rereads):
+        due_ms = now.mono_ms + (LAST_POLL_MS if self._ending else POLL_MS)
+        if now.mono_ms < self._wakes_ms <= due_ms or self._polling or not (self.keeps or self.rereads):
             return []
-        self._wakes_ms = now.mono_ms + POLL_MS
-        return [WakeAt(self._wakes_ms)]
+        self._wakes_ms = due_ms
+        return [WakeAt(due_ms)]
 
     def _answered(self, number: int, reply: TakenOver | RangesTold | RowsStored, now: Now) -> list[Action]:
         match reply:
