@@ -17,6 +17,8 @@ setup(
                 "native/column.c",
                 "native/keyhash.c",
                 "native/msgpack.c",
+                "native/pack.c",
+                "native/dict_part.c",
                 "native/exits.c",
                 "native/value_handle.c",
                 "native/logged_lookup.c",

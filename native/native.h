@@ -63,6 +63,13 @@ PyObject *native_write_records(PyObject *self, PyObject *args);
 /* msgpack.c */
 PyObject *native_msgpack_cost(PyObject *self, PyObject *args);
 
+/* pack.c; they hold the GIL, since they look at Python objects */
+PyObject *native_pack_plain(PyObject *self, PyObject *value);
+PyObject *native_pack_values(PyObject *self, PyObject *args);
+
+/* dict_part.c; it holds the GIL */
+PyObject *native_dict_part(PyObject *self, PyObject *args);
+
 /* keyhash.c */
 PyObject *native_hash_column(PyObject *self, PyObject *args);
 

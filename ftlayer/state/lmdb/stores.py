@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -307,9 +307,10 @@ class LmdbView:
             for table in self._tables:
                 number = TABLE.pack(table.info.number)
                 better = set()
-                for part in table.parts(deletions=True):
+                for part in table.parts():
+                    known = chain(part.keys, part.deleted)
                     better |= {
-                        stored_key(number, serializer.pack(table.groups.canonical(key))) for key, _ in part
+                        stored_key(number, serializer.pack(table.groups.canonical(key))) for key in known
                     }
                     checked()
                 items = self._stores.items(table.info.number)

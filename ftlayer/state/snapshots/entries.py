@@ -17,27 +17,26 @@ import msgpack
 import numpy as np
 
 from ftlayer.checkpoint.snapshots import TableInfo
+from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, StateSerializationError
 from ftlayer.functions.keyed import Key
-from ftlayer.state.snapshots.serializer import Serializer
+from ftlayer.records.ids import I64Array
+from ftlayer.state.snapshots.serializer import Serializer, bytes_header
+from ftlayer.state.snapshots.view import Part
 from ftlayer.state.tables.groups import KeyGroups, U16Array
-from ftlayer.state.tables.layers import DELETED
 
 FORMAT = "entries"
 BLOCK_ENTRIES = 1_000
-BLOCK_BYTES = 4 << 20
-"""Blocks are hardly larger: each is put together in memory."""
-
-FIRST_ENTRIES = 32
-"""Entries of the first block, which tells how large they are."""
+BLOCK_BYTES = MIB
+"""Of its keys, and of its values: hardly more. To pack so much takes less than a millisecond, for which the
+interpreter is kept."""
 
 RUN_ENTRIES = 32_000
 
 _END = struct.Struct("<Q4s")
 _MARK = b"FTE1"
 _LITTLE_U16 = np.dtype("<u2")
-
-Pairs = Iterable[list[tuple[Key, Any]]]
+_NONE: bytes = msgpack.packb(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +57,21 @@ class EntriesWriter:
         self._index: list[tuple[int, int, int, int, int]] = []
         self._offset = 0
 
-    def block(self, block: Block) -> bytes:
-        """Return a block's bytes."""
+    def block(self, block: Block) -> Iterator[bytes]:
+        """Return a block's bytes: its values, most of them, as they are."""
         raw = block.groups.astype(_LITTLE_U16, copy=False).tobytes()
-        data: bytes = msgpack.packb([raw, block.keys, block.values])
+        head: bytes = msgpack.packb([raw, block.keys, None])[:-1]
+        if block.values is None:
+            chunks = [head + _NONE]
+        else:
+            chunks = [head + bytes_header(len(block.values)), block.values]
+        size = sum(map(len, chunks))
         self._index.append(
-            (block.table, int(block.groups.min()), int(block.groups.max()), self._offset, len(data))
+            (block.table, int(block.groups.min()), int(block.groups.max()), self._offset, size)
         )
-        self._offset += len(data)
+        self._offset += size
         self.entries += len(block.groups)
-        return data
+        yield from chunks
 
     def end(self) -> bytes:
         """Return what comes behind the last block."""
@@ -82,20 +86,19 @@ class TableEncoder:
         self._info = info
         self._groups = groups
         self._serializer = serializer
-        self._at_once = FIRST_ENTRIES
 
-    def blocks(self, parts: Pairs, pace: Callable[[], None]) -> Iterator[Block]:
-        """Encode pairs of key and value, or DELETED; ``parts`` are short. `StateSerializationError`."""
+    def blocks(
+        self, parts: Iterable[Part], pace: Callable[[], None], *, deletions: bool = True
+    ) -> Iterator[Block]:
+        """Encode entries; ``deletions``: and keys that were deleted. `StateSerializationError`."""
         keys: list[Key] = []
         values: list[Any] = []
         deleted: list[Key] = []
         for part in parts:
-            gone = [key for key, value in part if value is DELETED]
-            if gone:
-                deleted += gone
-                part = [pair for pair in part if pair[1] is not DELETED]
-            keys += [key for key, _ in part]
-            values += [value for _, value in part]
+            keys += part.keys
+            values += part.values
+            if deletions:
+                deleted += part.deleted
             pace()
             if len(keys) + len(deleted) >= RUN_ENTRIES:
                 yield from self._run(keys, values, pace)
@@ -106,29 +109,36 @@ class TableEncoder:
 
     def _run(self, keys: list[Key], values: list[Any] | None, pace: Callable[[], None]) -> Iterator[Block]:
         groups = self._groups.of(keys)
-        order = np.argsort(groups, kind="stable")
+        order = np.argsort(groups, kind="stable").astype(np.int64, copy=False)
         first = 0
         while first < len(keys):
-            places = order[first : first + min(self._at_once, BLOCK_ENTRIES)]
+            places, packed_keys, packed_values = self._block(
+                keys, values, order[first : first + BLOCK_ENTRIES]
+            )
             first += len(places)
-            listed = places.tolist()
-            own_keys = [keys[place] for place in listed]
-            packed = None
-            if values is not None:
-                own_values = [values[place] for place in listed]
-                packed = self._packed(own_keys, own_values)
-            block = Block(self._info.number, groups[places], self._packed(own_keys, own_keys), packed)
-            size = len(block.keys) + len(block.values or b"")
-            self._at_once = max(1, min(4 * len(places), BLOCK_BYTES * len(places) // size))
-            yield block
+            yield Block(self._info.number, groups[places], packed_keys, packed_values)
             pace()
 
-    def _packed(self, keys: list[Key], values: list[Any]) -> bytes:
+    def _block(
+        self, keys: list[Key], values: list[Any] | None, places: I64Array
+    ) -> tuple[I64Array, bytes, bytes | None]:
+        """Pack keys and values at the first of these places, as many as a block takes; returns the places too."""
+        packed_values = None
+        while True:
+            packed_keys, count = self._packed(keys, keys, places)
+            places = places[:count]
+            if values is not None:
+                packed_values, count = self._packed(keys, values, places)
+            if count == len(places):
+                return places, packed_keys, packed_values
+            places = places[:count]
+
+    def _packed(self, keys: list[Key], values: list[Any], places: I64Array) -> tuple[bytes, int]:
         try:
-            return self._serializer.pack_all(values)
+            return self._serializer.pack_some(values, places, BLOCK_BYTES)
         except Exception as error:
-            for key, value in zip(keys, values, strict=True):
-                self._check(key, value)
+            for place in places.tolist():
+                self._check(keys[place], values[place])
             raise StateSerializationError(
                 f"operator {self._info.operator!r}, table {self._info.name!r}: {error}"
             ) from error

@@ -102,9 +102,8 @@ class StateWriter:
     def _memory_blocks(self, view: StateView, *, deletions: bool) -> Iterator[Block]:
         for table in view.tables:
             encoder = TableEncoder(table.info, table.groups, self._serializer)
-            parts = table.parts(deletions=deletions)
-            left = unexpired(table.info, parts, view.now_ms, deletions=deletions)
-            yield from encoder.blocks(left, self._pace)
+            left = unexpired(table.info, table.parts(), view.now_ms)
+            yield from encoder.blocks(left, self._pace, deletions=deletions)
 
     def _timer_blocks(self, view: StateView) -> Iterator[Block]:
         for timers in view.timers:
@@ -121,7 +120,7 @@ class StateWriter:
             info, groups = tables[number]
             encoder = TableEncoder(info, groups, self._serializer)
             parts = newest_of([layer.changes() for layer in own])
-            yield from encoder.blocks(unexpired(info, parts, now_ms, deletions=True), self._pace)
+            yield from encoder.blocks(unexpired(info, parts, now_ms), self._pace)
 
     def _piece(self, blocks: Iterator[Block]) -> list[StatePiece]:
         first = next(blocks, None)
@@ -130,9 +129,9 @@ class StateWriter:
         out = EntriesWriter()
 
         def chunks() -> Iterator[bytes]:
-            yield out.block(first)
+            yield from out.block(first)
             for block in blocks:
-                yield out.block(block)
+                yield from out.block(block)
             yield out.end()
 
         piece = self._writer.write(chunks(), self._scope)
@@ -164,20 +163,22 @@ class FrozenState:
         self._release()
 
 
-def unexpired(info: TableInfo, parts: Iterable[Part], now_ms: int, *, deletions: bool) -> Iterator[Part]:
+def unexpired(info: TableInfo, parts: Iterable[Part], now_ms: int) -> Iterator[Part]:
     """Return ``parts`` of a table without values with a time to live that is over at ``now_ms``, as a read then would.
 
     The table itself stays as it is: a value that is over is removed when its key is used (`ftlayer.functions.ttl`).
-    ``deletions``: with DELETED for a key of which nothing is left, since an older value may lie below that is not
-    over: it was written with a longer time.
+    A key of which nothing is left counts as deleted, since an older value may lie below that is not over: it was
+    written with a longer time.
     """
     if not holds_stamped(info.name):
         yield from parts
         return
     rest = _RESTS.get(info.kind, _rest_of_value)
     for part in parts:
-        left = [(key, value if value is DELETED else rest(value, now_ms)) for key, value in part]
-        yield left if deletions else [pair for pair in left if pair[1] is not DELETED]
+        left = [(key, rest(value, now_ms)) for key, value in zip(part.keys, part.values, strict=True)]
+        kept = [pair for pair in left if pair[1] is not DELETED]
+        gone = [key for key, value in left if value is DELETED]
+        yield Part([key for key, _ in kept], [value for _, value in kept], part.deleted + gone)
 
 
 def _rest_of_value(stamped: Any, now_ms: int) -> Any:

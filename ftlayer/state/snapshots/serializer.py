@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
-from functools import lru_cache
-from itertools import chain
 from typing import Any, Literal
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -32,7 +30,9 @@ import pyarrow as pa
 
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions.values import ATOMS
+from ftlayer.records.ids import I64Array
 from ftlayer.records.ipc import as_stream
+from ftlayer.records.kernels import native
 
 NAME = "msgpack"
 VERSION = 1
@@ -48,51 +48,35 @@ _PLAIN_DTYPES = "biufcmMSU"
 
 
 class Serializer:
-    """Packs and unpacks; one object for one thread."""
+    """Packs; one object for one thread."""
 
     def __init__(self) -> None:
         self._packer = msgpack.Packer(strict_types=True, default=_large_int, unicode_errors="surrogatepass")
-        # Writes a tuple as an array.
-        self._arrays = msgpack.Packer(default=_large_int, unicode_errors="surrogatepass")
 
     def pack(self, value: Any) -> bytes:
         """Return one value's bytes. Raises whatever a user's object raises when it is pickled."""
-        kind = type(value)
-        if kind is tuple and ATOMS.issuperset(map(type, value)):
-            array: bytes = self._arrays.pack(value)
-            return _ext_header(_TUPLE, len(array)) + array
-        if kind not in ATOMS:
+        packed = native.pack_plain(value)
+        return self.pack_any(value) if packed is None else packed
+
+    def pack_any(self, value: Any) -> bytes:
+        """Return the same bytes as `pack`, without the C extension."""
+        if type(value) not in ATOMS:
             value = _packable(value, MAX_DEPTH)
         packed: bytes = self._packer.pack(value)
         return packed
 
-    def pack_all(self, values: Sequence[Any]) -> bytes:
-        """Return the bytes of several values as one msgpack array; raises as `pack`."""
-        kinds = set(map(type, values))
-        if kinds == _ONLY_TUPLES and ATOMS.issuperset(map(type, chain.from_iterable(values))):
-            # A fifth of the time that the general way takes; nearly all aggregates are such tuples.
-            parts = [array_header(len(values))]
-            for array in map(self._arrays.pack, values):
-                parts += _ext_header(_TUPLE, len(array)), array
-            return b"".join(parts)
-        if not kinds <= ATOMS:
-            values = [v if type(v) in ATOMS else _packable(v, MAX_DEPTH) for v in values]
-        packed: bytes = self._packer.pack(values if type(values) is list else list(values))
-        return packed
+    def pack_some(self, values: list[Any], places: I64Array, most: int) -> tuple[bytes, int]:
+        """Pack values of a list into one msgpack array, until it has ``most`` bytes; raises as `pack`.
 
+        Args:
+            values: of which some are packed.
+            places: int64[n], where they are, in order.
+            most: where it has so many bytes, no other value is added.
 
-@lru_cache(1 << 10)
-def _ext_header(code: int, length: int) -> bytes:
-    """Return what is before the bytes of an extension."""
-    if length in _FIXED:
-        return bytes((0xD4 + _FIXED.index(length), code))
-    size, mark = next((size, mark) for size, mark in _SIZES if length < 1 << 8 * size)
-    return bytes((mark,)) + length.to_bytes(size, "big") + bytes((code,))
-
-
-_FIXED = (1, 2, 4, 8, 16)
-_SIZES = ((1, 0xC7), (2, 0xC8), (4, 0xC9))
-_ONLY_TUPLES = {tuple}
+        Returns:
+            The array's bytes, and how many of ``places`` it has: at least one, if there is one.
+        """
+        return native.pack_values(values, places, most, self.pack_any)
 
 
 def unpack(data: bytes | memoryview) -> Any:
@@ -112,6 +96,11 @@ def array_header(length: int) -> bytes:
     """Return what is before the items of an array: packed items behind it are a packed list."""
     header: bytes = msgpack.Packer().pack_array_header(length)
     return header
+
+
+def bytes_header(length: int) -> bytes:
+    """Return what is before packed bytes."""
+    return b"\xc6" + length.to_bytes(4, "big")
 
 
 def split_array(data: bytes | memoryview) -> list[bytes]:

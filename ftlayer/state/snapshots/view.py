@@ -8,6 +8,7 @@ from typing import Any
 
 from ftlayer.checkpoint.snapshots import TableInfo
 from ftlayer.functions.keyed import Key
+from ftlayer.records.kernels import native
 from ftlayer.state.tables.groups import KeyGroups
 from ftlayer.state.tables.layers import DELETED, Layer, sliced
 from ftlayer.state.tables.timers import Buckets
@@ -15,7 +16,14 @@ from ftlayer.state.tables.timers import Buckets
 SLICE = 1_000
 """Entries that are handled in one go, without giving the interpreter to the task's thread."""
 
-Part = list[tuple[Key, Any]]
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A few entries of a table: keys with their values, and keys that were deleted."""
+
+    keys: list[Key]
+    values: list[Any]
+    deleted: list[Key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +35,9 @@ class TableView:
     layers: tuple[Layer, ...]
     base: dict[Key, Any]
 
-    def parts(self, *, deletions: bool) -> Iterator[Part]:
-        """Return what is in memory, in short lists; ``deletions``: with DELETED for keys a store may still have."""
-        for part in newest_of([*(layer.changes() for layer in self.layers), self.base.items()]):
-            yield part if deletions else [pair for pair in part if pair[1] is not DELETED]
+    def parts(self) -> Iterator[Part]:
+        """Return what is in memory, bit by bit."""
+        return newest_of([layer.changes() for layer in self.layers], self.base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +50,35 @@ class TimersView:
     processing: Buckets
 
     def parts(self) -> Iterator[Part]:
-        """Return timers as pairs of key and [is of processing time, time, place in the order of setting]."""
+        """Return timers: for a key [is of processing time, time, place in the order of setting]."""
         for processing, buckets in ((False, self.event), (True, self.processing)):
             timers = ((key, time_ms) for time_ms, bucket in buckets.items() for key in bucket)
             for number, part in enumerate(sliced(timers, SLICE)):
                 first = number * SLICE
-                yield [
-                    (key, [processing, time_ms, first + place]) for place, (key, time_ms) in enumerate(part)
-                ]
+                values = [[processing, time_ms, first + place] for place, (_, time_ms) in enumerate(part)]
+                yield Part([key for key, _ in part], values, [])
 
 
-def newest_of(newest_first: Sequence[Iterable[tuple[Key, Any]]]) -> Iterator[Part]:
-    """Return pairs in short lists, of each key only the first one."""
+def newest_of(
+    newest_first: Sequence[Iterable[tuple[Key, Any]]], base: dict[Key, Any] | None = None
+) -> Iterator[Part]:
+    """Return entries bit by bit, of each key only the first one.
+
+    ``base`` comes behind the others, has each key once, and does not change meanwhile.
+    """
     seen: dict[Key, None] = {}
-    last = len(newest_first) - 1
+    last = len(newest_first) - 1 if base is None else len(newest_first)
     for place, pairs in enumerate(newest_first):
         for part in sliced(pairs, SLICE):
             new = [pair for pair in part if pair[0] not in seen] if place else part
-            if new:
-                yield new
+            kept = [pair for pair in new if pair[1] is not DELETED]
+            deleted = [key for key, value in new if value is DELETED] if len(kept) < len(new) else []
             if place != last:
                 seen.update(dict.fromkeys([pair[0] for pair in new]))
+            if new:
+                yield Part([pair[0] for pair in kept], [pair[1] for pair in kept], deleted)
+    at = -1 if base is None else 0
+    while base is not None and at >= 0:
+        at, keys, values, deleted = native.dict_part(base, at, SLICE, seen, DELETED)
+        if keys or deleted:
+            yield Part(keys, values, deleted)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.state.snapshots.serializer import Serializer, array_header, split_array, unpack
+from ftlayer.state.snapshots.serializer import Serializer, split_array, unpack
 
 zones = st.sampled_from(
     [
@@ -71,19 +71,63 @@ def shown(value: Any) -> str:
     return f"{kind} {value!r} {getattr(value, 'fold', '')}"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(value=values)
 def test_values_come_back_as_they_went(value: Any) -> None:
     assert shown(unpack(Serializer().pack(value))) == shown(value)
 
 
-@settings(max_examples=100, deadline=None)
-@given(items=st.lists(values, max_size=5))
-def test_packed_items_in_a_row_behind_a_header_are_a_packed_list(items: list[Any]) -> None:
+@settings(max_examples=150, deadline=None)
+@given(value=values)
+def test_the_extension_writes_what_the_serializer_writes(value: Any) -> None:
     serializer = Serializer()
-    parts = list(map(serializer.pack, items))
-    assert array_header(len(items)) + b"".join(parts) == serializer.pack_all(items)
-    assert split_array(serializer.pack_all(items)) == parts
+    assert serializer.pack(value) == serializer.pack_any(value)
+
+
+@pytest.mark.parametrize("bits", [5, 7, 8, 15, 16, 31, 32, 63, 64])
+def test_numbers_at_the_ends_of_their_sizes_are_written_as_msgpack_writes_them(bits: int) -> None:
+    serializer = Serializer()
+    for number in (1 << bits, -(1 << bits)):
+        for near in (number - 1, number, number + 1):
+            assert serializer.pack(near) == serializer.pack_any(near)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 12, 13, 15, 16, 31, 32, 250, 255, 256, 65_530, 65_535, 65_536])
+def test_texts_and_containers_at_the_ends_of_their_sizes_are_written_as_msgpack_writes_them(
+    size: int,
+) -> None:
+    serializer = Serializer()
+    of_size: list[Any] = [bytes(size), "x" * size, "é" * size, "\ud800" * size, "😀" * size, [None] * size]
+    of_size += [tuple([None] * size), dict.fromkeys(range(size))]
+    for value in of_size:
+        assert serializer.pack(value) == serializer.pack_any(value)
+        assert serializer.pack((value, [(value,)])) == serializer.pack_any((value, [(value,)]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(items=st.lists(values, max_size=8), most=st.integers(0, 60), draw=st.randoms())
+def test_some_values_are_a_packed_list_up_to_its_size(items: list[Any], most: int, draw: Any) -> None:
+    serializer = Serializer()
+    places = draw.sample(range(len(items)), len(items))
+    packed, count = serializer.pack_some(items, np.array(places, np.int64), most)
+    parts = [serializer.pack(items[place]) for place in places[:count]]
+    assert split_array(packed) == parts
+    header = len(packed) - sum(map(len, parts))
+    assert count == len(items) or len(packed) >= most
+    assert count <= 1 or header + sum(map(len, parts[:-1])) < most
+
+
+def test_what_cannot_be_packed_is_raised_and_places_are_checked() -> None:
+    class Unwritable:
+        def __reduce__(self) -> Any:
+            raise ValueError("not this one")
+
+    serializer = Serializer()
+    with pytest.raises(ValueError, match="not this one"):
+        serializer.pack_some([1, Unwritable()], np.array([0, 1]), 100)
+    for place in (-1, 2):
+        with pytest.raises(IndexError, match="places"):
+            serializer.pack_some([1, 2], np.array([place]), 100)
 
 
 Point = namedtuple("Point", "x y")
@@ -149,13 +193,3 @@ def test_not_a_number_stays_one() -> None:
     assert math.isnan(unpack(Serializer().pack(math.nan)))
     assert unpack(Serializer().pack(UUID(int=5))) == UUID(int=5)
     assert str(unpack(Serializer().pack(Decimal("1.50")))) == "1.50"
-
-
-@pytest.mark.parametrize("size", [0, 1, 3, 12, 13, 250, 256, 65_530, 65_540])
-def test_flat_tuples_are_written_as_any_others(size: int) -> None:
-    """They go a way of their own, around the general one."""
-    serializer = Serializer()
-    flat = [(), (1,), (None, 2**70, "\ud800"), (bytes(size),), ("x", True, 1.5)]
-    alone, general = serializer.pack_all(flat), serializer.pack_all([*flat, [(1,)]])
-    assert split_array(alone) == split_array(general)[:-1] == list(map(serializer.pack, flat))
-    assert shown(unpack(alone)) == shown(flat)
