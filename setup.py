@@ -18,6 +18,7 @@ setup(
                 "native/keyhash.c",
                 "native/msgpack.c",
                 "native/pack.c",
+                "native/footprint.c",
                 "native/dict_part.c",
                 "native/exits.c",
                 "native/value_handle.c",

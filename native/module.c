@@ -18,6 +18,7 @@ static PyMethodDef methods[] = {
     {"pack_plain", native_pack_plain, METH_O, NULL},
     {"pack_values", native_pack_values, METH_VARARGS, NULL},
     {"dict_part", native_dict_part, METH_VARARGS, NULL},
+    {"plain_footprint", native_plain_footprint, METH_O, NULL},
     {"hash_column", native_hash_column, METH_VARARGS, NULL},
     {"mark_exit", native_mark_exit, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -70,6 +70,9 @@ PyObject *native_pack_values(PyObject *self, PyObject *args);
 /* dict_part.c; it holds the GIL */
 PyObject *native_dict_part(PyObject *self, PyObject *args);
 
+/* footprint.c; it holds the GIL, since it looks at Python objects */
+PyObject *native_plain_footprint(PyObject *self, PyObject *values);
+
 /* keyhash.c */
 PyObject *native_hash_column(PyObject *self, PyObject *args);
 

@@ -1,7 +1,7 @@
 """How many bytes of memory keys and values take up, as `sys.getsizeof` has it for each object that they consist of.
 
-Values are looked at many at a time: those of one type by one call in C, 50 ns for an atom. A value that two keys share
-counts for each of them.
+Atoms, and tuples of them, are counted in C, others many at a time: those of one type by one call, 50 ns for an atom. A
+value that two keys share counts for each of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ftlayer.functions.values import ATOMS
+from ftlayer.records.kernels import native
 
 ENTRY = 100
 """Bytes of an entry in a dict beside its key and value: a dict is between a third and two thirds full."""
@@ -30,12 +31,18 @@ _SHARED = (type, ModuleType, FunctionType)
 def footprint(keys: Collection[Any], values: Iterable[Any]) -> int:
     """Return the bytes of the entries of a dict with these keys; ``values`` may be fewer: of deleted keys."""
     seen: set[int] = set()
-    sizes = (_sizes(list(objects), _MAX_DEPTH, seen) for objects in (keys, values))
-    return ENTRY * len(keys) + sum(sizes)
+    size = ENTRY * len(keys)
+    for objects in (list(keys), list(values)):
+        plain = native.plain_footprint(objects)
+        size += measured(objects, _MAX_DEPTH, seen) if plain is None else plain
+    return size
 
 
-def _sizes(objects: list[Any], depth: int, seen: set[int]) -> int:
-    """``seen``: the objects of users' classes that were counted, which may refer to one another."""
+def measured(objects: list[Any], depth: int, seen: set[int]) -> int:
+    """Return the bytes of any objects, what they consist of included, up to ``depth``.
+
+    ``seen``: the objects of users' classes that were counted, which may refer to one another.
+    """
     if not objects or not depth:
         return 0
     kinds = set(map(type, objects))
@@ -43,12 +50,12 @@ def _sizes(objects: list[Any], depth: int, seen: set[int]) -> int:
     if kinds <= ATOMS:
         return total
     if len(kinds) == 1:
-        return total + _sizes(_inside(kinds.pop(), objects, seen), depth - 1, seen)
+        return total + measured(_inside(kinds.pop(), objects, seen), depth - 1, seen)
     by_kind: dict[type, list[Any]] = {}
     for item in objects:
         by_kind.setdefault(type(item), []).append(item)
     inside = [_inside(kind, own, seen) for kind, own in by_kind.items() if kind not in ATOMS]
-    return total + _sizes(list(chain.from_iterable(inside)), depth - 1, seen)
+    return total + measured(list(chain.from_iterable(inside)), depth - 1, seen)
 
 
 def _inside(kind: type, objects: list[Any], seen: set[int]) -> list[Any]:

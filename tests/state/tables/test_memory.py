@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.records.kernels import native
 from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
 from ftlayer.state.tables import memory
-from ftlayer.state.tables.footprint import ENTRY, footprint
+from ftlayer.state.tables.footprint import ENTRY, footprint, measured
 from ftlayer.state.tables.layers import DELETED, LayeredTable, Sharing
 from ftlayer.state.tables.memory import MOST, FrontGauge, StateMemory
 
@@ -43,6 +44,37 @@ class Slotted:
 
     def __init__(self, payload: Any) -> None:
         self.payload = payload
+
+
+atoms = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(
+        [sign * (1 << bits) + near for sign in (1, -1) for bits in (30, 60, 62, 63) for near in (-1, 0)]
+    )
+    | st.floats()
+    | st.binary(max_size=40)
+    | st.text(max_size=20)
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    values=st.lists(st.recursive(atoms, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6))
+)
+def test_plain_values_are_counted_in_c_as_in_python(values: list[Any]) -> None:
+    found = native.plain_footprint(values)
+    assert found is None or found == measured(values, 50, set())
+    if all(type(value) is not int or abs(value) < 1 << 63 for value in values if type(value) is not tuple):
+        assert found is not None or any(type(value) is tuple for value in values)
+
+
+def test_other_values_are_left_to_python() -> None:
+    for value in ([], {}, Account("a", []), (1, []), 1 << 70, bytearray()):
+        assert native.plain_footprint([1, value]) is None
+    with pytest.raises(TypeError, match="a list"):
+        native.plain_footprint((1,))  # type: ignore[arg-type]
 
 
 def bytes_of(value: Any) -> int:
