@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import traceback
 from dataclasses import dataclass
 from operator import index
 from typing import SupportsIndex
@@ -13,6 +12,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.failures import FailException, RowsRejected
 from ftlayer.functions.conversion import text_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
+from ftlayer.functions.tracebacks import traceback_text
 
 FAILS_RECORD: tuple[type[BaseException], ...] = (Exception,)
 """What a user's function raises to fail its record …"""
@@ -107,7 +107,7 @@ def _traceback_of(error: BaseException) -> str:
     if frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
         # The loop's in Python; called from C, the user's own code begins at once.
         frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
+    text = traceback_text(error, frames)
     if len(text) > MAX_TRACEBACK:
         half = (MAX_TRACEBACK - 64) // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"

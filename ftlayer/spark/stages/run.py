@@ -167,17 +167,17 @@ class StagesResult:
 
     def good_rows(self) -> DataFrame:
         """Return the user's rows that go to the sink."""
-        rows = self.pages[-1].rows(self.schema, self.verdict.failed_roots, tracked=False)
+        rows = self.pages[-1].rows(self.schema, self.verdict.dropped_roots, tracked=False)
         return self._repartitioned(rows)
 
     def tagged_rows(self) -> DataFrame:
         """Return the same rows with the column `ROW_TAG`."""
-        return self._repartitioned(self.pages[-1].tagged_rows(self.schema, self.verdict.failed_roots))
+        return self._repartitioned(self.pages[-1].tagged_rows(self.schema, self.verdict.dropped_roots))
 
     def emitted_rows(self, column: str, incarnation: int) -> DataFrame:
         """Return the user's rows that go to the sink, with the carrier of each in ``column``."""
         carry = Carry(incarnation, self.verdict.carriers)
-        rows = self.pages[-1].carried_rows(self.schema, self.verdict.failed_roots, column, carry)
+        rows = self.pages[-1].carried_rows(self.schema, self.verdict.dropped_roots, column, carry)
         return self._repartitioned(rows)
 
     def _repartitioned(self, rows: DataFrame) -> DataFrame:
@@ -203,7 +203,7 @@ def run_stages(source: DataFrame, plan: QueryPlan, options: RunOptions) -> Stage
     try:
         for number, stage in enumerate(plan.stages.stages):
             if number:
-                rows = pages[-1].rows(plan.schemas[number - 1], verdict.failed_roots, tracked=True)
+                rows = pages[-1].rows(plan.schemas[number - 1], verdict.dropped_roots, tracked=True)
                 moved = plan.stages.key_after(number - 1) is not None
                 frame = apply_frame_steps(rows, stage.frame_steps[moved:])
             spread = _spread(source, plan.stages.key_after(number))
@@ -212,7 +212,11 @@ def run_stages(source: DataFrame, plan: QueryPlan, options: RunOptions) -> Stage
             heads.append(pages[-1].heads())
             if number == 0:
                 verdict = first_stage_verdict(heads[0])
+                if not plan.carrier:  # the only root that several rows may come with
+                    verdict.without_rows = verdict.failed_roots
             else:
+                # What failed before was left out on the way here; of what fails in this stage other rows may pass.
+                verdict.without_rows = verdict.failed_roots
                 for head in heads[-1]:
                     add_failures(verdict, head)
                 _add_lost(verdict, plan, number, heads)

@@ -23,6 +23,7 @@ from ftlayer.handler.persister import FTPersister
 from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
 from ftlayer.spark.stages.carrier import check_carriers, read_carriers
 from ftlayer.spark.stages.delivery_marks import read_marks, read_misfits
+from ftlayer.spark.stages.garbage import leave_out_imports
 from ftlayer.spark.stages.known import NOTHING_TRIED, TriedRoots, isolated, known_of_source
 from ftlayer.spark.stages.pages import (
     PAGE_BYTES,
@@ -105,6 +106,7 @@ class StageTask:
         context = TaskContext.get()
         if context is None:
             raise QueryError("a stage runs inside a Spark task; there is none here")
+        leave_out_imports()
         yield from self.pages(batches, context.partitionId(), task_place())
 
     def pages(

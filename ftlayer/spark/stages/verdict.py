@@ -24,6 +24,7 @@ class Verdict:
         failures: one for each failed root, by root.
         delivered: the offsets [start, end) of the rows the vertex delivered, None if there were none.
         delivered_roots, delivered_origins, delivered_tries: their roots, origins and tries.
+        without_rows: failed roots, sorted, of which the pages so far have no row.
         carriers: the carriers of rows resumed from another query (`CARRIER_DTYPE`).
         emitted_roots: roots with rows to hand on; may repeat.
         emitted_values: for each, the XOR of the ids of its rows in one page.
@@ -38,6 +39,7 @@ class Verdict:
     delivered_roots: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
     delivered_origins: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
     delivered_tries: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    without_rows: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
     carriers: np.ndarray[tuple[int], np.dtype[np.void]] = field(
         default_factory=lambda: np.zeros(0, CARRIER_DTYPE)
     )
@@ -55,6 +57,15 @@ class Verdict:
     def failed_roots(self) -> U64:
         """The failed roots, sorted."""
         return np.array(sorted(self.failures), np.uint64)
+
+    @property
+    def dropped_roots(self) -> U64:
+        """The failed roots, sorted, that the last pages may have rows of: to be left out when these are read.
+
+        Where rows fail in the first stage alone there are none, and pages are read as they are: comparing the roots of
+        two million rows with 10,000 takes 0.3 s.
+        """
+        return np.setdiff1d(self.failed_roots, self.without_rows, assume_unique=True)
 
     def fail(self, failure: Failure) -> None:
         """Note a failure; the first one of a root stands."""

@@ -58,7 +58,11 @@ def test_partitions_and_pages_add_up_whatever_their_cut(
     with patch.object(stage_task, "CHUNK_ROWS", 3), patch.object(stage_task, "PAGE_BYTES", 60):
         for number, part in enumerate(partitions):
             rows = kit.source_rows([{"v": v} for v in part], V)
-            heads += [page.head for page in kit.read_pages(task.pages(iter([rows]), number))]
+            pages = kit.read_pages(task.pages(iter([rows]), number))
+            heads += [page.head for page in pages]
+            # What fails in a first stage has no row in its pages: they are read as they are.
+            failing = {failure.root for page in pages for failure in page.head.failures}
+            assert failing.isdisjoint(root for page in pages for root in page.roots)
             for page in kit.read_pages(plain.pages(iter([rows]), number)):
                 roots += page.roots
                 values += page.column("v")
@@ -147,6 +151,19 @@ def test_roots_that_were_sent_and_not_seen_are_lost(sent: list[set[int]], seen: 
         [head(seen_roots=u64s(sorted(roots)).tobytes()) for roots in seen],
     )
     assert lost.tolist() == sorted(set().union(*sent) - set().union(*seen))
+
+
+def test_roots_without_rows_need_not_be_left_out_and_those_that_fail_later_are() -> None:
+    verdict = first_stage_verdict(
+        [head(failures=(failed(9, "no"), failed(2**63 + 1, "no")), tracebacks=("t",))]
+    )
+    assert verdict.dropped_roots.tolist() == [9, 2**63 + 1]
+    verdict.without_rows = verdict.failed_roots
+    assert verdict.dropped_roots.tolist() == []
+    verdict.fail(Failure(5, "rejected"))
+    assert verdict.dropped_roots.tolist() == [5]
+    assert verdict.dropped_roots.dtype == np.uint64
+    assert verdict.failed_roots.tolist() == [5, 9, 2**63 + 1]
 
 
 def test_single_rows_are_put_into_the_form_of_a_seal() -> None:
