@@ -3,8 +3,9 @@
 The job: a line → (host, length, message) → its message in halves → repartition by host → parquet. *Unwrapped* it is
 written with one ``mapInArrow`` a function and no tracking, the fastest of the ways to call a function a record in
 Spark: UDFs of PySpark's take half as long again and more. `VARIANTS` has the other jobs. Both sides run in turn, in
-one Spark session. Timed is from the end of the first batch, which starts workers, to that of the source's last one.
-CPU time is that of the driver, the JVM, the Python workers and the vertex together, for a source row.
+one Spark session, and once before that without being counted: with the JVM's compilers at work a first run takes twice
+the CPU time of later ones. Timed is from the end of the first batch, which starts workers, to that of the source's last
+one. CPU time is that of the driver, the JVM, the Python workers and the vertex together, for a source row.
 """
 
 from __future__ import annotations
@@ -146,6 +147,8 @@ def run(quick: bool, pairs: int) -> dict[str, float]:
                     wrapped: partial(timed, spark, root, variant.wrapped),
                 }
                 ratio = {f"vs_unwrapped{variant.suffix}": (wrapped, unwrapped)}
+                for warm_up in sides.values():
+                    warm_up()
                 found |= compared(in_turn(sides, pairs), ratio)
         finally:
             spark.stop()

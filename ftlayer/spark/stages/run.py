@@ -110,8 +110,9 @@ class Pages:
         """Return the pages' data, each where `Spread` wants its rows."""
         if self._spread is None:
             return self._frame.select(NAME, "data")
-        parts = self._frame.select(NAME, "data", "part").where("data is not null")
-        return parts.repartitionById(self._spread.partitions, "part").select(NAME, "data")
+        # Each further step would be one more analysis of the frame. Of a page's head, whose data are in other rows, its
+        # name goes along.
+        return self._frame.select(NAME, "data", "part").repartitionById(self._spread.partitions, "part")
 
     def tagged_rows(self, schema: StructType, dropped: U64) -> DataFrame:
         """Return the pages' rows with the column `ROW_TAG`: a number that names the record of each."""
