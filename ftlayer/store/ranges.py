@@ -26,6 +26,7 @@ class StoredRange(NamedTuple):
     number: int
     first: int
     rows: int
+    span: int
     digest: bytes
     done: bytes
 

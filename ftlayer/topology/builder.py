@@ -12,14 +12,13 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors, rules_of
 from ftlayer.restart import RestartStrategy, check_strategy
-from ftlayer.topology.checks import check_graph
+from ftlayer.topology.checks import check_graph, check_replay
 from ftlayer.topology.connectors import Options, ParseSchema, Schema, open_source
 from ftlayer.topology.ddl import parse_ddl, to_ddl
 from ftlayer.topology.draft import GraphDraft
 from ftlayer.topology.graph import StreamGraph
 from ftlayer.topology.operators import Source
 from ftlayer.topology.queues import Queue
-from ftlayer.topology.replays import check_replay
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions
 
@@ -104,7 +103,8 @@ class GraphBuilder:
             replay: where the vertex has a record from that is tried again. ``"store"``: it stores each record before
                 the first operator sees it. ``"source"``: it stores where records are in their source; a record itself
                 is stored when it fails, and what was in flight when a slot is lost is read again. Acker mode only, and
-                only of sources that give the same rows in the same order when they are read again: iterables.
+                only of sources that give the same rows in the same order when they are read again: iterables, and
+                stream readers.
 
         Raises:
             ConfigError: what cannot be a source, a one-shot iterator among others; no or a wrong schema.

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pyarrow as pa
 
-from ftlayer.checks import check_bool, check_int, check_methods
+from ftlayer.checks import check_bool, check_choice, check_int, check_methods
 from ftlayer.columns import check_unlike
 from ftlayer.errors import (
     ConfigError,
@@ -37,7 +37,19 @@ from ftlayer.topology.facts import (
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.iterations import check_iterations
 from ftlayer.topology.names import check_job_name, check_name
-from ftlayer.topology.operators import AssignWatermarks, CoProcess, Join, Operator, Sink, Source, WriterSink
+from ftlayer.topology.operators import (
+    AssignWatermarks,
+    CoProcess,
+    IterableSource,
+    Join,
+    Operator,
+    ReaderSource,
+    Sink,
+    Source,
+    SourceConnector,
+    WriterSink,
+)
+from ftlayer.vertex.calls import REPLAYS
 
 RESERVED_NAMES = ("source_record_id", "record_id", "key_hash", "attempt", "origin")
 """Names of ftlayer's own columns; a user's column is called something else."""
@@ -47,6 +59,17 @@ RESERVED_PREFIX = "_ft"
 
 MAX_PARALLELISM = 32_768
 """As many as there can be key groups."""
+
+
+def check_replay(replay: str, connector: SourceConnector) -> None:
+    """Raise `ConfigError` unless rows of this source can be replayed from there (``"store"``, ``"source"``)."""
+    check_choice(replay, "source: replay", REPLAYS)
+    if replay == "source" and not isinstance(connector, IterableSource | ReaderSource):
+        raise ConfigError(
+            "source: replay: 'source' is for iterables and stream readers, which can be read again from any row on; "
+            f"this is a {type(connector).__name__}: use replay='store' (the default), which stores its records before "
+            "they are processed"
+        )
 
 
 def check_graph(graph: StreamGraph, *, tracked: bool) -> None:

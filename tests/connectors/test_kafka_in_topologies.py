@@ -94,9 +94,12 @@ def test_barrier_mode_reads_each_message_once(
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("replay", ["store", "source"])
 def test_acker_mode_loses_no_message(
-    spark: Any, kafka_server: Any, topic: str, wait_until: Any, tmp_path: Path
+    spark: Any, kafka_server: Any, topic: str, wait_until: Any, tmp_path: Path, replay: str
 ) -> None:
+    from confluent_kafka import Consumer, TopicPartition
+
     (tmp_path / "out").mkdir()
     directory = tmp_path / "out"
 
@@ -110,11 +113,12 @@ def test_acker_mode_loses_no_message(
     with FTLayer.embedded(str(tmp_path / "ft"), timeout="5s") as layer:
         restart = FixedDelay(attempts=20, delay="10ms")
         env = StreamEnvironment(spark, layer, name="topics", parallelism=2, restart=restart)
-        source = KafkaSource(kafka_server.url, topic, max_rows=300)
-        env.source(source, uid="messages").map(number_in(tmp_path), NUMBER, uid="number").sink(
-            keep, uid="kept"
-        )
+        source = KafkaSource(kafka_server.url, topic, group=topic, max_rows=300)
+        messages = env.source(source, uid="messages", replay=replay)
+        messages.map(number_in(tmp_path), NUMBER, uid="number").sink(keep, uid="kept")
         job = env.execute_async()
+        consumer = Consumer({"bootstrap.servers": kafka_server.url, "group.id": topic})
+        places = [TopicPartition(topic, partition) for partition in range(3)]
         try:
             for first in range(0, TOTAL, PART):
                 kafka_server.produce(topic, first // PART % 3, range(first, first + PART))
@@ -122,8 +126,13 @@ def test_acker_mode_loses_no_message(
                     kafka_server.restart(signal.SIGTERM)
                 wait_until(lambda first=first: len(found()) >= first, "messages on their way")
             wait_until(lambda: len(found()) >= TOTAL, "all messages")
+            wait_until(
+                lambda: sum(each.offset for each in consumer.committed(places, timeout=60)) == TOTAL,
+                "the group's offsets",
+            )
         finally:
             job.cancel()
+            consumer.close()
     assert (tmp_path / "killed").exists()
     assert found() == set(range(TOTAL))
 

@@ -81,14 +81,16 @@ def test_state_by_a_key_that_python_cannot_hash(kind: str) -> None:
         env.build()
 
 
-@pytest.mark.parametrize("given", ["push", "reader", "queue"])
+@pytest.mark.parametrize("given", ["push", "file", "queue"])
 def test_a_source_that_cannot_be_read_again_is_not_replayed_from(given: str) -> None:
     sources: dict[str, Any] = {
         "push": lambda: PushSource(lambda push: None),
-        "reader": lambda: TailSource("/var/log/*.log"),
+        "file": lambda: TailSource("/var/log/*.log"),
         "queue": lambda: RedisSource("redis://127.0.0.1", "s", "g"),
     }
-    with pytest.raises(ConfigError, match=r"source: replay: 'source' is for iterables.*use replay='store'"):
+    with pytest.raises(
+        ConfigError, match=r"source: replay: 'source' is for iterables and stream readers.*use replay='store'"
+    ):
         GraphBuilder("job").source(sources[given](), "n bigint", replay="source")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ftlayer.config import MIB
@@ -75,13 +76,16 @@ class SplitProgress:
     def advance(self, payload: pa.RecordBatch, *, done: bool = False) -> SourceRows:
         """Count the rows, which are the next ones of the split."""
         first = self._rows
+        places = None
         if self._offsets is None:
             self._rows += payload.num_rows
         elif payload.num_rows:
             column, start = self._offsets
             self._rows = payload.column(column)[-1].as_py() + 1 - start
+            if self._rows - first != payload.num_rows:
+                places = payload.column(column).to_numpy().astype(np.int64) - start
         position = self._chain.advance(self._partition, self._position_of(self._rows, done))
-        return SourceRows(self._partition, self._number, first, payload, position)
+        return SourceRows(self._partition, self._number, first, payload, position, places, done)
 
 
 class LaneClosedError(Exception):

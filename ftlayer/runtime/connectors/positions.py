@@ -10,11 +10,14 @@ range begins when all of them are done. Every position names its whole range, so
 what was under way when everything else is gone. Ranges are numbered upwards; a range whose partitions turn
 out otherwise when it is planned again is read again under a number of its own. So the highest number there
 is belongs to the open range, and positions of lower ones only say where the chain of their partition ended.
+
+With ``replay="source"`` the next range begins before that: several are open, each partition is in one of them, and
+each range was noted before it was opened (`RangeNote`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgpack
@@ -118,22 +121,52 @@ class RangeProgress:
         return all(self.done)
 
 
-def progress_of(source: str, positions: Mapping[str, bytes]) -> RangeProgress | None:
-    """Return the open range, or the last one if it is complete; None where nothing was ever accepted."""
+@dataclass(frozen=True, slots=True)
+class RangeNote:
+    """A range as the vertex keeps it while rows of it may be read again. The attributes are `SplitPosition`'s."""
+
+    range: int
+    start: str
+    end: str
+    splits: int
+    digest: bytes
+
+    def pack(self) -> bytes:
+        """Return the note as the vertex stores it."""
+        packed: bytes = msgpack.packb([self.range, self.start, self.end, self.splits, self.digest])
+        return packed
+
+
+def unpack_note(packed: bytes) -> RangeNote:
+    """Read what `RangeNote.pack` wrote."""
+    return RangeNote(*msgpack.unpackb(packed))
+
+
+def progress_of(
+    source: str, positions: Mapping[str, bytes], planned: Iterable[bytes] = ()
+) -> tuple[RangeProgress, ...]:
+    """Return the ranges that are not complete, and the last one in any case, in their order; () for none at all.
+
+    ``planned`` are those that were noted (`RangeNote`). Of others the last one alone is known, from the positions.
+    """
     found = {key: unpack_split(source, packed) for key, packed in positions.items()}
-    if not found:
-        return None
-    last = max(found.values(), key=lambda position: position.range)
-    splits = [found.get(partition_key(index)) for index in range(last.splits)]
-    mine = [split if split is not None and split.range == last.range else None for split in splits]
-    return RangeProgress(
-        last.range,
-        last.start,
-        last.end,
-        last.digest,
-        tuple(0 if split is None else split.rows for split in mine),
-        tuple(split is not None and split.done for split in mine),
-    )
+    notes = {note.range: note for note in map(unpack_note, planned)}
+    last = max(found.values(), key=lambda position: position.range, default=None)
+    if last is not None and last.range > max(notes, default=0):
+        notes[last.range] = RangeNote(last.range, last.start, last.end, last.splits, last.digest)
+    ranges = [_progress_in(notes[number], found) for number in sorted(notes)]
+    return tuple(each for each in ranges if each is ranges[-1] or not each.complete)
+
+
+def _progress_in(note: RangeNote, positions: Mapping[str, SplitPosition]) -> RangeProgress:
+    """Return how far a range was accepted; a partition that is in a later one has passed it."""
+    rows, done = [], []
+    for index in range(note.splits):
+        split = positions.get(partition_key(index))
+        is_here = split is not None and split.range == note.range
+        rows.append(split.rows if split is not None and is_here else 0)
+        done.append(split is not None and (split.done if is_here else split.range > note.range))
+    return RangeProgress(note.range, note.start, note.end, note.digest, tuple(rows), tuple(done))
 
 
 class PositionChain:

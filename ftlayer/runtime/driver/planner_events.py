@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ftlayer.runtime.connectors.positions import RangeProgress
+from ftlayer.runtime.driver.splits import PlannedRange
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
 
 # ---------------------------------------------------------------- what is asked, and what is answered
@@ -18,9 +19,9 @@ class AskProgress:
 
 @dataclass(frozen=True, slots=True)
 class ProgressIs:
-    """None: nothing was accepted."""
+    """As `ftlayer.runtime.connectors.positions.progress_of` returns it; (): nothing was accepted."""
 
-    progress: RangeProgress | None
+    progress: tuple[RangeProgress, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,14 @@ class LatestIs:
 
 @dataclass(frozen=True, slots=True)
 class AskSplits:
-    """Which splits has the range from ``start`` to ``end``?"""
+    """Which splits has the range from ``start`` to ``end``?
+
+    ``digest`` is the one that they have to have, since rows of them are to be read again; b"" for any.
+    """
 
     start: str
     end: str
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,22 @@ class SplitsAre:
     digest: bytes
     payloads: tuple[bytes, ...]
     kept: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRange:
+    """Note durably that this range is opened; those below number ``first`` need not be noted any more.
+
+    Not for the reader: what `AskProgress` asks is told.
+    """
+
+    planned: PlannedRange
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeKept:
+    """It is noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +153,18 @@ class OffsetCommitted:
 
 
 ReaderCall: TypeAlias = (
-    AskProgress | AskInitial | FindEnd | AskLatest | AskSplits | AskBacklog | AskLag | CommitOffset
+    AskProgress
+    | AskInitial
+    | FindEnd
+    | AskLatest
+    | AskSplits
+    | KeepRange
+    | AskBacklog
+    | AskLag
+    | CommitOffset
 )
 ReaderAnswer: TypeAlias = (
-    ProgressIs | InitialIs | EndIs | LatestIs | SplitsAre | BacklogIs | LagIs | OffsetCommitted
+    ProgressIs | InitialIs | EndIs | LatestIs | SplitsAre | RangeKept | BacklogIs | LagIs | OffsetCommitted
 )
 
 

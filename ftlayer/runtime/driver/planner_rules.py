@@ -28,6 +28,7 @@ from ftlayer.runtime.driver.planner_events import (
     FindEnd,
     InitialIs,
     KeeperEvent,
+    KeepRange,
     LagIs,
     LatestIs,
     OffsetCommitted,
@@ -35,6 +36,7 @@ from ftlayer.runtime.driver.planner_events import (
     PlannerInstruction,
     PollDue,
     ProgressIs,
+    RangeKept,
     ReaderAnswer,
     ReaderAnswered,
     ReaderCall,
@@ -59,9 +61,18 @@ MAX_POLL_MS = 200
 LAG_MS = 5_000
 """The reader is asked so often how many records there are behind those that are read."""
 
+FLOORS_MS = 500
+"""So often it is asked how far the source was accepted, where ranges are kept until it was."""
+
+MAX_KEPT = 256
+"""So many ranges are open at once where they are kept."""
+
 
 class PlannerRules:
     """Plans one reader source: range by range, each assigned when the one before is read.
+
+    Where rows are read again that are lost, a range is noted before it is assigned, and kept until all of its rows are
+    done, behind others that are read meanwhile.
 
     Where the source has come to, and when its reader commits, is the `RangeKeeper`'s to say.
 
@@ -88,7 +99,7 @@ class PlannerRules:
             stop_at_latest: end the source at the offset that is the latest when it starts.
             tells_backlog: whether it is asked for at all.
         """
-        self._splits = SplitPlanner(source, parallelism)
+        self._splits = SplitPlanner(source, parallelism, keeps=keeper.reads_again)
         self._keeper = keeper
         self._stop_at_latest = stop_at_latest
         self._tells_backlog = tells_backlog
@@ -106,8 +117,10 @@ class PlannerRules:
         self._at: str | None = None
         self._number = 0
         self._restored: deque[tuple[PlannedRange, RangeProgress | None]] = deque()
-        self._progress: RangeProgress | None = None
+        self._progress: tuple[RangeProgress, ...] = ()
         self._next: tuple[PlannedRange, PlannedRange] | None = None
+        # Planned again, and not noted yet.
+        self._again: PlannedRange | None = None
         self._is_behind: bool | None = None
         self._due_ms = 0
         self._pause_ms = 0
@@ -117,6 +130,8 @@ class PlannerRules:
         self.lag: int | None = None
         self._tells_lag = True
         self._lag_due_ms = 0
+        self._floors_due_ms = 0
+        self._asked_at_the_end = False
 
     # ------------------------------------------------------------ views
 
@@ -128,7 +143,13 @@ class PlannerRules:
         dues = [self._due_ms] if self._may_plan else []
         if self._may_ask_lag:
             dues.append(self._lag_due_ms)
+        if self._may_ask_floors:
+            dues.append(self._floors_due_ms)
         return min(dues, default=None)
+
+    @property
+    def _may_ask_floors(self) -> bool:
+        return self._keeper.reads_again and self._at is not None and bool(self._splits.kept)
 
     @property
     def _may_ask_lag(self) -> bool:
@@ -151,11 +172,16 @@ class PlannerRules:
 
     @property
     def _may_plan(self) -> bool:
-        return self._complete is not None and not self._stops
+        return self._complete is not None and not self._stops and len(self._splits.kept) < MAX_KEPT
 
     @property
     def _stops(self) -> bool:
         return self._draining or self._closing or self._splits.ended
+
+    @property
+    def _stops_by_itself(self) -> bool:
+        """Whether all that was read is done when it is closed."""
+        return self._draining or self._splits.ended
 
     @property
     def _first_unread(self) -> int:
@@ -172,7 +198,10 @@ class PlannerRules:
         assert not self._asked_for or isinstance(asked, AskProgress), "nothing is asked for these subtasks"
         assert self._at is None or self._beginning is not None, "begun from nowhere"
         assert self._at is not None or not self._splits.reading, "a range is read, and nothing has begun"
-        assert self._next is None or isinstance(asked, AskBacklog), "a range is planned, and not opened"
+        assert self._next is None or isinstance(asked, AskBacklog | KeepRange), (
+            "a range is planned, and not opened"
+        )
+        assert self._again is None or self._at is None, "a range was planned again, and is not noted"
         assert not (self._splits.ended and (self._splits.reading or self._restored)), "ended within a range"
         assert not (self._is_over and asked), "a call behind the end"
         numbers = [planned.number for planned, _ in self._restored]
@@ -221,7 +250,7 @@ class PlannerRules:
     def _answered(self, answer: ReaderAnswer, now: Now) -> list[PlannerInstruction]:
         match answer:
             case ProgressIs(progress):
-                return self._progress_known(progress)
+                return self._progress_known(progress, now)
             case InitialIs(at):
                 assert self._beginning is not None
                 self._beginning = replace(self._beginning, at=at)
@@ -234,6 +263,8 @@ class PlannerRules:
                 return self._planned(answer, now)
             case BacklogIs(is_behind):
                 return self._backlog_known(is_behind)
+            case RangeKept():
+                return self._noted(now)
             case LagIs(records):
                 self.lag = records
                 self._tells_lag = records is not None
@@ -254,12 +285,16 @@ class PlannerRules:
         self._at = None
         self._number = beginning.number
         self._restored = deque(beginning.restored)
-        self._progress = None
-        self._next = None
+        self._progress = ()
+        self._next = self._again = None
         self._is_behind = None  # to be said again
         self._splits.restart()
 
-    def _progress_known(self, progress: RangeProgress | None) -> list[PlannerInstruction]:
+    def _progress_known(self, progress: tuple[RangeProgress, ...], now: Now) -> list[PlannerInstruction]:
+        if self._keeper.reads_again and progress:
+            self._floors_due_ms = now.mono_ms + FLOORS_MS
+            self._splits.passed(progress)
+            self._keeper.passed(progress[0].end if progress[0].complete else progress[0].start)
         if self._beginning is None:
             self._start_over(_behind(progress))
             return []
@@ -286,6 +321,9 @@ class PlannerRules:
         end = self._keeper.to_commit(self._complete)
         if end is not None:
             return [self._ask(CommitOffset(end))]
+        if self._may_ask_floors and self._stops_by_itself and not self._asked_at_the_end:
+            self._asked_at_the_end = True
+            return [self._ask(AskProgress())]
         self._is_over = True
         return [StopReader()]
 
@@ -296,8 +334,13 @@ class PlannerRules:
             return AskProgress() if self._keeper.outlives_subtasks else None
         if beginning.at is None:
             return AskInitial()
-        if beginning.unfinished is not None:
-            return AskSplits(beginning.unfinished.start, beginning.unfinished.end)
+        if self._again is not None:
+            return KeepRange(
+                self._again, self._restored[0][0].number if self._restored else self._again.number
+            )
+        if beginning.unfinished:
+            before = beginning.unfinished[0]
+            return AskSplits(before.start, before.end, before.digest if self._keeper.reads_again else b"")
         if self._stop_at_latest and not self._knows_end:
             return FindEnd(beginning.at)
         return None
@@ -322,6 +365,8 @@ class PlannerRules:
         end = self._keeper.to_commit(self._complete)
         if end is not None:
             return [self._ask(CommitOffset(end))]
+        if self._may_ask_floors and now.mono_ms >= self._floors_due_ms:
+            return [self._ask(AskProgress())]
         if self._may_ask_lag and now.mono_ms >= self._lag_due_ms:
             assert self._read_to is not None
             return [self._ask(AskLag(self._read_to))]
@@ -354,20 +399,52 @@ class PlannerRules:
             return self._nothing_up_to(found.end, now)
         planned = PlannedRange(self._number + 1, found.start, found.end, found.digest, found.payloads)
         self._next = planned, replace(planned, payloads=found.kept)
-        return [self._ask(AskBacklog(found.start, found.end))] if self._tells_backlog else self._open_next()
+        return [self._ask(AskBacklog(found.start, found.end))] if self._tells_backlog else self._note_next()
 
     def _planned_again(self, found: SplitsAre) -> list[PlannerInstruction]:
-        """The range that the run before has not read to its end is planned again."""
+        """A range that the run before has not read to its end is planned again."""
         assert self._beginning is not None
-        before = self._beginning.unfinished
-        assert before is not None
-        same = found.digest == before.digest
-        number = before.number if same else before.number + 1
+        before = self._beginning.unfinished[0]
+        # Behind one that has a new number all get new ones.
+        in_order = not self._restored or self._restored[-1][0].number < before.number
+        same = found.digest == before.digest and in_order
+        number = before.number if same else self._number + 1
         planned = PlannedRange(number, found.start, found.end, found.digest, found.payloads)
-        self._beginning = replace(self._beginning, unfinished=None, number=number)
-        self._number = number
-        self._restored.append((planned, before))
+        self._beginning = replace(self._beginning, number=max(number, self._beginning.number))
+        self._number = self._beginning.number
+        if self._keeper.reads_again:
+            self._again = planned
+            return []
+        self._restore(planned)
         return [] if same else [WarnReadAgain(before)]
+
+    def _restore(self, planned: PlannedRange) -> None:
+        """Have a range read to its end that was planned again."""
+        assert self._beginning is not None
+        before, *others = self._beginning.unfinished
+        self._beginning = replace(self._beginning, unfinished=tuple(others))
+        self._restored.append((planned, before))
+
+    def _note_next(self) -> list[PlannerInstruction]:
+        if not self._keeper.reads_again:
+            return self._open_next()
+        assert self._next is not None
+        planned, _ = self._next
+        first = self._splits.kept[0].number if self._splits.kept else planned.number
+        return [self._ask(KeepRange(planned, first))]
+
+    def _noted(self, now: Now) -> list[PlannerInstruction]:
+        if self._again is not None:
+            planned, self._again = self._again, None
+            self._restore(planned)
+            return []
+        if self._may_plan:
+            if not self._splits.kept:
+                self._floors_due_ms = now.mono_ms + FLOORS_MS
+            return self._open_next()
+        # It is read by the next run.
+        self._next = None
+        return []
 
     def _backlog_known(self, is_behind: bool) -> list[PlannerInstruction]:
         if not self._may_plan:
@@ -375,7 +452,7 @@ class PlannerRules:
             return []
         told = [] if is_behind == self._is_behind else [TellBacklog(is_behind)]
         self._is_behind = is_behind
-        return [*told, *self._open_next()]
+        return [*told, *self._note_next()]
 
     def _open_next(self) -> list[PlannerInstruction]:
         assert self._next is not None
@@ -384,7 +461,7 @@ class PlannerRules:
         self._at = planned.end
         self._poll_at_once()
         self._keeper.opened(kept)
-        return self._open(planned, None)
+        return self._open(planned, None, kept)
 
     def _open_restored(self) -> list[PlannerInstruction]:
         instructions: list[PlannerInstruction] = []
@@ -392,16 +469,19 @@ class PlannerRules:
             instructions += self._open(*self._restored.popleft())
         return instructions
 
-    def _open(self, planned: PlannedRange, progress: RangeProgress | None) -> list[PlannerInstruction]:
-        self._progress = progress
-        return [*self._splits.open(planned, progress)]
+    def _open(
+        self, planned: PlannedRange, progress: RangeProgress | None, kept: PlannedRange | None = None
+    ) -> list[PlannerInstruction]:
+        self._progress = () if progress is None else (progress,)
+        return [*self._splits.open(planned, progress, kept if self._keeper.reads_again else None)]
 
     def _poll_at_once(self) -> None:
         self._pause_ms = self._due_ms = 0
 
 
-def _behind(progress: RangeProgress | None) -> Beginning:
+def _behind(progress: tuple[RangeProgress, ...]) -> Beginning:
     """Return from where a source is read that was accepted so far."""
-    if progress is None:
+    if not progress:
         return Beginning(None, 0)
-    return Beginning(progress.end, progress.number, None if progress.complete else progress)
+    unfinished = tuple(each for each in progress if not each.complete)
+    return Beginning(progress[-1].end, progress[-1].number, unfinished)

@@ -19,6 +19,7 @@ class PositionKeeper:
     """
 
     outlives_subtasks = True
+    reads_again = False
 
     def __init__(self) -> None:
         self._uncommitted = False
@@ -36,6 +37,9 @@ class PositionKeeper:
 
     def moved(self, end: str) -> None:
         """See `RangeKeeper`."""
+
+    def passed(self, end: str) -> None:
+        """See `RangeKeeper`: what is accepted is not read again."""
 
     def to_commit(self, complete: str | None) -> str | None:
         """See `RangeKeeper`."""

@@ -18,13 +18,13 @@ class Beginning:
     Attributes:
         at: the offset behind all that follows; None: the reader's initial one.
         number: of the last range that was planned.
-        unfinished: a range up to ``at`` that is to be planned again, and read to its end; None for none.
+        unfinished: ranges up to ``at`` that are to be planned again, and read to their ends.
         restored: ranges up to ``at`` that are read with the splits they have, and how far each was read.
     """
 
     at: str | None
     number: int
-    unfinished: RangeProgress | None = None
+    unfinished: tuple[RangeProgress, ...] = ()
     restored: tuple[tuple[PlannedRange, RangeProgress], ...] = ()
 
 
@@ -43,6 +43,13 @@ class RangeKeeper(Protocol[Own_contra]):
         whose report comes behind the loss. Otherwise the source goes back to where an event of the mode leads it.
         """
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether rows that are lost are read again: ranges are kept, and noted, until all of their rows are done.
+
+        Then the rules ask now and then how far a source was accepted, and tell the keeper (`passed`).
+        """
+
     def handle(self, event: Own_contra, first_unread: int) -> Beginning | None:
         """Take an event of the mode; return from where the source is read from now on, if the event says that.
 
@@ -57,6 +64,9 @@ class RangeKeeper(Protocol[Own_contra]):
 
     def moved(self, end: str) -> None:
         """There is nothing to read up to ``end``."""
+
+    def passed(self, end: str) -> None:
+        """All rows up to here are done, where they are read again."""
 
     def to_commit(self, complete: str | None) -> str | None:
         """Return what the reader is to commit now; None for nothing.
@@ -74,11 +84,14 @@ class KeptRanges:
 
     Attributes:
         keeper: belongs to the source's planner.
-        progress: returns how far the source was accepted, None for nothing; may block, and raise.
+        progress: returns how far the source was accepted, as `progress_of` does; may block, and raise.
+        note: notes a range durably that is about to be opened, and forgets those below a number; may block, and raise.
+            None where ranges need not be noted.
     """
 
     keeper: RangeKeeper[Any]
-    progress: Callable[[], RangeProgress | None] = lambda: None
+    progress: Callable[[], tuple[RangeProgress, ...]] = tuple
+    note: Callable[[PlannedRange, int], None] | None = None
 
 
 OpenKeeper: TypeAlias = Callable[[Source, Callable[[Any], None]], KeptRanges]

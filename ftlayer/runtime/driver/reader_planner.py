@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from ftlayer.clock import Now, system_now
-from ftlayer.errors import FTLayerError, SourceError
+from ftlayer.errors import FTLayerError, SourceChangedError, SourceError
 from ftlayer.functions.conversion import text_of
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, digest_of, offset_reader, without_rows
 from ftlayer.runtime.driver.planner_events import (
@@ -27,6 +27,7 @@ from ftlayer.runtime.driver.planner_events import (
     FindEnd,
     InitialIs,
     KeeperEvent,
+    KeepRange,
     LagIs,
     LatestIs,
     OffsetCommitted,
@@ -34,6 +35,7 @@ from ftlayer.runtime.driver.planner_events import (
     PlannerInstruction,
     PollDue,
     ProgressIs,
+    RangeKept,
     ReaderAnswer,
     ReaderAnswered,
     ReaderCall,
@@ -109,6 +111,7 @@ class ReaderPlanner:
         self._stops = False
         kept = keeper(source, lambda event: self._handle(KeeperEvent(event)))
         self._ask_progress = kept.progress
+        self._note = kept.note
         self._rules = PlannerRules(
             source.uid,
             parallelism,
@@ -266,7 +269,11 @@ class ReaderPlanner:
             case AskLatest(start):
                 return LatestIs(reader.latest(start, all_of_it=False))
             case AskSplits(start, end):
-                return self._sealed(call, reader.splits(start, end))
+                return self._checked(call, self._sealed(call, reader.splits(start, end)))
+            case KeepRange(planned, first):
+                assert self._note is not None, "a mode whose rows are read again notes ranges"
+                self._note(planned, first)
+                return RangeKept()
             case AskBacklog(start, end):
                 return BacklogIs(reader.is_behind(start, end))
             case AskLag(at):
@@ -285,6 +292,14 @@ class ReaderPlanner:
             for one, split, payload in zip(bare, splits, payloads, strict=True)
         )
         return SplitsAre(call.start, call.end, digest_of(splits), payloads, kept)
+
+    def _checked(self, call: AskSplits, found: SplitsAre) -> SplitsAre:
+        if call.digest and found.digest != call.digest:
+            raise SourceChangedError(
+                f"source {self._uid!r}: its reader plans the range from {call.start} to {call.end} otherwise than "
+                "before, and rows of it are not done: they cannot be read again"
+            )
+        return found
 
     def _stop_reader(self) -> None:
         reader, self._reader = self._reader, None

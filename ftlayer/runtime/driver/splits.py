@@ -4,10 +4,15 @@ A source is read range by range. The splits of the open range are spread over th
 i modulo parallelism, so that what comes from one partition of the broker stays in order. The next range is
 opened when all splits are done. A subtask that is lost is assigned its splits again when it is back, from where
 the vertex has accepted them.
+
+Where rows are read again that are lost, a split is done once it is read, and ranges are kept until all of their rows
+are done: a subtask that is back gets its splits of all of them.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftlayer.runtime.connectors.positions import RangeProgress
@@ -26,13 +31,21 @@ class PlannedRange:
 
 
 class SplitPlanner:
-    """The open range of one source, and the subtasks that are up."""
+    """The open range of one source, those that are kept, and the subtasks that are up.
 
-    def __init__(self, source: str, parallelism: int) -> None:
+    Attributes:
+        kept: ranges that subtasks which are back are assigned again, in their order: the open one, and with ``keeps``
+            those before it until they are `passed`.
+    """
+
+    def __init__(self, source: str, parallelism: int, *, keeps: bool = False) -> None:
+        """``keeps``: rows that are lost are read again."""
         self._source = source
         self._parallelism = parallelism
+        self._keeps = keeps
         self._up: set[int] = set()
         self._range: PlannedRange | None = None
+        self.kept: deque[PlannedRange] = deque()
         self._done: set[int] = set()
         self._ended = False
 
@@ -58,22 +71,40 @@ class SplitPlanner:
     def restart(self) -> None:
         """Forget the ranges and their end. The subtasks stay as they are: down, if they start again."""
         self._range = None
+        self.kept.clear()
         self._done = set()
         self._ended = False
 
-    def open(self, planned: PlannedRange, progress: RangeProgress | None) -> list[AssignSplits]:
-        """Open a range, the one before being complete; ``progress`` is what the vertex knows of it."""
+    def open(
+        self, planned: PlannedRange, progress: RangeProgress | None, kept: PlannedRange | None = None
+    ) -> list[AssignSplits]:
+        """Open a range, the one before being complete; ``progress`` is what the vertex knows of it.
+
+        ``kept`` is the same range as it is assigned later on, if that differs.
+        """
         assert not self.reading, f"range {self._range} of {self._source!r} is still read"
         self._range = planned
         self._done = set()
-        return self._assign(self._up, progress)
+        if not self._keeps:
+            self.kept.clear()
+        self.kept.append(kept or planned)
+        return self._assign(planned, self._up, progress)
 
-    def slot_up(self, subtask: int, progress: RangeProgress | None) -> list[AssignSplits]:
-        """A new instance runs this subtask: it knows of no splits yet."""
+    def passed(self, progress: Sequence[RangeProgress]) -> None:
+        """Keep ranges no more that are complete, and before all that are not."""
+        first = next((each.number for each in progress if not each.complete), None)
+        while self.kept and (first is None or self.kept[0].number < first):
+            self.kept.popleft()
+
+    def slot_up(self, subtask: int, progress: Sequence[RangeProgress]) -> list[AssignSplits]:
+        """A new instance runs this subtask: it knows of no splits yet. ``progress`` is as `progress_of` returns it."""
         self._up.add(subtask)
-        if self._ended:
-            return [self._end_of(subtask)]
-        return self._assign({subtask}, progress)
+        known = {each.number: each for each in progress}
+        messages: list[AssignSplits] = []
+        for planned in self.kept:
+            if planned.number in known if self._keeps else not self._ended:
+                messages += self._assign(planned, {subtask}, known.get(planned.number))
+        return [*messages, self._end_of(subtask)] if self._ended else messages
 
     def slot_down(self, subtask: int) -> None:
         """The subtask is lost: its splits wait for the next instance."""
@@ -91,21 +122,25 @@ class SplitPlanner:
         self._ended = True
         return [self._end_of(subtask) for subtask in sorted(self._up)]
 
-    def _assign(self, subtasks: set[int], progress: RangeProgress | None) -> list[AssignSplits]:
-        planned = self._range
-        if planned is None:
-            return []
+    def _assign(
+        self, planned: PlannedRange, subtasks: set[int], progress: RangeProgress | None
+    ) -> list[AssignSplits]:
         rows: dict[int, int] = {}
+        done: set[int] = set()
         if progress is not None and progress.number == planned.number:
             rows = dict(enumerate(progress.rows))
+            done = {split for split, is_done in enumerate(progress.done) if is_done}
+        if self._range is not None and planned.number == self._range.number:
             # Accepted to the end by an instance that did not live to say so.
-            self._done |= {split for split, done in enumerate(progress.done) if done}
+            self._done |= done
+        if not self._keeps:
+            done = self._done
         messages = []
         for subtask in sorted(subtasks):
             mine = tuple(
                 Split(split, payload, rows.get(split, 0))
                 for split, payload in enumerate(planned.payloads)
-                if split % self._parallelism == subtask and split not in self._done
+                if split % self._parallelism == subtask and split not in done
             )
             if mine:
                 messages.append(

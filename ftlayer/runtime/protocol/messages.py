@@ -7,7 +7,7 @@ of the set of instances: it begins at 1 with the first `Deploy` and grows with e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.letters import ChainLetter
@@ -306,6 +306,10 @@ class AssignSplits:
     digest: bytes
     splits: int
     mine: tuple[Split, ...]
+
+    def without(self, split: int) -> AssignSplits:
+        """Return the message with one split less."""
+        return replace(self, mine=tuple(each for each in self.mine if each.number != split))
 
 
 @dataclass(frozen=True, slots=True)

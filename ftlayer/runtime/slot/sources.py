@@ -62,9 +62,14 @@ class _Running:
     undone: dict[int, tuple[SourceReader, TakenRows]] = field(default_factory=dict)
 
     def assign(self, splits: AssignSplits) -> None:
-        """Note splits of the range that is read now, for the reader and its successors."""
-        self.assigned = [known for known in self.assigned if known.range == splits.range] + [splits]
+        """Note splits for the reader, and its successors until they are done."""
+        self.assigned.append(splits)
         self.reader.assign(splits)
+
+    def done(self, done: SplitDone) -> None:
+        """A split need not be read again."""
+        left = [each.without(done.split) if each.range == done.range else each for each in self.assigned]
+        self.assigned = [each for each in left if each.mine or not each.splits]
 
     def took(self, rows: SourceRows) -> None:
         """Note how far the source was taken."""
@@ -214,9 +219,11 @@ class Sources:
 
     def done(self, key: TaskKey, number: int) -> None:
         """Rows need not be read again (`RowsDone`)."""
-        reader, rows = self._running[key].undone.pop(number)
+        running = self._running[key]
+        reader, rows = running.undone.pop(number)
         done = reader.accepted(rows)
         if done is not None:
+            running.done(done)
             self._report(done)
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ftlayer.errors import ProtocolError
+from ftlayer.records.ids import I64Array
 from ftlayer.runtime.protocol.elements import Element
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
@@ -71,7 +72,8 @@ class SourceRows:
 
     ``partition`` names the split over restarts, ``number`` is a small number of it within this run, and
     ``first_ordinal`` counts the rows this run has read of it before: both go into the root ids.
-    ``position`` None: the source cannot rewind.
+    ``position`` None: the source cannot rewind. ``places``, int64[n], ascending, is what each row's ordinal is where
+    they have gaps; None: they follow each other. ``ends``: the split ends behind them.
     """
 
     partition: str
@@ -79,6 +81,16 @@ class SourceRows:
     first_ordinal: int
     payload: pa.RecordBatch
     position: SourcePosition | None
+    places: I64Array | None = None
+    ends: bool = False
+
+    @property
+    def span(self) -> int:
+        """How many ordinals they take; the end of a split takes one."""
+        rows: int = self.payload.num_rows
+        if self.places is not None and rows:
+            rows = int(self.places[-1]) + 1 - self.first_ordinal
+        return rows + self.ends
 
     @property
     def taken(self) -> TakenRows:

@@ -122,7 +122,9 @@ from ftlayer.vertex.calls.operating import (
 from ftlayer.vertex.calls.ranges import (
     AskRanges,
     HeldPartition,
+    NoteRange,
     OpenRange,
+    RangeNoted,
     RangesTold,
     Register,
     Registered,
@@ -249,6 +251,7 @@ __all__ = [
     "ListRecords",
     "ListStreams",
     "MutatingCall",
+    "NoteRange",
     "OpenQuery",
     "OpenRange",
     "OpenStream",
@@ -265,6 +268,7 @@ __all__ = [
     "QueryOpened",
     "QueryStatus",
     "QueryStatusCall",
+    "RangeNoted",
     "RangesTold",
     "ReadDeliveries",
     "ReadingCall",
@@ -328,6 +332,7 @@ MutatingCall = (
     | AskRanges
     | StoreRows
     | TakeOver
+    | NoteRange
     | ClaimJob
     | OpenStream
     | TakeReplays
@@ -378,6 +383,7 @@ Reply = (
     | RangesTold
     | RowsStored
     | TakenOver
+    | RangeNoted
     | JobClaimed
     | StreamOpened
     | RecordBatches

@@ -7,7 +7,7 @@ the rows in memory, or reads them again, and gives those to the vertex that it a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -19,8 +19,9 @@ class RowRange:
     """Rows of a source's ``partition`` from position ``start`` (None: its beginning) to ``end``.
 
     ``number`` and ``first`` say where the rows are, in an order in which a partition is read: ``rows`` of them behind
-    place ``first`` of split ``number``. ``digest`` is one of their values: equal rows have equal digests. Zero rows
-    only move the position on.
+    place ``first`` of split ``number``. They take ``span`` places: as many as there are rows, or more where a log has
+    gaps between its offsets. ``digest`` is one of their values: equal rows have equal digests. Zero rows only move the
+    position on.
     """
 
     partition: str
@@ -29,31 +30,47 @@ class RowRange:
     number: int
     first: int
     rows: int
+    span: int
     digest: bytes = b""
 
     @property
     def begins(self) -> tuple[int, int]:
-        """The place of the first row."""
+        """The place from which on the rows are."""
         return self.number, self.first
 
     @property
     def ends(self) -> tuple[int, int]:
         """The place behind the last row."""
-        return self.number, self.first + self.rows
+        return self.number, self.first + self.span
+
+
+@dataclass(frozen=True, slots=True)
+class NoteRange:
+    """Keep what a source is read by: range ``number``, which a planner is about to open, in ``planned``. Durable.
+
+    Those below ``first`` are forgotten: all of their rows are done, or stored. `StreamOpened` has the others.
+    """
+
+    stream: str
+    number: int
+    planned: bytes
+    first: int
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeNoted:
+    """Reply to `NoteRange`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Hold these partitions of a stream from here on, as ``holder``; others' calls about them are refused.
-
-    Durable: where the partitions begin is kept. ``begins`` has that for those that were never read.
-    """
+    """Hold these partitions of a stream from here on, as ``holder``; others' calls about them are refused."""
 
     stream: str
     partitions: tuple[str, ...]
     holder: str
     owner: str = ""
-    begins: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

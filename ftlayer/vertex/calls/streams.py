@@ -41,13 +41,14 @@ class StreamOpened:
     """Reply to `OpenStream`: where each source partition is to go on reading.
 
     ``exact``: the vertex keeps every id, so that `EventIds` are worth sending. ``held`` are the partitions that were
-    taken over (`TakeOver`).
+    taken over (`TakeOver`), ``planned`` what was noted of ranges (`NoteRange`), in the order of their numbers.
     """
 
     incarnation: int
     positions: dict[str, bytes]
     exact: bool = False
     held: tuple[str, ...] = ()
+    planned: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ _DURABLE = (
     calls.EditAndRequeue,
     calls.PutCursor,
 )
-_PASSING = (calls.Fail, calls.TakeReplays, calls.Recall, calls.StoreRows, calls.TakeOver)
+_PASSING = (calls.Fail, calls.TakeReplays, calls.Recall, calls.StoreRows, calls.TakeOver, calls.NoteRange)
 MEMORY_ONLY = (calls.Xor, calls.Touch, calls.Register, calls.AskRanges)
 """Calls that no transaction has a part in."""
 
@@ -360,6 +360,8 @@ class FTLayerCore:
                 return recall(self._state, call, now), None
             case calls.TakeOver():
                 return self._ranges.take_over(txn, call), None
+            case calls.NoteRange():
+                return self._ranges.note(txn, call), None
             case calls.StoreRows():
                 return self._ranges.store(txn, call, now), None
             case calls.Ingest():

@@ -10,6 +10,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import StaleOwnerError
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.meta import QueryRecord, all_queries, get_query, put_query
+from ftlayer.store.planned import all_planned
 from ftlayer.store.streams import all_positions, next_stream_number
 from ftlayer.vertex.calls import (
     OpenQuery,
@@ -39,7 +40,8 @@ class Opening:
         stream = self._declare(txn, call.stream, call.options)
         held = tuple(partition.name for partition in self._state.ranges.of_stream(stream))
         positions = all_positions(txn, stream.number)
-        return StreamOpened(self._state.incarnation, positions, self._state.exact, held)
+        planned = all_planned(txn, stream.number)
+        return StreamOpened(self._state.incarnation, positions, self._state.exact, held, planned)
 
     def query(self, txn: WriteTransaction, call: OpenQuery) -> QueryOpened:
         """Take a query over: a new epoch, which owns ``call.streams`` and no others."""

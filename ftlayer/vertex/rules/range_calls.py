@@ -9,13 +9,15 @@ from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import ids_of
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.payloads import take_rows
+from ftlayer.store.planned import put_planned
 from ftlayer.store.rows import I64, RowInfo, StoredBatch, first_attempts
 from ftlayer.store.segments import SegmentKind
-from ftlayer.store.streams import put_position
 from ftlayer.vertex.calls import (
     AskRanges,
     HeldPartition,
+    NoteRange,
     OpenRange,
+    RangeNoted,
     RangesTold,
     Register,
     Registered,
@@ -43,6 +45,15 @@ class RangeCalls:
         self._tracking = tracking
         self._failing = failing
 
+    # ------------------------------------------------------------ planning
+
+    def note(self, txn: WriteTransaction, call: NoteRange) -> RangeNoted:
+        """Keep a range that is about to be opened: no row of it can be registered before."""
+        state = self._state
+        state.owners.check([call.stream], call.owner)
+        put_planned(txn, state.stream(call.stream).number, call.number, call.planned, first=call.first)
+        return RangeNoted()
+
     # ------------------------------------------------------------ taking over
 
     def take_over(self, txn: WriteTransaction, call: TakeOver) -> TakenOver:
@@ -53,11 +64,6 @@ class RangeCalls:
         held = []
         for name in call.partitions:
             partition = state.ranges.opened(txn, stream, name)
-            begins = call.begins.get(name)
-            if partition.head is None and begins is not None:
-                # Where a source begins may be asked of its system once only.
-                partition.floor = partition.head = begins
-                put_position(txn, stream.number, name, None, begins)
             partition.holder = call.holder
             partition.write(txn, state.next_segment)
             ranges = tuple(OpenRange(each.segment, each.facts) for each in partition.ranges.values())

@@ -164,7 +164,16 @@ class SourcePartition:
             facts = each.facts
             bits = np.packbits(each.done, bitorder="little").tobytes() if each.done.any() else b""
             found.append(
-                StoredRange(facts.start, facts.end, facts.number, facts.first, facts.rows, facts.digest, bits)
+                StoredRange(
+                    facts.start,
+                    facts.end,
+                    facts.number,
+                    facts.first,
+                    facts.rows,
+                    facts.span,
+                    facts.digest,
+                    bits,
+                )
             )
             if bits:
                 begun = len(found)

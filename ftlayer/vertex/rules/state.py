@@ -267,7 +267,9 @@ def _recover_ranges(state: ShardState, txn: ReadTransaction) -> None:
         at = (stored.number, stored.place)
         partition = SourcePartition(stream, name, floor, at, floor, at)
         for each in stored.ranges:
-            facts = RowRange(name, each.start, each.end, each.number, each.first, each.rows, each.digest)
+            facts = RowRange(
+                name, each.start, each.end, each.number, each.first, each.rows, each.span, each.digest
+            )
             done = np.zeros(each.rows, np.bool_)
             if each.done:
                 bits = np.unpackbits(np.frombuffer(each.done, np.uint8), count=each.rows, bitorder="little")

@@ -119,7 +119,7 @@ class Vertex:
                 self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
             case calls.Ingest() | calls.TakeReplays() | calls.Deliverable() | calls.ReadDeliveries():
                 self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
-            case calls.PutCursor() | calls.GetCursor():
+            case calls.PutCursor() | calls.GetCursor() | calls.NoteRange():
                 self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
             case calls.KeepLetters():
                 self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)

@@ -23,7 +23,7 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.calls.event_ids import check_event_ids
 from ftlayer.vertex.wire.bounds import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_RUN_BYTES, check_least, check_name
 from ftlayer.vertex.wire.job_checks import check_job_call
-from ftlayer.vertex.wire.range_checks import check_range_call
+from ftlayer.vertex.wire.range_checks import check_note, check_range_call
 from ftlayer.vertex.wire.row_checks import (
     check_ids,
     check_key_hashes,
@@ -49,6 +49,8 @@ def check_call(call: Call) -> None:
             check_key_hashes(call.key_hashes, len(call.roots), "Persist.key_hashes")
             if call.position is not None:
                 check_name(call.position.partition, "Persist.position.partition")
+        case calls.NoteRange():
+            check_note(call)
         case calls.TakeOver() | calls.Register() | calls.AskRanges() | calls.StoreRows():
             check_range_call(call)
         case calls.Ingest():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ftlayer.config import MIB
 from ftlayer.errors import MalformedRequestError
 from ftlayer.vertex.calls import (
     U64,
     AskRanges,
+    NoteRange,
     Register,
     RootRange,
     RowRange,
@@ -25,6 +27,21 @@ from ftlayer.vertex.wire.row_checks import (
 MAX_PARTITIONS = 65_536
 MAX_HOLDER_BYTES = 2 * MAX_RUN_BYTES
 MAX_DIGEST_BYTES = 64
+MAX_PLANNED_BYTES = 16 * MIB
+"""Offsets of all splits of a source, as text."""
+
+
+def check_note(call: NoteRange) -> None:
+    """Raise `MalformedRequestError` naming the field, if ``call`` cannot be meant."""
+    check_name(call.stream, "NoteRange.stream")
+    check_least(call.first, 0, "NoteRange.first")
+    check_least(call.number, call.first, "NoteRange.number")
+    if call.number >= 1 << 63:
+        raise MalformedRequestError(f"NoteRange.number: expected less than 2^63, got {call.number}")
+    if len(call.planned) > MAX_PLANNED_BYTES:
+        raise MalformedRequestError(
+            f"NoteRange.planned: expected {MAX_PLANNED_BYTES} bytes at most, got {len(call.planned)}"
+        )
 
 
 def check_range_call(call: TakeOver | Register | AskRanges | StoreRows) -> None:
@@ -67,6 +84,7 @@ def _check_range(facts: RowRange) -> None:
     check_name(facts.partition, f"{where}.partition")
     check_least(facts.number, 0, f"{where}.number")
     check_least(facts.first, 0, f"{where}.first")
+    check_least(facts.span, facts.rows, f"{where}.span")
     if len(facts.digest) > MAX_DIGEST_BYTES:
         raise MalformedRequestError(
             f"{where}.digest: expected {MAX_DIGEST_BYTES} bytes at most, got {len(facts.digest)}"

@@ -34,16 +34,16 @@ def splits_of(messages: list[AssignSplits]) -> dict[int, list[tuple[int, int]]]:
 
 def test_splits_are_spread_over_the_subtasks_that_are_up() -> None:
     planner = SplitPlanner("s", 3)
-    assert planner.slot_up(0, None) == []
-    assert planner.slot_up(2, None) == []
+    assert planner.slot_up(0, ()) == []
+    assert planner.slot_up(2, ()) == []
     assert splits_of(planner.open(planned(1, 7), None)) == {0: [(0, 0), (3, 0), (6, 0)], 2: [(2, 0), (5, 0)]}
-    assert splits_of(planner.slot_up(1, None)) == {1: [(1, 0), (4, 0)]}
+    assert splits_of(planner.slot_up(1, ())) == {1: [(1, 0), (4, 0)]}
     assert planner.reading
 
 
 def test_a_message_has_all_that_a_slot_needs() -> None:
     planner = SplitPlanner("s", 1)
-    planner.slot_up(0, None)
+    planner.slot_up(0, ())
     assert planner.open(planned(4, 1), None) == [
         AssignSplits("s", 0, 4, "0", "1", b"d", 1, (Split(0, b"\x00", 0),))
     ]
@@ -64,36 +64,36 @@ def test_the_range_is_read_when_all_its_splits_are_done() -> None:
 
 def test_a_lost_subtask_gets_what_is_left_of_its_splits() -> None:
     planner = SplitPlanner("s", 2)
-    planner.slot_up(0, None)
-    planner.slot_up(1, None)
+    planner.slot_up(0, ())
+    planner.slot_up(1, ())
     planner.open(planned(1, 6), None)
     planner.split_done(SplitDone("s", 1, 0))
     planner.slot_down(0)
     known = progress(1, (9, 1, 5, 0, 7, 0), (True, False, False, False, True, False))
-    assert splits_of(planner.slot_up(0, known)) == {0: [(2, 5)]}
+    assert splits_of(planner.slot_up(0, (known,))) == {0: [(2, 5)]}
 
 
 def test_what_was_done_and_not_said_completes_the_range() -> None:
     planner = SplitPlanner("s", 1)
-    planner.slot_up(0, None)
+    planner.slot_up(0, ())
     planner.open(planned(1, 1), None)
     planner.slot_down(0)
-    assert planner.slot_up(0, progress(1, (3,), (True,))) == []
+    assert planner.slot_up(0, (progress(1, (3,), (True,)),)) == []
     assert not planner.reading
 
 
 def test_progress_of_another_range_says_nothing() -> None:
     planner = SplitPlanner("s", 1)
-    planner.slot_up(0, None)
+    planner.slot_up(0, ())
     messages = planner.open(planned(2, 1), progress(1, (3,), (True,)))
     assert splits_of(messages) == {0: [(0, 0)]}
 
 
 def test_the_end_is_told_to_all_and_to_who_comes_late() -> None:
     planner = SplitPlanner("s", 3)
-    planner.slot_up(0, None)
+    planner.slot_up(0, ())
     assert [(message.subtask, message.splits, message.mine) for message in planner.end()] == [(0, 0, ())]
-    assert [(message.subtask, message.splits) for message in planner.slot_up(2, None)] == [(2, 0)]
+    assert [(message.subtask, message.splits) for message in planner.slot_up(2, ())] == [(2, 0)]
 
 
 def test_a_range_is_not_opened_over_another() -> None:
@@ -143,9 +143,10 @@ class ModelJob:
         self.slots: dict[int, ModelSlot] = {}
         self.number, self.place = 0, 0
         self.open = False
-        found = progress_of("s", self.positions)
-        if found is None:
+        ranges = progress_of("s", self.positions)
+        if not ranges:
             return
+        (found,) = ranges
         self.number, self.place = found.number, int(found.end)
         self.open = True
         if not found.complete:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.clock import Now
+from ftlayer.runtime.acker_mode.driver.floor_keeper import FloorKeeper
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.connectors.positions import (
     PositionChain,
+    RangeNote,
     SplitPosition,
     partition_key,
     progress_of,
@@ -36,12 +39,14 @@ from ftlayer.runtime.driver.planner_events import (
     FindEnd,
     InitialIs,
     KeeperEvent,
+    KeepRange,
     LagIs,
     LatestIs,
     OffsetCommitted,
     PlannerEvent,
     PollDue,
     ProgressIs,
+    RangeKept,
     ReaderAnswer,
     ReaderAnswered,
     ReaderCall,
@@ -63,7 +68,7 @@ def exists(row: int) -> bool:
     return row % 4 != 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """One instance of a subtask: reads the splits that it is assigned, row by row."""
 
@@ -313,6 +318,132 @@ class AcceptedWorld(World):
         self.start_driver()
 
 
+@dataclass
+class Registered:
+    """Rows of a split up to a position, as the vertex knows them; ``holder`` has them in memory."""
+
+    position: SplitPosition
+    rows: list[int]
+    holder: Slot | None
+
+
+class ReadAgainWorld(World):
+    """Rows are done some time after they are read: what a lost subtask had read and was not done is read again.
+
+    The vertex has what was registered behind each partition's floor, and may be lost with the driver.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.positions: dict[str, bytes] = {}
+        self.registered: dict[str, deque[Registered]] = {}
+        self.notes: dict[int, bytes] = {}
+        self.all_done: set[int] = set()
+        super().__init__(seed)
+
+    def run(self) -> None:
+        super().run()
+        for _ in range(20):
+            happens = self.poll if self.call is None and self.at_work is None else self.call_and_answer
+            if self.rules.due_ms is not None or happens != self.poll:
+                happens()
+        reached = self.rows if self.end is None else self.end
+        assert not any(exists(row) for row in range(self.forgotten, reached)), (
+            "all is done, and not committed"
+        )
+
+    def call_and_answer(self) -> None:
+        if self.at_work is None:
+            self.call_reader()
+        self.answer()
+
+    def unlikely(self) -> list[Callable[[], None]]:
+        return [*super().unlikely(), self.down, self.down, self.driver_restarts]
+
+    def possible(self) -> list[Callable[[], None]]:
+        ready = [key for key, known in self.registered.items() if known and known[0].holder is not None]
+        return [*super().possible(), *(partial(self.finish, key) for key in ready)]
+
+    def open_keeper(self) -> FloorKeeper:
+        return FloorKeeper()
+
+    def positions_for(self, subtask: int) -> dict[str, bytes]:
+        return dict(self.positions)
+
+    def progress(self) -> Any:
+        return progress_of("src", self.positions, [self.notes[number] for number in sorted(self.notes)])
+
+    def splits(self, start: int, end: int, draw: int) -> SplitsAre:
+        return super().splits(start, end, end)
+
+    def answer_to(self, call: ReaderCall) -> ReaderAnswer:
+        if not isinstance(call, KeepRange):
+            return super().answer_to(call)
+        planned = call.planned
+        note = RangeNote(planned.number, planned.start, planned.end, len(planned.payloads), planned.digest)
+        self.notes = {number: each for number, each in self.notes.items() if number >= call.first}
+        self.notes[planned.number] = note.pack()
+        return RangeKept()
+
+    def is_read(self, row: int) -> bool:
+        return row in self.all_done
+
+    def accepted(self, split: int, position: SplitPosition, rows: list[int]) -> None:
+        """What is registered is read again; what is behind it is new, and is next to it."""
+        assert position.range in self.notes, "a range is read that was not noted"
+        key = partition_key(split)
+        known = self.registered.setdefault(key, deque())
+        holder = self.slots[split % self.parallelism]
+        for each in known:
+            if place_of(each.position) <= place_of(position) and holder.read.issuperset(each.rows):
+                each.holder = holder
+        head = known[-1].position if known else None
+        if head is None and key in self.positions:
+            head = unpack_split("src", self.positions[key])
+        behind = rows
+        if head is not None and head.range == position.range:
+            behind = (
+                rows[max(0, len(rows) - (position.rows - head.rows)) :] if position.rows > head.rows else []
+            )
+        elif head is not None and head.range > position.range:
+            return
+        else:
+            assert position.rows == len(rows), "its first rows are missing"
+            assert head is None or head.done, "rows are missing before these"
+        if behind or (head is None or place_of(head) < place_of(position)):
+            known.append(Registered(position, behind, holder))
+
+    def finish(self, key: str) -> None:
+        """The first rows of a partition that are not done are done."""
+        done = self.registered[key].popleft()
+        self.positions[key] = done.position.pack()
+        self.all_done.update(done.rows)
+
+    def down(self) -> None:
+        subtask = self.random.randrange(self.parallelism)
+        slot = self.slots.pop(subtask, None)
+        if slot is not None:
+            self.lose(slot)
+            self.told_end.discard(subtask)
+            self.handle(SubtaskDown(subtask))
+
+    def lose(self, slot: Slot) -> None:
+        for known in self.registered.values():
+            for each in known:
+                each.holder = None if each.holder is slot else each.holder
+
+    def driver_restarts(self) -> None:
+        for slot in self.slots.values():
+            self.lose(slot)
+        if self.random.random() < 0.5:
+            self.registered.clear()
+        self.parallelism, self.end = self.random.randint(1, 3), None
+        self.start_driver()
+
+
+def place_of(position: SplitPosition) -> tuple[int, int, bool]:
+    return position.range, position.rows, position.done
+
+
 class CheckpointedWorld(World):
     """Positions are in checkpoints, and a restore leads back to the last one, at any moment."""
 
@@ -399,6 +530,6 @@ class CheckpointedWorld(World):
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32))
-@pytest.mark.parametrize("world", [AcceptedWorld, CheckpointedWorld])
+@pytest.mark.parametrize("world", [AcceptedWorld, ReadAgainWorld, CheckpointedWorld])
 def test_each_row_is_read_once(world: type[World], seed: int) -> None:
     world(seed).run()

@@ -95,7 +95,7 @@ def accepted(rows: int, *, done: bool = False) -> dict[str, bytes]:
     return {partition_key(0): SplitPosition(1, "0", "5", 1, b"d", rows, done).pack()}
 
 
-FIRST = (ProgressIs(None), InitialIs("0"), LatestIs("5"), splits("0", "5", b"x"))
+FIRST = (ProgressIs(()), InitialIs("0"), LatestIs("5"), splits("0", "5", b"x"))
 
 
 def test_what_is_asked_to_open_and_commit_a_range() -> None:
@@ -109,7 +109,7 @@ def test_what_is_asked_to_open_and_commit_a_range() -> None:
 
 
 def test_the_pause_doubles_while_there_is_nothing_new() -> None:
-    rules = Rules().handle(PollDue()).answer(ProgressIs(None), InitialIs("0"))
+    rules = Rules().handle(PollDue()).answer(ProgressIs(()), InitialIs("0"))
     pauses = []
     at_ms = 1_000
     for _ in range(6):
@@ -138,14 +138,13 @@ def test_a_subtask_that_is_back_waits_for_what_was_asked_behind_it() -> None:
 
 @pytest.mark.parametrize("digest", [b"d", b"e"])
 def test_a_range_of_the_run_before_is_read_on_if_it_is_planned_as_it_was(digest: bytes) -> None:
-    before = progress_of("src", accepted(3))
-    rules = Rules().handle(SubtaskUp(0)).answer(ProgressIs(before))
+    (before,) = progress_of("src", accepted(3))
+    rules = Rules().handle(SubtaskUp(0)).answer(ProgressIs((before,)))
     assert rules.asked == [AskProgress(), AskSplits("0", "5")]
     rules.answer(splits("0", "5", b"x", digest=digest))
     if digest == b"d":
         assert rules.rest == [AssignSplits("src", 0, 1, "0", "5", b"d", 1, (Split(0, b"x", 3),))]
     else:
-        assert before is not None
         again = AssignSplits("src", 0, 2, "0", "5", b"e", 1, (Split(0, b"x", 0),))
         assert rules.rest == [WarnReadAgain(before), again]
 
@@ -197,7 +196,7 @@ def test_draining_opens_no_range_that_is_being_planned() -> None:
 
 def test_the_end_is_told_when_it_is_read() -> None:
     rules = Rules(stop_at_latest=True).handle(SubtaskUp(0))
-    rules.answer(ProgressIs(None), InitialIs("0"), EndIs("5"), splits("0", "5", b"x"))
+    rules.answer(ProgressIs(()), InitialIs("0"), EndIs("5"), splits("0", "5", b"x"))
     assert rules.asked == [AskProgress(), AskInitial(), FindEnd("0"), AskSplits("0", "5")]
     rules.handle(SplitDone("src", 1, 0)).answer(OffsetCommitted("5"))
     assert rules.rest[1:] == [AssignSplits("src", 0, 1, "5", "5", b"", 0, ())]

@@ -23,6 +23,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler
 from ftlayer.records.ids import ids_of
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
+from ftlayer.runtime.connectors.positions import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
 from ftlayer.runtime.protocol.messages import EndReplays, ReplayNow
@@ -135,6 +136,9 @@ class Simulation:
         self.wakes: dict[tuple[str, int], int] = {}
         self.ended: set[tuple[str, int]] = set()
         self.ending = False
+        # Of sources that a test reads by itself: what else can happen, and whether they give rows still.
+        self.more_events: Callable[[], list[Callable[[], None]]] = list
+        self.has_more: Callable[[], bool] = bool
         self.feeds = {
             (source.uid, subtask): _Feed(source.uid, subtask, rows[source.uid][subtask], source.schema)
             for source in graph.sources()
@@ -210,7 +214,8 @@ class Simulation:
     def _known_partitions(self, uid: str, subtask: int) -> list[str]:
         stream = self.graph.stream_of(uid)
         opened = self.apply(calls.OpenStream(stream, dict(self.graph.options)[stream]))
-        return [name for name in opened.held if name == f"p{subtask}"]
+        parallelism = self.graph.vertex(uid).parallelism
+        return [name for name in opened.held if partition_index(name) % parallelism == subtask]
 
     def _stored_position(self, feed: _Feed) -> int:
         if not self.graph.tracked:
@@ -283,7 +288,7 @@ class Simulation:
 
     def events(self) -> list[Callable[[], None]]:
         """Everything that can happen now."""
-        found: list[Callable[[], None]] = []
+        found = self.more_events()
         for key, feed in self.feeds.items():
             if not feed.ended and key in self.tasks:
                 found.append(lambda key=key: self._read(key))
@@ -344,7 +349,9 @@ class Simulation:
     def _drained(self) -> bool:
         if any(getattr(task, "keeps", False) for task in self.tasks.values()):
             return False  # the vertex may have been lost since
-        return all(feed.ended for feed in self.feeds.values()) and self.status().drained
+        if self.has_more() or not all(feed.ended for feed in self.feeds.values()):
+            return False
+        return self.status().drained
 
     def _stuck(self) -> str:
         status = self.status() if self.graph.tracked else None

@@ -153,9 +153,10 @@ def note(directory: Path, kind: str, rows: list[Any]) -> None:
         os.close(file)
 
 
-def build(env: Any, directory: Path, *, late: bool = False) -> None:
+def build(env: Any, directory: Path, *, late: bool = False, replay: str = "store") -> None:
     """Write the topology down. With ``late`` some records fail behind the shuffle, and words come twice."""
-    lines = env.source(Tail(directory), LINE, uid="lines").map(Parse(directory), LINE, uid="parse")
+    read = env.source(Tail(directory), LINE, uid="lines", replay=replay)
+    lines = read.map(Parse(directory), LINE, uid="parse")
     keyed = lines.flat_map(words, WORD, uid="words").key_by("word")
     counted = keyed.aggregate(none_yet, count, COUNTED, volatile_state=True, uid="count")
     if late:
@@ -296,6 +297,7 @@ class DriverJob:
 
     directory: str
     name: str = "logs"
+    replay: str = "store"
 
     def save(self) -> Path:
         file = Path(self.directory) / "driver.json"
@@ -320,7 +322,7 @@ def main(job: DriverJob) -> None:
     )
     layer = FTLayer.embedded(directory / "store", max_attempts=MAX_ATTEMPTS, backoff="20ms", jitter=0)
     env = StreamEnvironment(spark, layer, name=job.name, parallelism=2)
-    build(env, directory, late=True)
+    build(env, directory, late=True, replay=job.replay)
     running = env.execute_async()
     ledger = Ledger(directory, layer, job.name)
     (directory / "started").touch()

@@ -14,16 +14,17 @@ from ftlayer import JobState
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.parametrize("replay", ["store", pytest.param("source", marks=pytest.mark.campaign)])
 def test_words_of_files_that_grow(
-    environment: Any, connect: Any, logs_kit: ModuleType, real_lines: list[str], tmp_path: Path
+    environment: Any, connect: Any, logs_kit: ModuleType, real_lines: list[str], tmp_path: Path, replay: str
 ) -> None:
     layer = connect()
     logs = logs_kit.GrowingLogs(tmp_path, real_lines)
     logs.grow(500)
-    env = environment(layer, "growing")
-    logs_kit.build(env, tmp_path)
+    env = environment(layer, f"growing-{replay}")
+    logs_kit.build(env, tmp_path, replay=replay)
     job = env.execute_async()
-    ledger = logs_kit.Ledger(tmp_path, layer, "growing")
+    ledger = logs_kit.Ledger(tmp_path, layer, f"growing-{replay}")
     for _ in range(20):
         before = len(ledger.sink())
         logs.grow(100)

@@ -21,7 +21,15 @@ class Run:
     """The topology over growing logs on a vertex of its own, under kills."""
 
     def __init__(
-        self, kit: ModuleType, environment: Any, lines: list[str], directory: Path, seed: int, **options: Any
+        self,
+        kit: ModuleType,
+        environment: Any,
+        lines: list[str],
+        directory: Path,
+        seed: int,
+        *,
+        replay: str = "store",
+        **options: Any,
     ) -> None:
         self.kit = kit
         self._draw = random.Random(seed)
@@ -30,7 +38,7 @@ class Run:
             directory / "store", max_attempts=kit.MAX_ATTEMPTS, backoff="20ms", jitter=0, **options
         )
         env = environment(self.layer, "killed", restart=FixedDelay(attempts=1_000, delay="10ms"))
-        kit.build(env, directory, late=True)
+        kit.build(env, directory, late=True, replay=replay)
         self.job = env.execute_async()
         self.ledger = kit.Ledger(directory, self.layer, "killed")
         self.grow()
@@ -86,8 +94,12 @@ def start(environment: Any, logs_kit: ModuleType, real_lines: list[str], tmp_pat
         run.layer.close()
 
 
-def test_slots_are_killed(start: Any) -> None:
-    run = start(1)
+REPLAYS = ["store", "source"]
+
+
+@pytest.mark.parametrize("replay", REPLAYS)
+def test_slots_are_killed(start: Any, replay: str) -> None:
+    run = start(1, replay=replay)
     for _ in range(2):
         run.pause(0.5)
         run.kill_slot()
@@ -123,8 +135,9 @@ def test_a_slot_that_stays_away_for_longer_than_the_timeout(
     assert grown["timed_out"] == grown["dead"] == 0
 
 
-def test_the_vertex_is_killed(start: Any) -> None:
-    run = start(2, shards=2, timeout="10s")  # what was in flight comes again when that is over
+@pytest.mark.parametrize("replay", ["store", pytest.param("source", marks=pytest.mark.campaign)])
+def test_the_vertex_is_killed(start: Any, replay: str) -> None:
+    run = start(2, replay=replay, shards=2, timeout="10s")  # what was in flight comes again when that is over
     run.pause(0.5)
     run.kill_vertex()
     run.finish()
@@ -134,8 +147,9 @@ def test_the_vertex_is_killed(start: Any) -> None:
 @pytest.mark.campaign
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_is_killed_20_times(start: Any, seed: int) -> None:
-    run = start(100 + seed, shards=1 + seed % 2)
+@pytest.mark.parametrize("replay", REPLAYS)
+def test_whatever_is_killed_20_times(start: Any, seed: int, replay: str) -> None:
+    run = start(100 + seed, replay=replay, shards=1 + seed % 2)
     draw = random.Random(seed)
     for _ in range(20):
         run.pause(1.5)

@@ -365,7 +365,7 @@ def test_ranges_are_registered_beside_a_sync_and_wait_for_room_in_their_order(
     def register(at: int) -> Register:
         roots = np.arange(10 * at + 1, 10 * at + 11, dtype=np.uint64)
         start = None if at == 0 else str(at).encode()
-        facts = RowRange("p0", start, str(at + 1).encode(), 0, 10 * at, 10)
+        facts = RowRange("p0", start, str(at + 1).encode(), 0, 10 * at, 10, 10)
         return Register(STREAM, facts, roots, roots, "me", opened.incarnation)
 
     store.may_commit.clear()

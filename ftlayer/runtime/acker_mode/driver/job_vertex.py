@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
-from ftlayer.runtime.connectors.positions import progress_of
+from ftlayer.runtime.acker_mode.driver.floor_keeper import FloorKeeper
+from ftlayer.runtime.connectors.positions import RangeNote, RangeProgress, progress_of
 from ftlayer.runtime.driver.position_keeper import PositionKeeper
 from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper
+from ftlayer.runtime.driver.splits import PlannedRange
 from ftlayer.runtime.worker import Worker
+from ftlayer.topology.facts import reads_again
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Source
 from ftlayer.vertex.calls import (
@@ -18,6 +22,7 @@ from ftlayer.vertex.calls import (
     Fail,
     Failure,
     JobClaimed,
+    NoteRange,
     OpenStream,
     Recall,
     Recalled,
@@ -65,9 +70,17 @@ class JobVertexCalls:
         for stream in self.streams:
             self._incarnation = self._open(stream).incarnation
 
-    def positions(self, stream: str) -> dict[str, bytes]:
-        """Return how far each partition of a source was accepted."""
-        return self._open(stream).positions
+    def progress(self, uid: str, stream: str) -> tuple[RangeProgress, ...]:
+        """Return how far a reader source was accepted, as `progress_of` does."""
+        opened = self._open(stream)
+        return progress_of(uid, opened.positions, opened.planned)
+
+    def note(self, stream: str, planned: PlannedRange, first: int) -> None:
+        """Note a range that is about to be opened; those below ``first`` are forgotten."""
+        note = RangeNote(
+            planned.number, planned.start, planned.end, len(planned.payloads), planned.digest
+        ).pack()
+        self.client.call(NoteRange(stream, planned.number, note, first, self._run))
 
     def recall(self, done: Callable[[int], None], failed: OnError) -> None:
         """Make everything pending due; then ``done(rows)``, or ``failed(error)``, is called by another thread."""
@@ -141,7 +154,10 @@ def vertex_keepers(vertex: JobVertexCalls, graph: JobGraph) -> OpenKeeper:
     """Return what opens the keepers of a graph's reader sources: the vertex has their positions."""
 
     def opened(source: Source, happened: Callable[[Any], None]) -> KeptRanges:
-        uid = source.uid
-        return KeptRanges(PositionKeeper(), lambda: progress_of(uid, vertex.positions(graph.stream_of(uid))))
+        stream = graph.stream_of(source.uid)
+        progress = partial(vertex.progress, source.uid, stream)
+        if reads_again(source):
+            return KeptRanges(FloorKeeper(), progress, partial(vertex.note, stream))
+        return KeptRanges(PositionKeeper(), progress)
 
     return opened

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -106,6 +106,7 @@ class RangeSourceTask:
         self._storing: dict[int, int] = {}  # number of a `StoreRows` → segment
         self._wakes_ms = 0
         self._incarnation = 0
+        self._is_stale = False
         self._held: tuple[U64Array, ...] = ()
         self._ending = self._said_end = self._has_ended = False
 
@@ -163,6 +164,11 @@ class RangeSourceTask:
         return [CallRanges(self._calls, call)]
 
     def _taken_over(self, found: TakenOver, now: Now) -> list[Action]:
+        names = {each.partition for each in found.partitions}
+        if self._incarnation not in (0, found.incarnation) and not names.issuperset(self._buffers):
+            # Others were taken over of a vertex that is lost.
+            self._is_stale = True
+            return self._take_all_over()
         self._incarnation = found.incarnation
         actions: list[Action] = []
         for partition in found.partitions:
@@ -177,12 +183,20 @@ class RangeSourceTask:
 
     def _lost(self) -> list[Action]:
         """The vertex knows nothing of what it was told in memory: take everything over anew."""
+        self._is_stale = False
         self._first_ticket += len(self._asked)
         self._asked.clear()
         self._publish()
         self._storing, self._polling = {}, 0
         self._untaken = set(self._buffers)
         return self._take_over() if self._untaken else []
+
+    def _take_all_over(self) -> list[Action]:
+        """Take everything over anew, if that is known to be lost, once no answer to a registration is missing.
+
+        One that is refused is a `RangesLost`.
+        """
+        return self._lost() if self._is_stale and not self._asked else []
 
     # ------------------------------------------------------------ new rows
 
@@ -209,6 +223,7 @@ class RangeSourceTask:
             new.number,
             new.first_ordinal,
             payload.num_rows,
+            new.span,
             digest_of(payload),
         )
         return [*actions, *self._register(buffer, BufferedRange(facts, payload), now)]
@@ -222,9 +237,7 @@ class RangeSourceTask:
         """
         facts = kept.facts
         if facts.start != buffer.head:
-            facts = kept.facts = RowRange(
-                facts.partition, buffer.head, facts.end, facts.number, facts.first, facts.rows, facts.digest
-            )
+            facts = kept.facts = replace(facts, start=buffer.head)
         n = facts.rows
         among = self._handler.persister.root_range(self._stream, self.subtask, facts.number, facts.first, n)
         if among is None:
@@ -267,7 +280,7 @@ class RangeSourceTask:
                 actions.append(FailRoots(asked.failures))
             self._first_ticket += 1
         self._publish()
-        return [*actions, *self._wake(now), *self._ended()]
+        return [*actions, *self._take_all_over(), *self._wake(now), *self._ended()]
 
     # ------------------------------------------------------------ what is kept
 

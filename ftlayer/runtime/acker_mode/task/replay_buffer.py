@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import SourceChangedError, SourceError
@@ -72,14 +73,13 @@ class ReplayBuffer:
             if mine is not None:
                 self._name(mine, each.segment)
                 below.append(mine)
-            elif each.range.rows and each.range.begins < self._gathered_from:
+            elif each.range.begins < self._gathered_from:
                 raise self._passed(each.range)
-            elif each.range.rows:
+            else:
                 self.rereading.append(each)
         head_at = found.number, found.place
         for mine in self._ranges:
-            is_behind = mine.facts.begins >= head_at
-            if is_behind and (mine.facts.rows or mine.facts.end != found.position):
+            if mine.facts.begins >= head_at:
                 mine.segment = UNNAMED
                 beyond.append(mine)
         self.head, self._head_at = found.position, head_at
@@ -97,21 +97,20 @@ class ReplayBuffer:
 
         Raises `SourceChangedError` if these are other rows than were read at the same place before.
         """
-        offset = self._reread(rows)
-        count = rows.payload.num_rows
-        at = rows.number, rows.first_ordinal + offset
-        if offset < count and at < self._head_at:
-            offset += self._rows_before(at, count - offset, self._head_at)
-        self._reached = rows.number, rows.first_ordinal + offset
+        offset = max(self._reread(rows), _rows_before(rows, self._head_at))
+        first = _place_from(rows, offset)
+        ends = _ends_of(rows)
+        is_new = ends > self._head_at
+        if is_new and rows.number == self._head_at[0]:
+            # A gap that rows which were registered end in is before the next row as well.
+            first = max(first, self._head_at[1])
+        self._reached = (rows.number, first) if is_new else ends
         if not self._gathered:
             self._gathered_from = self._reached
-        assert rows.position is not None, "a source that is read again tells its positions"
-        ends = rows.number, rows.first_ordinal + count
-        if offset == count and (ends < self._head_at or rows.position.end == self.head):
+        if not is_new:
             return None
-        if not offset:
-            return rows
-        return replace(rows, first_ordinal=rows.first_ordinal + offset, payload=rows.payload.slice(offset))
+        places = None if rows.places is None else rows.places[offset:]
+        return replace(rows, first_ordinal=first, payload=rows.payload.slice(offset), places=places)
 
     def add(self, added: BufferedRange) -> None:
         """Keep new rows, which begin at the head."""
@@ -143,19 +142,23 @@ class ReplayBuffer:
     def _reread(self, rows: SourceRows) -> int:
         """Keep what belongs to open ranges; return how many of the rows are dealt with."""
         offset, count = 0, rows.payload.num_rows
-        while self.rereading and offset < count:
+        while self.rereading:
             facts = self.rereading[0].range
-            at = rows.number, rows.first_ordinal + offset
-            if at < facts.begins and not self._gathered:
-                offset += self._rows_before(at, count - offset, facts.begins)
+            if not facts.rows and facts.ends <= _ends_of(rows):
+                self._keep(self.rereading.popleft(), rows.payload.slice(0, 0))
                 continue
-            if at != (facts.number, facts.first + self._gathered_rows):
+            if offset == count:
+                break
+            if not self._gathered:
+                offset = max(offset, _rows_before(rows, facts.begins))
+                if offset == count:
+                    break
+                self._gathered_from = facts.begins
+            size = min(_rows_before(rows, facts.ends) - offset, facts.rows - self._gathered_rows)
+            if size <= 0:
                 raise SourceChangedError(
                     f"{self._where(facts)} are not done, and the source passes over them now"
                 )
-            if not self._gathered:
-                self._gathered_from = facts.begins
-            size = min(count - offset, facts.rows - self._gathered_rows)
             self._gathered.append(rows.payload.slice(offset, size))
             self._gathered_rows += size
             offset += size
@@ -171,17 +174,16 @@ class ReplayBuffer:
             raise SourceChangedError(
                 f"{self._where(found.range)} are other rows now than those that were read before"
             )
+        self._keep(found, payload)
+        self._begin_range()
+
+    def _keep(self, found: OpenRange, payload: pa.RecordBatch) -> None:
         kept = BufferedRange(found.range, payload)
         self._ranges.append(kept)
         self._name(kept, found.segment)
-        self._begin_range()
 
     def _begin_range(self) -> None:
         self._gathered, self._gathered_rows = [], 0
-
-    def _rows_before(self, at: tuple[int, int], rows: int, place: tuple[int, int]) -> int:
-        """Return how many of ``rows`` from ``at`` on are before a place."""
-        return rows if at[0] < place[0] else min(rows, place[1] - at[1])
 
     def _passed(self, facts: RowRange) -> SourceError:
         return SourceError(
@@ -195,3 +197,25 @@ class ReplayBuffer:
     def _where(self, facts: RowRange) -> str:
         first = f"{facts.rows} rows of partition {self._partition!r} from {facts.first} on"
         return f"source {self._source!r}: {first}"
+
+
+def _rows_before(rows: SourceRows, place: tuple[int, int]) -> int:
+    """Return how many rows are before a place."""
+    count: int = rows.payload.num_rows
+    if rows.number != place[0]:
+        return count if rows.number < place[0] else 0
+    if rows.places is not None:
+        return int(np.searchsorted(rows.places, place[1]))
+    return min(count, max(0, place[1] - rows.first_ordinal))
+
+
+def _ends_of(rows: SourceRows) -> tuple[int, int]:
+    """Return the place behind them."""
+    return rows.number, rows.first_ordinal + rows.span
+
+
+def _place_from(rows: SourceRows, offset: int) -> int:
+    """Return from which place on the rows behind the first ``offset`` are: a gap is before its row."""
+    if rows.places is None or not offset:
+        return rows.first_ordinal + offset
+    return int(rows.places[offset - 1]) + 1

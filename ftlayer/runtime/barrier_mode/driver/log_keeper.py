@@ -49,6 +49,8 @@ class LogKeeper:
 
     # A subtask goes on until it is told of the restore: its rows will come again.
     outlives_subtasks = False
+    # All of them go back together.
+    reads_again = False
 
     def __init__(self, source: str) -> None:
         """``source`` is its uid."""
@@ -95,6 +97,9 @@ class LogKeeper:
     def moved(self, end: str) -> None:
         """See `RangeKeeper`."""
         self._log.moved(end)
+
+    def passed(self, end: str) -> None:
+        """See `RangeKeeper`: checkpoints say what is done."""
 
     def to_commit(self, complete: str | None) -> str | None:
         """See `RangeKeeper`: what is complete is not durable before a checkpoint has it."""

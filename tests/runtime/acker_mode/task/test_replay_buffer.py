@@ -33,7 +33,8 @@ def _position(place: int) -> bytes | None:
 
 def facts(first: int, rows: int) -> RowRange:
     end = _position(first + rows) or b""
-    return RowRange(PARTITION, _position(first), end, NUMBER, first, rows, digest_of(payload(first, rows)))
+    digest = digest_of(payload(first, rows))
+    return RowRange(PARTITION, _position(first), end, NUMBER, first, rows, rows, digest)
 
 
 def held(first: int, sizes: list[int], segment: int = 100) -> HeldPartition:
