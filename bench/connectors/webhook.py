@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 
 from bench.connectors.broker import free_port, is_listening
 from bench.connectors.reading import Counted
-from bench.harness import Target
+from bench.harness import Target, spread
 from bench.jobs import Jobs, wait_until
+from bench.limits import Limits, StoreWrites
 
 TARGETS = {
     "webhook_per_s": Target(at_least=3_000),
@@ -17,8 +19,12 @@ TARGETS = {
 }
 
 
-def measured(jobs: Jobs, seconds: float) -> dict[str, float]:
-    """Return what `bench.peers.http_load` says of a webhook."""
+ECHO_BYTES = 1_024
+"""Of the frames of the Flight echo: a few requests together."""
+
+
+def measured(jobs: Jobs, seconds: float, pairs: int) -> dict[str, float]:
+    """Return what `bench.peers.http_load` says of a webhook in ``pairs`` runs, beside disk and Flight."""
     from ftlayer import FTLayer, StreamEnvironment
     from ftlayer.sources import WebhookSource
 
@@ -30,10 +36,17 @@ def measured(jobs: Jobs, seconds: float) -> dict[str, float]:
         try:
             wait_until(lambda: is_listening(port))
             _loaded(port, 2.0)
-            found = _loaded(port, seconds)
+            writes = StoreWrites(folder / "ft", layer.vertex.pid)
+            _loaded(port, 2.0)
+            with Limits(folder, sync_bytes=writes.bytes_a_commit(), echo_bytes=ECHO_BYTES) as limits:
+                runs = [limits.around(partial(_loaded, port, seconds)) for _ in range(pairs)]
         finally:
             job.cancel()
-    return {f"webhook_{name}": value for name, value in found.items()}
+    found = limits.metrics()
+    for name in runs[0][0]:
+        found |= spread(f"webhook_{name}", [run[name] for run, _ in runs])
+    over = [run["p99_ms"] / (limit.fdatasync.p99 + limit.echo.p99) for run, limit in runs]
+    return found | spread("webhook_p99_over_limits", over)
 
 
 def _loaded(port: int, seconds: float) -> dict[str, float]:

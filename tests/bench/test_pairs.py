@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -60,6 +62,15 @@ def test_a_ratio_is_that_of_two_runs_of_one_round(rounds: list[tuple[float, ...]
 def test_every_ratio_of_the_engines_is_over_sides_that_there_are() -> None:
     assert {side for sides in RATIOS.values() for side in sides} <= set(SIDES)
     assert len(set(SIDES)) == len(SIDES)
+
+
+def test_what_the_command_line_offers_can_be_run_and_has_targets() -> None:
+    for name in command.names():
+        found = importlib.util.find_spec(f"bench.{name}")
+        assert found is not None
+        text = Path(found.origin or "").read_text("utf-8")
+        assert "\ndef run(quick: bool" in text, name
+        assert "\nTARGETS" in text, name
 
 
 def test_a_range_stands_beside_its_median(capsys: pytest.CaptureFixture[str]) -> None:
