@@ -39,11 +39,13 @@ _END = object()
 class BatchLimits:
     """Batches have up to ``rows`` rows, whose first one waits for up to ``age_ms`` for others.
 
-    ``rows`` may be changed at any time by the loop's thread; it is the next batches that obey.
+    ``rows`` may be changed at any time by the loop's thread; it is the next batches that obey. While ``waits`` is
+    False, `take` gives what there is, however young.
     """
 
     rows: int
     age_ms: int
+    waits: bool = True
 
 
 class SplitProgress:
@@ -131,7 +133,7 @@ class PartitionLane:
         with self._changed:
             current = self._open
             if not self._ready and current is not None and current.due_ms is not None:
-                if current.due_ms > mono_ms:
+                if current.due_ms > mono_ms and self._limits.waits:
                     return None
                 current.due_ms = None
                 self._ready.extend(map(current.split.advance, self._parts(current.filling.cut())))

@@ -313,6 +313,10 @@ class SlotCore:
         seat = self._seating.seats[key]
         return seat.reading and seat.has_room and self._mode.may_read(seat)
 
+    def reads_early(self, key: TaskKey) -> bool:
+        """Whether a source's rows need not wait for others while there is nothing else to do."""
+        return self._mode.reads_early(self._seating.seats[key])
+
     def rows_wanted(self, key: TaskKey) -> int:
         """Return how many rows a source should read at a time."""
         return self._mode.rows_wanted(key)

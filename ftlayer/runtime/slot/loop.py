@@ -158,7 +158,8 @@ class SlotLoop:
         worked = self._core.can_run
         if worked:
             self._do(Turn(), now)
-        if self._sources.read(now, self._do) or worked or len(self._mailbox):
+        idle = not worked and not len(self._mailbox)
+        if self._sources.read(now, self._do, idle=idle) or not idle or len(self._mailbox):
             self._pulse.quiet = False
         elif self._core.has_ended:
             self._send(SlotEnded(self._core.counters()))

@@ -156,6 +156,9 @@ class SlotMode(Protocol):
     def may_read(self, seat: Seat) -> bool:
         """Whether a source should read on, as far as the mode is concerned."""
 
+    def reads_early(self, seat: Seat) -> bool:
+        """Whether a source's rows need not wait for others while the slot has nothing else to do."""
+
     def rows_wanted(self, key: TaskKey) -> int:
         """Return how many rows a source should read at a time."""
 

@@ -21,6 +21,10 @@ from ftlayer.runtime.slot.events import RowsRead, SourceEnded
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.task.events import SourceRows, TakenRows
 
+EARLY_ROWS = 256
+"""Rows wait for others behind a batch of so many, even in a slot that is idle: they come fast, and most of what they
+would cost is what a batch costs by itself."""
+
 logger = logging.getLogger(__name__)
 
 STEADY_MS = 30_000
@@ -44,8 +48,8 @@ class Reopening:
 class _Running:
     """A source's subtask; times are monotone, in ms.
 
-    ``again_ms``: its reader has failed, and is replaced then. ``failed_ms``: when it failed last; None: it has given
-    rows since.
+    ``trickles``: its last batch had fewer than `EARLY_ROWS`. ``again_ms``: its reader has failed, and is replaced then.
+    ``failed_ms``: when it failed last; None: it has given rows since.
     """
 
     reader: SourceReader
@@ -55,6 +59,7 @@ class _Running:
     positions: dict[str, bytes]
     ended: bool = False
     finishing: bool = False
+    trickles: bool = True
     again_ms: int | None = None
     failed_ms: int | None = None
     restarts: int = 0
@@ -74,6 +79,7 @@ class _Running:
     def took(self, rows: SourceRows) -> None:
         """Note how far the source was taken."""
         self.failed_ms = None
+        self.trickles = rows.payload.num_rows < EARLY_ROWS
         if rows.position is not None:
             self.positions[rows.position.partition] = rows.position.end
 
@@ -168,18 +174,26 @@ class Sources:
         for running in self._running.values():
             running.reader.stop()
 
-    def read(self, now: Now, tell: Callable[[RowsRead | SourceEnded, Now], None]) -> bool:
+    def read(
+        self, now: Now, tell: Callable[[RowsRead | SourceEnded, Now], None], *, idle: bool = False
+    ) -> bool:
         """Take one batch of every source that has one and room for it, and tell the rules; whether there was any.
+
+        In an ``idle`` slot rows of a source that trickles need not be old, if `SlotCore.reads_early`.
 
         Raises `SourceError` for a source that reading again cannot mend, or whose strategy has given up.
         """
         found = False
         for key, running in self._running.items():
-            if running.ended or not self._core.may_read(key) or not self._is_worth_asking(running, now):
+            if running.ended or not self._core.may_read(key):
+                continue
+            early = idle and running.trickles and self._core.reads_early(key)
+            if not self._is_worth_asking(running, now, early=early):
                 continue
             # Before asking: what wakes us from here on has something newer.
             running.signal.is_set = False
             running.limits.rows = self._core.rows_wanted(key)
+            running.limits.waits = not early
             self.asked = key[0]
             if running.again_ms is not None and not running.finishing:
                 running.open_again()
@@ -239,8 +253,10 @@ class Sources:
     def _due_ms(self, running: _Running) -> int | None:
         return running.reader.due_ms if running.again_ms is None else running.again_ms
 
-    def _is_worth_asking(self, running: _Running, now: Now) -> bool:
+    def _is_worth_asking(self, running: _Running, now: Now, *, early: bool) -> bool:
         if running.signal.is_set and (running.again_ms is None or running.finishing):
+            return True
+        if early and running.again_ms is None and running.reader.due_ms is not None:
             return True
         due = self._due_ms(running)
         return due is not None and due <= now.mono_ms

@@ -98,6 +98,10 @@ class UntrackedSlot:
         """See `SlotMode.may_read`."""
         return True
 
+    def reads_early(self, seat: Seat) -> bool:
+        """See `SlotMode.reads_early`: nothing would bound the number of batches."""
+        return False
+
     def rows_wanted(self, key: TaskKey) -> int:
         """See `SlotMode.rows_wanted`."""
         return self._rows[key]

@@ -171,10 +171,9 @@ class Aged:
         self.now = 1_000
         self.wakes = 0
         self.steps = Stepper()
+        self.limits = BatchLimits(rows, age_ms)
         source = Source("s", IterableSource((lambda: self.steps,)), ID)
-        self.reader = IterableReader(
-            source, 0, 1, {}, BatchLimits(rows, age_ms), self._wake, clock=lambda: self.now
-        )
+        self.reader = IterableReader(source, 0, 1, {}, self.limits, self._wake, clock=lambda: self.now)
         self.reader.start()
         assert self.steps.waits.acquire(timeout=900)
 
@@ -198,6 +197,21 @@ def test_records_wait_for_others_up_to_their_age() -> None:
     aged.now = 1_005
     assert aged.take() == [0, 1]
     assert aged.reader.due_ms is None
+    assert aged.take() is None
+
+
+def test_records_that_need_not_wait_are_taken_as_they_are() -> None:
+    aged = Aged(rows=8, age_ms=5)
+    aged.steps.give(2)
+    assert aged.take() is None
+    aged.limits.waits = False
+    assert aged.take() == [0, 1]
+    assert aged.take() is None
+    aged.steps.give(1)
+    assert aged.wakes == 2
+    assert aged.take() == [2]
+    aged.steps.give(1)
+    aged.limits.waits = True
     assert aged.take() is None
 
 

@@ -331,11 +331,23 @@ def test_a_source_waits_for_the_vertex_and_for_room(tools: Any) -> None:
     assert not slot.core.may_read(key)
 
 
+def test_a_source_reads_early_while_the_vertex_has_nothing_to_answer(tools: Any) -> None:
+    slot = one_of_two(tools, tracked=True)
+    key = ("source", 0)
+    assert slot.core.reads_early(key)
+    slot.core.rows(key, tools.source_rows(0, 1), tools.now)
+    assert not slot.core.reads_early(key)
+    _, ticket, _ = slot.vertex.persists.popleft()
+    slot.core.handle(RootsAccepted(key, ticket), tools.now)
+    assert slot.core.reads_early(key)
+
+
 def test_acknowledgements_travel_together(tools: Any) -> None:
-    slot = one_of_two(tools, tracked=True, batch_rows=4_096, channel_bytes=1 << 22)
+    slot = one_of_two(tools, tracked=True, batch_rows=4_096, channel_bytes=1 << 24)
     slot.core.peer_up(1)
+    rows = CALL_ROOTS // 15
     for i in range(30):
-        slot.core.frame(1, frame_for(tools, slot, FROM_1, 2_000 * i, 2_000))
+        slot.core.frame(1, frame_for(tools, slot, FROM_1, rows * i, rows))
         slot.core.run_next(Now(0, 0))
     while slot.core.run_next(Now(0, 0)):
         pass
@@ -347,7 +359,7 @@ def test_acknowledgements_travel_together(tools: Any) -> None:
     assert len(slot.vertex.xors) == told + 1
     roots = np.concatenate([event.roots for event in slot.vertex.xors])
     # The sink's own half of the rows is acknowledged here, too.
-    assert len(roots) == 60_000 + 30_000
+    assert len(roots) == 30 * rows + 15 * rows
 
 
 def test_replays_are_asked_for_where_there_is_room(tools: Any) -> None:

@@ -16,7 +16,7 @@ from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
 from ftlayer.runtime.slot.events import RowsRead, SourceEnded
-from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
+from ftlayer.runtime.slot.sources import EARLY_ROWS, Reopening, Signal, Sources
 from ftlayer.runtime.task.events import SourceRows
 from ftlayer.vertex.calls import SourcePosition
 
@@ -30,6 +30,10 @@ class Core:
     def __init__(self) -> None:
         self.seen: dict[tuple[str, int], list[int]] = {FLAKY: [], STEADY: []}
         self.over: list[tuple[str, int]] = []
+        self.early = False
+
+    def reads_early(self, key: tuple[str, int]) -> bool:
+        return self.early
 
     def may_read(self, key: tuple[str, int]) -> bool:
         return True
@@ -265,3 +269,46 @@ def test_a_source_whose_system_is_away_tells_no_lag_and_one_that_ends_tells_noth
     assert bench.sources.counters(10) == {"away/flaky": 0, "away/steady": 0, "lag/flaky": 7}
     bench.sources.finish()
     assert bench.sources.counters(11) == {}
+
+
+class Young:
+    """A reader of an endless source whose rows are never old; ``rows`` of them come at once."""
+
+    lag: int | None = None
+    is_away = False
+    ended = False
+    due_ms: int | None = 1_000
+
+    def __init__(self, limits: BatchLimits, rows: int) -> None:
+        self.limits = limits
+        self.rows = rows
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        if self.limits.waits:
+            return None
+        return SourceRows("0", 0, 0, pa.record_batch({"id": list(range(self.rows))}), None)
+
+
+@pytest.mark.parametrize(
+    ("idle", "early", "rows", "found"),
+    [
+        (True, True, 1, [True, True, True]),
+        (True, True, EARLY_ROWS - 1, [True, True, True]),
+        (True, True, EARLY_ROWS, [True, False, False]),  # they come fast
+        (True, False, 1, [False, False, False]),
+        (False, True, 1, [False, False, False]),
+    ],
+)
+def test_young_rows_are_taken_where_nothing_else_is_to_be_done(
+    idle: bool, early: bool, rows: int, found: list[bool]
+) -> None:
+    core = Core()
+    core.early = early
+    sources = Sources(core, [].append)  # type: ignore[arg-type]
+    limits = BatchLimits(100, 5)
+    sources.add(STEADY, Young(limits, rows), Signal(lambda: None), limits)  # type: ignore[arg-type]
+    sources.start()
+    assert [sources.read(Now(0, 0), core.tell, idle=idle) for _ in found] == found

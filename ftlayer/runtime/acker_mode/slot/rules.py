@@ -297,6 +297,13 @@ class AckerSlot:
             return False
         return self._vertex.may_persist
 
+    def reads_early(self, seat: Seat) -> bool:
+        """See `SlotMode.reads_early`: while no batch before has to be answered, as Nagle's algorithm sends.
+
+        So a vertex that is busy gets larger batches, not more of them.
+        """
+        return not self._unaccepted[seat.key]
+
     def rows_wanted(self, key: TaskKey) -> int:
         """See `SlotMode.rows_wanted`."""
         return self._rows[key]

@@ -166,6 +166,10 @@ class BarrierSlot:
         """See `SlotMode.may_read`."""
         return self._final is None
 
+    def reads_early(self, seat: Seat) -> bool:
+        """See `SlotMode.reads_early`: nothing would bound the number of batches."""
+        return False
+
     def rows_wanted(self, key: TaskKey) -> int:
         """See `SlotMode.rows_wanted`."""
         return (
