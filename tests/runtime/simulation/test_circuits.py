@@ -46,14 +46,16 @@ class Database:
         return record
 
 
-def outage(simulate: Any, rows: int, seed: int, of_operator: Any, of_topology: Any) -> tuple[Any, Any, Any]:
+def outage(
+    simulate: Any, rows: int, seed: int, of_operator: Any, of_topology: Any, replay: str = "store"
+) -> tuple[Any, Any, Any]:
     database, out = Database(rows // 5), Counter[int]()
 
     def keep(batch: pa.RecordBatch) -> None:
         out.update(batch.column(0).to_pylist())
 
     env = GraphBuilder("job", parallelism=2)
-    numbers = env.source(partitions([0], [0]), "n bigint", uid="numbers", parallelism=2)
+    numbers = env.source(partitions([0], [0]), "n bigint", uid="numbers", parallelism=2, replay=replay)
     numbers.map(database.look_up, uid="enrich", max_failing=of_operator).rebalance().sink(keep)
     limit = None if of_topology is None else Limit.of(of_topology, "layer")
     graph = job_graph(env.build(), retry=RETRY, limit=limit)
@@ -63,11 +65,14 @@ def outage(simulate: Any, rows: int, seed: int, of_operator: Any, of_topology: A
     return database, out, database.run
 
 
-@pytest.mark.parametrize(("of_operator", "of_topology"), [("5%", None), (None, "100/min")])
+@pytest.mark.parametrize(
+    ("of_operator", "of_topology", "replay"),
+    [("5%", None, "store"), (None, "100/min", "store"), ("5%", None, "source")],
+)
 def test_a_database_that_is_down_for_a_while_kills_nothing(
-    simulate: Any, of_operator: Any, of_topology: Any
+    simulate: Any, of_operator: Any, of_topology: Any, replay: str
 ) -> None:
-    database, out, run = outage(simulate, 10_000, 1, of_operator, of_topology)
+    database, out, run = outage(simulate, 10_000, 1, of_operator, of_topology, replay)
     assert set(out) == set(range(10_000))
     assert run.dead() == []
     assert run.status().drained

@@ -14,7 +14,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import ConfigError, SourceError, SourceGivenUpError, SourceRowError
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
+from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, Split, SplitDone
 from ftlayer.runtime.slot.events import RowsRead, SourceEnded
 from ftlayer.runtime.slot.sources import EARLY_ROWS, Reopening, Signal, Sources
 from ftlayer.runtime.task.events import SourceRows
@@ -208,16 +208,22 @@ def test_what_reading_again_cannot_mend_is_not_tried(error: SourceError) -> None
         bench.turn()
 
 
-def test_splits_are_assigned_again() -> None:
-    bench = Bench([True], FixedDelay(delay=1))
-    before, after = (AssignSplits("flaky", 0, number, "0", "1", b"", 1, ()) for number in (1, 2))
+def test_splits_that_are_not_done_are_assigned_again() -> None:
+    """Of all ranges: with ``replay="source"`` several are read."""
+    bench = Bench([False, True], FixedDelay(delay=1))
+    splits = Split(0, b"", 0), Split(2, b"", 0)
+    before, after = (AssignSplits("flaky", 0, number, "0", "1", b"", 3, splits) for number in (1, 2))
     end = AssignSplits("flaky", 0, 2, "1", "1", b"", 0, ())
+    done = iter([SplitDone("flaky", 1, 0), None, None, None, None])
+    bench.readers[0].accepted = lambda rows: next(done)  # type: ignore[method-assign]
     for message in (before, after):
         bench.sources.assign(message)
     bench.turn()
+    bench.sources.done(FLAKY, 1)
     bench.sources.assign(end)
     bench.to_the_end()
-    assert bench.readers[1].assigned == [before, after, end], "none of them is done"
+    left = AssignSplits("flaky", 0, 1, "0", "1", b"", 3, splits[1:])
+    assert bench.readers[1].assigned == [left, after, end]
 
 
 def test_a_source_that_is_told_to_end_does_not_begin_again() -> None:
