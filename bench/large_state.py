@@ -101,7 +101,7 @@ def measured(bench: CheckpointedJobs, size: int, backend: str, pairs: int) -> di
     kept = source.aggregate(no_blob, blob, "id bigint, blob binary")
     kept.map(to_number, "id bigint").sink(Rate(str(folder)))
     job = env.execute_async()
-    wait_until(lambda: len(list(folder.glob("filled-*"))) == SLOTS, FILLING_S)
+    wait_until(partial(_is_filled, job, folder), FILLING_S)
     time.sleep(SETTLE_S)
     name = f"state_1gib_{backend}"
     took: list[float] = []
@@ -118,6 +118,14 @@ def measured(bench: CheckpointedJobs, size: int, backend: str, pairs: int) -> di
     job.wait()
     shutil.rmtree(folder)
     return found
+
+
+def _is_filled(job: Any, folder: Path) -> bool:
+    from ftlayer import JobState
+
+    if job.status().state is JobState.FAILED:
+        job.wait()  # raises what it has failed with
+    return len(list(folder.glob("filled-*"))) == SLOTS
 
 
 def _checkpoints(job: Any, took: list[float]) -> None:
