@@ -155,7 +155,7 @@ class TopologyOptions:
 
     Attributes:
         batch_rows: records travel in batches of up to this many …
-        batch_age_ms: … and wait no longer than this for others.
+        batch_age_ms: … and wait no longer than this for others; in a slot that is always busy up to 200 times as long.
         channel_bytes: what may be on its way on one channel, in bytes, before its sender has to wait.
         heartbeat_ms: a slot reports this often.
         heartbeat_timeout_ms: a slot that has not reported for so long is lost.

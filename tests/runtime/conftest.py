@@ -342,11 +342,11 @@ class Driven:
         self.handle(PeersGone((slot,)), now)
 
     def on_time(self, now: Now) -> None:
-        self.handle(TimePassed(), now)
+        self.handle(TimePassed(now.mono_ms), now)
 
     def run_next(self, now: Now) -> bool:
         """Take a turn as the loop does; whether a task had something to do."""
-        self.handle(TimePassed(), now)
+        self.handle(TimePassed(now.mono_ms), now)
         if not self.core.can_run:
             return False
         self.handle(Turn(), now)

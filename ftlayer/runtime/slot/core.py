@@ -153,8 +153,8 @@ class SlotCore:
             case CreditCame(_, _, data):
                 tell = self._outgoing.limited if is_limits(data) else self._outgoing.granted
                 return [each for channel, size in decode_grants(data) for each in tell(channel, size)]
-            case TimePassed():
-                return self._tick(now)
+            case TimePassed(cpu_ms):
+                return self._tick(now, cpu_ms)
             case Turn():
                 return self._turn(now)
             case Rest():
@@ -211,9 +211,9 @@ class SlotCore:
 
     # ------------------------------------------------------------ running
 
-    def _tick(self, now: Now) -> list[SlotInstruction]:
+    def _tick(self, now: Now, cpu_ms: int) -> list[SlotInstruction]:
         instructions: list[SlotInstruction] = [
-            *self._outgoing.flush_aged(now.mono_ms),
+            *self._outgoing.flush_aged(now.mono_ms, cpu_ms),
             *self._give_back_due(now.mono_ms),
             *self._mode.on_time(now),
         ]

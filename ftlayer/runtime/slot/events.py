@@ -137,7 +137,12 @@ class SlotStarted:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Do what is due and what has become possible. Comes before each `Turn`, and does no harm if it comes early."""
+    """Do what is due and what has become possible. Comes before each `Turn`, and does no harm if it comes early.
+
+    ``cpu_ms`` is the CPU time that the loop's thread has taken so far.
+    """
+
+    cpu_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import monotonic_ns, time_ns
+from time import monotonic_ns, thread_time_ns, time_ns
 from typing import assert_never
 
 from ftlayer.clock import Now, system_now
@@ -154,7 +154,7 @@ class SlotLoop:
         if self._over:
             return False
         now = system_now()
-        self._do(TimePassed(), now)
+        self._do(TimePassed(thread_time_ns() // 1_000_000), now)
         worked = self._core.can_run
         if worked:
             self._do(Turn(), now)

@@ -15,6 +15,13 @@ from ftlayer.runtime.slot.instructions import Transmit
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.topology.job_graph import Channel
 
+AGES_A_FRAME = 4
+"""A busy loop lets a small batch go for so many ``batch_age_ms`` of its CPU time. A frame takes 1 to 2 ms at its ends,
+whatever is in it, where processes share cores: with the default it is a tenth of the work at the most."""
+
+LONGEST_AGES = 200
+"""A small batch waits no longer than so many times ``batch_age_ms``, however busy the loop is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Departed:
@@ -29,11 +36,14 @@ class Outgoing:
     """Says what may be sent. Nothing goes to a slot before `peer_up`, nor after `peer_lost` or `drop_peer`."""
 
     def __init__(self, outputs: Mapping[Channel, RemoteOutput], batch_age_ms: int) -> None:
-        """Small batches wait for others up to ``batch_age_ms``."""
+        """Small batches wait for others up to ``batch_age_ms``, and longer in a busy loop (`flush_aged`)."""
         self._outputs = outputs
         self._age_ms = batch_age_ms
         self._up: set[int] = set()
         self._aging: dict[RemoteOutput, None] = {}  # outputs with small batches, the oldest first
+        self._price_ms = AGES_A_FRAME * batch_age_ms
+        self._kept_ms = len(outputs) * self._price_ms  # what is not used is kept for one of each channel
+        self._paid_ms = -self._kept_ms  # of the loop's CPU time: what old small batches have been sent for
         self._late: set[RemoteOutput] = set()  # outputs with late barriers
         self._departed: list[Departed] = []
         self._handed: list[bytes] = []  # was returned, and may not be carried out yet
@@ -114,14 +124,26 @@ class Outgoing:
         output.granted(size)
         return self._transmit(output)
 
-    def flush_aged(self, now_ms: int) -> list[Transmit]:
-        """Let nothing wait for others that has waited long enough."""
+    def flush_aged(self, now_ms: int, cpu_ms: int) -> list[Transmit]:
+        """Let nothing wait for others that has waited long enough, as far as that is worth its cost.
+
+        ``cpu_ms`` is the CPU time that the loop's thread has taken so far. A turn of a source leaves a small batch for
+        each of its channels. Were all of them sent as soon as they are old, frames would become smaller with each slot
+        more, until they cost more than their records; and at once where slots share cores. So in a busy loop one goes
+        for each `AGES_A_FRAME` ages of CPU time, the oldest first. A loop that has nothing to do lets all go (`flush`).
+        """
+        self._paid_ms = max(self._paid_ms, cpu_ms - self._kept_ms)
         sent: list[Transmit] = []
         while self._aging:
             oldest = next(iter(self._aging))
             since = oldest.waiting_since_ms
-            if since is not None and now_ms - since < self._age_ms:
+            waited_ms = LONGEST_AGES * self._age_ms if since is None else now_ms - since
+            if waited_ms < self._age_ms:
                 break
+            if waited_ms < LONGEST_AGES * self._age_ms:
+                if cpu_ms - self._paid_ms < self._price_ms:
+                    break
+                self._paid_ms += self._price_ms
             sent += self._flush(oldest)
         return sent
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker,
 from ftlayer.runtime.protocol.messages import ReplayNow
 from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted, RowsRead, TimePassed, Turn
 from ftlayer.runtime.slot.instructions import Grant, RowsDone, RunTask, Transmit
+from ftlayer.runtime.slot.outgoing import AGES_A_FRAME, LONGEST_AGES
 from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls import Records
 
@@ -153,6 +155,75 @@ def test_small_batches_wait_for_others_until_they_are_old_or_nothing_else_is_to_
     assert len(slot.links.frames[1]) == 5, "a mark takes what waits with it"
 
 
+def aging(tools: Any, slots: int) -> tuple[Any, Any]:
+    """A slot of ``slots`` whose loop has used up what it may send small batches for, and a source's batch for all."""
+    slot = tools.slot.of(
+        tools.graph_of(slots),
+        0,
+        TopologyOptions(batch_rows=100, batch_age_ms=5, channel_bytes=1 << 20),
+    )
+    for other in range(1, slots):
+        slot.core.peer_up(other)
+    rows = tools.source_rows(0, slots)
+    key = ("source", 0)
+    for _ in range(3):
+        slot.core.rows(key, rows, Now(0, 0))
+        slot.core.handle(TimePassed(0), Now(5, 0))
+    slot.core.idle(5)
+    for frames in slot.links.frames.values():
+        frames.clear()
+    return slot, partial(slot.core.rows, key, rows)
+
+
+def frames_of(slot: Any) -> int:
+    return sum(map(len, slot.links.frames.values()))
+
+
+def test_a_busy_loop_lets_old_small_batches_go_for_its_cpu_time_the_oldest_first(tools: Any) -> None:
+    slot, read = aging(tools, 8)
+    for turn in range(1, 71):
+        read(Now(5 * turn, 0))
+        slot.core.handle(TimePassed(2 * turn), Now(5 * turn + 5, 0))
+        # However often it comes round: one frame for 20 ms of CPU time.
+        assert frames_of(slot) == 2 * turn // (AGES_A_FRAME * 5)
+    assert [len(slot.links.frames[other]) for other in range(1, 8)] == [1] * 7
+    read(Now(400, 0))
+    slot.core.idle(400)
+    assert frames_of(slot) == 14, "a loop that rests lets all go"
+
+
+def test_a_busy_loop_that_has_not_sent_may_send_one_of_each_channel_and_no_more(tools: Any) -> None:
+    slot, read = aging(tools, 8)
+    read(Now(10, 0))
+    slot.core.handle(TimePassed(10_000), Now(15, 0))
+    assert frames_of(slot) == 7
+    channels = len(slot.core.seating.remote)
+    for turn in range(channels):
+        read(Now(20, 0))
+        slot.core.handle(TimePassed(10_000), Now(25 + turn, 0))
+    assert frames_of(slot) == channels
+
+
+def test_a_small_batch_waits_no_longer_than_so_many_ages_however_busy_the_loop_is(tools: Any) -> None:
+    slot, read = aging(tools, 3)
+    read(Now(10, 0))
+    slot.core.handle(TimePassed(0), Now(9 + 5 * LONGEST_AGES, 0))
+    assert not frames_of(slot)
+    slot.core.handle(TimePassed(0), Now(10 + 5 * LONGEST_AGES, 0))
+    assert frames_of(slot) == 2
+
+
+def test_nothing_waits_where_the_age_is_none(tools: Any) -> None:
+    options = TopologyOptions(batch_rows=100, batch_age_ms=0)
+    slot = tools.slot.of(tools.graph_of(3), 0, options)
+    slot.core.peer_up(1)
+    slot.core.peer_up(2)
+    for turn in range(1, 9):
+        slot.core.rows(("source", 0), tools.source_rows(0, 3), Now(0, 0))
+        slot.core.handle(TimePassed(0), Now(0, 0))
+        assert frames_of(slot) == 2 * turn
+
+
 def test_a_task_without_credit_is_not_run_and_its_inputs_go_on(tools: Any) -> None:
     slot = one_of_two(tools)
     for i in range(9):
@@ -269,7 +340,7 @@ def test_frames_and_credit_leave_before_a_function_runs(tools: Any) -> None:
     slot.core.frame(1, frame_for(tools, slot, FROM_1, 0, 40))
     slot.tasks["work", 0].taken.clear()
     later = Now(LATER_MS, LATER_MS)
-    due = slot.core.core.handle(TimePassed(), later)
+    due = slot.core.core.handle(TimePassed(LATER_MS), later)
     assert [type(each) for each in due] == [Transmit], "it has waited for others long enough"
     turn = slot.core.core.handle(Turn(), later)
     assert [type(each) for each in turn] == [Grant, RunTask], "a quarter of the channel has been taken"
