@@ -9,12 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.config import FTStatus
 from ftlayer.failures import FailException
 from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.task.join import JoinTask
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import JobGraph
@@ -419,9 +420,23 @@ def test_a_join_of_a_source_with_itself(simulate: Any) -> None:
     assert run.ledger.completed == 20
 
 
+def remembered(run: Any, slot: int) -> list[set[int]]:
+    """Numbers of the rows of each side that are through, and that the joins of a slot remember for replays."""
+    found: list[set[int]] = [set(), set()]
+    for uid, subtask in run.graph.subtasks_in(slot):
+        join = getattr(run.tasks[uid, subtask], "_first", None)
+        for side, past in enumerate(join._past if isinstance(join, JoinTask) else ()):
+            for each in past.buffer.runs:
+                found[side] |= set(each.rows.payload.column("n").to_pylist())
+    return found
+
+
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), kills=st.integers(0, 2))
-def test_a_join_loses_nothing_with_its_slot(simulate: Any, seed: int, kills: int) -> None:
+@example(seed=17, kills=2)
+def test_a_join_loses_with_its_slot_what_it_remembers_and_nothing_else(
+    simulate: Any, seed: int, kills: int
+) -> None:
     out = Collector()
     env = builder()
     joined = timed(env, "left").join(
@@ -436,12 +451,19 @@ def test_a_join_loses_nothing_with_its_slot(simulate: Any, seed: int, kills: int
     random = Random(seed)
     rows = {"left": events(12, 2, seed), "right": events(12, 2, seed + 1)}
     run = simulate(graph_of(env), {uid: [values] for uid, values in rows.items()}, random.randrange)
+    left: set[int] = set()
+    right: set[int] = set()
     for _ in range(kills):
         for _ in range(random.randrange(60)):
             run.step()
-        run.kill(random.randrange(2))
+        slot = random.randrange(2)
+        for gone, more in zip((left, right), remembered(run, slot), strict=True):
+            gone |= more
+        run.kill(slot)
     run.run()
-    assert set(out.counts) == pairs_of(rows["left"], rows["right"])
+    wanted = pairs_of(rows["left"], rows["right"])
+    assert set(out.counts) <= wanted
+    assert all(one in left or other in right for one, other in wanted - set(out.counts))
 
 
 @settings(max_examples=30, deadline=None)
