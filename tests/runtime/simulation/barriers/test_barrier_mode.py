@@ -185,7 +185,7 @@ def test_a_savepoint_that_the_job_went_on_behind_begins_another_future(
     """What was there, what it holds, and what comes of it is every record once; the old future changes nothing."""
     went_back = 0
     for seed in seeds:
-        events = ((60 + 20 * seed, "savepoint"), *((120 + 20 * seed, what) for what in then))
+        events = ((60 + 20 * seed, "savepoint"), *((120 + 40 * seed, what) for what in then))
         config = {"interval": 10, "backend": ("heap", "lmdb")[seed % 2], "changelog": seed % 3 == 0}
         run = runs.Run(runs.Plan(NAMES[seed % 6], seed, events=events, config=config)).run_and_go_back()
         went_back += run.went_back
