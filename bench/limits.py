@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from bench.peers import flight_echo
 from ftlayer.store.directory import DATA_FILE
 from ftlayer.store.lmdb_file import read_meta
 
@@ -80,7 +81,7 @@ class Limits:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         os.pwrite(self._file, bytes(FILE_BYTES), 0)
         os.fsync(self._file)
-        command = [sys.executable, "-m", "bench.peers.flight_echo", self._address]
+        command = [sys.executable, flight_echo.__file__, self._address]
         self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._server.stdout is not None
         self._server.stdout.readline()

@@ -80,6 +80,7 @@ class Lives:
                 process.wait(0.05)
 
 
+@pytest.mark.faults
 def test_a_driver_and_a_slot_are_killed(
     spark: Any, kit: ModuleType, server: Any, tmp_path: Path, real_lines: list[str]
 ) -> None:

@@ -63,6 +63,7 @@ def until(job: Any, holds: Callable[[], Any]) -> Any:
     return found
 
 
+@pytest.mark.faults
 def test_a_slot_that_stood_still_and_comes_back_changes_nothing(
     start: Callable[..., Any], kit: ModuleType, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def _kill_at_random(job: Any, draw: random.Random, kills: int, longest_s: float)
 FAILURES = FailurePolicy(max_attempts=2, backoff="50ms")
 
 
+@pytest.mark.faults
 def test_records_fail_while_slots_are_killed(
     start: Callable[..., Any], kit: ModuleType, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def start(environment: Any, logs_kit: ModuleType, real_lines: list[str], tmp_pat
 REPLAYS = ["store", "source"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("replay", REPLAYS)
 def test_slots_are_killed(start: Any, replay: str) -> None:
     run = start(1, replay=replay)
@@ -113,6 +114,7 @@ def paced(records: int) -> Any:
         yield number
 
 
+@pytest.mark.faults
 def test_a_slot_that_stays_away_for_longer_than_the_timeout(
     environment: Any, connect: Any, logs_kit: ModuleType, tmp_path: Path
 ) -> None:

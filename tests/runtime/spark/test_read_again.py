@@ -43,7 +43,7 @@ def fails_at_first(number: int) -> int:
 @pytest.mark.parametrize(
     "victims",
     [
-        ["slot", "vertex"],
+        pytest.param(["slot", "vertex"], marks=pytest.mark.faults),
         pytest.param(["slot", "slot"], marks=pytest.mark.campaign),
         pytest.param(["vertex", "slot", "vertex", "slot"], marks=pytest.mark.campaign),
     ],
