@@ -15,6 +15,7 @@ from bench import harness
 from bench.scale.curve import Curve, Point, as_json, fits
 from bench.scale.curves import (
     chain,
+    cluster,
     dead_letters,
     keys,
     pending,
@@ -27,7 +28,19 @@ from bench.scale.curves import (
 )
 from bench.scale.lab import Lab
 
-_MODULES = (slots, chain, shuffles, keys, values, pending, record_size, waiting, topologies, dead_letters)
+_MODULES = (
+    slots,
+    chain,
+    shuffles,
+    keys,
+    values,
+    pending,
+    record_size,
+    waiting,
+    topologies,
+    dead_letters,
+    cluster,
+)
 CURVES: dict[str, Curve] = {module.CURVE.name: module.CURVE for module in _MODULES}
 PARTS = tuple(CURVES)
 TARGETS: dict[str, harness.Target] = {}
