@@ -57,7 +57,7 @@ class NatsSink(DataSourceStreamArrowWriter):
     interrupted looks which of its messages are in the stream, and publishes the others; the messages of a commit are
     seen one by one. An abort leaves alone what is committed.
 
-    Exactly once is as much as the server keeps of what it has answered, and see ``docs/connector-nats.md`` for streams
+    Exactly once is as much as the server keeps of what it has answered, and see ``docs/connectors/nats.md`` for streams
     whose messages are removed while a commit is interrupted.
     """
 

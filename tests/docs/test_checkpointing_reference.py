@@ -12,7 +12,7 @@ import pytest
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference-checkpointing.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "checkpointing.md").read_text("utf-8")
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20}
 
 FLINK = """

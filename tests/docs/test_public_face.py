@@ -50,7 +50,7 @@ WAIT_S = 600
 
 SECTIONS = re.split(
     r"^#+ (?=.*\n)",
-    (Path(__file__).parents[2] / "docs" / "reference.md").read_text("utf-8"),
+    (Path(__file__).parents[2] / "docs" / "reference" / "README.md").read_text("utf-8"),
     flags=re.MULTILINE,
 )
 

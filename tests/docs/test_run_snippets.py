@@ -19,7 +19,7 @@ import pytest
 pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WAIT_S = 600
 
 

@@ -51,14 +51,14 @@ from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 TOPOLOGY_GUIDES = [
-    "docs/guide-topologies.md",
-    "docs/guide-sources-and-sinks.md",
-    "docs/guide-state-and-time.md",
-    "docs/guide-failures.md",
-    "docs/guide-production.md",
+    "docs/how-to/topologies.md",
+    "docs/how-to/sources-and-sinks.md",
+    "docs/how-to/state-and-time.md",
+    "docs/how-to/failures.md",
+    "docs/how-to/production.md",
 ]
 
 OTHERS_OPTIONS = {
@@ -197,7 +197,7 @@ def test_arguments_in_examples_of_topologies() -> None:
 
 
 def test_the_first_topology_is_explained_as_the_guide_shows() -> None:
-    text = page("docs/guide-topologies.md")
+    text = page("docs/how-to/topologies.md")
     first = ast.parse(next(blocks(text, "python")))
     (session,) = (node for node in first.body if isinstance(node, ast.With))
     functions = [node for node in first.body if isinstance(node, ast.FunctionDef)]
@@ -233,7 +233,7 @@ def test_command_line_options_exist(name: str) -> None:
 
 
 def test_the_reference_has_every_command_and_option() -> None:
-    rows = section(page("docs/reference.md"), "## Commands")
+    rows = section(page("docs/reference/README.md"), "## Commands")
     for name, command in commands().items():
         if getattr(command, "commands", {}):
             continue
@@ -272,7 +272,7 @@ DOCUMENTED = [
 
 
 def test_the_reference_has_every_exported_name() -> None:
-    text = page("docs/reference.md")
+    text = page("docs/reference/README.md")
     for name in ftlayer.__all__:
         assert re.search(rf"\b{name}\b", text), name
         assert getattr(ftlayer, name) is not None
@@ -280,7 +280,7 @@ def test_the_reference_has_every_exported_name() -> None:
 
 @pytest.mark.parametrize("owner", DOCUMENTED)
 def test_the_reference_has_every_public_name(owner: type) -> None:
-    text = page("docs/reference.md")
+    text = page("docs/reference/README.md")
     for name in vars(owner):
         if not name.startswith("_"):
             assert re.search(rf"`[^`]*\b{name}\b[^`]*`", text), f"{owner.__name__}.{name}"
@@ -318,7 +318,7 @@ def signatures_of(method: Any) -> list[str]:
 )
 def test_signatures(owner: type, heading: str) -> None:
     checked = 0
-    for span in re.findall(r"`(\w+\([^`]*\))`", section(page("docs/reference.md"), heading)):
+    for span in re.findall(r"`(\w+\([^`]*\))`", section(page("docs/reference/README.md"), heading)):
         name, arguments = span.split("(", 1)
         if not callable(getattr(owner, name, None)) or name == "put":
             continue
@@ -338,7 +338,7 @@ def test_signatures(owner: type, heading: str) -> None:
     [(StreamEnvironment, "StreamEnvironment"), (ConnectedStreams.process, "ConnectedStreams.process")],
 )
 def test_other_signatures(owner: Any, call: str) -> None:
-    span = re.search(rf"`{re.escape(call)}\(([^`]*)\)`", page("docs/reference.md"))
+    span = re.search(rf"`{re.escape(call)}\(([^`]*)\)`", page("docs/reference/README.md"))
     assert span is not None
     wanted = ast.unparse(ast.parse(f"def f({span[1]}): ...").body[0].args)  # type: ignore[attr-defined]
     parameters = inspect.signature(owner).parameters.values()
@@ -362,14 +362,14 @@ def test_other_signatures(owner: Any, call: str) -> None:
     ],
 )
 def test_the_reference_has_every_field(options: Any) -> None:
-    text = page("docs/reference.md")
+    text = page("docs/reference/README.md")
     for field in dataclasses.fields(options):
         assert f"`{field.name}`" in text, field.name
 
 
 def test_defaults_of_a_layer() -> None:
     table = section(
-        page("docs/reference.md"),
+        page("docs/reference/README.md"),
         "### `FTLayer.embedded(path, …)` and `FTLayer.connect(address, token=…, …)`: options",
     )
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE))
@@ -386,9 +386,9 @@ def test_defaults_of_a_layer() -> None:
 @pytest.mark.parametrize(
     ("name", "heading", "options", "complete"),
     [
-        ("docs/reference.md", "## Vertex options", VertexOptions, True),
-        ("docs/reference.md", "## Topology options", TopologyOptions, True),
-        ("docs/guide-production.md", "## Tuning", TopologyOptions, False),
+        ("docs/reference/README.md", "## Vertex options", VertexOptions, True),
+        ("docs/reference/README.md", "## Topology options", TopologyOptions, True),
+        ("docs/how-to/production.md", "## Tuning", TopologyOptions, False),
     ],
 )
 def test_defaults_of_options(name: str, heading: str, options: Any, complete: bool) -> None:
@@ -406,7 +406,7 @@ def test_defaults_of_options(name: str, heading: str, options: Any, complete: bo
         assert value == defaults[option], option
 
 
-@pytest.mark.parametrize("name", ["docs/reference.md", "docs/guide-failures.md"])
+@pytest.mark.parametrize("name", ["docs/reference/README.md", "docs/how-to/failures.md"])
 def test_the_restart_strategy_of_a_topology(name: str) -> None:
     text = page(name).replace("\n", " ")
     span = re.search(r"`ExponentialDelay\((initial_delay=\"50ms\"[^`]*)\)`", text)
@@ -416,16 +416,16 @@ def test_the_restart_strategy_of_a_topology(name: str) -> None:
 
 def test_states_of_a_job() -> None:
     assert JobState.__members__.keys() <= set(
-        re.findall(r"`([A-Z]+)`", section(page("docs/reference.md"), "## Job"))
+        re.findall(r"`([A-Z]+)`", section(page("docs/reference/README.md"), "## Job"))
     )
-    row = re.search(r"^\| `state` \| (.*?) \|", page("docs/operations.md"), re.MULTILINE)
+    row = re.search(r"^\| `state` \| (.*?) \|", page("docs/operations/README.md"), re.MULTILINE)
     assert row is not None
     assert set(re.findall(r"`(\w+)`", row[1])) == {state.value for state in JobState}
 
 
 @pytest.mark.parametrize("strategy", ["NoRestart", "FixedDelay", "ExponentialDelay", "FailureRate"])
 def test_restart_strategies(strategy: str) -> None:
-    rows = section(page("docs/reference.md"), "## TrackedWriter")
+    rows = section(page("docs/reference/README.md"), "## TrackedWriter")
     span = re.search(rf"^\| `{strategy}\(([^`]*)\)`", rows, re.MULTILINE)
     assert span is not None
     fields = [each for each in dataclasses.fields(getattr(restart, strategy)) if each.init]
@@ -440,7 +440,7 @@ def test_restart_strategies(strategy: str) -> None:
 
 
 def test_every_error_is_in_the_table() -> None:
-    table = section(page("docs/operations.md"), "## Errors")
+    table = section(page("docs/operations/README.md"), "## Errors")
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", table, re.MULTILINE))
     errors = {
         name: kind.code
@@ -457,7 +457,7 @@ def test_every_metric_is_listed() -> None:
     with store.read() as transaction:
         reply = rules.read(transaction, Stats(), now)
     assert isinstance(reply, StatsReply)
-    table = section(page("docs/operations.md"), "## What to watch").partition("\n### ")[0]
+    table = section(page("docs/operations/README.md"), "## What to watch").partition("\n### ")[0]
     listed = {
         name
         for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
@@ -473,12 +473,12 @@ def test_every_metric_of_prometheus_is_listed() -> None:
     for module in (catalogue, console_metrics):
         told += [value for value in vars(module).values() if isinstance(value, Metric)]
     names = {f"{each.name}_total" if each.kind is MetricKind.COUNTER else each.name for each in told}
-    table = section(page("docs/operations.md"), "### Metrics").partition("\nBefore, each value")[0]
+    table = section(page("docs/operations/README.md"), "### Metrics").partition("\nBefore, each value")[0]
     assert set(re.findall(r"`(ftlayer_\w+)`", table)) == names
 
 
 def test_every_value_of_a_job_is_listed() -> None:
-    table = section(page("docs/operations.md"), "### A topology")
+    table = section(page("docs/operations/README.md"), "### A topology")
     for status in (JobStatus, SlotStatus, ChainStatus, StreamStatus):
         for field in dataclasses.fields(status):
             assert f"`{field.name}`" in table, field.name
@@ -504,7 +504,7 @@ ORIGINAL_NAMES = """
 
 
 def test_every_name_of_the_original_design_has_a_place() -> None:
-    text = page("docs/original-design.md")
+    text = page("docs/design-decisions/original-design.md")
     for name in ORIGINAL_NAMES.split():
         assert re.search(rf"\b{name}s?\b", text), name
 
@@ -517,7 +517,7 @@ def test_files_that_pages_name_exist() -> None:
 
 def test_paths_and_names_of_the_architecture_exist() -> None:
     """Paths are below ``ftlayer/``; names in brackets behind one are in that file."""
-    prose = re.sub(r"^```.*?^```$", "", page("docs/architecture.md"), flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```$", "", page("docs/design-decisions/architecture.md"), flags=re.DOTALL | re.MULTILINE)
     prose = " ".join(prose.split())
     for path in re.findall(r"`([\w./-]+(?:/|\.py|\.c))`", prose):
         assert (ROOT / "ftlayer" / path).exists() or (ROOT / path).exists(), path
