@@ -517,7 +517,9 @@ def test_files_that_pages_name_exist() -> None:
 
 def test_paths_and_names_of_the_architecture_exist() -> None:
     """Paths are below ``ftlayer/``; names in brackets behind one are in that file."""
-    prose = re.sub(r"^```.*?^```$", "", page("docs/design-decisions/architecture.md"), flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(
+        r"^```.*?^```$", "", page("docs/design-decisions/architecture.md"), flags=re.DOTALL | re.MULTILINE
+    )
     prose = " ".join(prose.split())
     for path in re.findall(r"`([\w./-]+(?:/|\.py|\.c))`", prose):
         assert (ROOT / "ftlayer" / path).exists() or (ROOT / path).exists(), path
