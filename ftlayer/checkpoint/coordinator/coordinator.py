@@ -123,7 +123,7 @@ class CheckpointCoordinator:
             case JobOver(end):
                 return self._close(_CoordinatorPhase.OVER, now) + self._completion.over(end)
             case PartWritten(checkpoint, part):
-                return self._flight.acked(checkpoint, part)
+                return self._flight.acked(checkpoint, part, self._holds)
             case PartDeclined():
                 return self._declined(event, now)
             case SubtaskFinished(subtask):

@@ -87,10 +87,12 @@ class PendingCheckpoints:
         self._statistics.triggered += 1
         return [Trigger(barrier)]
 
-    def acked(self, checkpoint: int, part: SubtaskSnapshot) -> list[CheckpointInstruction]:
+    def acked(self, checkpoint: int, part: SubtaskSnapshot, holds: InputHolds) -> list[CheckpointInstruction]:
         """Take a part. One of a checkpoint that was given up is to be removed."""
         pending = self._pending.get(checkpoint)
         if pending is not None:
+            if part.uid in pending.waits_for(holds.after(pending.triggered_ms)):
+                pending.held_up_by.add(part.uid)
             pending.acked(part)
         elif checkpoint in self._aborted:
             return [DiscardParts(checkpoint, (part,), self._aborted[checkpoint].location)]
@@ -143,7 +145,7 @@ class PendingCheckpoints:
         return instructions + [Answer(request, error=error) for request in pending.requests]
 
     def expire(self, now: Now, holds: InputHolds) -> list[CheckpointInstruction]:
-        """Give up what takes too long. Where chains that have held their input are missing, it is no failure."""
+        """Give up what takes too long. Where chains have held it up by holding their input, it is no failure."""
         late = [
             pending
             for pending in self.all
@@ -155,7 +157,7 @@ class PendingCheckpoints:
     def _expired(
         self, pending: PendingCheckpoint, holds: InputHolds, now: Now
     ) -> list[CheckpointInstruction]:
-        chains = pending.waits_for(holds.after(pending.triggered_ms))
+        chains = sorted(pending.held_up_by.union(pending.waits_for(holds.after(pending.triggered_ms))))
         if not chains:
             return self.abort(pending, AbortReason.EXPIRED, now)
         return self.abort(

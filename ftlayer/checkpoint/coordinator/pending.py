@@ -57,6 +57,7 @@ class PendingCheckpoint:
         waiting: subtasks whose parts are not there yet.
         stops: whether the job stops with it (a savepoint).
         requests: of users, to be answered with it.
+        held_up_by: chains that held their input before their parts came: what is behind them had less than the timeout.
         parts: of the subtasks that have theirs written.
         checkpoint: as it was published.
     """
@@ -66,6 +67,7 @@ class PendingCheckpoint:
     waiting: set[Subtask]
     stops: bool = False
     requests: list[int] = field(default_factory=list)
+    held_up_by: set[str] = field(default_factory=set)
     parts: dict[Subtask, SubtaskSnapshot] = field(default_factory=dict)
     stage: CheckpointStage = CheckpointStage.WRITING
     checkpoint: Checkpoint | None = None

@@ -126,6 +126,21 @@ def test_where_nothing_may_overtake_it_expires_says_why_and_is_no_failure(desk: 
     assert it.said.of(FailJob)
 
 
+def test_what_a_hold_has_left_no_time_for_is_no_failure(desk: Make) -> None:
+    """The hold ends just before the timeout: its chain has its part written, and those behind it have not."""
+    it = desk(interval="10s", timeout="60s", max_concurrent=2).begin()
+    number = it.trigger()
+    it.call(HELD)
+    it.wait(59_990)
+    it.call(FREE)
+    for subtask in range(2):
+        it.call(PartWritten(number, SubtaskSnapshot("count", subtask)))
+    decided = it.wait(10)
+    assert decided.ids(NotifyAborted) == [number]
+    assert "'count' took no input meanwhile" in decided.of(NotifyAborted)[0].reason
+    assert not it.said.of(FailJob)
+
+
 @pytest.mark.parametrize("request_", [SavepointRequested(1, "/save"), StopRequested(1, "/save")], ids=str)
 def test_a_savepoint_that_expires_behind_a_hold_says_so(desk: Make, request_: Any) -> None:
     it = desk({"may_overtake": True}, interval=None, timeout="60s").begin()
