@@ -8,8 +8,8 @@ changed since, not for a record.
 from __future__ import annotations
 
 import secrets
-from collections.abc import MutableMapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -156,38 +156,58 @@ class AggregateValues:
         return np.sort(np.frombuffer(self.accumulators.take_dirty(), np.int32))
 
 
-class AggregateTable:
-    """The running aggregates of an operator's keys: `ftlayer.functions.keyed.StateCache`."""
+class AggregateState(Protocol):
+    """Keyed state in which aggregates lie."""
 
-    def __init__(self, plan: AggregatePlan, table: MutableMapping[Key, Any]) -> None:
+    def get(self, key: Key, default: Any, /) -> Any:
+        """Return a key's aggregates, or the default."""
+
+    def update(self, pairs: Iterable[tuple[Key, Any]], /) -> None:
+        """Set the aggregates of keys."""
+
+
+class AggregateTable:
+    """The running aggregates of an operator's keys: `ftlayer.functions.keyed.StateCache`.
+
+    Attributes:
+        plan: which these are.
+    """
+
+    def __init__(self, plan: AggregatePlan, table: AggregateState) -> None:
         """``table`` is the keyed state; values are written into it by `write_back`."""
-        self._plan = plan
+        self.plan = plan
         self._table = table
         self._begin()
 
     def _begin(self) -> None:
         self._keys = KeyNumbers()
-        self._values = AggregateValues(self._plan)
+        self._values = AggregateValues(self.plan)
 
     def add(
         self, batch: pa.RecordBatch, *, undo: bool
     ) -> tuple[list[pa.Array], list[tuple[int, int]], Kept | None]:
         """Add the rows of a batch; see `AggregateValues.add`."""
-        columns = self._plan.key_columns(batch)
+        slots, _ = self.number(self.plan.key_columns(batch))
+        return self._values.add(slots, batch, results=True, undo=undo)
+
+    def number(self, columns: list[pa.Array]) -> tuple[I32, npt.NDArray[np.bool_]]:
+        """Return the slot of each row's key, int32[n], and of the keys that are new whether the state had them.
+
+        New keys have the last slots, in the order in which they come.
+        """
         keys = pa.RecordBatch.from_arrays(columns, names=[str(place) for place in range(len(columns))])
         slots, new = self._keys.find(keys)
         self._values.accumulators.reserve(len(self._keys))
-        if new:
-            self._look_up(new)
-        return self._values.add(slots, batch, results=True, undo=undo)
+        return slots, self._look_up(new)
 
-    def _look_up(self, new: list[Key]) -> None:
+    def _look_up(self, new: list[Key]) -> npt.NDArray[np.bool_]:
         get = self._table.get
         found = [get(key, _ABSENT) for key in new]
         there = np.array([value is not _ABSENT for value in found], np.bool_)
         if there.any():
             slots = np.arange(len(self._keys) - len(new), len(self._keys), dtype=np.int32)
             self._values.load(slots[there], [value for value in found if value is not _ABSENT])
+        return there
 
     def compact(self) -> None:
         """Give memory of texts back that were replaced. Not while a batch may be taken back."""

@@ -14,6 +14,7 @@ from ftlayer.functions.aggregates.table import AggregateTable
 from ftlayer.functions.chains.aggregate_segment import Aggregating
 from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing
 from ftlayer.functions.chains.retiming import gives_times, with_time_column
+from ftlayer.functions.chains.window_segment import Windowing
 from ftlayer.functions.context import Context
 from ftlayer.functions.keyed import Backend, Timers
 from ftlayer.functions.process import uses_timers
@@ -28,10 +29,11 @@ from ftlayer.functions.steps import (
     Reduce,
 )
 from ftlayer.functions.undo.backend import UndoBackend
-from ftlayer.functions.undo.tables import UndoValues
+from ftlayer.functions.undo.tables import UndoMaps, UndoValues
+from ftlayer.functions.windows.function import TABLE, FixedWindows
 
 ChainOperator = Map | FlatMap | Filter | MapBatches | MapAsync | Reduce | KeyedAggregate | Process | CoProcess
-PreparedOperator = PreparedStep | MapBatches | MapAsync | Aggregating
+PreparedOperator = PreparedStep | MapBatches | MapAsync | Aggregating | Windowing
 
 REDUCE_TABLE = "aggregate"
 """Name of the table in which a `Reduce`, or a `KeyedAggregate`, keeps its aggregates."""
@@ -159,4 +161,12 @@ def _prepare_process(
         )
         for call, keys, taken in entries
     ]
-    return ProcessOperator(position, function, steps[0], timers), list(steps)
+    operator_step = ProcessOperator(position, function, steps[0], timers)
+    if isinstance(function, FixedWindows) and state is not None and timers is not None:
+        maps = state.maps(TABLE)
+        # Its own log is one entry a batch.
+        table = function.vectorized(maps.table if isinstance(maps, UndoMaps) else maps, timers)
+        if table is not None:
+            state.cache(table)
+            return operator_step, [Windowing(step, table) for step in steps]
+    return operator_step, list(steps)

@@ -15,15 +15,16 @@ from ftlayer.functions.chains.fused import MAX_FUSED
 from ftlayer.functions.chains.pacing import RateLimiter, paced
 from ftlayer.functions.chains.prepared import PreparedStep
 from ftlayer.functions.chains.record_segment import RecordSegment
+from ftlayer.functions.chains.window_segment import Windowing, WindowSegment
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE, RowFailure
 from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_rows, without_rows
 from ftlayer.functions.steps import MapAsync, MapBatches, RecordStep
 from ftlayer.functions.undo.log import UndoLog
 
-Segment = RecordSegment | BatchSegment | AsyncSegment | AggregateSegment
+Segment = RecordSegment | BatchSegment | AsyncSegment | AggregateSegment | WindowSegment
 
-BatchStep = MapBatches | MapAsync | Aggregating
+BatchStep = MapBatches | MapAsync | Aggregating | Windowing
 """What takes a batch at a time, or many of its records."""
 
 
@@ -63,6 +64,8 @@ def segments_of(
 def _alone(step: BatchStep, form: Form, paces: Mapping[str, RateLimiter], log: UndoLog | None) -> Segment:
     if isinstance(step, Aggregating):
         return AggregateSegment(step, log)
+    if isinstance(step, Windowing):
+        return WindowSegment(step, log)
     fails = FAILS_RECORD if log is None else FAILS_RECORD_UNDONE
     if isinstance(step, MapBatches):
         return BatchSegment(step, fails)

@@ -32,6 +32,7 @@ from ftlayer.functions.chains.preparing import ChainOperator, prepare
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.retiming import gives_times, taken_off
 from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
+from ftlayer.functions.chains.window_segment import WindowSegment
 from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running
 from ftlayer.functions.failures import RowFailure
@@ -376,9 +377,12 @@ def _joined(pieces: Sequence[tuple[pa.RecordBatch, I64 | None]]) -> I64 | None:
     return np.concatenate(times) if times else None
 
 
-def _counted(segments: Sequence[Segment]) -> list[RecordSegment | AsyncSegment | AggregateSegment]:
+def _counted(
+    segments: Sequence[Segment],
+) -> list[RecordSegment | AsyncSegment | AggregateSegment | WindowSegment]:
     return [segment for segment in segments if not isinstance(segment, BatchSegment)]
 
 
 def _per_record(segments: Sequence[Segment]) -> list[RecordSegment]:
-    return [segment for segment in segments if isinstance(segment, RecordSegment)]
+    own = [segment.by_record for segment in segments if isinstance(segment, WindowSegment)]
+    return [*own, *(segment for segment in segments if isinstance(segment, RecordSegment))]

@@ -138,36 +138,40 @@ class UndoLists:
 
 
 class UndoMaps:
-    """A table of mappings: `ftlayer.functions.keyed.MapTable`."""
+    """A table of mappings: `ftlayer.functions.keyed.MapTable`.
+
+    Attributes:
+        table: it without the log.
+    """
 
     def __init__(self, table: MapTable, log: Changes) -> None:
-        self._table = table
+        self.table = table
         self._log = log
 
     def keys(self) -> Iterable[Key]:
         """See `MapTable.keys`."""
-        return self._table.keys()
+        return self.table.keys()
 
     def items(self, key: Key) -> Mapping[Any, Any]:
         """See `MapTable.items`."""
-        found = self._table.items(key)
+        found = self.table.items(key)
         return _Items(self, key, found) if found else found
 
     def put(self, key: Key, field: Any, value: Any) -> None:
         """See `MapTable.put`."""
-        self._log.add((self._restore, (key, field), self._table.items(key).get(field, ABSENT)))
-        self._table.put(key, field, value)
+        self._log.add((self._restore, (key, field), self.table.items(key).get(field, ABSENT)))
+        self.table.put(key, field, value)
 
     def remove(self, key: Key, field: Any) -> None:
         """See `MapTable.remove`."""
-        old = self._table.items(key)[field]
-        self._table.remove(key, field)
+        old = self.table.items(key)[field]
+        self.table.remove(key, field)
         self._log.add((self._restore, (key, field), old))
 
     def clear(self, key: Key) -> None:
         """See `MapTable.clear`."""
-        self._log.add((self._replace, key, dict(self._table.items(key))))
-        self._table.clear(key)
+        self._log.add((self._replace, key, dict(self.table.items(key))))
+        self.table.clear(key)
 
     def read(self, key: Key, field: Any, value: Any) -> None:
         """The value of an item is read."""
@@ -176,14 +180,14 @@ class UndoMaps:
     def _restore(self, where: tuple[Key, Any], old: Any) -> None:
         key, field = where
         if old is not ABSENT:
-            self._table.put(key, field, old)
-        elif field in self._table.items(key):
-            self._table.remove(key, field)
+            self.table.put(key, field, old)
+        elif field in self.table.items(key):
+            self.table.remove(key, field)
 
     def _replace(self, key: Key, items: Mapping[Any, Any]) -> None:
-        self._table.clear(key)
+        self.table.clear(key)
         for field, value in items.items():
-            self._table.put(key, field, value)
+            self.table.put(key, field, value)
 
 
 class _Items(Mapping[Any, Any]):

@@ -10,9 +10,11 @@ from ftlayer.failures import PermanentFailure
 from ftlayer.functions.context import Context
 from ftlayer.functions.current import has_failed_before
 from ftlayer.functions.handles import NOTHING, MapHandle
+from ftlayer.functions.keyed import MapTable, Timers
 from ftlayer.functions.process import LAST_WATERMARK_MS, ProcessFunction
+from ftlayer.functions.windows.aggregates import WindowAggregates
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
-from ftlayer.functions.windows.contents import Content
+from ftlayer.functions.windows.contents import BuiltIn, Content
 
 TABLE = "windows"
 """Name of the table of keyed state that windows lie in."""
@@ -100,24 +102,40 @@ class FixedWindows(WindowFunction):
         """See `WindowFunction`."""
         super().__init__(windows, content, lateness_ms, late_tag)
         self._fixed = windows
+        self._aggregates: WindowAggregates | None = None
+
+    def vectorized(self, maps: MapTable, timers: Timers) -> WindowAggregates | None:
+        """Return what takes whole batches from now on, where a window's content is built-in aggregates; else None.
+
+        `process` is then for records alone that are late. ``maps`` is the table of name `TABLE`.
+        """
+        if isinstance(self._content, BuiltIn):
+            self._aggregates = WindowAggregates(
+                self._fixed, self._lateness_ms, self._content.plan, maps, timers
+            )
+        return self._aggregates
 
     def _take(self, record: Any, time_ms: int, ctx: Context) -> bool:
         windows, content, watermark = self._windows, self._content, ctx.watermark
         starts = self._fixed.starts(time_ms)
-        taken = not starts
+        filled = []
         for start in starts:
             end = start + self._fixed.size_ms
             if end <= watermark and self._over_ms(end) <= watermark:
                 continue
             held = windows.get(start, NOTHING)
-            windows[start] = content.added(held, record)
+            filled.append((start, end, held, content.added(held, record)))
+        # A record that one of its windows does not take is in none of them.
+        for start, end, held, added in filled:
+            windows[start] = added
             # One that is kept for late records may have been emitted, and behind a restore no watermark says so.
             if held is NOTHING or self._lateness_ms:
                 ctx.timers.event(in_time(end))
-            taken = True
-        return taken
+        return bool(filled) or not starts
 
     def _ending(self, time_ms: int) -> Iterable[tuple[Window, Any]]:
+        if self._aggregates is not None:
+            self._aggregates.give_back()
         size = self._fixed.size_ms
         starts = self._due(time_ms, size)
         return [(Window(start, in_time(start + size)), self._windows[start]) for start in starts]

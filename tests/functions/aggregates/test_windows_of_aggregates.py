@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ftlayer as ft
@@ -16,6 +16,7 @@ from ftlayer.functions.aggregates.typed import AggregatePlan
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Process
+from ftlayer.functions.windows import aggregates
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import Aggregated, BuiltIn, Content
 from ftlayer.functions.windows.function import window_function
@@ -51,8 +52,12 @@ def result(key: str, window: Window, state: State) -> tuple[Any, ...]:
     return (key, *times, rows, *numbers)
 
 
-def chain_of(windows: WindowKind, content: Content, lateness_ms: int) -> TopologyChain:
-    function = window_function(windows, content, lateness_ms, "late")
+def chain_of(
+    windows: WindowKind, content: Content, lateness_ms: int, *, vectorized: bool = True
+) -> TopologyChain:
+    function: Any = window_function(windows, content, lateness_ms, "late")
+    if not vectorized:
+        function.vectorized = lambda maps, timers: None
     step = Process("w", function, ("k",), PLAN.output, (("late", RECORD),))
     chain = TopologyChain([step], [RECORD], HeapBackend())
     chain.open()
@@ -68,6 +73,12 @@ def fired(chain: TopologyChain, watermark_ms: int) -> list[Any]:
     return sorted(zip(times.tolist(), map(str, outputs[MAIN].batch.to_pylist()), strict=True))
 
 
+def batch_of(rows: list[Any]) -> tuple[pa.RecordBatch, Any]:
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    arrays = [pa.array(list(c), f.type) for c, f in zip(columns, RECORD, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=RECORD), np.array(columns[1], np.int64)
+
+
 events = st.lists(
     st.tuples(
         st.lists(
@@ -81,18 +92,19 @@ events = st.lists(
 
 
 @pytest.mark.parametrize("windows", [Fixed(10, 10), Fixed(20, 5, 3), Fixed(3, 10), Session(7)], ids=str)
+@pytest.mark.parametrize("at_once", [3, 1 << 20])
 @given(events=events, lateness_ms=st.sampled_from([0, 8]))
-@settings(max_examples=25, deadline=None)
-def test_they_are_those_of_functions(windows: WindowKind, events: list[Any], lateness_ms: int) -> None:
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_they_are_those_of_functions(
+    monkeypatch: pytest.MonkeyPatch, windows: WindowKind, at_once: int, events: list[Any], lateness_ms: int
+) -> None:
+    monkeypatch.setattr(aggregates, "MOST_ASSIGNED", at_once)
     contents = BuiltIn(PLAN), Aggregated(lambda: (0, []), add, merge, result)
     chains = [chain_of(windows, content, lateness_ms) for content in contents]
     watermark = 0
     for rows, passed in events:
-        columns = list(zip(*rows, strict=True)) or [(), (), ()]
-        batch = pa.RecordBatch.from_arrays(
-            [pa.array(list(c), f.type) for c, f in zip(columns, RECORD, strict=True)], schema=RECORD
-        )
-        ran = [chain.run(batch, np.array(columns[1], np.int64), watermark, 0) for chain in chains]
+        batch, times = batch_of(rows)
+        ran = [chain.run(batch, times, watermark, 0) for chain in chains]
         failed = [[failure.row for failure in each.failures] for each in ran]
         assert failed[0] == failed[1]
         late = [each.outputs["late"].batch.to_pylist() if "late" in each.outputs else [] for each in ran]
@@ -100,3 +112,26 @@ def test_they_are_those_of_functions(windows: WindowKind, events: list[Any], lat
         watermark += passed
         assert fired(chains[0], watermark) == fired(chains[1], watermark)
     assert fired(chains[0], LAST_WATERMARK_MS) == fired(chains[1], LAST_WATERMARK_MS)
+
+
+def test_a_row_that_one_of_its_windows_does_not_take_is_in_none() -> None:
+    chains = [chain_of(Fixed(20, 10), BuiltIn(PLAN), 0, vectorized=way) for way in (True, False)]
+    for chain in chains:
+        # [10, 30) is nearly full; the third row, which is in [0, 20) too, is one too many for it.
+        batch, times = batch_of([("a", 25, MOST - 1), ("a", 5, 1), ("a", 15, 5), ("a", 15, 1)])
+        result = chain.run(batch, times, 0, 0)
+        assert [failure.row for failure in result.failures] == [2]
+        assert "the sum of 'v' would be beyond int64" in result.failures[0].reason
+    assert fired(chains[0], LAST_WATERMARK_MS) == fired(chains[1], LAST_WATERMARK_MS)
+
+
+@pytest.mark.parametrize("windows", [Fixed(10, 10), Fixed(20, 5, 3)], ids=str)
+def test_a_time_at_the_end_of_64_bits_leaves_the_other_windows_right(windows: Fixed) -> None:
+    results = []
+    for way in (True, False):
+        chain = chain_of(windows, BuiltIn(PLAN), 0, vectorized=way)
+        for times in ([5], [5, 2**63 - 1, 2**61, 6], [6]):
+            batch, at = batch_of([("a", time, 1) for time in times])
+            assert not chain.run(batch, at, 0, 0).failures
+        results.append(fired(chain, 10_000))
+    assert results[0] == results[1] != []

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import ftlayer as ft
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.functions.aggregates.typed import AggregatePlan
 from ftlayer.functions.chains.firing import DueTimers, FiredTimers
 from ftlayer.functions.chains.topology import TopologyChain, TopologyResult
 from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction
@@ -25,7 +27,7 @@ from ftlayer.functions.ttl import StateTtl
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.undo.pieces import in_pieces
 from ftlayer.functions.windows.assigners import Fixed, Session, Window
-from ftlayer.functions.windows.contents import Aggregated, Collected, Content
+from ftlayer.functions.windows.contents import Aggregated, BuiltIn, Collected, Content
 from ftlayer.functions.windows.function import window_function
 from ftlayer.state import backend as layered
 from ftlayer.state.contract import BackendSpec
@@ -36,6 +38,8 @@ from ftlayer.state.tables import memory, merging
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("id", pa.int64())])
 SIDE = (("late", SCHEMA),)
 KEY = pa.schema([("k", pa.string())])
+TIMES = [pa.field(name, pa.timestamp("us", tz="UTC")) for name in ("window_start", "window_end")]
+PLAN = AggregatePlan.of([ft.count(), ft.sum("id")], ("k",), SCHEMA, between=TIMES)
 TTL = StateTtl(5)
 LAST_ID = 1_000
 
@@ -121,6 +125,8 @@ def operators_of(kind: str, script: Script) -> tuple[list[Any], int]:
     if kind == "both":
         both = CoProcess("own", Both(script), (("k",), ("k",)), (SCHEMA, SCHEMA), SCHEMA)
         return [both, Map("map", passing, SCHEMA)], 2
+    if kind == "built-in":
+        return aggregating(script, passing), 1
     content: Content = Aggregated(list, appended, lambda one, other: one + other, emitted(script))
     if kind == "collected":
         of = emitted(script)
@@ -128,6 +134,23 @@ def operators_of(kind: str, script: Script) -> tuple[list[Any], int]:
     windows = Session(3) if kind == "sessions" else Fixed(4, 2)
     function = window_function(windows, content, 3, "late")
     return [Map("map", passing, SCHEMA), Process("own", function, ("k",), SCHEMA, side=SIDE)], 1
+
+
+def aggregating(script: Script, passing: Any) -> list[Any]:
+    """Windows of built-in aggregates, whole batches at a time; a record at a time where nothing goes wrong."""
+
+    def numbered(result: tuple[Any, ...]) -> Record:
+        key, start, _, rows, total = result
+        start_ms = round(start.timestamp() * 1_000)
+        if ("timer", start_ms) in script:
+            raise ValueError("timer")
+        return key, start_ms, rows * LAST_ID + total
+
+    function: Any = window_function(Fixed(4, 2), BuiltIn(PLAN), 3, "late")
+    if not script and isinstance(script, frozenset):
+        function.vectorized = lambda maps, timers: None
+    window = Process("own", function, ("k",), PLAN.output, side=SIDE)
+    return [Map("map", passing, SCHEMA), window, Map("numbered", numbered, SCHEMA)]
 
 
 PLACES = {"both": ["early", "in place", "middle", "late", "behind", "misfit"]}
@@ -223,9 +246,9 @@ records = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 14)), min_si
 batches = st.lists(st.tuples(records, st.integers(0, 1), st.integers(-1, 14)), min_size=1, max_size=5)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=180, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    st.sampled_from(["both", "both", "windows", "collected", "sessions"]),
+    st.sampled_from(["both", "both", "windows", "collected", "sessions", "built-in"]),
     st.sampled_from(["dicts", "heap", "lmdb"]),
     batches,
     st.integers(1, 20),
