@@ -38,7 +38,7 @@ CLASSES: list[type[FTLayerError]] = [
     for kind in vars(module).values()
     if inspect.isclass(kind) and issubclass(kind, FTLayerError) and kind is not FTLayerError
 ]
-OPERATIONS = Path(__file__).parents[1] / "docs" / "operations.md"
+OPERATIONS = Path(__file__).parents[1] / "docs" / "operations" / "errors.md"
 
 
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:

@@ -48,11 +48,12 @@ from ftlayer.vertex.calls.jobs import EdgeDetails, Incident, SubtaskDetails
 
 WAIT_S = 600
 
-SECTIONS = re.split(
-    r"^#+ (?=.*\n)",
-    (Path(__file__).parents[2] / "docs" / "reference" / "README.md").read_text("utf-8"),
-    flags=re.MULTILINE,
-)
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+SECTIONS = [
+    section
+    for page in sorted(REFERENCE.glob("*.md"))
+    for section in re.split(r"^#+ (?=.*\n)", page.read_text("utf-8"), flags=re.MULTILINE)
+]
 
 
 def names_listed(*headings: str) -> set[str]:

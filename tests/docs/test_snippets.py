@@ -53,13 +53,8 @@ from ftlayer.vertex.rules.options import LayerOptions
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-TOPOLOGY_GUIDES = [
-    "docs/how-to/topologies.md",
-    "docs/how-to/sources-and-sinks.md",
-    "docs/how-to/state-and-time.md",
-    "docs/how-to/failures.md",
-    "docs/how-to/production.md",
-]
+TOPOLOGY_GUIDES = [name for name in NAMES if name.startswith("docs/how-to/topologies/")]
+REFERENCE = [name for name in NAMES if re.fullmatch(r"docs/reference/[\w-]+\.md", name)]
 
 OTHERS_OPTIONS = {
     "--quick",
@@ -72,8 +67,9 @@ OTHERS_OPTIONS = {
     "--pdb",
     "--durations",
     "--enable-feature",
+    "--strict",
 }
-"""Of the benchmarks, of spark-submit, of pytest and of Prometheus."""
+"""Of the benchmarks, of spark-submit, of pytest, of Prometheus and of mkdocs."""
 
 
 def page(name: str) -> str:
@@ -197,7 +193,7 @@ def test_arguments_in_examples_of_topologies() -> None:
 
 
 def test_the_first_topology_is_explained_as_the_guide_shows() -> None:
-    text = page("docs/how-to/topologies.md")
+    text = page("docs/how-to/topologies/README.md")
     first = ast.parse(next(blocks(text, "python")))
     (session,) = (node for node in first.body if isinstance(node, ast.With))
     functions = [node for node in first.body if isinstance(node, ast.FunctionDef)]
@@ -233,7 +229,7 @@ def test_command_line_options_exist(name: str) -> None:
 
 
 def test_the_reference_has_every_command_and_option() -> None:
-    rows = section(page("docs/reference/README.md"), "## Commands")
+    rows = page("docs/reference/commands.md")
     for name, command in commands().items():
         if getattr(command, "commands", {}):
             continue
@@ -271,6 +267,11 @@ DOCUMENTED = [
 ]
 
 
+def reference() -> str:
+    """Return the tables of the reference, all pages behind each other."""
+    return "\n".join(page(name) for name in REFERENCE)
+
+
 def test_the_reference_has_every_exported_name() -> None:
     text = page("docs/reference/README.md")
     for name in ftlayer.__all__:
@@ -280,7 +281,7 @@ def test_the_reference_has_every_exported_name() -> None:
 
 @pytest.mark.parametrize("owner", DOCUMENTED)
 def test_the_reference_has_every_public_name(owner: type) -> None:
-    text = page("docs/reference/README.md")
+    text = reference()
     for name in vars(owner):
         if not name.startswith("_"):
             assert re.search(rf"`[^`]*\b{name}\b[^`]*`", text), f"{owner.__name__}.{name}"
@@ -304,21 +305,21 @@ def signatures_of(method: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "heading"),
+    ("owner", "name", "heading"),
     [
-        (TrackedStream, "## TrackedStream"),
-        (FTLayer, "### Methods and properties"),
-        (StreamEnvironment, "## StreamEnvironment"),
-        (DataStream, "## DataStream"),
-        (KeyedStream, "## KeyedStream"),
-        (WindowedStream, "## WindowedStream"),
-        (Job, "## Job"),
-        (ProcessFunction, "## ProcessFunction"),
+        (TrackedStream, "queries", "## TrackedStream"),
+        (FTLayer, "layer", "## Methods and properties"),
+        (StreamEnvironment, "topologies", "## StreamEnvironment"),
+        (DataStream, "topologies", "## DataStream"),
+        (KeyedStream, "topologies", "## KeyedStream"),
+        (WindowedStream, "topologies", "## WindowedStream"),
+        (Job, "job", "## Job"),
+        (ProcessFunction, "functions", "## ProcessFunction"),
     ],
 )
-def test_signatures(owner: type, heading: str) -> None:
+def test_signatures(owner: type, name: str, heading: str) -> None:
     checked = 0
-    for span in re.findall(r"`(\w+\([^`]*\))`", section(page("docs/reference/README.md"), heading)):
+    for span in re.findall(r"`(\w+\([^`]*\))`", section(page(f"docs/reference/{name}.md"), heading)):
         name, arguments = span.split("(", 1)
         if not callable(getattr(owner, name, None)) or name == "put":
             continue
@@ -338,7 +339,7 @@ def test_signatures(owner: type, heading: str) -> None:
     [(StreamEnvironment, "StreamEnvironment"), (ConnectedStreams.process, "ConnectedStreams.process")],
 )
 def test_other_signatures(owner: Any, call: str) -> None:
-    span = re.search(rf"`{re.escape(call)}\(([^`]*)\)`", page("docs/reference/README.md"))
+    span = re.search(rf"`{re.escape(call)}\(([^`]*)\)`", page("docs/reference/topologies.md"))
     assert span is not None
     wanted = ast.unparse(ast.parse(f"def f({span[1]}): ...").body[0].args)  # type: ignore[attr-defined]
     parameters = inspect.signature(owner).parameters.values()
@@ -362,15 +363,15 @@ def test_other_signatures(owner: Any, call: str) -> None:
     ],
 )
 def test_the_reference_has_every_field(options: Any) -> None:
-    text = page("docs/reference/README.md")
+    text = reference()
     for field in dataclasses.fields(options):
         assert f"`{field.name}`" in text, field.name
 
 
 def test_defaults_of_a_layer() -> None:
     table = section(
-        page("docs/reference/README.md"),
-        "### `FTLayer.embedded(path, …)` and `FTLayer.connect(address, token=…, …)`: options",
+        page("docs/reference/layer.md"),
+        "## `FTLayer.embedded(path, …)` and `FTLayer.connect(address, token=…, …)`: options",
     )
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE))
     for name, parameter in inspect.signature(FTLayer.embedded).parameters.items():
@@ -386,9 +387,9 @@ def test_defaults_of_a_layer() -> None:
 @pytest.mark.parametrize(
     ("name", "heading", "options", "complete"),
     [
-        ("docs/reference/README.md", "## Vertex options", VertexOptions, True),
-        ("docs/reference/README.md", "## Topology options", TopologyOptions, True),
-        ("docs/how-to/production.md", "## Tuning", TopologyOptions, False),
+        ("docs/reference/options.md", "## Vertex options", VertexOptions, True),
+        ("docs/reference/options.md", "## Topology options", TopologyOptions, True),
+        ("docs/how-to/topologies/production.md", "## Tuning", TopologyOptions, False),
     ],
 )
 def test_defaults_of_options(name: str, heading: str, options: Any, complete: bool) -> None:
@@ -406,7 +407,7 @@ def test_defaults_of_options(name: str, heading: str, options: Any, complete: bo
         assert value == defaults[option], option
 
 
-@pytest.mark.parametrize("name", ["docs/reference/README.md", "docs/how-to/failures.md"])
+@pytest.mark.parametrize("name", ["docs/reference/topologies.md", "docs/how-to/topologies/failures.md"])
 def test_the_restart_strategy_of_a_topology(name: str) -> None:
     text = page(name).replace("\n", " ")
     span = re.search(r"`ExponentialDelay\((initial_delay=\"50ms\"[^`]*)\)`", text)
@@ -416,16 +417,16 @@ def test_the_restart_strategy_of_a_topology(name: str) -> None:
 
 def test_states_of_a_job() -> None:
     assert JobState.__members__.keys() <= set(
-        re.findall(r"`([A-Z]+)`", section(page("docs/reference/README.md"), "## Job"))
+        re.findall(r"`([A-Z]+)`", section(page("docs/reference/job.md"), "## Job"))
     )
-    row = re.search(r"^\| `state` \| (.*?) \|", page("docs/operations/README.md"), re.MULTILINE)
+    row = re.search(r"^\| `state` \| (.*?) \|", page("docs/operations/watching.md"), re.MULTILINE)
     assert row is not None
     assert set(re.findall(r"`(\w+)`", row[1])) == {state.value for state in JobState}
 
 
 @pytest.mark.parametrize("strategy", ["NoRestart", "FixedDelay", "ExponentialDelay", "FailureRate"])
 def test_restart_strategies(strategy: str) -> None:
-    rows = section(page("docs/reference/README.md"), "## TrackedWriter")
+    rows = section(page("docs/reference/queries.md"), "## TrackedWriter")
     span = re.search(rf"^\| `{strategy}\(([^`]*)\)`", rows, re.MULTILINE)
     assert span is not None
     fields = [each for each in dataclasses.fields(getattr(restart, strategy)) if each.init]
@@ -440,7 +441,7 @@ def test_restart_strategies(strategy: str) -> None:
 
 
 def test_every_error_is_in_the_table() -> None:
-    table = section(page("docs/operations/README.md"), "## Errors")
+    table = page("docs/operations/errors.md")
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", table, re.MULTILINE))
     errors = {
         name: kind.code
@@ -457,7 +458,7 @@ def test_every_metric_is_listed() -> None:
     with store.read() as transaction:
         reply = rules.read(transaction, Stats(), now)
     assert isinstance(reply, StatsReply)
-    table = section(page("docs/operations/README.md"), "## What to watch").partition("\n### ")[0]
+    table = section(page("docs/operations/watching.md"), "## A vertex and its queries")
     listed = {
         name
         for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
@@ -473,12 +474,12 @@ def test_every_metric_of_prometheus_is_listed() -> None:
     for module in (catalogue, console_metrics):
         told += [value for value in vars(module).values() if isinstance(value, Metric)]
     names = {f"{each.name}_total" if each.kind is MetricKind.COUNTER else each.name for each in told}
-    table = section(page("docs/operations/README.md"), "### Metrics").partition("\nBefore, each value")[0]
+    table = section(page("docs/operations/metrics.md"), "## Prometheus")
     assert set(re.findall(r"`(ftlayer_\w+)`", table)) == names
 
 
 def test_every_value_of_a_job_is_listed() -> None:
-    table = section(page("docs/operations/README.md"), "### A topology")
+    table = section(page("docs/operations/watching.md"), "## A topology")
     for status in (JobStatus, SlotStatus, ChainStatus, StreamStatus):
         for field in dataclasses.fields(status):
             assert f"`{field.name}`" in table, field.name
