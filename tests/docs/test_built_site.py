@@ -10,11 +10,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
-
-from tests.console.browsers import started
 
 pytestmark = pytest.mark.site
 
@@ -51,9 +50,9 @@ def served(site: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with started() as browser:
-        yield browser
+def browser(load_module: Any) -> Iterator[Browser]:
+    with load_module(ROOT / "tests" / "console" / "browsers.py").started() as started:
+        yield started
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
