@@ -319,7 +319,9 @@ class FTLayer:
             frame: ``spark.readStream.….load()``, or what `ingest` returned.
             name: the source's name; it has to stay the same over restarts.
             key: columns whose hash, Spark's own, is stored with a record.
-            retry_on, dead_on, max_failing: as for `embedded`, for what this source's records fail with.
+            retry_on: as for `embedded`, for what this source's records fail with.
+            dead_on: the same.
+            max_failing: the same.
 
         Raises `InvalidTopologyError`, `UnsupportedError` or `UnhashableKeyError` for what cannot be wrapped.
         """

@@ -92,8 +92,9 @@ class GraphBuilder:
             parallelism: subtasks that read. By default as many as there are partitions of iterables, up to the
                 topology's; one for a `PushSource` (its callback is registered in each subtask) and a simple reader.
             retry: retry options of these records; by default the topology's.
-            retry_on, dead_on: which errors are worth another attempt of these records, where an operator does not say
-                so itself; by default the topology's. Acker mode only.
+            retry_on: which errors are worth another attempt of these records, where an operator does not say so
+                itself; by default the topology's. Acker mode only.
+            dead_on: which are not; asked before ``retry_on``. Acker mode only.
             max_failing: a share of this source's records of the last minute (``"5%"``), or a number a minute (``100``,
                 ``"100/min"``), of those that fail in operators without a limit of their own. While more fail, the
                 source pauses; by default the topology's limit, which is about all sources' records. Acker mode only.

@@ -89,7 +89,8 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 columns are null then. Without it such a line fails the source.
             header: of CSV: whether the first line of each file has the columns' names.
             delimiter: of CSV.
-            max_files, max_bytes: of a batch of a query, or a range of a topology: as many pieces as fit.
+            max_files: of a batch of a query, or a range of a topology: as many pieces as fit.
+            max_bytes: the same.
             split_bytes: larger files are read in pieces of this size, also by several subtasks. After a failure a
                 piece is read again from its beginning, and what was taken of it is skipped.
             poll: how often the directory is listed.

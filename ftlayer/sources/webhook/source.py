@@ -68,7 +68,8 @@ class WebhookSource(Queue):
             max_pending: bytes of requests that are not durable, in one slot; more are told to come again.
             answer_timeout: the longest time until an answer.
             app: is given the webhook as an ASGI application, and returns the one that is served, which has it mounted.
-            tls_cert, tls_key: PEM files of certificate chain and private key, on the slots' hosts.
+            tls_cert: a PEM file of the certificate chain, on the slots' hosts.
+            tls_key: one of its private key.
 
         Raises `ConfigError` if uvicorn is missing, and for an option that will not do.
         """

@@ -383,11 +383,10 @@ class DataStream:
             sink: a function of a ``pa.RecordBatch``; a `DataSourceStreamWriter` (plain or Arrow) of pyspark, or a
                 `DataSource` class that has one.
             options: for a `DataSource` class.
-            every, max_rows: a writer's batch is written and committed when it is this old or this long.
-            uid: stable name.
-            parallelism: subtasks that write.
-            retry_on, dead_on, max_failing: as in `map`.
-            on_failure: as `on_failure`.
+            every: how old a writer's batch becomes before it is written and committed.
+            max_rows: how long a writer's batch becomes before it is.
+            operator: ``uid``: stable name; ``parallelism``: subtasks that write; ``retry_on``, ``dead_on`` and
+                ``max_failing``: as in `map`; ``on_failure``: as `on_failure`.
 
         Raises:
             ConfigError: what cannot be a sink.
