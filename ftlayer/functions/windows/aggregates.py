@@ -150,8 +150,16 @@ class WindowAggregates(AggregateTable):
         if log is not None:
             log.add((_forget, self._timed, due))
 
+    def settle(self) -> None:
+        """Write what has changed into the state, which a timer is about to read.
+
+        It removes windows there. Those are over, so no row comes to them; their slots go when all is given back.
+        """
+        if self._values.accumulators.dirty:
+            self.write_back()
+
     def give_back(self) -> None:
-        """Write everything into the state, and know nothing of it any more: timers read and remove windows."""
+        """Write everything into the state, and know nothing of it any more: a row is added there."""
         if len(self._keys):
             self.write_back()
             self._begin()

@@ -135,7 +135,7 @@ class FixedWindows(WindowFunction):
 
     def _ending(self, time_ms: int) -> Iterable[tuple[Window, Any]]:
         if self._aggregates is not None:
-            self._aggregates.give_back()
+            self._aggregates.settle()
         size = self._fixed.size_ms
         starts = self._due(time_ms, size)
         return [(Window(start, in_time(start + size)), self._windows[start]) for start in starts]
