@@ -32,6 +32,8 @@ def groups_of(subtask: int, parallelism: int, max_parallelism: int) -> range:
 
 def subtasks_of(groups: I32Array, parallelism: int, max_parallelism: int) -> I32Array:
     """Return the subtask that each group belongs to: int32[n]."""
+    if max_parallelism & (max_parallelism - 1) == 0 and max_parallelism * parallelism < 2**31:
+        return (groups * np.int32(parallelism)) >> np.int32(max_parallelism.bit_length() - 1)
     return (groups.astype(np.int64) * parallelism // max_parallelism).astype(np.int32)
 
 

@@ -84,6 +84,9 @@ def partition_of(hashes: I32Array, partitions: int) -> I32Array:
     """Return where Spark's hash partitioning puts int32[n] ``hashes``: int32[n] in 0..partitions-1."""
     if partitions < 1:
         raise ConfigError(f"the number of partitions must be at least 1, not {partitions}")
+    if partitions & (partitions - 1) == 0:
+        # The remainder by a power of two, positive for negative hashes too: a tenth of the time that a division takes.
+        return np.bitwise_and(hashes, np.int32(partitions - 1))
     return np.mod(hashes, np.int32(partitions))
 
 
