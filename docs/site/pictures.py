@@ -27,8 +27,7 @@ STYLE = """
     .crash { stroke: #c62828; stroke-width: 2; stroke-dasharray: 5 4; }
     text { font: 14px -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #20242e; }
     .head { font-weight: 600; }
-    .note { font-size: 12.5px; fill: #4a5060; }
-    .bad { font-size: 12.5px; fill: #c62828; }
+    .note { font-size: 13px; fill: #4a5060; }
     @media (prefers-color-scheme: dark) {
       .card { fill: #1e222d; }
       .box { fill: #2a3150; stroke: #9fa8da; }
@@ -44,7 +43,6 @@ STYLE = """
       .crash { stroke: #ef9a9a; }
       text { fill: #eceff5; }
       .note { fill: #c3c8d4; }
-      .bad { fill: #ef9a9a; }
     }
 """
 
@@ -220,39 +218,39 @@ def barriers() -> Picture:
 def crash_points() -> Picture:
     """The steps of a micro-batch, and what a crash between two of them leaves."""
     picture = Picture(
-        960, 250, "The steps of a micro-batch, and what the next run does after a crash in between"
+        860, 270, "The steps of a micro-batch, and what the next run does after a crash in between"
     )
     steps = [
         ("run", "functions run", "box"),
         ("verdict", "who failed", "box"),
-        ("seal", "on disk, synced", "store"),
+        ("seal", "synced to disk", "store"),
         ("sink", "good rows", "good"),
-        ("commit", "on disk, synced", "store"),
+        ("commit", "synced to disk", "store"),
     ]
     for number, (name, what, kind) in enumerate(steps):
-        x = 20 + 160 * number
-        picture.box(x, 25, 130, 64, [name, what], kind)
+        x = 20 + 142 * number
+        picture.box(x, 25, 114, 64, [name, what], kind)
         if number:
-            picture.way((x - 30, 57), (x - 2, 57))
+            picture.way((x - 28, 57), (x - 2, 57))
     picture.text((20, 122), "A crash here leaves the batch …", anchor="start")
     spans = [
-        (20, 470, "new", ["runs it afresh;", "nothing of the first run is known"], "box"),
+        (20, 418, "new", ["runs it afresh; nothing of", "the first run is known"], "box"),
         (
-            470,
-            790,
+            418,
+            702,
             "sealed",
-            ["leaves out what had failed, runs the rest,", "calls the sink (again)"],
+            ["leaves out what had failed,", "runs the rest,", "calls the sink (again)"],
             "store",
         ),
-        (790, 940, "committed", ["runs nothing"], "good"),
+        (702, 840, "committed", ["runs nothing"], "good"),
     ]
     for start, end, name, what, kind in spans:
         picture.box(start + 2, 135, end - start - 4, 34, [name], kind)
         for number, line in enumerate(what):
             picture.text(((start + end) / 2, 213 + 18 * number), line)
-        if end < 940:
+        if end < 840:
             picture.line("crash", (end, 18), (end, 175))
-    picture.text((20, 192), "… and the next run", anchor="start")
+    picture.text((20, 194), "… and the next run", anchor="start")
     return picture
 
 
