@@ -516,10 +516,11 @@ def test_files_that_pages_name_exist() -> None:
             assert (ROOT / path).exists(), f"{name}: {path}"
 
 
-def test_paths_and_names_of_the_architecture_exist() -> None:
+@pytest.mark.parametrize("name", ["architecture", "way-of-a-batch", "way-of-a-record", "way-of-a-barrier"])
+def test_paths_and_names_of_the_architecture_exist(name: str) -> None:
     """Paths are below ``ftlayer/``; names in brackets behind one are in that file."""
     prose = re.sub(
-        r"^```.*?^```$", "", page("docs/design-decisions/architecture.md"), flags=re.DOTALL | re.MULTILINE
+        r"^```.*?^```$", "", page(f"docs/design-decisions/{name}.md"), flags=re.DOTALL | re.MULTILINE
     )
     prose = " ".join(prose.split())
     for path in re.findall(r"`([\w./-]+(?:/|\.py|\.c))`", prose):
