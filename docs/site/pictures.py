@@ -254,11 +254,38 @@ def crash_points() -> Picture:
     return picture
 
 
+def topology() -> Picture:
+    """Who tells the vertex what while records go through a topology in acker mode."""
+    picture = Picture(860, 300, "What the parts of a topology and the vertex say to each other")
+    picture.box(40, 25, 800, 70, ["vertex", "store, table of roots, timeouts, replays"], "store")
+    picture.box(40, 205, 170, 70, ["source"], "box")
+    picture.box(335, 205, 190, 70, ["chain", "map → filter"], "box")
+    picture.box(650, 205, 190, 70, ["chain", "map → sink"], "box")
+    picture.way((150, 205), (150, 97))
+    picture.text((142, 148), "records,", anchor="end")
+    picture.text((142, 165), "to be stored", anchor="end")
+    picture.way((190, 95), (190, 203))
+    picture.text((198, 156), "stored: go", anchor="start")
+    picture.way((400, 95), (400, 203))
+    picture.text((392, 156), "replays", anchor="end")
+    picture.way((470, 205), (470, 97))
+    picture.text((478, 148), "one value a record,", anchor="start")
+    picture.text((478, 165), "or a failure", anchor="start")
+    picture.way((710, 205), (710, 97))
+    picture.text((718, 156), "the same", anchor="start")
+    picture.way((210, 240), (333, 240))
+    picture.text((271, 230), "channels")
+    picture.way((525, 240), (648, 240))
+    picture.text((586, 230), "channels")
+    return picture
+
+
 PICTURES = {
     "overview": overview,
     "record-life": record_life,
     "barriers": barriers,
     "crash-points": crash_points,
+    "topology": topology,
 }
 
 
