@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import importlib
 import inspect
+import itertools
 import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import typer.main
+from fastapi.routing import APIRoute
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter
 
 import ftlayer
 import ftlayer.errors
 import ftlayer.failures
-from ftlayer import restart
+from ftlayer import restart, sinks, sources
+from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.cli.main import app
 from ftlayer.clock import Now
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.console import metrics as console_metrics
+from ftlayer.console.api import jobs as console_jobs
 from ftlayer.functions.context import Context, KeyTimers
 from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHandle, ValueHandle
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
@@ -30,6 +38,7 @@ from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus, SlotStatus
 from ftlayer.runtime.environment import StreamEnvironment, default_restart
+from ftlayer.spark.deliveries.ingest import IngestStream
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.query.handle import TrackedQuery
@@ -468,14 +477,17 @@ def test_every_metric_is_listed() -> None:
     assert listed == set(reply.values) | {"reading_seconds"}
 
 
-def test_every_metric_of_prometheus_is_listed() -> None:
+def metrics_of_prometheus() -> set[str]:
     told = [*catalogue.RECORDS.values(), *catalogue.VERTEX.values(), *catalogue.BATCH_ROWS.values()]
     told += catalogue.OPERATOR_FAILING.values()
     for module in (catalogue, console_metrics):
         told += [value for value in vars(module).values() if isinstance(value, Metric)]
-    names = {f"{each.name}_total" if each.kind is MetricKind.COUNTER else each.name for each in told}
+    return {f"{each.name}_total" if each.kind is MetricKind.COUNTER else each.name for each in told}
+
+
+def test_every_metric_of_prometheus_is_listed() -> None:
     table = section(page("docs/operations/metrics.md"), "## Prometheus")
-    assert set(re.findall(r"`(ftlayer_\w+)`", table)) == names
+    assert set(re.findall(r"`(ftlayer_\w+)`", table)) == metrics_of_prometheus()
 
 
 def test_every_value_of_a_job_is_listed() -> None:
@@ -483,6 +495,155 @@ def test_every_value_of_a_job_is_listed() -> None:
     for status in (JobStatus, SlotStatus, ChainStatus, StreamStatus):
         for field in dataclasses.fields(status):
             assert f"`{field.name}`" in table, field.name
+
+
+# ---------------------------------------------------------------- migration
+
+MIGRATION = {
+    "docs/migration/from-foreachbatch.md": (
+        "foreachBatch mapInArrow mapInPandas UDF except PERMISSIVE DROPMALFORMED FAILFAST badRecordsPath from_json "
+        "dropDuplicates withWatermark transformWithState applyInPandasWithState startingOffsets txnAppId FTStatus.OFF"
+    ),
+    "docs/migration/from-storm.md": (
+        "spout bolt tuple anchor unanchored ack fail acker tick Trident KafkaSpout Flux Nimbus supervisor DRPC "
+        "topology.message.timeout.secs topology.max.spout.pending topology.acker.executors shuffle fields direct "
+        "CustomStreamGrouping IWindowedBolt IStatefulBolt persistentAggregate AT_LEAST_ONCE AT_MOST_ONCE"
+    ),
+    "docs/migration/from-flink.md": (
+        "StreamExecutionEnvironment KeyedProcessFunction BroadcastProcessFunction KeyedBroadcastProcessFunction CEP "
+        "ValueState ListState MapState ReducingState AggregatingState StateTtlConfig OutputTag interval_join SQL uid "
+        "AsyncDataStream TwoPhaseCommitSinkFunction JobManager TaskManager rocksdb exponential-delay Queryable "
+        "set_max_parallelism coGroup numRecordsIn numRestarts Watermark"
+    ),
+    "docs/migration/from-task-queues.md": (
+        "Celery RQ Dramatiq SQS acks_late reject_on_worker_lost visibility retry_backoff max_retries maxReceiveCount "
+        "autoretry_for rate_limit chord chain group beat eta countdown priorities revoke idempotency dead-letter"
+    ),
+}
+"""The pages, with words of the other system that their readers look for."""
+
+PROGRAMS = {"python app.py", "spark-submit app.py"}
+
+OWNERS = {
+    "env": StreamEnvironment,
+    "job": Job,
+    "ctx": Context,
+    "timers": KeyTimers,
+    "layer": FTLayer,
+    "rows": DataFrame,
+    "pyarrow": pa,
+}
+"""What the pages call an object of these."""
+
+MADE_UP = "f g h n ms pair alert other rules frame rows batch_id record records keys spark stream push"
+"""A reader's own functions and values, in calls that show an argument."""
+
+USED: list[Any] = [
+    *DOCUMENTED,
+    FTLayer,
+    IngestStream,
+    CheckpointConfig,
+    TopologyOptions,
+    VertexOptions,
+    StreamOptions,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    *(getattr(module, name) for module in (ftlayer, sinks, sources) for name in module.__all__),
+]
+
+
+def callables() -> dict[str, list[Any]]:
+    """Return classes and functions that a program uses, and methods of all classes, by name."""
+    found: dict[str, list[Any]] = {}
+    for each in filter(callable, USED):
+        found.setdefault(each.__name__, []).append(each)
+        for name, member in vars(each).items() if inspect.isclass(each) else ():
+            function = getattr(member, "__func__", member)
+            if inspect.isfunction(function) and not name.startswith("_"):
+                found.setdefault(name, []).append(function)
+    return found
+
+
+def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function.__init__ if inspect.isclass(function) else function).parameters)
+
+
+CALLABLES = callables()
+OPTIONS = {option for named in CALLABLES.values() for each in named for option in parameters_of(each)}
+KNOWN = {
+    *CALLABLES,
+    *OPTIONS,
+    *MADE_UP.split(),
+    *OWNERS,
+    *dir(builtins),
+    *(field for each in USED for field in dir(each)),
+}
+
+
+def here(text: str) -> Iterator[str]:
+    """Yield what stands in backticks in the column "here" of a page's tables."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for head, body in re.findall(r"^(\|.*\|)\n\|[- |]+\|\n((?:\|.*\|\n)+)", prose, re.MULTILINE):
+        columns = [cell.strip() for cell in head.split("|")]
+        if "here" in columns:
+            for row in body.splitlines():
+                cells = re.split(r"(?<!\\)\|", row)
+                assert len(cells) == len(columns), row
+                yield from re.findall(r"`([^`]+)`", cells[columns.index("here")])
+
+
+def check_expression(span: str) -> None:
+    """Fail unless every name is one that a program writes, and every keyword one that its function takes."""
+    code = span.replace("…", "...").removesuffix("=")
+    try:
+        tree = ast.parse(code, mode="eval")
+    except SyntaxError:
+        tree = ast.parse(f"dict({code})", mode="eval")  # keywords alone: replay="source"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            assert node.id in KNOWN, f"{span}: {node.id}"
+        elif isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            named = [OWNERS[owner]] if owner in OWNERS else CALLABLES.get(owner, [])
+            attributes = {
+                name for each in named for name in (*dir(each), *vars(each).get("__annotations__", ()))
+            }
+            assert node.attr in (attributes or KNOWN), f"{span}: {owner}.{node.attr}"
+        elif isinstance(node, ast.Call):
+            forms = CALLABLES.get(ast.unparse(node.func).rpartition(".")[2], [])
+            known = {option for each in forms for option in parameters_of(each)} or OPTIONS
+            # A trigger's, and options of a Data Source.
+            open_ended = any(
+                each.kind is each.VAR_KEYWORD for form in forms for each in parameters_of(form).values()
+            )
+            assert open_ended or {keyword.arg for keyword in node.keywords} <= known, span
+
+
+@pytest.mark.parametrize("name", MIGRATION)
+def test_names_of_ours_in_migration_tables_exist(name: str) -> None:
+    known, metrics, checked = commands(), metrics_of_prometheus(), 0
+    routes = {route.path for route in console_jobs.router.routes if isinstance(route, APIRoute)}
+    for span in here(page(name)):
+        checked += 1
+        if span.startswith("ftlayer "):
+            words = itertools.takewhile(str.islower, span.split()[1:])
+            assert " ".join(["ftlayer", *words]) in known, span
+        elif span.startswith("ftlayer_"):
+            assert span in metrics, span
+        elif span.startswith("/api/"):
+            assert span in routes, span
+        elif span.startswith("ftlayer."):
+            resolve(span)
+        elif span not in PROGRAMS:
+            check_expression(span)
+    assert checked >= 25
+
+
+@pytest.mark.parametrize(("name", "words"), MIGRATION.items())
+def test_migration_pages_have_what_their_readers_look_for(name: str, words: str) -> None:
+    text = page(name)
+    for word in words.split():
+        assert re.search(rf"(?<!\w){re.escape(word)}", text), word
 
 
 # ---------------------------------------------------------------- the original design
