@@ -17,6 +17,7 @@ from ftlayer.cli import checkpoints as cli_checkpoints
 from ftlayer.cli import console as cli_console
 from ftlayer.cli import dead as cli_dead
 from ftlayer.cli import jobs as cli_jobs
+from ftlayer.cli import new as cli_new
 from ftlayer.cli import orders as cli_orders
 from ftlayer.cli import pending as cli_pending
 from ftlayer.cli import top as cli_top
@@ -90,6 +91,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Record-level fault tolerance for PySpark streams.",
 )
+app.command()(cli_new.new)
 app.command()(cli_jobs.jobs)
 app.command()(cli_top.top)
 app.command()(cli_pending.pending)

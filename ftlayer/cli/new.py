@@ -1,0 +1,95 @@
+"""The command ``ftlayer new``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.prompt import Prompt
+
+from ftlayer.scaffold.choices import (
+    SINKS,
+    SOURCES,
+    Choices,
+    Kind,
+    Mode,
+    Sink,
+    Source,
+    name_of,
+    sinks_of,
+)
+
+
+def _print_choices(asked: bool) -> None:
+    if not asked:
+        return
+    typer.echo("--kind\n  query             of Structured Streaming: batch after batch; the default")
+    typer.echo("  topology          continuous: record by record, milliseconds")
+    typer.echo("--mode, of a topology\n  acker             every record is followed; the default")
+    typer.echo("  barrier           checkpoints: state and transactional sinks are exact")
+    for option, texts in (("--source", SOURCES), ("--sink", SINKS)):
+        typer.echo(option)
+        for choice, text in texts.items():
+            typer.echo(f"  {choice:<17} {text}" + ("; the default" if choice == "files" else ""))
+    raise typer.Exit
+
+
+def new(
+    dir: Annotated[Path, typer.Argument(help="Where to: a directory that is new or empty.")],
+    name: Annotated[
+        str | None, typer.Option(help="Of the Python package and of the job; by default the directory's.")
+    ] = None,
+    kind: Annotated[Kind | None, typer.Option(help="What it is; by default a query.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="Of a topology; by default acker.")] = None,
+    source: Annotated[Source | None, typer.Option(help="What it reads; by default files.")] = None,
+    sink: Annotated[Sink | None, typer.Option(help="What it writes; by default files.")] = None,
+    list_choices: Annotated[
+        bool,
+        typer.Option("--list", callback=_print_choices, is_eager=True, help="Say what each choice is."),
+    ] = False,
+) -> None:
+    """Write a small project that runs as it is: a query or a topology, tests, a systemd unit.
+
+    On a terminal what is not given is asked for; elsewhere it has its default. The default runs without any server.
+    """
+    from ftlayer.scaffold.project import project
+    from ftlayer.scaffold.writing import check_free, write_project
+
+    check_free(dir)
+    if kind is None:
+        kind = Kind.TOPOLOGY if mode is not None else Kind(_ask("Kind", Kind, Kind.QUERY))
+    if kind is Kind.TOPOLOGY and mode is None:
+        mode = Mode(_ask("Mode", Mode, Mode.ACKER))
+    if source is None:
+        source = Source(_ask("Source", Source, Source.FILES))
+    if sink is None:
+        sink = Sink(_ask("Sink", sinks_of(kind), Sink.FILES))
+    choices = Choices(name_of(dir) if name is None else name, kind, mode, source, sink)
+    files = project(choices)
+    write_project(dir, files)
+    what = f"{choices.kind} in mode {choices.mode}" if choices.mode else choices.kind
+    typer.echo(f"{dir}: a {what}, {choices.source} to {choices.sink}, {len(files)} files. To run it:\n")
+    typer.echo(f"  cd {shlex.quote(str(dir))}")
+    typer.echo(f"  {shlex.quote(_interpreter())} -m {choices.name}\n")
+    typer.echo("README.md says the rest.")
+
+
+def _ask(what: str, choices: Iterable[str], default: str) -> str:
+    if not sys.stdin.isatty():
+        return default
+    return Prompt.ask(what, choices=[str(choice) for choice in choices], default=str(default))
+
+
+def _interpreter() -> str:
+    """Return how the program is started here: ``python`` where that is the one that has ftlayer."""
+    in_path = any(
+        os.path.realpath(Path(path) / "python") == os.path.realpath(sys.executable)
+        and Path(path) == Path(sys.executable).parent
+        for path in os.get_exec_path()[:1]
+    )
+    return "python" if in_path else sys.executable

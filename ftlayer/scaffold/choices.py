@@ -1,0 +1,166 @@
+"""What a new project may be made of, and which combinations there are."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from ftlayer.errors import ConfigError
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+"""A name of a module, of a user of Linux and of a replication slot of PostgreSQL."""
+
+
+class Kind(StrEnum):
+    """The values of ``--kind``."""
+
+    QUERY = "query"
+    TOPOLOGY = "topology"
+
+
+class Mode(StrEnum):
+    """The values of ``--mode``."""
+
+    ACKER = "acker"
+    BARRIER = "barrier"
+
+
+class Source(StrEnum):
+    """The values of ``--source``."""
+
+    FILES = "files"
+    TAIL = "tail"
+    KAFKA = "kafka"
+    REDIS = "redis"
+    NATS = "nats"
+    AMQP = "amqp"
+    MQTT = "mqtt"
+    WEBHOOK = "webhook"
+    SSE = "sse"
+    POLLED_JSON = "polled-json"
+    POSTGRES_CHANGES = "postgres-changes"
+    POSTGRES_TABLE = "postgres-table"
+
+
+class Sink(StrEnum):
+    """The values of ``--sink``."""
+
+    FILES = "files"
+    PRINT = "print"
+    KAFKA = "kafka"
+    REDIS = "redis"
+    NATS = "nats"
+    AMQP = "amqp"
+    MQTT = "mqtt"
+    HTTP = "http"
+    POSTGRES = "postgres"
+    DELTA = "delta"
+    ICEBERG = "iceberg"
+
+
+SOURCES = {
+    Source.FILES: "files of JSON lines in a directory; needs no server",
+    Source.TAIL: "a log that grows and is rotated; needs no server",
+    Source.KAFKA: "a topic of Kafka",
+    Source.REDIS: "a stream of Redis",
+    Source.NATS: "a stream of NATS JetStream",
+    Source.AMQP: "a queue of RabbitMQ",
+    Source.MQTT: "topics of MQTT",
+    Source.WEBHOOK: "requests that others post; needs no server",
+    Source.SSE: "Server-Sent Events of a server",
+    Source.POLLED_JSON: "a list as JSON, asked for again and again",
+    Source.POSTGRES_CHANGES: "inserts into a table of PostgreSQL, by logical replication",
+    Source.POSTGRES_TABLE: "rows of a table of PostgreSQL, by a column that grows",
+}
+SINKS = {
+    Sink.FILES: "Parquet files; needs no server",
+    Sink.PRINT: "standard output; needs no server",
+    Sink.KAFKA: "a topic of Kafka",
+    Sink.REDIS: "a stream of Redis",
+    Sink.NATS: "a stream of NATS JetStream",
+    Sink.AMQP: "a queue of RabbitMQ",
+    Sink.MQTT: "a topic of MQTT",
+    Sink.HTTP: "requests to a server, one a row; not of a query",
+    Sink.POSTGRES: "a table of PostgreSQL",
+    Sink.DELTA: "a Delta table; needs no server",
+    Sink.ICEBERG: "an Iceberg table",
+}
+
+_EXTRAS = {
+    "webhook": "http",
+    "sse": "http",
+    "polled-json": "http",
+    "postgres-changes": "postgres",
+    "postgres-table": "postgres",
+    "files": "",
+    "tail": "",
+    "print": "",
+}
+"""Extras of ftlayer that are not called like what needs them; "" for none."""
+
+_ONLY_OF_TOPOLOGIES = frozenset({Sink.HTTP})
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a project is made of. ``mode`` is None for a query. Raises `ConfigError` for what cannot be."""
+
+    name: str
+    kind: Kind = Kind.QUERY
+    mode: Mode | None = None
+    source: Source = Source.FILES
+    sink: Sink = Sink.FILES
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if (self.mode is None) != (self.kind is Kind.QUERY):
+            raise ConfigError(
+                "--mode: a topology is in mode acker or barrier, and a query in none: leave --mode out, or say "
+                "--kind topology"
+            )
+        if self.sink not in sinks_of(self.kind):
+            there = ", ".join(sinks_of(self.kind))
+            raise ConfigError(
+                f"--sink {self.sink}: there is none for a {self.kind}; say --kind topology, or take one of {there}"
+            )
+
+    @property
+    def variant(self) -> str:
+        """``query``, ``acker`` or ``barrier``."""
+        return str(self.mode or self.kind)
+
+    @property
+    def extras(self) -> list[str]:
+        """The extras of ftlayer that source and sink need, sorted."""
+        wanted = {_EXTRAS.get(choice, choice) for choice in (str(self.source), str(self.sink))}
+        return sorted(wanted - {""})
+
+
+def sinks_of(kind: Kind) -> list[Sink]:
+    """Return the sinks that there are for a kind."""
+    return [sink for sink in Sink if kind is Kind.TOPOLOGY or sink not in _ONLY_OF_TOPOLOGIES]
+
+
+def name_of(directory: Path) -> str:
+    """Return the name of the project that is made in a directory; it may be one that `check_name` refuses."""
+    return re.sub(r"[-. ]", "_", directory.absolute().name)
+
+
+def check_name(name: str) -> None:
+    """Raise `ConfigError` unless a package and a user of the system can be called so."""
+    if NAME.fullmatch(name) is None or keyword.iskeyword(name):
+        raise ConfigError(
+            f"--name: expected the name of a Python package, lower-case letters, digits and _, 31 at most, got {name!r}"
+        )
+    if name in ("test", "tests") or name in sys.stdlib_module_names or _is_installed(name):
+        raise ConfigError(f"--name {name}: a module is called so already; give the project another name")
+
+
+def _is_installed(name: str) -> bool:
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin is not None
