@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +24,8 @@ from ftlayer.scaffold.choices import (
     name_of,
     sinks_of,
 )
+
+_BIN = Path(sys.executable).parent
 
 
 def _print_choices(asked: bool) -> None:
@@ -80,16 +83,16 @@ def new(
 
 
 def _ask(what: str, choices: Iterable[str], default: str) -> str:
-    if not sys.stdin.isatty():
+    if not _is_terminal():
         return default
     return Prompt.ask(what, choices=[str(choice) for choice in choices], default=str(default))
 
 
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def _interpreter() -> str:
-    """Return how the program is started here: ``python`` where that is the one that has ftlayer."""
-    in_path = any(
-        os.path.realpath(Path(path) / "python") == os.path.realpath(sys.executable)
-        and Path(path) == Path(sys.executable).parent
-        for path in os.get_exec_path()[:1]
-    )
-    return "python" if in_path else sys.executable
+    """Return how this interpreter is called: ``python`` where the path has it first."""
+    found = shutil.which("python")
+    return "python" if found is not None and os.path.samefile(Path(found).parent, _BIN) else sys.executable
