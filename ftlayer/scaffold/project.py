@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from string import Template
 
@@ -56,13 +55,11 @@ def project(choices: Choices) -> dict[str, str]:
 
 
 def _below(directory: Path) -> dict[str, str]:
-    return {str(path.relative_to(directory)): path.read_text("utf-8") for path in _texts(directory)}
-
-
-def _texts(directory: Path) -> Iterator[Path]:
-    for path in sorted(directory.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield path
+    return {
+        str(path.relative_to(directory)): path.read_text("utf-8")
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def _sink(directory: Path, choices: Choices) -> Path:
