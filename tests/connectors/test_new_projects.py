@@ -224,7 +224,8 @@ def test_orders_get_through_and_the_one_that_is_none_is_a_dead_letter(
     shop, log = tmp_path / "shop", tmp_path / "log"
     write_project(shop, project(Choices(package, *VARIANTS[variant], place.source, place.sink)))
     variables = {**os.environ, **place.reads, **place.writes, "SPARK_LOCAL_IP": "127.0.0.1"}
-    variables.pop("PYSPARK_PYTHON", None)
+    for left_out in ("PYSPARK_PYTHON", "PYTHONSAFEPATH"):
+        variables.pop(left_out, None)
     with log.open("w") as output:
         program = subprocess.Popen(
             [sys.executable, "-m", package],

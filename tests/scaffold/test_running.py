@@ -27,7 +27,10 @@ VARIANTS = {
 
 def environment() -> dict[str, str]:
     """Return this process' variables, without what would help a program to find its interpreter."""
-    left_out = ("VIRTUAL_ENV", "PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    left_out = (
+        *("VIRTUAL_ENV", "PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"),
+        "PYTHONSAFEPATH",  # It is these tests' own.
+    )
     given = {name: value for name, value in os.environ.items() if name not in left_out}
     return {**given, "PATH": "/usr/bin:/bin", "SPARK_LOCAL_IP": "127.0.0.1", "PYTEST_ADDOPTS": ""}
 
