@@ -53,7 +53,8 @@ def run(directory: Path, *arguments: str) -> str:
 @pytest.fixture(params=VARIANTS)
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     said = run(tmp_path, "-m", "ftlayer.cli.main", "new", "shop", *VARIANTS[request.param])
-    assert f"  {sys.executable} -m shop\n" in said
+    printed = said.partition("cd shop\n")[2].split()[0]
+    assert os.path.samefile(printed, sys.executable)
     return tmp_path / "shop"
 
 
