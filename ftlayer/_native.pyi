@@ -10,6 +10,8 @@ _U64 = npt.NDArray[np.uint64]
 _I64 = npt.NDArray[np.int64]
 _I32 = npt.NDArray[np.int32]
 
+BUILD: str
+
 def mix64(values: _U64, out: _U64, /) -> None: ...
 def child_ids(
     parent_ids: _U64, operator: int, edge: int, ordinals: _U64, channel: int | _U64, out: _U64, /

@@ -2,7 +2,6 @@
 
 #include "native.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +29,20 @@ static const format_kind EXACT_FORMATS[] = {
     {"+vL", KIND_LIST_VIEW_64},
 };
 
+/* Read up to `most` numbers with commas between them; return how many there are.
+ *
+ * Not by sscanf: built against a recent glibc, that is a symbol which older ones lack. */
+static int read_numbers(const char *text, long *numbers, int most) {
+    int count = 0;
+    for (char *end; count < most; text = end + 1) {
+        long number = PyOS_strtol(text, &end, 10);
+        if (end == text) break;
+        numbers[count++] = number;
+        if (*end != ',') break;
+    }
+    return count;
+}
+
 static int parse_format(const char *format, key_column *out) {
     for (size_t i = 0; i < sizeof EXACT_FORMATS / sizeof *EXACT_FORMATS; i++) {
         if (strcmp(format, EXACT_FORMATS[i].format) == 0) {
@@ -41,15 +54,15 @@ static int parse_format(const char *format, key_column *out) {
         out->kind = KIND_INT64;
         return 0;
     }
-    int precision, scale, bits = 128;
-    if (sscanf(format, "d:%d,%d,%d", &precision, &scale, &bits) >= 2 && bits == 128) {
-        out->kind = precision <= 18 ? KIND_DECIMAL_LONG : KIND_DECIMAL_BYTES;
+    long numbers[3] = {0, 0, 128}; /* precision, scale, bits */
+    if (strncmp(format, "d:", 2) == 0 && read_numbers(format + 2, numbers, 3) >= 2 && numbers[2] == 128) {
+        out->kind = numbers[0] <= 18 ? KIND_DECIMAL_LONG : KIND_DECIMAL_BYTES;
         return 0;
     }
-    long long width;
-    if (sscanf(format, "w:%lld", &width) == 1 || sscanf(format, "+w:%lld", &width) == 1) {
-        out->kind = *format == 'w' ? KIND_BYTES_FIXED : KIND_LIST_FIXED;
-        out->width = width;
+    int is_list = strncmp(format, "+w:", 3) == 0;
+    if ((is_list || strncmp(format, "w:", 2) == 0) && read_numbers(strchr(format, ':') + 1, numbers, 1) == 1) {
+        out->kind = is_list ? KIND_LIST_FIXED : KIND_BYTES_FIXED;
+        out->width = numbers[0];
         return 0;
     }
     PyErr_Format(PyExc_TypeError, "Spark cannot hash, or ftlayer cannot read, Arrow's type '%s'", format);

@@ -2,6 +2,26 @@
  * Their Python signatures are in ftlayer/_native.pyi. */
 #include "native.h"
 
+#define TEXT_OF(macro) TEXT(macro)
+#define TEXT(word) #word
+
+#if defined(__clang__)
+#define COMPILER __VERSION__
+#elif defined(__GNUC__)
+#define COMPILER "GCC " __VERSION__
+#else
+#define COMPILER "an unknown compiler"
+#endif
+
+#ifdef __GLIBC__
+#define C_LIBRARY ", glibc " TEXT_OF(__GLIBC__) "." TEXT_OF(__GLIBC_MINOR__)
+#else
+#define C_LIBRARY ""
+#endif
+
+/* For reports of bugs: what this was compiled by, and against the headers of what. */
+#define BUILD COMPILER C_LIBRARY ", Python " PY_VERSION
+
 static PyMethodDef methods[] = {
     {"mix64", native_mix64, METH_VARARGS, NULL},
     {"child_ids", native_child_ids, METH_VARARGS, NULL},
@@ -34,7 +54,8 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *made = PyModule_Create(&module);
     if (made != NULL && (add_value_handle(made) != 0 || add_logged_lookup(made) != 0 || add_chain_driver(made) != 0 ||
-                         add_key_index(made) != 0 || add_accumulators(made) != 0 || add_record_collector(made) != 0)) {
+                         add_key_index(made) != 0 || add_accumulators(made) != 0 || add_record_collector(made) != 0 ||
+                         PyModule_AddStringConstant(made, "BUILD", BUILD) != 0)) {
         Py_CLEAR(made);
     }
     return made;
