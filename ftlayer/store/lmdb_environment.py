@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import struct
+import sys
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,7 +142,7 @@ def _check_data_file(path: Path) -> Meta | None:
 
 def _check_address_space(map_bytes: int) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
+    if limit == resource.RLIM_INFINITY or sys.platform != "linux":  # Other systems do not say what is in use.
         return
     with open("/proc/self/statm", encoding="ascii") as file:
         in_use = int(file.read().split()[0]) * resource.getpagesize()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from io import BufferedWriter, FileIO
 from pathlib import Path
@@ -60,8 +61,8 @@ class LocalFileOutput:
         """See `FileOutput.sync`: the file, and with the first call the directory that it is in."""
         with storage_errors(self._url, self._path, "written"):
             self._file.flush()
-            # All that another process needs to read it is its content and its size.
-            os.fdatasync(self._file.fileno())
+            # All that another process needs to read it is its content and its size. macOS can sync no less than all.
+            (os.fsync if sys.platform == "darwin" else os.fdatasync)(self._file.fileno())
             if not self._is_entered:
                 sync_directory(Path(self._file.name).parent)
                 self._is_entered = True
