@@ -119,7 +119,7 @@ class RecordState(StrEnum):
 
 def _print_version(asked: bool) -> None:
     if asked:
-        version()
+        typer.echo(f"ftlayer {__version__}")
         raise typer.Exit
 
 
@@ -128,7 +128,7 @@ def options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the versions and exit."
+            "--version", callback=_print_version, is_eager=True, help="Print ftlayer's version and exit."
         ),
     ] = False,
 ) -> None:
@@ -136,14 +136,16 @@ def options(
 
 
 @app.command()
-def version() -> None:
-    """Print the versions of ftlayer and of what it runs on."""
-    from importlib.metadata import version as version_of
+def version(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print what a report of a bug needs: versions of ftlayer and of all that it runs on."""
+    from ftlayer.cli.printing import print_json
+    from ftlayer.cli.version import all_facts, as_text
 
-    typer.echo(f"ftlayer {__version__}")
-    typer.echo(
-        f"pyspark {version_of('pyspark')}, pyarrow {version_of('pyarrow')}, Python {sys.version.split()[0]}"
-    )
+    facts = all_facts()
+    if json:
+        print_json(facts)
+    else:
+        typer.echo(printable(as_text(facts)))
 
 
 @app.command()

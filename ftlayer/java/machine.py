@@ -112,9 +112,20 @@ def check_java(environment: Mapping[str, str] | None = None) -> Java:
 
 
 def _version_of(program: str) -> int:
+    code, text = _ask(program, "-version")
+    match = _VERSION.search(text)
+    if code or match is None:
+        # macOS has a program of this name that only says that there is no Java.
+        said = text.strip().splitlines()
+        raise _missing(f"{program} -version says {said[0] if said else 'nothing'!r}")
+    return _major(match)
+
+
+def _ask(program: str, *arguments: str) -> tuple[int, str]:
+    """Run a ``java``; return its exit code and what it says."""
     try:
         answer = subprocess.run(
-            [program, "-version"],
+            [program, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -123,13 +134,27 @@ def _version_of(program: str) -> int:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _missing(f"{program} does not run ({error})") from error
-    text = answer.stderr + answer.stdout
-    match = _VERSION.search(text)
-    if answer.returncode or match is None:
-        # macOS has a program of this name that only says that there is no Java.
-        said = text.strip().splitlines()
-        raise _missing(f"{program} -version says {said[0] if said else 'nothing'!r}")
-    return _major(match)
+    return answer.returncode, answer.stderr + answer.stdout
+
+
+def describe_java() -> dict[str, str]:
+    """Return what the Java of `ensure_java` says of itself: ``version``, ``vendor``, ``machine``, and where it was ``found``.
+
+    Raises `JavaMissingError` as that does.
+    """
+    java = ensure_java()
+    _, text = _ask(java.program, "-XshowSettings:properties", "-version")
+    properties = dict(re.findall(r"^ *([\w.]+) = (.*)$", text, re.MULTILINE))
+    if Path(java.program).parents[1].name.startswith(f"{bundled_java.WHEEL}-"):
+        found = "of the extra 'java'"
+    else:
+        found = "by JAVA_HOME" if os.environ.get("JAVA_HOME") else "on the PATH"
+    return {
+        "version": properties.get("java.runtime.version", str(java.version)),
+        "vendor": properties.get("java.vendor", "an unknown vendor"),
+        "machine": properties.get("java.vm.name", "an unknown machine"),
+        "found": found,
+    }
 
 
 def _major(match: re.Match[str]) -> int:

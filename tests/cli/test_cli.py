@@ -97,13 +97,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
     process.communicate()
 
 
-def test_version() -> None:
-    code, output = ftlayer("version")
-    assert code == 0
-    assert output.startswith("ftlayer ")
-    assert "pyspark" in output
-
-
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from ftlayer.cli.main import app\n"
