@@ -16,7 +16,7 @@ def _how_to_get_it() -> str:
             "`pip install -e .` there (it needs a C compiler and Python's headers), or start Python from another "
             "directory, with the ftlayer that pip has installed"
         )
-    return "install ftlayer again (it needs a C compiler and Python's headers)"
+    return "install ftlayer again: from a wheel, or with a C compiler and Python's headers"
 
 
 try:
