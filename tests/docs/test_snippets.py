@@ -77,8 +77,10 @@ OTHERS_OPTIONS = {
     "--durations",
     "--enable-feature",
     "--strict",
+    "--install",
+    "--smoke",
 }
-"""Of the benchmarks, of spark-submit, of pytest, of Prometheus and of mkdocs."""
+"""Of the benchmarks, of spark-submit, of pytest, of Prometheus, of mkdocs, of xcode-select and of .ci/wheels."""
 
 
 def page(name: str) -> str:
