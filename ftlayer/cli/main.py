@@ -200,7 +200,8 @@ def serve(
     ] = None,
     shards: Annotated[int, typer.Option(help="A power of two; fixed when the store is made.")] = 1,
     durability: Annotated[
-        str, typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/guarantees/durability.md.')
+        str,
+        typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/guarantees/durability.md.'),
     ] = "batch",
     max_store: Annotated[
         str,

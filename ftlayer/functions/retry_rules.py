@@ -16,15 +16,14 @@ Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callab
 
 
 class FailureOptions(TypedDict, total=False):
-    """The options of an operator that say what becomes of its failures.
-
-    ``retry_on`` and ``dead_on`` say which errors are worth another attempt, ``max_failing`` how many records may fail
-    in it before work pauses.
-    """
+    """The options of an operator that say what becomes of its failures."""
 
     retry_on: Errors | None
+    """The errors that are worth another attempt: exception classes, or a function of the exception. No other is."""
     dead_on: Errors | None
+    """The errors that are not, asked before ``retry_on``."""
     max_failing: str | int | None
+    """How many records may fail in it before work pauses: a share (``"5%"``), or a number a minute."""
 
 
 _Test: TypeAlias = tuple[type[BaseException], ...] | Callable[[Exception], bool]

@@ -385,8 +385,6 @@ class DataStream:
             options: for a `DataSource` class.
             every: how old a writer's batch becomes before it is written and committed.
             max_rows: how long a writer's batch becomes before it is.
-            operator: ``uid``: stable name; ``parallelism``: subtasks that write; ``retry_on``, ``dead_on`` and
-                ``max_failing``: as in `map`; ``on_failure``: as `on_failure`.
 
         Raises:
             ConfigError: what cannot be a sink.

@@ -10,14 +10,14 @@ from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 
 
 class OperatorOptions(TypedDict, total=False):
-    """Of every operator. ``uid``: its stable name; ``parallelism``: its number of subtasks.
-
-    ``on_failure``: what becomes of records that fail in it; see `DataStream.on_failure`.
-    """
+    """Of every operator."""
 
     uid: str | None
+    """Its stable name."""
     parallelism: int | None
+    """Its number of subtasks; by default the environment's."""
     on_failure: OnFailure | None
+    """What becomes of records that fail in it, in barrier mode; see `DataStream.on_failure`."""
 
 
 class FunctionOptions(OperatorOptions, FailureOptions, total=False):
@@ -25,9 +25,10 @@ class FunctionOptions(OperatorOptions, FailureOptions, total=False):
 
 
 class RatedOptions(FunctionOptions, total=False):
-    """Of an operator whose calls can be paced. ``rate_limit``: records a second of each subtask; None: no limit."""
+    """Of an operator whose calls can be paced."""
 
     rate_limit: float | None
+    """Records a second of each subtask, replays among them; None: no limit."""
 
 
 def rules_in(options: FunctionOptions, method: str) -> RetryRules:
