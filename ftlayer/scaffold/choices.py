@@ -79,7 +79,7 @@ SOURCES = {
 }
 SINKS = {
     Sink.FILES: "Parquet files; needs no server",
-    Sink.PRINT: "standard output; needs no server",
+    Sink.PRINT: "the terminal, to look at them; needs no server",
     Sink.KAFKA: "a topic of Kafka",
     Sink.REDIS: "a stream of Redis",
     Sink.NATS: "a stream of NATS JetStream",

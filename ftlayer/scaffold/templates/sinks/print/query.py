@@ -1,4 +1,4 @@
-"""Where orders go: standard output, to look at them."""
+"""Where orders go: the terminal, to look at them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 
 
 def add_sink(orders: Any, checkpoint: str) -> Any:
-    """End the query on standard output; return its writer."""
+    """End the query on the terminal; return its writer."""
     return orders.sink(show, checkpoint=checkpoint)
 
 

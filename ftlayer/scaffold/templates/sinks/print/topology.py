@@ -1,4 +1,4 @@
-"""Where orders go: standard output, to look at them."""
+"""Where orders go: the terminal, to look at them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 
 def add_sink(orders: Any) -> None:
-    """End the topology on standard output."""
+    """End the topology on the terminal: what a slot prints is on standard error."""
     orders.sink(show, uid="sink")
 
 
