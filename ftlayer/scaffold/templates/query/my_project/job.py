@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from . import sink, source
 from .functions import COLUMNS, ORDER, UNREADABLE, Order
+from .settings import NAME
 
 
 def build(
@@ -25,6 +26,6 @@ def build(
     def to_row(record: dict[str, Any]) -> dict[str, Any]:
         return dict(zip(COLUMNS, order_of(record), strict=True))
 
-    records = layer.source(read(spark), name="orders")
+    records = layer.source(read(spark), name=NAME)
     orders = records.map(to_row, ORDER, name="parse", dead_on=UNREADABLE)
     return add_sink(orders, checkpoint)
