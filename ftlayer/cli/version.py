@@ -27,7 +27,7 @@ WIDTH = 80
 
 LABEL = 11
 
-WORKING_EXTRAS = ("test", "bench", "bench-flink")
+WORKING_EXTRAS = ("test", "docs", "bench", "bench-flink")
 """Extras for work on ftlayer itself; a user's report does not turn on them."""
 
 BROUGHT_ALONG = ("llvmlite", "py4j")
