@@ -8,6 +8,7 @@ import importlib.util
 import os
 import random
 import re
+import secrets
 import subprocess
 import sys
 import sysconfig
@@ -19,10 +20,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    load_pem_private_key,
+    pkcs12,
+)
+from cryptography.x509 import load_pem_x509_certificate
 from hypothesis import HealthCheck, settings
 
 from ftlayer.errors import JavaMissingError
 from ftlayer.java.machine import ensure_java
+from ftlayer.transport.tls import make_certificate
 
 DAEMON_START_S = 600.0
 """For a master or worker of a standalone cluster to say that it is up."""
@@ -375,16 +383,19 @@ def make_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 
 
 @pytest.fixture(scope="session")
-def start_cluster() -> Callable[[Path, int], contextlib.AbstractContextManager[tuple[str, list[int]]]]:
-    """Return ``start_cluster(directory, cores)``: a standalone cluster of a master and two workers of so many cores.
+def start_cluster() -> Callable[..., contextlib.AbstractContextManager[tuple[str, list[int]]]]:
+    """Return ``start_cluster(directory, cores, settings)``: a standalone cluster of a master and two workers.
 
-    It yields the master's URL and the workers' process ids. The workers have a host each: Spark speculates on
-    another host only.
+    Each worker has so many cores. It yields the master's URL and the workers' process ids. The workers have a host
+    each: Spark speculates on another host only.
     """
 
     @contextlib.contextmanager
-    def start(directory: Path, cores: int) -> Iterator[tuple[str, list[int]]]:
-        packages, ports = "org.apache.spark.deploy", ("--port", "0", "--webui-port", "0")
+    def start(directory: Path, cores: int, settings: dict[str, str]) -> Iterator[tuple[str, list[int]]]:
+        properties = directory / "spark.conf"
+        properties.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
+        packages = "org.apache.spark.deploy"
+        ports = ("--port", "0", "--webui-port", "0", "--properties-file", str(properties))
         with contextlib.ExitStack() as stack:
             master = (f"{packages}.master.Master", "--host", "127.0.0.1", *ports)
             _, said = stack.enter_context(
@@ -401,6 +412,49 @@ def start_cluster() -> Callable[[Path, int], contextlib.AbstractContextManager[t
             yield said[1], workers
 
     return start
+
+
+@pytest.fixture(scope="session")
+def spark_authentication() -> dict[str, str]:
+    """Settings of a cluster, and of its applications: a shared secret, and RPC and shuffles encrypted with it."""
+    return {
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": secrets.token_hex(),
+        "spark.network.crypto.enabled": "true",
+        "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+    }
+
+
+@pytest.fixture(scope="session")
+def spark_tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same with TLS, of RPC, shuffles and UIs, by a certificate that is made here."""
+    made = make_certificate(["127.0.0.1", "127.0.0.2", "127.0.0.3"])
+    password = secrets.token_hex()
+    store = tmp_path_factory.mktemp("tls") / "store.p12"
+    store.write_bytes(
+        pkcs12.serialize_key_and_certificates(
+            b"spark",
+            load_pem_private_key(made.key, None),  # type: ignore[arg-type]
+            load_pem_x509_certificate(made.cert),
+            None,
+            BestAvailableEncryption(password.encode()),
+        )
+    )
+    return {
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": secrets.token_hex(),
+        "spark.ssl.enabled": "true",
+        "spark.ssl.rpc.enabled": "true",
+        "spark.ssl.protocol": "TLSv1.3",
+        "spark.ssl.keyStore": str(store),
+        "spark.ssl.keyStoreType": "PKCS12",
+        "spark.ssl.keyStorePassword": password,
+        "spark.ssl.keyPassword": password,
+        # Java trusts the certificate of a key, too.
+        "spark.ssl.trustStore": str(store),
+        "spark.ssl.trustStoreType": "PKCS12",
+        "spark.ssl.trustStorePassword": password,
+    }
 
 
 @pytest.fixture(scope="session")

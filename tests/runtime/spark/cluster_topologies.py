@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,18 +21,33 @@ from typing import Any
 KILLS: dict[str, tuple[str, ...]] = {"clean": (), "killed": ("executor", "worker")}
 """What is killed in each case, one after another: an executor, and then a worker, which leaves one of two cores."""
 SLOTS = {"clean": 3, "killed": 2}
-CHECKPOINTS_S = 600.0
-"""A job that has not taken two checkpoints by then takes none."""
+WAIT_S = 600.0
+"""What has not come about by then will not."""
+ELASTIC = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    "spark.executor.cores": "1",
+    "spark.decommission.enabled": "true",
+    "spark.executor.decommission.forceKillTimeout": "2s",
+}
+"""Executors that come when tasks wait for them, go when they have none, and may be asked to leave."""
+FIXED = {
+    "spark.dynamicAllocation.enabled": "false",
+    "spark.executor.cores": "2",
+    "spark.decommission.enabled": "false",
+}
+"""An executor a worker. A JVM's later sessions begin with the settings of its first."""
 
 
 @dataclass
 class ClusterJob:
-    """Where the cluster and the lines are; ``workers`` are the process ids of its workers."""
+    """Where the cluster and the lines are; ``workers`` are process ids, ``settings`` further ones of Spark."""
 
     directory: str
     master: str
     workers: list[int]
     lines: list[str]
+    settings: dict[str, str]
 
     def save(self) -> Path:
         file = Path(self.directory) / "job.json"
@@ -44,9 +60,23 @@ def executors_of(worker: int) -> list[int]:
     tasks = Path(f"/proc/{worker}/task").iterdir()
     children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     # A worker leaves the ones that were killed lying about for a while.
-    return [
-        child for child in children if Path(f"/proc/{child}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    ]
+    return [child for child in children if is_running(child)]
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z"
+
+
+def executors_there(job: ClusterJob) -> list[int]:
+    return [pid for worker in job.workers for pid in executors_of(worker)]
+
+
+def executor_of(running: Any, job: ClusterJob, slot: int) -> int:
+    """Return the process id of the executor that a slot runs in."""
+    pid = running.status().slots[slot].pid
+    (executor,) = (its for its in executors_there(job) if descends_from(pid, its))
+    return executor
 
 
 def descends_from(pid: int, ancestor: int) -> bool:
@@ -109,32 +139,91 @@ def run(kit: ModuleType, spark: Any, layer: Any, job: ClusterJob, case: str) -> 
     }
 
 
+def run_elastic(kit: ModuleType, barrier_kit: ModuleType, layer: Any, job: ClusterJob) -> dict[str, Any]:
+    """Run both modes in a session whose executors come and go; return what was seen."""
+    spark = session(job, **ELASTIC)
+    result = {"barriers": run_barriers(barrier_kit, spark, job)}
+    # To Spark an executor with a slot is not idle, however long it is there; one without is.
+    await_that(lambda: not executors_there(job), "idle executors stay")
+    result["decommissioned"] = run_decommissioned(kit, spark, layer, job)
+    spark.stop()
+    return result
+
+
 def run_barriers(kit: ModuleType, spark: Any, job: ClusterJob) -> dict[str, Any]:
-    """Kill an executor under a topology with exact state; return what was seen."""
+    """Kill an executor under a topology with exact state, and decommission another; return what was seen."""
     from ftlayer import CheckpointConfig, StreamEnvironment
 
     directory = Path(job.directory) / "barriers"
     directory.mkdir()
     checkpointing = CheckpointConfig(interval="200ms", directory=str(directory / "checkpoints"))
     env = StreamEnvironment(spark, name="barriers", parallelism=3, checkpointing=checkpointing)
-    kit.build(env, directory, sources=3, pace_s=0.05)
+    gate = directory / "gate"
+    kit.build(env, directory, sources=3, pace_s=0.05, gate=gate)
     running = env.execute_async()
 
     def await_checkpoints(more: int) -> None:
         wanted = running.status().checkpoints.completed + more
-        deadline = time.monotonic() + CHECKPOINTS_S
-        while running.status().checkpoints.completed < wanted:
-            assert not running.over(0.02), "the job ended before its executor was killed"
-            assert time.monotonic() < deadline, running.status()
+
+        def are_taken() -> bool:
+            assert not running.over(0.02), "the job ended before its executors were lost"
+            return bool(running.status().checkpoints.completed >= wanted)
+
+        await_that(are_taken, running.status)
 
     await_checkpoints(2)
     places = workers_of(running, job)
-    killed = executors_of(places[0][0])
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
+    restarts = [running.status().restarts]
+    for ask in (signal.SIGKILL, signal.SIGPWR):
+        lose_executor(running, job, ask)
+        await_checkpoints(1)
+        restarts.append(running.status().restarts)
+    gate.touch()
     running.wait()
     kit.Ledger(directory, sources=3).check()
-    return {"places": places, "killed": killed, "restarts": running.status().restarts}
+    return {"places": places, "restarts": restarts}
+
+
+def run_decommissioned(kit: ModuleType, spark: Any, layer: Any, job: ClusterJob) -> dict[str, Any]:
+    """Decommission an executor under a topology in acker mode; return what was seen."""
+    from ftlayer import StreamEnvironment
+
+    directory = Path(job.directory) / "decommissioned"
+    directory.mkdir()
+    logs = kit.GrowingLogs(directory, job.lines)
+    logs.grow(300)
+    env = StreamEnvironment(spark, layer, name="decommissioned", parallelism=2)
+    kit.build(env, directory)
+    running = env.execute_async()
+    ledger = kit.Ledger(directory, layer, "decommissioned")
+    kit.until(running, ledger.sink)
+    lose_executor(running, job, signal.SIGPWR)
+    logs.grow(300)
+    kit.until(running, ledger.all_there)
+    assert running.drain(kit.WAIT_S)
+    ledger.check(exact=False)
+    return {"restarts": running.status().restarts}
+
+
+def lose_executor(running: Any, job: ClusterJob, ask: signal.Signals) -> None:
+    """Send the executor of a slot a signal; wait until it is gone and the slot runs somewhere else."""
+    instance = running.status().slots[0].instance
+    executor = executor_of(running, job, 0)
+    os.kill(executor, ask)
+
+    def has_moved() -> bool:
+        assert not running.over(0.02), "the job ended when its executor was lost"
+        return not is_running(executor) and running.status().slots[0].instance not in ("", instance)
+
+    await_that(has_moved, running.status)
+
+
+def await_that(holds: Callable[[], bool], otherwise: Any) -> None:
+    """Wait until it is so; what is said otherwise may be a function."""
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, otherwise() if callable(otherwise) else otherwise
+        time.sleep(0.02)
 
 
 def refuse_speculation(spark: Any, layer: Any) -> str:
@@ -169,12 +258,12 @@ def main(job: ClusterJob) -> None:
     from ftlayer import FTLayer
 
     kit, barrier_kit = (load(name) for name in ("log_job", "barrier_job"))
-    spark = session(job)
     layer = FTLayer.embedded(
         Path(job.directory) / "store", max_attempts=kit.MAX_ATTEMPTS, backoff="20ms", jitter=0
     )
     # Before the case that leaves one worker.
-    result: dict[str, Any] = {"barriers": run_barriers(barrier_kit, spark, job)}
+    result = run_elastic(kit, barrier_kit, layer, job)
+    spark = session(job, **FIXED)
     result |= {case: run(kit, spark, layer, job, case) for case in KILLS}
     spark.stop()
     # Of a session that is to be refused, nothing but its settings counts.
@@ -195,6 +284,7 @@ def session(job: ClusterJob, master: str = "", **more: str) -> Any:
         "spark.executor.extraJavaOptions": os.environ["SPARK_DAEMON_JAVA_OPTS"],
         "spark.executor.memory": "512m",
         "spark.sql.warehouse.dir": f"{job.directory}/warehouse",
+        **job.settings,
         **more,
     }
     builder = SparkSession.builder.master(master or job.master)

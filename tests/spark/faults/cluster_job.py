@@ -22,16 +22,20 @@ FAILURES = 0.03
 SLOW_S = 600.0
 """The other attempt is ended as soon as the speculative one has succeeded."""
 
+GONE_S = 300.0
+"""An executor that has not ended by then will not."""
+
 Row = dict[str, Any]
 
 
 @dataclass
 class ClusterJob:
-    """Where the cluster is; ``workers`` are the process ids of its workers."""
+    """Where the cluster is; ``workers`` are the process ids of its workers, ``settings`` further ones of Spark."""
 
     directory: str
     master: str
     workers: list[int]
+    settings: dict[str, str]
 
 
 def executors_of(worker: int) -> list[int]:
@@ -71,21 +75,34 @@ def slow_at_first(directory: Path) -> Callable[[Row], list[Row]]:
     return run
 
 
-class KillExecutor:
-    """Kills an executor of each worker, between the verdict and the sink: one a batch, from batch 1 on."""
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z"
+
+
+class LoseExecutors:
+    """Takes executors away between the verdict and the sink: those of one worker a batch, from batch 1 on.
+
+    Those of each worker are killed, then the first one's are decommissioned: asked to go.
+    """
 
     def __init__(self, workers: list[int]) -> None:
-        self._workers = workers
-        self.killed: list[list[int]] = []
+        self._turns = [*((worker, signal.SIGKILL) for worker in workers), (workers[0], signal.SIGPWR)]
+        self.lost: list[list[int]] = []
 
     def __call__(self, step: str, batch: int) -> None:
-        turn = len(self.killed)
-        if step != "sealed" or batch != turn + 1 or turn >= len(self._workers):
+        turn = len(self.lost)
+        if step != "sealed" or batch != turn + 1 or turn >= len(self._turns):
             return
-        executors = executors_of(self._workers[turn])
+        worker, ask = self._turns[turn]
+        executors = [pid for pid in executors_of(worker) if is_running(pid)]
         for executor in executors:
-            os.kill(executor, signal.SIGKILL)
-        self.killed.append(executors)
+            os.kill(executor, ask)
+        deadline = time.monotonic() + GONE_S
+        while any(map(is_running, executors)):
+            assert time.monotonic() < deadline, f"executors {executors} have not gone by {ask.name}"
+            time.sleep(0.05)
+        self.lost.append(executors)
 
 
 def main(job: ClusterJob) -> None:
@@ -95,7 +112,7 @@ def main(job: ClusterJob) -> None:
     directory = Path(job.directory)
     spark = session(job)
     layer = FTLayer.embedded(directory / "store", max_attempts=8, backoff="50ms")
-    killer = KillExecutor(job.workers)
+    losses = LoseExecutors(job.workers)
     calls: list[tuple[int, list[tuple[Any, ...]]]] = []
     lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(directory / "lines"))
     writer = (
@@ -106,7 +123,7 @@ def main(job: ClusterJob) -> None:
         .sink(_collect(calls), checkpoint=str(directory / "checkpoint"))
         .trigger(availableNow=True)
     )
-    watch_steps(writer, killer)
+    watch_steps(writer, losses)
     query = writer.start()
     query.awaitTermination()
     result = {
@@ -116,7 +133,7 @@ def main(job: ClusterJob) -> None:
         "status": asdict(query.ft_status()),
         "address": layer.address,
         "driver": spark.conf.get("spark.driver.host"),
-        "killed": killer.killed,
+        "lost": losses.lost,
         "states": [(report.batch, report.state, report.differs) for report in query.recent_batches],
         "speculated": (directory / "speculated").exists(),
     }
@@ -145,10 +162,15 @@ def session(job: ClusterJob) -> Any:
         "spark.sql.files.maxPartitionBytes": "4000b",
         "spark.sql.files.openCostInBytes": "1b",
         "spark.sql.warehouse.dir": f"{job.directory}/warehouse",
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+        "spark.decommission.enabled": "true",
+        "spark.storage.decommission.enabled": "true",
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
         "spark.speculation.quantile": "0.5",
         "spark.speculation.multiplier": "3",
+        **job.settings,
     }
     builder = SparkSession.builder.master(job.master)
     for key, value in settings.items():
