@@ -43,9 +43,10 @@ def check_session(spark: Any) -> None:
     """Raise `UnsupportedError` for a Spark Connect session."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise UnsupportedError(
-            "a wrapped query needs a classic Spark session: its driver has to run the batch protocol beside Spark, "
-            "and Spark Connect gives no access to it. Run the driver with spark-submit or "
-            "SparkSession.builder.master(…). Over Connect you can read pending(), dead_letters() and deliveries()"
+            "a wrapped query needs a classic Spark session: over Spark Connect its sink could go on when its run or "
+            "the server has ended, and nothing would watch it behind this program. Run the driver with spark-submit "
+            "or SparkSession.builder.master(…). Over Connect you can run topologies, and read pending(), "
+            "dead_letters() and deliveries()"
         )
 
 
