@@ -62,8 +62,9 @@ class VertexOptions:
         max_message_bytes: largest message the vertex takes. Longer calls come in parts, up to 16 messages.
         tracker: ``"table"``, or ``"exact"`` for the diagnostic one (some hundred times slower).
         timeout_buckets: a root expires between its timeout and timeout × (1 + 1 / (buckets − 1)).
-        metrics_port: port of the Prometheus endpoint (on the host that the vertex listens on, 127.0.0.1 behind a Unix
-            socket), None for none. All that reach it can read it: there is no token, and no record in what it says.
+        metrics_port: port of the HTTP endpoint for Prometheus (``/metrics``) and probes (``/livez``, ``/readyz``), on
+            the host that the vertex listens on, 127.0.0.1 behind a Unix socket; None for none. All that reach it can
+            read it: there is no token, and no record in what it says.
         otlp_endpoint: base URL of an OpenTelemetry collector that metrics are pushed to (OTLP over HTTP, like
             ``"http://localhost:4318"``); None: as OpenTelemetry's variables say, ``OTEL_EXPORTER_OTLP_ENDPOINT`` and so
             on, and nowhere without them. Needs the extra ``otel``.

@@ -140,6 +140,7 @@ SMOKE = (
     "connectors/test_queue_readers.py",
     "console/test_login.py",
     "demo/test_ledger.py",
+    "deploy/test_files.py",
     "docs/test_checkpointing_reference.py",
     "functions/aggregates/test_against_per_record.py::test_c_refuses_what_it_does_not_know",
     "functions/chains/test_chain.py",

@@ -67,13 +67,19 @@ def console(
 
     check_extra()
     from ftlayer.console.serve import serve
+    from ftlayer.transport.systemd import Notifier
 
     options = ConsoleOptions(
         listen, login_file, tls_cert, tls_key, tls_client_ca, mask_payloads, tuple(checkpoints or ())
     )
     look = _look(vertex or [], token_file, root_certs, client_pem, checkpoints or ())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    serve(options, look, on_ready=lambda link: typer.echo(f"ftlayer console at {link}"))
+    serve(
+        options,
+        look,
+        on_ready=lambda link: typer.echo(f"ftlayer console at {link}"),
+        notifier=Notifier.of(os.environ),
+    )
 
 
 def _look(

@@ -16,6 +16,7 @@ from ftlayer import __version__
 from ftlayer.cli import checkpoints as cli_checkpoints
 from ftlayer.cli import console as cli_console
 from ftlayer.cli import dead as cli_dead
+from ftlayer.cli import health as cli_health
 from ftlayer.cli import jobs as cli_jobs
 from ftlayer.cli import new as cli_new
 from ftlayer.cli import orders as cli_orders
@@ -106,6 +107,7 @@ for order in (
 app.add_typer(cli_dead.app, name="dead")
 app.add_typer(cli_checkpoints.app, name="checkpoints")
 app.command()(cli_console.console)
+app.command()(cli_health.health)
 
 
 class RecordState(StrEnum):
@@ -212,7 +214,12 @@ def serve(
     persist_timeout: Annotated[
         str, typer.Option(help="How long intake waits for room before it fails, like 30s; below 120s.")
     ] = "60s",
-    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus endpoint.")] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the HTTP endpoint: /metrics for Prometheus, /livez and /readyz for probes."
+        ),
+    ] = None,
     otlp: Annotated[
         str | None,
         typer.Option(
@@ -225,12 +232,16 @@ def serve(
     ] = False,
 ) -> None:
     """Run a vertex of its own, for queries that say FTLayer.connect."""
+    import faulthandler
     import logging
 
     from ftlayer.checks import duration_ms
     from ftlayer.config import ServeOptions, VertexOptions
+    from ftlayer.transport.systemd import Notifier
     from ftlayer.vertex.service.serve import serve as run
 
+    # systemd's watchdog ends with SIGABRT what has hung: the log then shows where.
+    faulthandler.enable(file=2)
     vertex = VertexOptions(
         path,
         shards=shards,
@@ -250,7 +261,11 @@ def serve(
         None if tls_client_ca is None else read_file(tls_client_ca, "--tls-client-ca"),
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    code = run(options, on_ready=lambda address: typer.echo(f"ftlayer vertex at {address}, store {path}"))
+    code = run(
+        options,
+        on_ready=lambda address: typer.echo(f"ftlayer vertex at {address}, store {path}"),
+        notifier=Notifier.of(os.environ),
+    )
     logging.shutdown()
     sys.stdout.flush()
     # Streams that clients have open keep threads busy that an ordinary exit would wait for.

@@ -21,6 +21,7 @@ from ftlayer.console.guard import API, EVENTS, METRICS, Guard, error_body
 from ftlayer.console.live import events
 from ftlayer.console.metrics import Counted, console_families, exposition
 from ftlayer.console.pages import audit, checkpoints, dead, edit, entry, jobs, overview, records
+from ftlayer.console.probes import Probed
 from ftlayer.console.rendering import STATIC_FILES, console_of, page
 from ftlayer.console.state import Console
 from ftlayer.errors import (
@@ -77,7 +78,7 @@ def create_app(console: Console) -> ASGIApp:
         throttle=console.throttle,
         cookie=console.cookie,
     )
-    return Counted(guard, console.traffic)
+    return Probed(Counted(guard, console.traffic), console)
 
 
 def _metrics(request: Request) -> Response:

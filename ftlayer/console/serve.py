@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -17,12 +16,14 @@ from ftlayer.clock import Now, system_now
 from ftlayer.console.app import create_app
 from ftlayer.console.guard import LOGIN
 from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.probes import liveness
 from ftlayer.console.state import Console
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.monitor.stored import StoredReports
 from ftlayer.transport.sockets import check_socket_free
+from ftlayer.transport.systemd import Notifier
 
 _BACKLOG = 128
 _LAST_ANSWERS_S = 2
@@ -35,21 +36,24 @@ def serve(
     on_ready: Callable[[str], None],
     stop: threading.Event | None = None,
     clock: Callable[[], Now] = system_now,
+    notifier: Notifier | None = None,
 ) -> None:
     """Serve until ``stop`` is set, or SIGTERM or SIGINT comes (if this is the main thread).
 
     ``look`` says which vertices there are, whenever they are asked. ``on_ready`` gets the link to open: without a login
-    file the token is in it. Raises `ConfigError` for what cannot be listened on, a login file or certificates that are
-    none.
+    file the token is in it. ``notifier`` learns what probes would. Raises `ConfigError` for what cannot be listened on,
+    a login file or certificates that are none.
     """
     options.check_certificates()
     with _listening(options) as listener:
         port = 0 if options.address.path else listener.getsockname()[1]
         console = Console.of(options, Gatherer(look, label="console", clock=clock), clock, port)
-        server = _server(options, console)
+        notifier = notifier or Notifier("", None)
+        server = _server(options, console, notifier)
         watcher = None if stop is None else _stopped_by(stop, server)
         console.watch.start()
         try:
+            notifier.ready(f"serving at {link(options, port, '')}")
             on_ready(link(options, port, "" if options.login_file else console.users.first.token))
             server.run([listener])
         finally:
@@ -71,18 +75,25 @@ def link(options: ConsoleOptions, port: int, token: str) -> str:
 
 
 class _Server(uvicorn.Server):
-    """A server that ends the streams of open pages before it waits for its last answers."""
+    """A server that ends the streams of open pages before it waits for its last answers, and shows that it is alive."""
 
-    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, console: Console, notifier: Notifier) -> None:
         super().__init__(config)
-        self._closing = closing
+        self._console = console
+        self._notifier = notifier
+
+    async def on_tick(self, counter: int) -> bool:
+        # Ten times a second, by the loop that answers requests.
+        self._notifier.alive(lambda: liveness(self._console).passes)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._closing.set()
+        self._notifier.stopping()
+        self._console.closing.set()
         await super().shutdown(sockets)
 
 
-def _server(options: ConsoleOptions, console: Console) -> uvicorn.Server:
+def _server(options: ConsoleOptions, console: Console, notifier: Notifier) -> uvicorn.Server:
     config = uvicorn.Config(
         create_app(console),
         log_config=None,
@@ -98,7 +109,7 @@ def _server(options: ConsoleOptions, console: Console) -> uvicorn.Server:
         ssl_ca_certs=None if options.tls_client_ca is None else str(options.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if options.tls_client_ca is None else ssl.CERT_REQUIRED,
     )
-    return _Server(config, console.closing)
+    return _Server(config, console, notifier)
 
 
 def _stopped_by(stop: threading.Event, server: uvicorn.Server) -> threading.Thread:

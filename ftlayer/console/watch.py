@@ -41,6 +41,7 @@ class Watch:
         self._clock = clock
         self._looked_ms = -STILL_LOOKS_MS
         self._asked_ms = -OTHERWISE_MS
+        self._turned_ms = clock().mono_ms
         self._asking = threading.Lock()
         self._kept: dict[Hashable, tuple[int, object]] = {}
         self._last: dict[tuple[str, str], AnnouncedJob] = {}
@@ -59,6 +60,10 @@ class Watch:
         if self._thread is not None:
             self._thread.join()
         self._gatherer.close()
+
+    def silent_ms(self) -> int:
+        """Return for how long the thread that asks has not come round."""
+        return self._clock().mono_ms - self._turned_ms
 
     def views(self) -> tuple[VertexView, ...]:
         """Return what is known; somebody looks."""
@@ -149,7 +154,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_EVERY_S):
-            now = self._clock().mono_ms
+            now = self._turned_ms = self._clock().mono_ms
             every_ms = LOOKED_AT_MS if now - self._looked_ms < STILL_LOOKS_MS else OTHERWISE_MS
             if now - self._asked_ms >= every_ms:
                 self._ask()

@@ -184,7 +184,9 @@ def _begin_incarnation(
 
 
 def _make_databases(environment: lmdb.Environment) -> dict[str, lmdb._Database]:
-    return {name: environment.open_db(name.encode()) for name in _DATABASES}
+    # Without a transaction of ours each would begin its own, with Python's lock held while it waits.
+    with environment.begin(write=True) as transaction:
+        return {name: environment.open_db(name.encode(), txn=transaction) for name in _DATABASES}
 
 
 def _find_databases(
@@ -206,13 +208,13 @@ def _read_header(environment: lmdb.Environment, path: Path) -> StoreHeader | Non
     if not environment.stat()["entries"]:
         return None
     try:
-        database = environment.open_db(_HEADER_TABLE.encode(), create=False)
+        with environment.begin() as transaction:
+            database = environment.open_db(_HEADER_TABLE.encode(), txn=transaction, create=False)
+            data = transaction.get(_HEADER_KEY, db=database)
     except lmdb.NotFoundError as error:
         raise StorePathError(
             f"{path} holds an LMDB file that no ftlayer has written: name another directory"
         ) from error
-    with environment.begin() as transaction:
-        data = transaction.get(_HEADER_KEY, db=database)
     # Killed between making the table and writing to it: a new store.
     return None if data is None else _decode_header(data, path)
 

@@ -1,19 +1,23 @@
-"""The Prometheus endpoint of a vertex or a board: what it and the jobs announced to it are doing."""
+"""The HTTP endpoint of a vertex or a board: for Prometheus what it and its jobs are doing; for probes how it is."""
 
 from __future__ import annotations
 
 import math
 import queue
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Exemplar, Metric
+from prometheus_client.exposition import ThreadingWSGIServer
 
-from ftlayer.errors import ConfigError, FTLayerError, UnknownJobError
+from ftlayer.errors import ConfigError, FTLayerError, UnknownJobError, VertexUnavailableError
 from ftlayer.histogram import Histogram
 from ftlayer.vertex.calls import (
     AnnouncedJob,
@@ -31,7 +35,11 @@ from ftlayer.vertex.metrics import families as plain
 from ftlayer.vertex.metrics.families import Families, MetricKind
 from ftlayer.vertex.metrics.of_jobs import add_jobs, is_shown
 from ftlayer.vertex.metrics.of_vertex import add_build, add_vertex
+from ftlayer.vertex.service.probes import Probes
 from ftlayer.vertex.service.rules import Answer
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
 
 class Asked(Protocol):
@@ -44,15 +52,19 @@ class Asked(Protocol):
 class Metrics:
     """An HTTP endpoint ``/metrics`` for as long as the ``with`` block runs; nothing if ``port`` is None.
 
-    Text or OpenMetrics (with exemplars), as is asked for. A scrape fails where gathering raises.
+    Text or OpenMetrics (with exemplars), as is asked for. A scrape fails where gathering raises, with status 503 for a
+    vertex that does not serve. With ``probes``, those are answered too, also while a scrape waits.
     """
 
-    def __init__(self, gather: Callable[[], Families], host: str, port: int | None) -> None:
+    def __init__(
+        self, gather: Callable[[], Families], host: str, port: int | None, probes: Probes | None = None
+    ) -> None:
         """``gather`` returns the values of now; it is called on a thread of the endpoint's."""
         self._gather = gather
         self._host = host
         self._port = port
-        self._server: tuple[Any, threading.Thread] | None = None
+        self._probes = probes
+        self._server: tuple[ThreadingWSGIServer, threading.Thread] | None = None
 
     def __enter__(self) -> Metrics:
         """Listen; `ConfigError` when the port is taken."""
@@ -61,10 +73,27 @@ class Metrics:
         registry = CollectorRegistry()
         registry.register(self)
         ProcessCollector(registry=registry)
+        scraped = make_wsgi_app(registry)
+
+        def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            probed = None if self._probes is None else self._probes.answer(environ["PATH_INFO"])
+            if probed is not None:
+                return _answered(start_response, *probed, "application/json")
+            try:
+                text: Iterable[bytes] = scraped(environ, start_response)
+                return text
+            except VertexUnavailableError as error:
+                said = f"{error}\n".encode()
+                return _answered(start_response, HTTPStatus.SERVICE_UNAVAILABLE, said, "text/plain")
+
+        kind = _ServerOnIPv6 if ":" in self._host else ThreadingWSGIServer
         try:
-            self._server = start_http_server(self._port, self._host, registry)
+            server = make_server(self._host, self._port, app, kind, handler_class=_SilentHandler)
         except OSError as error:
             raise ConfigError(f"metrics_port: cannot listen on {self._port}: {error.strerror}") from error
+        thread = threading.Thread(target=server.serve_forever, name="ftlayer-metrics", daemon=True)
+        thread.start()
+        self._server = server, thread
         return self
 
     def __exit__(
@@ -88,6 +117,31 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Give the values of now (what prometheus_client asks a collector for). Raises what gathering does."""
         return prometheus_metrics(self._gather())
+
+
+class _ServerOnIPv6(ThreadingWSGIServer):
+    """The same for an address of IPv6."""
+
+    address_family = socket.AF_INET6
+
+
+class _SilentHandler(WSGIRequestHandler):
+    """Logs no requests: there is one of each probe and each scraper every few seconds."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+def _answered(
+    start_response: StartResponse, status: HTTPStatus, body: bytes, media_type: str
+) -> Iterable[bytes]:
+    headers = [
+        ("Content-Type", media_type),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+    ]
+    start_response(f"{status.value} {status.phrase}", headers)
+    return [body]
 
 
 def vertex_families(vertex: Asked, version: str) -> Families:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -23,13 +22,15 @@ from ftlayer import __version__
 from ftlayer.acker import warm_up
 from ftlayer.checks import duration_ms
 from ftlayer.config import ServeOptions, VertexOptions
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.store.lmdb_store import Durability, LmdbStore
 from ftlayer.telemetry.settings import Tracing, tracing_of
 from ftlayer.telemetry.spans import SpanExport, open_spans
 from ftlayer.transport.address import parse_listen
 from ftlayer.transport.polling import poll_in_place
 from ftlayer.transport.sockets import check_socket_free
+from ftlayer.transport.systemd import Notifier
+from ftlayer.vertex.metrics.families import Families
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
@@ -37,6 +38,7 @@ from ftlayer.vertex.service.directory import fix_shards, prepare_vertex
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.vertex.service.metrics import Metrics, vertex_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
+from ftlayer.vertex.service.probes import Probes
 from ftlayer.vertex.service.rules import ShardParts
 from ftlayer.vertex.service.server import VertexServer
 from ftlayer.vertex.service.tracing import span_of
@@ -61,12 +63,13 @@ def serve(
     *,
     on_ready: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
+    notifier: Notifier | None = None,
 ) -> int:
     """Serve until ``stop`` is set, SIGTERM or SIGINT comes (if this is the main thread), or a fault.
 
-    ``on_ready`` gets the address for clients. Returns the exit code: 0 when stopped, 70 after a fault that the
-    vertex could not recover from. Streams that clients have open keep threads of this process busy, so end
-    it with ``os._exit`` after this.
+    ``on_ready`` gets the address for clients; ``notifier`` learns what probes would. Returns the exit code: 0 when
+    stopped, 70 after a fault that the vertex could not recover from. Streams that clients have open keep threads of
+    this process busy, so end it with ``os._exit`` after this.
 
     Raises `ConfigError` when the address cannot be listened on or certificates and key are none, `StoreError`
     for a store that cannot be opened.
@@ -85,40 +88,78 @@ def serve(
     poll_in_place()
     tracing = tracing_of(os.environ)
     spans = None if tracing is None else open_spans(tracing, "ftlayer-vertex", __version__)
-    vertex = open_vertex(options.vertex, on_fatal, traced=_traced(tracing, spans))
-    # What is there now stays: looking at it for garbage would stop every thread for a tenth of a second.
-    gc.freeze()
-    threading.Thread(target=_compile_kernels, args=(on_fatal,), name="ftlayer-kernels", daemon=True).start()
-    try:
-        server = _listen(options, vertex)
-        # Behind a Unix socket there is no host.
-        host = parse_listen(options.listen, "listen").host or "127.0.0.1"
-        with _signals() as signals, _metrics(vertex, host, options.vertex):
-            if on_ready is not None:
-                on_ready(str(server.address))
-            _wait(signals, stop)
-        for number in signals:
-            logger.info("stopping: %s", signal.Signals(number).name)
-    finally:
-        vertex.close()
-        if spans is not None:
-            spans.close()
+    probes = Probes()
+    # Behind a Unix socket there is no host.
+    host = parse_listen(options.listen, "listen").host or "127.0.0.1"
+    asked = _Scraped()
+    otlp = OtlpMetrics(asked.gather, options.vertex.otlp_endpoint, "ftlayer-vertex")
+    # Before the stores are opened and until they are closed: probes tell of both.
+    with Metrics(otlp.counted, host, options.vertex.metrics_port, probes):
+        vertex = open_vertex(options.vertex, on_fatal, traced=_traced(tracing, spans))
+        probes.opened(vertex)
+        # What is there now stays: looking at it for garbage would stop every thread for a tenth of a second.
+        gc.freeze()
+        threading.Thread(
+            target=_compile_kernels, args=(on_fatal,), name="ftlayer-kernels", daemon=True
+        ).start()
+        try:
+            server = _listen(options, vertex)
+            asked.vertex = vertex
+            telling = _Telling(probes, notifier or Notifier("", None), on_ready)
+            with _signals() as signals, otlp:
+                telling.ready(str(server.address))
+                _wait(signals, stop, telling)
+                telling.stopping()
+            for number in signals:
+                logger.info("stopping: %s", signal.Signals(number).name)
+        finally:
+            probes.stopping()
+            vertex.close()
+            if spans is not None:
+                spans.close()
     server.stop(_LAST_ANSWERS_S)
     return EXIT_FAULT if faults else EXIT_STOPPED
 
 
-@contextmanager
-def _metrics(vertex: Vertex, host: str, options: VertexOptions) -> Iterator[None]:
-    """Let Prometheus ask, and tell an OpenTelemetry collector, as the options have it."""
-    gather = partial(vertex_families, vertex, __version__)
-    otlp = OtlpMetrics(gather, options.otlp_endpoint, "ftlayer-vertex")
-    with otlp, Metrics(otlp.counted, host, options.metrics_port):
-        yield
+class _Scraped:
+    """The vertex that scrapes ask, from when it serves."""
+
+    vertex: Vertex | None = None
+
+    def gather(self) -> Families:
+        """Return the values of now; `VertexUnavailableError` while the stores are being opened."""
+        if self.vertex is None:
+            raise VertexUnavailableError("the vertex is opening its stores")
+        return vertex_families(self.vertex, __version__)
 
 
-def _wait(signals: list[int], stop: threading.Event) -> None:
+@dataclass(frozen=True)
+class _Telling:
+    """Who is told how the vertex is: probes, the service manager, the program that runs it."""
+
+    probes: Probes
+    notifier: Notifier
+    on_ready: Callable[[str], None] | None
+
+    def ready(self, address: str) -> None:
+        self.probes.serving()
+        self.notifier.ready(f"serving at {address}")
+        if self.on_ready is not None:
+            self.on_ready(address)
+
+    def alive(self) -> None:
+        self.notifier.alive(lambda: self.probes.liveness().passes)
+
+    def stopping(self) -> None:
+        # Before anything is closed: who asks whether to send clients here hears no first.
+        self.probes.stopping()
+        self.notifier.stopping()
+
+
+def _wait(signals: list[int], stop: threading.Event, telling: _Telling) -> None:
     trim_at = time.monotonic()
     while not signals and not stop.wait(_LOOK_FOR_SIGNALS_S):
+        telling.alive()
         if time.monotonic() >= trim_at:
             give_back_freed_memory()
             trim_at = time.monotonic() + _TRIM_EVERY_S

@@ -27,6 +27,7 @@ from ftlayer.vertex.calls import (
     StatsReply,
 )
 from ftlayer.vertex.rules.layer import INTAKE, MEMORY_ONLY, CallOutcome, MemoryCall
+from ftlayer.vertex.rules.probes import ShardPulse
 from ftlayer.vertex.service.intake import Intake
 from ftlayer.vertex.service.rules import (
     REFUSALS,
@@ -68,7 +69,8 @@ class Shard:
         # What questions of tools take, every Persist and Xor waits: records' own reading is not among it.
         self._reading_s = 0.0
         self._rules = Rules(parts)
-        self._next_tick_ms = self._synced_ms = parts.now().mono_ms
+        self._is_recovering = False
+        self._next_tick_ms = self._synced_ms = self._turned_ms = parts.now().mono_ms
         self._thread = threading.Thread(target=self._run, name=f"ftlayer-{name}", daemon=True)
         self._thread.start()
 
@@ -81,6 +83,16 @@ class Shard:
     def exact(self) -> bool:
         """Whether every id is kept."""
         return self._rules.exact
+
+    def pulse(self) -> ShardPulse:
+        """Return how the writer is, without waiting for it."""
+        return ShardPulse(
+            self._turned_ms,
+            self._is_recovering,
+            not self._thread.is_alive(),
+            self._intake_is_held,
+            self._rules.store.used_share,
+        )
 
     def submit(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
         """Run ``call``; ``answer`` gets the reply or the error, on this thread or on the writer's."""
@@ -187,6 +199,7 @@ class Shard:
     def _read(self, call: ReadingCall) -> Reply | FTLayerError:
         began = time.perf_counter()
         reply = self._answer_to(call)
+        self._turned_ms = self._parts.now().mono_ms
         if not isinstance(call, ReadDeliveries):
             self._reading_s += time.perf_counter() - began
         if isinstance(reply, StatsReply):
@@ -203,7 +216,7 @@ class Shard:
             return internal_fault(error)
 
     def _keep_time(self) -> None:
-        now_ms = self._parts.now().mono_ms
+        now_ms = self._turned_ms = self._parts.now().mono_ms
         due_ms = self._tick(now_ms)
         self._next_tick_ms = now_ms + LONGEST_SLEEP_MS if due_ms is None else due_ms
         sync_every_ms = self._parts.sync_every_ms
@@ -233,8 +246,11 @@ class Shard:
         if len(self._recoveries) > MAX_RECOVERIES:
             raise VertexError(f"memory was lost {len(self._recoveries)} times in a minute; the log tells why")
         logger.warning("memory was lost with a transaction; recovering from the store")
+        self._is_recovering = True
         self._rules.store.close()
         self._rules = Rules(self._parts)
+        self._turned_ms = self._parts.now().mono_ms
+        self._is_recovering = False
 
     def _finish(self) -> None:
         self._intake.fail_all()

@@ -15,6 +15,7 @@ from ftlayer.records.ids import ids_of, shard_of
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Call, Envelope, Reply, RowRoots
 from ftlayer.vertex.rules.owners import owner_of
+from ftlayer.vertex.rules.probes import ShardPulse
 from ftlayer.vertex.service.directory import ROUTES
 from ftlayer.vertex.service.rules import Answer, ShardParts
 from ftlayer.vertex.service.shard import Shard
@@ -81,6 +82,10 @@ class Vertex:
     def exact(self) -> bool:
         """Whether every id is kept, so that `Explain` is answered."""
         return self._shards[0].exact
+
+    def pulses(self) -> list[ShardPulse]:
+        """Return how each shard's writer is, without waiting for any."""
+        return [shard.pulse() for shard in self._shards]
 
     def shard_of_stream(self, stream: str) -> int:
         """Return the shard in charge of a stream."""

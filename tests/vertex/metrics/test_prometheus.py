@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DEPLOY = Path(__file__).resolve().parents[3] / "docs" / "deploy"
 WAIT_S = 120.0
 
 
@@ -29,7 +29,7 @@ def _until(shop: Any, ready: Any) -> Any:
 
 def _panels() -> Iterator[tuple[str, str]]:
     """Give the panels' titles with their queries, variables filled in."""
-    dashboard = json.loads((DOCS / "grafana.json").read_text())
+    dashboard = json.loads((DEPLOY / "grafana" / "ftlayer.json").read_text())
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             expression = target["expr"].replace("$__rate_interval", "1m")
@@ -83,17 +83,17 @@ def test_each_panel_of_the_dashboard_has_series(
 
 
 def test_alerts_ask_for_metrics_that_there_are(shop: Any) -> None:
-    asked = set(re.findall(r"ftlayer_\w+", (DOCS / "alerts.yml").read_text()))
+    asked = set(re.findall(r"ftlayer_\w+", (DEPLOY / "prometheus" / "alerts.yml").read_text()))
     told = set(re.findall(r"^ftlayer_\w+", shop.scrape(), re.MULTILINE))
     assert len(asked) > 10
     assert asked <= told
 
 
 def test_each_alert_is_a_rule_that_prometheus_takes(promtool: Any) -> None:
-    code, said = promtool("check", "rules", "alerts.yml", directory=DOCS)
+    code, said = promtool("check", "rules", "alerts.yml", directory=DEPLOY / "prometheus")
     assert code == 0, said
 
 
 def test_each_alert_fires_on_what_it_is_for_and_on_nothing_else(promtool: Any) -> None:
-    code, said = promtool("test", "rules", "alerts-test.yml", directory=DOCS)
+    code, said = promtool("test", "rules", "alerts-test.yml", directory=DEPLOY / "prometheus")
     assert code == 0, said
