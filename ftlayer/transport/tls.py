@@ -80,6 +80,12 @@ def check_certificate(cert: bytes, key: bytes, *, cert_option: str, key_option: 
         raise ConfigError(f"{key_option}: expected PEM of a private key ({type(error).__name__})") from None
     if _public(private) != _public(chain[0]):
         raise ConfigError(f"{key_option}: the key is not that of the first certificate of {cert_option}")
+    ended = chain[0].not_valid_after_utc
+    if ended < datetime.datetime.now(datetime.UTC):
+        raise ConfigError(
+            f"{cert_option}: the certificate expired at {ended:%Y-%m-%d %H:%M} UTC, and whoever checks it refuses it: "
+            "give a new one"
+        )
 
 
 def load_certificates(pem: bytes, option: str) -> list[x509.Certificate]:

@@ -16,7 +16,7 @@ STUCK_AFTER_MS = 30_000
 """A writer turns twenty times a second; one sync of a slow disk, or one page of a tool's, may take some seconds."""
 
 FILLING_SHARE = 0.8
-"""From here on a store is noted: intake that would not fit below `INTAKE_SHARE` waits, large calls before small ones."""
+"""From here on a store is noted: intake waits that would not fit below `INTAKE_SHARE`, large calls first."""
 
 
 class Phase(StrEnum):
