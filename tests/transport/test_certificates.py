@@ -35,7 +35,7 @@ def certificate(until: datetime.datetime) -> tuple[bytes, bytes]:
 def test_one_that_has_expired_is_refused() -> None:
     """gRPC serves with it, and its clients refuse it one by one."""
     until = datetime.datetime(2024, 2, 29, 12, 30, tzinfo=datetime.UTC)
-    with pytest.raises(ConfigError, match="^tls_cert: the certificate expired at 2024-02-29 12:30 UTC"):
+    with pytest.raises(ConfigError, match=r"^tls_cert: the certificate expired at 2024-02-29 12:30 UTC"):
         check_certificate(*certificate(until), cert_option="tls_cert", key_option="tls_key")
 
 
