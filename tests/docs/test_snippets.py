@@ -88,6 +88,7 @@ DEPLOYING = {
     "--conf",
     "--deploy-mode",
     "--from-file",
+    "--init",
     "--key",
     "--master",
     "--name",
