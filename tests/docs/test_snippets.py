@@ -104,7 +104,9 @@ def page(name: str) -> str:
 
 
 def blocks(text: str, language: str) -> Iterator[str]:
-    yield from re.findall(rf"^```{language}(?: fragment)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    """Yield the blocks of a language: programs, fragments, and the files of a tutorial."""
+    marks = r'(?: fragment| title="[^"]*")?'
+    yield from re.findall(rf"^```{language}{marks}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def section(text: str, heading: str) -> str:
