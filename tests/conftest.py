@@ -221,6 +221,7 @@ LONGEST = (
     "runtime/spark/test_barrier_mode.py",
     "runtime/spark/test_over_connect.py",
     "docs/test_run_snippets.py",
+    "docs/test_tutorials.py",
     "spark/features/",
     "connectors/test_in_topologies.py",
     "connectors/test_in_queries.py",
