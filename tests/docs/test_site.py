@@ -24,7 +24,9 @@ def hooks(load_module: Any) -> Any:
 def test_every_page_has_its_place() -> None:
     nav = (DOCS / "site" / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
     placed = re.findall(r"- (?:.*: )?([\w./-]+\.md)$", nav, re.MULTILINE)
-    assert sorted(placed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    notebooks = [page.with_suffix(".md") for page in DOCS.rglob("*.ipynb")]
+    pages = [*DOCS.rglob("*.md"), *notebooks]
+    assert sorted(placed) == sorted(str(page.relative_to(DOCS)) for page in pages)
 
 
 def test_a_picture_is_what_its_script_draws(pictures: Any) -> None:
@@ -37,3 +39,29 @@ def test_a_picture_is_what_its_script_draws(pictures: Any) -> None:
 def test_a_fragment_and_a_bar_in_code_are_said_as_the_site_wants_them(hooks: Any) -> None:
     page = "| `a\\|b` | or \\| |\n\n`a\\|b`\n\n```python fragment\nx\n```\n"
     assert hooks.on_page_markdown(page) == "| `a|b` | or \\| |\n\n`a\\|b`\n\n```python\nx\n```\n"
+
+
+def test_a_notebook_is_a_page_of_its_texts_its_cells_and_what_they_have_shown(hooks: Any) -> None:
+    table = {"text/html": ["<table>\n", "</table>"], "text/plain": ["   a\n", "0  1"]}
+    outputs = [
+        {"data": table},
+        {"data": {"text/plain": ["'x'"]}},
+        {"name": "stdout", "text": ["two\n", "lines\n"]},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# A\n", "\n", "text"]},
+        {"cell_type": "code", "source": ["a = 1\n", "a"], "outputs": outputs},
+    ]
+    assert hooks.page_of({"cells": cells}).split("\n\n") == [
+        "# A",
+        "text",
+        "```python\na = 1\na\n```",
+        "<table>\n</table>",
+        "```text\n'x'\n```",
+        "```text\ntwo\nlines\n```\n",
+    ]
+
+
+def test_the_notebook_is_led_to_as_a_page(hooks: Any) -> None:
+    page = "[a](tutorials/notebook.ipynb) and [b](tutorials/others.ipynb)"
+    assert hooks.on_page_markdown(page) == "[a](tutorials/notebook.md) and [b](tutorials/others.ipynb)"
