@@ -138,7 +138,7 @@ def _ask(program: str, *arguments: str) -> tuple[int, str]:
 
 
 def describe_java() -> dict[str, str]:
-    """Return what the Java of `ensure_java` says of itself: ``version``, ``vendor``, ``machine``, and where it was ``found``.
+    """Return ``version``, ``vendor`` and ``machine`` of the Java of `ensure_java`, and where it was ``found``.
 
     Raises `JavaMissingError` as that does.
     """

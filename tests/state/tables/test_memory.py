@@ -57,7 +57,7 @@ atoms = (
     )
     | st.floats()
     | st.binary(max_size=40)
-    # From Python 3.12 on, these characters are objects that all share, which keep their UTF-8: C counts texts without it.
+    # From Python 3.12 on all share these characters as objects, which keep their UTF-8: C counts texts without it.
     | st.text(max_size=20).filter(lambda text: text not in BEYOND_ASCII)
 )
 
