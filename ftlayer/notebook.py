@@ -50,7 +50,7 @@ class NotebookLine:
 
     def show(self, text: str) -> None:
         """Show ``text`` in place of what was shown before."""
-        from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
+        from IPython.display import HTML, display
 
         line = HTML(f"<pre>{escape(printable(text))}</pre>")
         if self._handle is None:
