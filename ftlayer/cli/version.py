@@ -132,9 +132,15 @@ def _system() -> dict[str, Any]:
         "c_library": f"{library} {library_version}".strip() or "unknown",
         "processor": _processor(),
         "processors": os.cpu_count(),
-        "usable_processors": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "usable_processors": _usable_processors(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }
+
+
+def _usable_processors() -> int | None:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _system_name() -> str:

@@ -27,6 +27,14 @@ _TRIES = 3
 """A directory may be removed, as empty, between the moments when it is made and when a file is made in it."""
 
 
+def _sync_content(file: int) -> None:
+    """Have the disk hold a file's content and its size: all that another process needs to read it."""
+    if sys.platform == "darwin":  # It can sync no less than all.
+        os.fsync(file)
+    else:
+        os.fdatasync(file)
+
+
 class LocalFileOutput:
     """A file that is written. See `ftlayer.checkpoint.storage.files.FileOutput`."""
 
@@ -54,15 +62,14 @@ class LocalFileOutput:
         """
         first = max(0, self._behind - _KEPT_WINDOWS * BEHIND_BYTES)
         self._behind = self._size
-        if hasattr(os, "posix_fadvise"):
+        if sys.platform != "darwin":  # It has no such call.
             os.posix_fadvise(self._file.fileno(), first, self._size - first, os.POSIX_FADV_DONTNEED)
 
     def sync(self) -> bool:
         """See `FileOutput.sync`: the file, and with the first call the directory that it is in."""
         with storage_errors(self._url, self._path, "written"):
             self._file.flush()
-            # All that another process needs to read it is its content and its size. macOS can sync no less than all.
-            (os.fsync if sys.platform == "darwin" else os.fdatasync)(self._file.fileno())
+            _sync_content(self._file.fileno())
             if not self._is_entered:
                 sync_directory(Path(self._file.name).parent)
                 self._is_entered = True
