@@ -15,11 +15,22 @@ from typing import Any, ClassVar
 _MOVED = ("FailException", "PermanentFailure", "RetryLater", "RowsRejected")
 
 
+class FTLayerDeprecationWarning(DeprecationWarning):
+    """A public name or option that a later version will not have; says what to use, and until when it is there.
+
+    docs/project/versions.md says how long that is at least.
+    """
+
+
 def __getattr__(name: str) -> Any:
-    """Give what was here up to 0.1.0, with a `DeprecationWarning`; it goes with the next minor version."""
+    """Give what was here up to 0.1.0, with a `FTLayerDeprecationWarning`."""
     if name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"import {name} from ftlayer, not from {__name__}", DeprecationWarning, stacklevel=2)
+    warnings.warn(
+        f"import {name} from ftlayer, not from {__name__}, which has it until 0.4.0",
+        FTLayerDeprecationWarning,
+        stacklevel=2,
+    )
     return getattr(import_module("ftlayer.failures"), name)
 
 
@@ -405,6 +416,24 @@ class UncommittableError(SinkError):
 
     code = "UNCOMMITTABLE"
     recoverable = False
+
+
+def newer_format(what: object, found: object, known: int, writer: object) -> str:
+    """Return the message about something that a later ftlayer wrote in a format of its own.
+
+    Args:
+        what: where it lies.
+        found: its format.
+        known: the latest one that is read here.
+        writer: the version that wrote it, text or ASCII; None: it does not say.
+    """
+    from ftlayer import __version__
+
+    by = writer.decode("ascii", "replace") if isinstance(writer, bytes) else writer
+    return (
+        f"{what} has format {found}, written by {'a later ftlayer' if by is None else f'ftlayer {by}'}; ftlayer "
+        f"{__version__} reads up to {known}: use the version that wrote it, or a later one"
+    )
 
 
 def error_for_code(code: str) -> type[FTLayerError]:

@@ -13,7 +13,8 @@ from ftlayer import errors
 @pytest.mark.parametrize("name", ["FailException", "PermanentFailure", "RetryLater", "RowsRejected"])
 def test_what_functions_raise_is_found_where_it_was_with_a_warning(name: str) -> None:
     with pytest.warns(
-        DeprecationWarning, match=f"import {name} from ftlayer, not from ftlayer.errors"
+        errors.FTLayerDeprecationWarning,
+        match=f"import {name} from ftlayer, not from ftlayer.errors.*until 0.4.0",
     ) as said:
         found = getattr(errors, name)
     assert found is getattr(ftlayer, name)

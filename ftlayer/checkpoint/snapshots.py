@@ -232,6 +232,7 @@ class Checkpoint:
         letters: those of earlier checkpoints that no file holds yet.
         sources: by source uid, what the driver's planner has to know of its open ranges (sealed).
         unaligned: whether records in flight are in it.
+        written_by: version of ftlayer; "" where it does not lie in a file. It makes no difference.
         location: URL of the directory it lies in; "" in the driver's memory. Not written: it is where it is.
     """
 
@@ -249,6 +250,7 @@ class Checkpoint:
     edges: tuple[EdgeInfo, ...] = ()
     readmitted: tuple[bytes, ...] = ()
     letters: tuple[LetterBatch, ...] = ()
+    written_by: str = field(default="", compare=False)
     location: str = ""
 
 

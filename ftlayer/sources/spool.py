@@ -17,12 +17,15 @@ from collections.abc import Mapping
 import msgpack
 import pyarrow as pa
 
+from ftlayer import __version__
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.layout import check_location, normal
-from ftlayer.errors import CheckpointDamagedError, SourceError
+from ftlayer.errors import CheckpointDamagedError, SourceError, newer_format
 
 _SUFFIX = ".arrow"
 _POSITIONS = b"ftlayer_positions"
+_FORMAT_KEY, _WRITER_KEY = b"ftlayer_spool", b"ftlayer_version"
+_FORMAT = 1
 
 
 class Spool:
@@ -49,21 +52,32 @@ class Spool:
 
     def put(self, number: int, rows: pa.RecordBatch, positions: Mapping[int, bytes]) -> None:
         """Make rows durable, with the positions behind them. Raises `CheckpointStorageError`."""
-        schema = rows.schema.with_metadata({_POSITIONS: msgpack.packb(dict(positions))})
+        schema = rows.schema.with_metadata(
+            {
+                _FORMAT_KEY: str(_FORMAT).encode(),
+                _WRITER_KEY: __version__.encode(),
+                _POSITIONS: msgpack.packb(dict(positions)),
+            }
+        )
         out = pa.BufferOutputStream()
         with pa.ipc.new_file(out, schema) as writer:
             writer.write_batch(rows.replace_schema_metadata(schema.metadata))
         self._files.publish(_name(number), out.getvalue().to_pybytes())
 
     def read(self, number: int) -> pa.Table:
-        """Return the rows of a file. Raises `SourceError` if it is not there."""
+        """Return the rows of a file. Raises `SourceError` if it is not there, or of a newer ftlayer's format."""
         try:
             data = self._files.read(_name(number))
         except CheckpointDamagedError as error:
             raise SourceError(
                 f"spool {self._url}: file {number} is not there: it was removed, or tasks do not reach this directory"
             ) from error
-        return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+            said = reader.schema.metadata or {}
+            if (found := int(said.get(_FORMAT_KEY, _FORMAT))) > _FORMAT:
+                where = f"spool {self._url}: file {number}"
+                raise SourceError(newer_format(where, found, _FORMAT, said.get(_WRITER_KEY)))
+            return reader.read_all()
 
     def positions(self, number: int) -> dict[int, bytes]:
         """Return the positions behind the rows of a file. Raises `SourceError` if it is not there."""

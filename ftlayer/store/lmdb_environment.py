@@ -12,11 +12,13 @@ from pathlib import Path
 
 import lmdb
 
+from ftlayer import __version__
 from ftlayer.errors import (
     MachineError,
     StoreDamagedError,
     StorePathError,
     StoreVersionError,
+    newer_format,
 )
 from ftlayer.store.directory import DATA_FILE, DirectoryLock, check_directory, holder_of, prepare
 from ftlayer.store.kv import TABLES
@@ -36,6 +38,8 @@ _HEADER_TABLE = "header"
 # The header's is made first: with any other table and without it, the file would be taken for another program's.
 _DATABASES = (_HEADER_TABLE, *TABLES, PARTS)
 _HEADER_KEY = b"header"
+# The ftlayer that opened the store for writing last, as text. Stores of 0.1 have none.
+_WRITER_KEY = b"writer"
 _MAGIC = b"ftlayer\n"
 _HEADER_START = struct.Struct("<8sI")  # magic and format version: the same in every version
 _HEADER_REST = struct.Struct("<QQ")  # incarnation, max bytes; a CRC-32 of all follows
@@ -180,6 +184,7 @@ def _begin_incarnation(
         header = replace(header, incarnation=old.incarnation + 1)
     with environment.begin(write=True) as transaction:
         transaction.put(_HEADER_KEY, _encode_header(header), db=database)
+        transaction.put(_WRITER_KEY, __version__.encode(), db=database)
     return header
 
 
@@ -211,12 +216,13 @@ def _read_header(environment: lmdb.Environment, path: Path) -> StoreHeader | Non
         with environment.begin() as transaction:
             database = environment.open_db(_HEADER_TABLE.encode(), txn=transaction, create=False)
             data = transaction.get(_HEADER_KEY, db=database)
+            writer = transaction.get(_WRITER_KEY, db=database)
     except lmdb.NotFoundError as error:
         raise StorePathError(
             f"{path} holds an LMDB file that no ftlayer has written: name another directory"
         ) from error
     # Killed between making the table and writing to it: a new store.
-    return None if data is None else _decode_header(data, path)
+    return None if data is None else _decode_header(data, writer, path)
 
 
 def _encode_header(header: StoreHeader) -> bytes:
@@ -225,15 +231,13 @@ def _encode_header(header: StoreHeader) -> bytes:
     return data + zlib.crc32(data).to_bytes(4, "little")
 
 
-def _decode_header(data: bytes, path: Path) -> StoreHeader:
+def _decode_header(data: bytes, writer: bytes | None, path: Path) -> StoreHeader:
     damaged = StoreDamagedError(f"{path} is damaged: its header fails its checksum")
     if len(data) < _HEADER_START.size:
         raise damaged
     magic, version = _HEADER_START.unpack_from(data)
     if magic == _MAGIC and version > FORMAT_VERSION:
-        raise StoreVersionError(
-            f"{path} has format {version}, and this ftlayer reads up to {FORMAT_VERSION}: use the newer one"
-        )
+        raise StoreVersionError(newer_format(path, version, FORMAT_VERSION, writer))
     if magic != _MAGIC or zlib.crc32(data[:-4]).to_bytes(4, "little") != data[-4:]:
         raise damaged
     if len(data) != _HEADER_START.size + _HEADER_REST.size + 4:

@@ -14,6 +14,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from ftlayer import __version__
 from ftlayer.errors import (
     ConfigError,
     StoreDamagedError,
@@ -191,7 +192,9 @@ def test_a_newer_format_is_refused(path: Path) -> None:
     newer = b"ftlayer\n" + (3).to_bytes(4, "little") + b"whatever comes"
     write_header(path, newer + zlib.crc32(newer).to_bytes(4, "little"))
     for read_only in (False, True):
-        with pytest.raises(StoreVersionError, match="format 3"):
+        with pytest.raises(
+            StoreVersionError, match=f"format 3, written by ftlayer {__version__}; .* reads up to 2"
+        ):
             LmdbStore.open(path, max_store_bytes=SIZE, read_only=read_only)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer import __version__
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, LetterKind
 from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer, is_same
 from ftlayer.config import MIB
-from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
+from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError, newer_format
 
 PART_LETTERS = 1_000
 PART_BYTES = 4 * MIB
@@ -25,6 +26,7 @@ HEAD_BYTES = 16 << 10
 
 _VERSION = 1
 _VERSION_KEY, _LETTERS_KEY, _LASTING_KEY = b"ftlayer.letters", b"ftlayer.count", b"ftlayer.lasting"
+_WRITER_KEY = b"ftlayer.version"
 _TEXT_BYTES = 200
 # What a letter takes beside its payload and its tracebacks, about.
 
@@ -71,6 +73,7 @@ def encode_letters(batch: LetterBatch, signer: Signer) -> bytes:
     """Return the file of a batch; one without letters is an emptied file."""
     metadata = {
         _VERSION_KEY: str(_VERSION).encode(),
+        _WRITER_KEY: __version__.encode(),
         _LETTERS_KEY: str(len(batch.letters)).encode(),
         _LASTING_KEY: b"1" if batch.lasting else b"0",
     }
@@ -145,8 +148,7 @@ def _head_of(schema: pa.Schema, location: str) -> LettersHead:
         version = int(said[_VERSION_KEY])
         if version > _VERSION:
             raise IncompatibleCheckpointError(
-                f"{location}: written in format {version} by a newer ftlayer, this one reads up to {_VERSION}; "
-                "upgrade ftlayer"
+                newer_format(location, version, _VERSION, said.get(_WRITER_KEY))
             )
         return LettersHead(int(said[_LETTERS_KEY]), said[_LASTING_KEY] == b"1")
     except (KeyError, ValueError) as error:

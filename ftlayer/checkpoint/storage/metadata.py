@@ -11,11 +11,17 @@ from pathlib import PurePosixPath
 
 import msgpack
 
+from ftlayer import __version__
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.layout import SHARED, checkpoint_number
 from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer, is_same
-from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError, MalformedRequestError
+from ftlayer.errors import (
+    CheckpointDamagedError,
+    IncompatibleCheckpointError,
+    MalformedRequestError,
+    newer_format,
+)
 from ftlayer.transport.codec import plain_codec
 
 MAGIC = b"FTLCHKPT"
@@ -37,7 +43,8 @@ class MetadataHeader:
 def encode(checkpoint: Checkpoint, signer: Signer) -> bytes:
     """Return the file's content. ``location`` is left out: it is where the file is."""
     header = _HEADER.pack(MAGIC, VERSION, checkpoint.checkpoint, checkpoint.completed_ms)
-    body: bytes = msgpack.packb(plain_codec(Checkpoint).pack(replace(checkpoint, location="")))
+    written = replace(checkpoint, written_by=__version__, location="")
+    body: bytes = msgpack.packb(plain_codec(Checkpoint).pack(written))
     return header + signer.metadata(header + body) + body
 
 
@@ -61,10 +68,7 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
             f"{location}: its metadata is cut off, or was not written by ftlayer ({len(data):,} bytes)"
         )
     if header.version > VERSION:
-        raise IncompatibleCheckpointError(
-            f"{location}: written in format {header.version} by a newer ftlayer, this one reads up to {VERSION}; "
-            "upgrade ftlayer"
-        )
+        raise IncompatibleCheckpointError(newer_format(location, header.version, VERSION, _writer_of(data)))
     mac, body = data[HEADER_BYTES : HEADER_BYTES + DIGEST_BYTES], data[HEADER_BYTES + DIGEST_BYTES :]
     if not is_same(mac, signer.metadata(data[:HEADER_BYTES] + body)):
         raise CheckpointDamagedError(
@@ -78,6 +82,14 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
         raise CheckpointDamagedError(f"{location}: its metadata makes no sense: {error}") from error
     _check_paths(checkpoint, location)
     return replace(checkpoint, location=location)
+
+
+def _writer_of(data: bytes) -> object:
+    """Return which ftlayer wrote a file of a later format, if that is still said where it is today."""
+    try:
+        return msgpack.unpackb(data[HEADER_BYTES + DIGEST_BYTES :])["written_by"]
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+        return None
 
 
 def _check_paths(checkpoint: Checkpoint, location: str) -> None:

@@ -40,7 +40,7 @@ from ftlayer.topology.job_graph import Channel, JobEdge
 # latency marker, or the number of a checkpoint).
 _HEADER = struct.Struct("<BBHIIIIIq")
 HEADER_BYTES = _HEADER.size
-_VERSION = 2
+VERSION = 2
 
 _BATCH, _WATERMARK, _IDLE, _END, _BARRIER, _CANCEL, _LATENCY = range(7)
 
@@ -146,7 +146,7 @@ class ElementCodec:
         body = as_message(payload, dictionaries=self._with_schema[edge])
         parts.append(body)
         parts[0] = _HEADER.pack(
-            _VERSION,
+            VERSION,
             _BATCH,
             flags,
             edge,
@@ -200,6 +200,13 @@ def rows_in(frame: bytes) -> int:
     return _Header.read(pa.py_buffer(frame)).rows
 
 
+def version_of(frame: pa.Buffer) -> int:
+    """Return the version of an encoded element, which may not be `VERSION`; `CodecError` for no element."""
+    _need(frame, HEADER_BYTES)
+    version: int = _HEADER.unpack_from(frame)[0]
+    return version
+
+
 def is_barrier(frame: bytes) -> bool:
     """Whether an encoded element is a `Barrier`."""
     return frame[1] == _BARRIER
@@ -224,8 +231,8 @@ class _Header:
         _need(frame, HEADER_BYTES)
         version, *fields = _HEADER.unpack_from(frame)
         header = cls(*fields)
-        if version != _VERSION:
-            raise CodecError(f"a frame of version {version}; this slot reads version {_VERSION}")
+        if version != VERSION:
+            raise CodecError(f"a frame of version {version}; this slot reads version {VERSION}")
         if header.kind > _LATENCY or header.flags & ~_ALL_FLAGS or (header.kind != _BATCH and header.flags):
             raise CodecError(f"a frame of kind {header.kind} with flags {header.flags:#x} makes no sense")
         if not header.flags & _LINEAGE and header.flags & _OF_LINEAGE:
@@ -285,7 +292,7 @@ def _decode_mark(frame: pa.Buffer, header: _Header) -> Element:
 
 
 def _mark(channel: Channel, kind: int, number: int) -> bytes:
-    return _HEADER.pack(_VERSION, kind, 0, channel.edge, channel.sender, channel.receiver, 0, 0, number)
+    return _HEADER.pack(VERSION, kind, 0, channel.edge, channel.sender, channel.receiver, 0, 0, number)
 
 
 def _need(frame: pa.Buffer, size: int) -> None:

@@ -12,7 +12,8 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.errors import CheckpointMismatchError
+from ftlayer import __version__
+from ftlayer.errors import CheckpointMismatchError, newer_format
 from ftlayer.spark.query.drained import LogEnds
 
 if TYPE_CHECKING:
@@ -35,7 +36,13 @@ class CheckpointMark:
 
     def to_json(self) -> str:
         """Return the file's text."""
-        return json.dumps({"format": FORMAT_VERSION, "query": self.query, "source": self.source})
+        values = {
+            "format": FORMAT_VERSION,
+            "query": self.query,
+            "source": self.source,
+            "ftlayer": __version__,
+        }
+        return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str, where: str) -> CheckpointMark:
@@ -47,8 +54,8 @@ class CheckpointMark:
             raise CheckpointMismatchError(
                 f"{where}: not ftlayer's mark of a checkpoint ({error!r})"
             ) from error
-        if version > FORMAT_VERSION:
-            raise CheckpointMismatchError(f"{where}: written by a newer ftlayer (format {version})")
+        if version != FORMAT_VERSION:
+            raise CheckpointMismatchError(newer_format(where, version, FORMAT_VERSION, values.get("ftlayer")))
         return cls(query, source)
 
 

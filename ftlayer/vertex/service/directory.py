@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ftlayer.errors import ConfigError, StorePathError
+from ftlayer import __version__
+from ftlayer.errors import ConfigError, StorePathError, StoreVersionError, newer_format
 from ftlayer.store.directory import check_no_others
 from ftlayer.vertex.service.access import ACCESS_FILE, NEW_ACCESS_FILE
 
@@ -14,6 +15,7 @@ DESCRIPTION = "vertex.json"
 ROUTES = "routes.json"
 LOG_FILE = "vertex.log"
 _NEW_DESCRIPTION = "vertex.new"
+_FORMAT = 1
 # Made by mkfs: a volume that has just been mounted is as good as empty.
 _LOST_AND_FOUND = "lost+found"
 
@@ -36,7 +38,8 @@ def prepare_vertex(path: Path) -> None:
 def fix_shards(path: Path, shards: int) -> None:
     """Write down the number of shards of a store that is new; `ConfigError` if it has another number.
 
-    The top bits of stored root ids name the shard, so the number cannot change. Raises `StorePathError` too.
+    The top bits of stored root ids name the shard, so the number cannot change. Raises `StorePathError` too, and
+    `StoreVersionError` for a directory of a newer ftlayer.
     """
     try:
         _fix_shards(path, shards)
@@ -48,9 +51,12 @@ def _fix_shards(path: Path, shards: int) -> None:
     file = path / DESCRIPTION
     if file.exists():
         try:
-            stored = int(json.loads(file.read_text("utf-8"))["shards"])
-        except (ValueError, KeyError, TypeError) as error:
+            said = json.loads(file.read_text("utf-8"))
+            stored, found = int(said["shards"]), int(said.get("format", _FORMAT))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{file}: not a vertex's description ({error})") from error
+        if found > _FORMAT:
+            raise StoreVersionError(newer_format(file, found, _FORMAT, said.get("ftlayer")))
         if stored != shards:
             raise ConfigError(
                 f"shards: the store in {path} was made with shards={stored}, not {shards}, and its root ids "
@@ -58,7 +64,8 @@ def _fix_shards(path: Path, shards: int) -> None:
             )
         return
     temporary = path / _NEW_DESCRIPTION
-    temporary.write_text(json.dumps({"shards": shards}), "utf-8")
+    description = {"format": _FORMAT, "shards": shards, "ftlayer": __version__}
+    temporary.write_text(json.dumps(description), "utf-8")
     temporary.rename(file)
 
 

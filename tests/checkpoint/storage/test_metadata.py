@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ftlayer import __version__
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import (
@@ -89,7 +90,9 @@ def test_pieces_and_metadata_have_different_checksums() -> None:
 def test_a_newer_format_is_no_damage(full: Any) -> None:
     content = bytearray(encode(full, SIGNER))
     content[8:10] = struct.pack(">H", 9)
-    with pytest.raises(IncompatibleCheckpointError, match="format 9 by a newer ftlayer"):
+    with pytest.raises(
+        IncompatibleCheckpointError, match=f"format 9, written by ftlayer {__version__}; .*reads up to 1"
+    ):
         decode(bytes(content), "/somewhere", SIGNER)
 
 

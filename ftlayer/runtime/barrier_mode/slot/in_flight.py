@@ -20,7 +20,7 @@ from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import OutgoingRows
-from ftlayer.runtime.protocol.channel_frames import ElementCodec, rows_in
+from ftlayer.runtime.protocol.channel_frames import VERSION, ElementCodec, rows_in, version_of
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.seat import Seating
@@ -73,7 +73,8 @@ def read_batches(data: bytes, edge: JobEdge, codec: ElementCodec) -> list[Batch]
     """Return the batches that `CapturedChannel.write` wrote, as records of ``edge``.
 
     Raises:
-        IncompatibleCheckpointError: the records have not the columns that the edge carries by now.
+        IncompatibleCheckpointError: the records have not the columns that the edge carries by now, or are written as
+            another version of ftlayer's slots send them.
         CheckpointDamagedError: the bytes are no such thing.
         CodecError: one of the frames is malformed.
     """
@@ -92,7 +93,15 @@ def read_batches(data: bytes, edge: JobEdge, codec: ElementCodec) -> list[Batch]
             f"and the stream has {_described(edge.schema)} now; restore from a savepoint, which holds no "
             "records in flight"
         )
-    return [codec.decode_for(edge.number, frame) for frame in parts]
+    frames = list(parts)
+    versions = {version_of(frame) for frame in frames}
+    if versions - {VERSION}:
+        raise IncompatibleCheckpointError(
+            f"records in flight from {edge.source!r} to {edge.target!r} are frames of version {max(versions)}, and "
+            f"this ftlayer reads version {VERSION} alone: restore with the version that wrote the checkpoint and take "
+            "a savepoint there, which holds no records in flight"
+        )
+    return [codec.decode_for(edge.number, frame) for frame in frames]
 
 
 def put_in_flight(
