@@ -89,7 +89,8 @@ def _from_dicts(given: list[dict[str, Any]]) -> pa.Table:
 
 def _is_pandas(given: Any) -> bool:
     return any(
-        kind.__name__ == "DataFrame" and kind.__module__.startswith("pandas.") for kind in type(given).__mro__
+        kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
+        for kind in type(given).__mro__
     )
 
 
