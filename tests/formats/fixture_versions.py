@@ -1,0 +1,23 @@
+"""Which fixtures there are."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+from write_fixtures import CHECKPOINTS
+
+HERE = Path(__file__).parent
+VERSIONS = sorted(path.parent.name for path in HERE.glob("*/heap.tar.xz"))
+"""Versions of ftlayer that have written fixtures of everything; behind "-" a commit between versions."""
+
+UNSIGNED = {"0.2.0.dev0-2746c184"}
+"""Those that did not say yet who they are, and whose slots sent each other frames of version 1."""
+
+__all__ = ["CHECKPOINTS", "UNSIGNED", "VERSIONS", "unpack"]
+
+
+def unpack(version: str, name: str, target: Path) -> None:
+    """Unpack a fixture into a directory."""
+    with tarfile.open(HERE / version / f"{name}.tar.xz") as tar:
+        tar.extractall(target, filter="data")

@@ -1,0 +1,157 @@
+"""A format does not change without a new number: what its numbers are, and what classes it is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage import last_reports, letter_table, metadata
+from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.runtime.protocol import channel_frames
+from ftlayer.sinks.at_least_once import SentMessage
+from ftlayer.sinks.delta.message import DeltaMessage
+from ftlayer.sinks.files import FileMessage
+from ftlayer.sinks.iceberg.message import IcebergMessage
+from ftlayer.sinks.kafka.messages import KafkaMessage
+from ftlayer.sinks.nats import NatsMessage
+from ftlayer.sinks.postgres import PostgresMessage
+from ftlayer.sinks.redis import RedisMessage
+from ftlayer.sources import spool
+from ftlayer.sources.files.pieces import FilePieces
+from ftlayer.sources.logs import LogRange
+from ftlayer.spark.query import checkpoint as mark
+from ftlayer.state.snapshots import serializer
+from ftlayer.store import batches, failed, lmdb_environment, ranges, rows
+from ftlayer.vertex.calls import JobDetails
+from ftlayer.vertex.rules import dedupe
+from ftlayer.vertex.rules.board import entries
+from ftlayer.vertex.service import directory
+
+SHAPES = Path(__file__).with_name("shapes.txt")
+PAGE = Path(__file__).parents[2] / "docs" / "project" / "versions.md"
+
+# The number that is written, and the lowest that is read.
+NUMBERS = {
+    "store": (lmdb_environment.FORMAT_VERSION, 1),
+    "store: rows": (rows._FORMAT, min(rows._FORMATS)),
+    "store: failed record": (failed._FORMAT, failed._FORMAT_WITHOUT_EDIT),
+    "store: sealed batch": (batches.FORMAT, min(batches._READABLE)),
+    "store: ranges of a source": (ranges._FORMAT, ranges._FORMAT),
+    "store: job on the board": (entries._JOB_FORMAT, entries._JOB_FORMAT),
+    "vertex": (directory._FORMAT, 1),
+    "checkpoint and savepoint": (metadata.VERSION, 1),
+    "state": (serializer.VERSION, 1),
+    "records in flight": (channel_frames.VERSION, channel_frames.VERSION),
+    "dead letters of checkpoints": (letter_table._VERSION, 1),
+    "last report of a job": (last_reports._FORMAT, last_reports._FORMAT),
+    "mark of a query": (mark.FORMAT_VERSION, 1),
+    "spool": (spool._FORMAT, 1),
+}
+
+PARTS: dict[str, list[Any]] = {
+    "checkpoint and savepoint": [Checkpoint],
+    "dead letters of checkpoints": [ChainLetter, FailedAttempt],
+    "last report of a job, and job on the board": [JobDetails],
+    "result of a job": [JobResult],
+    "store: rows and sealed batches": [
+        rows.StoredAttempt,
+        failed.KeptName,
+        batches.StoredEmit,
+        ranges.StoredRange,
+    ],
+    "store: replies": list(dedupe._KINDS),
+    "pickles of sinks, in checkpoints": [
+        DeltaMessage,
+        FileMessage,
+        IcebergMessage,
+        KafkaMessage,
+        NatsMessage,
+        PostgresMessage,
+        RedisMessage,
+        SentMessage,
+    ],
+    "pickles of sources, in checkpoints": [FilePieces, LogRange],
+}
+
+
+def classes_in(hint: Any) -> Iterator[Any]:
+    """Yield the dataclasses and named tuples that a type hint names."""
+    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+        yield hint
+    for argument in typing.get_args(hint):
+        yield from classes_in(argument)
+
+
+def text_of(hint: Any) -> str:
+    """Return a type hint without the modules of its names."""
+    text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+    return re.sub(r"\b(\w+\.)+(?=\w)", "", text)
+
+
+def shape(kind: Any, hints: dict[str, Any]) -> str:
+    """Return a class with its fields, in their order; "=" is behind those that may be missing in what is read."""
+    optional = getattr(kind, "_field_defaults", {}) or {
+        field.name
+        for field in (dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ())
+        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    }
+    fields = (f"{name}: {text_of(hint)}{' =' if name in optional else ''}" for name, hint in hints.items())
+    return f"{kind.__module__}.{kind.__qualname__}({', '.join(fields)})"
+
+
+def shapes() -> str:
+    """Return all parts of all formats as text."""
+    lines = []
+    for part, kinds in PARTS.items():
+        lines.append(f"# {part}")
+        seen, left = set(), list(kinds)
+        while left:
+            kind = left.pop(0)
+            if kind in seen:
+                continue
+            seen.add(kind)
+            names = (
+                kind._fields if hasattr(kind, "_fields") else [each.name for each in dataclasses.fields(kind)]
+            )
+            known = typing.get_type_hints(kind)
+            hints = {name: known[name] for name in names}
+            lines.append(shape(kind, hints))
+            left += [found for hint in hints.values() for found in classes_in(hint)]
+    return "\n".join(lines) + "\n"
+
+
+def test_a_class_that_is_written_does_not_change() -> None:
+    """Anything but a field more with a default needs a new number of its format, and code that reads the old one.
+
+    A field more needs the number too: an older ftlayer refuses fields that it does not know, and without the number it
+    calls the file damaged. Between versions nothing of that holds. ``python tests/formats/test_pins.py`` writes
+    `shapes.txt` anew.
+    """
+    assert shapes() == SHAPES.read_text("utf-8"), test_a_class_that_is_written_does_not_change.__doc__
+
+
+def test_the_page_has_the_numbers() -> None:
+    table = PAGE.read_text("utf-8").split("| format | number | reads | where |")[1].split("\n\n")[0]
+    found = {}
+    for row in table.splitlines()[2:]:
+        name, number, reads, _ = (cell.strip() for cell in row.strip("|").split(" | "))
+        found[name] = (int(number), int(reads.split(" to ")[0]))
+        assert reads.split(" to ")[-1] == number, name
+    assert found == NUMBERS
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("*/*.tar.xz")), ids=lambda path: path.name)
+def test_fixtures_are_small(path: Path) -> None:
+    assert path.stat().st_size < 20_000
+
+
+if __name__ == "__main__":
+    SHAPES.write_text(shapes(), "utf-8")
