@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-TOOLS = {"test", "bench", "bench-flink"}
+TOOLS = {"test", "docs", "bench", "bench-flink"}
 """Extras of those who work on ftlayer: CI has the newest."""
 
 
