@@ -69,9 +69,11 @@ class Program:
     def __init__(self, shop: Path) -> None:
         self.shop = shop
         self.log = shop.parent / "log"
+        self.lives = 0
         self.start()
 
     def start(self) -> None:
+        self.lives += 1
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "shop"],
@@ -103,7 +105,8 @@ class Program:
         return {row["order_id"] for row in self.rows()}
 
     def stop(self) -> None:
-        """Stop it as systemd does."""
+        """Stop it as systemd does, once it listens to signals."""
+        self.until(lambda: self.log.read_text().count("runs; Ctrl-C") == self.lives)
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(WAIT_S) == 0, self.log.read_text()
 
