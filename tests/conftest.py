@@ -142,6 +142,7 @@ SMOKE = (
     "demo/test_ledger.py",
     "deploy/test_files.py",
     "docs/test_checkpointing_reference.py",
+    "formats/test_stores.py",
     "functions/aggregates/test_against_per_record.py::test_c_refuses_what_it_does_not_know",
     "functions/chains/test_chain.py",
     "functions/test_conversion.py",

@@ -138,9 +138,7 @@ def _system() -> dict[str, Any]:
 
 
 def _usable_processors() -> int | None:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _system_name() -> str:
