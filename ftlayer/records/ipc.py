@@ -52,6 +52,12 @@ _DICTIONARY_DATA, _DICTIONARY_DELTA = 1, 2
 _ROWS, _NODES, _COMPRESSION = 0, 1, 3
 _KIND_TIMESTAMP, _KIND_UNION = 10, 14
 
+_BYTES_OF = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
+
 _I32 = struct.Struct("<i")
 _U32 = struct.Struct("<I")
 _U16 = struct.Struct("<H")
@@ -137,8 +143,34 @@ def _validated(batch: pa.RecordBatch, size: int) -> pa.RecordBatch:
     batch.validate()
     # Before all that views show is looked at.
     check_views(batch, VIEWED_PER_BYTE * size)
-    batch.validate(full=True)
+    for column in batch.columns:
+        # Text that is no UTF-8 is a value that a source may give, and that may fail for it: it is to be kept, too.
+        kind = _with_bytes(column.type)
+        (column if kind == column.type else column.view(kind)).validate(full=True)
     return batch
+
+
+@functools.lru_cache(maxsize=256)
+def _with_bytes(kind: pa.DataType) -> pa.DataType:
+    """Return a type of the same layout, with bytes for text."""
+    found = _BYTES_OF.get(kind)
+    if found is not None:
+        return found
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_with_bytes(kind.field(index)) for index in range(kind.num_fields)])
+    if pa.types.is_map(kind):
+        return pa.map_(_field_with_bytes(kind.key_field), _field_with_bytes(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(_field_with_bytes(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_field_with_bytes(kind.value_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_field_with_bytes(kind.value_field), kind.list_size)
+    return kind
+
+
+def _field_with_bytes(field: pa.Field) -> pa.Field:
+    return field.with_type(_with_bytes(field.type))
 
 
 def _messages(buffer: pa.Buffer) -> Iterator[pa.ipc.Message]:

@@ -103,6 +103,9 @@ _EXTRAS = {
 }
 """Extras of ftlayer that are not called like what needs them; "" for none."""
 
+_DIRECTORIES = frozenset({"data", "deploy", "out", "state"})
+"""Those of a project that are not its package; two of them are its state and its results, which people remove."""
+
 _ONLY_OF_TOPOLOGIES = frozenset({Sink.HTTP})
 
 
@@ -159,6 +162,10 @@ def check_name(name: str) -> None:
         )
     if name in ("test", "tests") or name in sys.stdlib_module_names or _is_installed(name):
         raise ConfigError(f"--name {name}: a module is called so already; give the project another name")
+    if name in _DIRECTORIES:
+        raise ConfigError(
+            f"--name {name}: a project has a directory of this name beside its package; give it another name"
+        )
 
 
 def _is_installed(name: str) -> bool:

@@ -34,7 +34,9 @@ def test_without_a_terminal_it_takes_the_defaults(tmp_path: Path) -> None:
     code, said = ftlayer("new", "my-shop")
     assert code == 0
     assert said.startswith("my-shop: a query, files to files, ")
-    assert re.search(rf"cd my-shop\n +{re.escape(shlex.quote(sys.executable))} -m my_shop\n", said)
+    # By its name, where that is what the shell finds.
+    interpreter = rf"(?:python|{re.escape(shlex.quote(sys.executable))})"
+    assert re.search(rf"cd my-shop\n +{interpreter} -m my_shop\n", said)
     assert {"README.md", ".gitignore", "my_shop/job.py", "data/orders-1.jsonl"} <= files_of(
         tmp_path / "my-shop"
     )

@@ -494,7 +494,7 @@ def test_every_metric_is_listed() -> None:
         for name in re.findall(r"`(\w+)`", row)
     }
     # Of what is measured and not ruled: the service adds it.
-    assert listed == set(reply.values) | {"reading_seconds"}
+    assert listed == set(reply.values) | {"reading_seconds", "shards_full"}
 
 
 def metrics_of_prometheus() -> set[str]:

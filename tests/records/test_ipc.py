@@ -192,3 +192,37 @@ def test_changed_and_cut_bytes_are_refused_or_safe_to_use(
     for column in batch.columns:
         if not pa.types.is_temporal(column.type):
             column.to_pylist()
+
+
+def not_utf8(kind: pa.DataType, values: list[bytes | None]) -> pa.Array:
+    as_bytes = {
+        pa.string(): pa.binary(),
+        pa.large_string(): pa.large_binary(),
+        pa.string_view(): pa.binary_view(),
+    }
+    return pa.array(values, as_bytes[kind]).view(kind)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_text_that_is_no_utf8_is_kept_at_any_depth(kind: pa.DataType) -> None:
+    """A source may give it, its record fails for it, and is to be a dead letter."""
+    column = not_utf8(kind, [b"caf\xe9", None, b"\xff\xfe", b"as it should be", b"", b"y"])
+    columns = {"plain": column}
+    if kind != pa.string_view():
+        columns["struct"] = pa.StructArray.from_arrays([column], ["text"])
+        columns["list"] = pa.concat_arrays([pa.ListArray.from_arrays([0, 2, 3, 3, 4, 5, 6], column)])
+        keys = pa.array([str(number) for number in range(6)])
+        columns["map"] = pa.MapArray.from_arrays([0, 1, 2, 3, 4, 5, 6], keys, column)
+    batch = pa.record_batch(columns)
+    found = read_one_batch(stream(batch))
+    assert found.schema == batch.schema
+    for name in columns:
+        assert found.column(name).equals(batch.column(name))
+
+
+def test_text_whose_offsets_lead_out_of_it_is_refused() -> None:
+    data = bytearray(stream(pa.record_batch({"text": ["abcd", "ef"]})))
+    offsets = data.index((0).to_bytes(4, "little") + (4).to_bytes(4, "little") + (6).to_bytes(4, "little"))
+    data[offsets + 8 : offsets + 12] = (6_000_000).to_bytes(4, "little")
+    with pytest.raises(UNREADABLE):
+        read_one_batch(bytes(data))

@@ -109,6 +109,9 @@ VERTEX = {
         "reading_seconds",
         f"How long listings and other questions of tools have kept the rules from everything else, {_SINCE}.",
     ),
+    "shards_full": _gauge(
+        "shards_full", "Shards whose intake waits for room in the store, or on its disk, now.", of="shard"
+    ),
     "used_bytes": _gauge("store_used_bytes", "Bytes of the store's map that are in use, of all shards, now."),
     "used_share": _gauge(
         "store_used_ratio", "Share of the store's map that is in use, of the fullest shard, now."

@@ -35,14 +35,14 @@ class ShardPulse:
         turned_ms: when its writer's loop made progress last, on the monotone clock.
         is_recovering: its rules are being made anew from the store.
         is_over: its writer has ended.
-        holds_intake: intake waits for room.
+        intake_waits_for: why the call of the intake waits that has waited longest; "" while none waits.
         used_share: share of its store that is in use.
     """
 
     turned_ms: int
     is_recovering: bool
     is_over: bool
-    holds_intake: bool
+    intake_waits_for: str
     used_share: float
 
 
@@ -121,9 +121,6 @@ def _notes(shards: Sequence[ShardPulse]) -> tuple[str, ...]:
                 f"shard {index}: its store is {shard.used_share:.0%} full; at {INTAKE_SHARE:.0%} intake waits, "
                 "commits, requeues and purges go on"
             )
-        elif shard.holds_intake:
-            notes.append(
-                f"shard {index}: intake waits: for records in flight (max_pending), for room on the disk, "
-                "or for a circuit breaker"
-            )
+        if shard.intake_waits_for:
+            notes.append(f"shard {index}: intake waits: {shard.intake_waits_for}")
     return tuple(notes)

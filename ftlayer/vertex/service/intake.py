@@ -45,9 +45,20 @@ class Intake:
         self._timeout_ms = persist_timeout_ms
         self._waiting: list[Waiting] = []
         self._one_by_one = 0
+        self._found_full = False
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def waits_for(self) -> str:
+        """Why the call waits that has waited longest; "" while none waits. Another thread may look."""
+        return next((waiting.reason or "the vertex is busy" for waiting in tuple(self._waiting)), "")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether calls wait for room in the store, or on its disk."""
+        return self._found_full and bool(self._waiting)
 
     def add(self, waiting: Waiting) -> None:
         """Let a call wait for its turn."""
@@ -74,6 +85,9 @@ class Intake:
             self._answer([(waiting, internal_fault(error)) for waiting in at_fault])
         else:
             rules.confirm(outcome for _, outcome in group.applied)
+            if group.applied and self._found_full:
+                self._found_full = False
+                logger.warning("the store takes records again")
             self._one_by_one = max(self._one_by_one - 1, 0)
             self._answer([(waiting, outcome.reply) for waiting, outcome in group.applied])
         self._answer(group.refused)
@@ -119,6 +133,9 @@ class Intake:
             self._one_by_one = len(calls)
             return
         self._one_by_one = max(self._one_by_one - 1, 0)
+        if not self._found_full:
+            self._found_full = True
+            logger.warning("intake waits until there is room: %s", error)
         for waiting in calls or self._waiting:
             waiting.reason = str(error)
             waiting.not_before_ms = rules.now().mono_ms + FULL_STORE_PAUSE_MS

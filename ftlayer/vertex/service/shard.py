@@ -90,7 +90,7 @@ class Shard:
             self._turned_ms,
             self._is_recovering,
             not self._thread.is_alive(),
-            self._intake_is_held,
+            self._intake.waits_for,
             self._rules.store.used_share,
         )
 
@@ -204,6 +204,7 @@ class Shard:
             self._reading_s += time.perf_counter() - began
         if isinstance(reply, StatsReply):
             reply.values["reading_seconds"] = self._reading_s
+            reply.values["shards_full"] = int(self._intake.is_full)
         return reply
 
     def _answer_to(self, call: ReadingCall) -> Reply | FTLayerError:

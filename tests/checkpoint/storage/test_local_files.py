@@ -10,13 +10,15 @@ from ftlayer.checkpoint.storage import local_files
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 
 
-@pytest.mark.parametrize("has_advice", [True, False])
+@pytest.mark.parametrize("system", ["linux", "darwin"])
 def test_what_is_written_behind_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_advice: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     monkeypatch.setattr(local_files, "BEHIND_BYTES", 4_096)
-    if not has_advice:
+    if system == "darwin":
+        monkeypatch.setattr("sys.platform", system)
         monkeypatch.delattr("os.posix_fadvise")
+        monkeypatch.delattr("os.fdatasync")
     output = LocalFiles(str(tmp_path)).create("chk-1/file")
     expected = b""
     for number in range(60):

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ftlayer import DeadLetter, PermanentFailure, RetryLater, RowsRejected, current_record
@@ -129,3 +130,21 @@ def test_while_too_many_fail_the_batch_is_held_and_nothing_dies(
         query.stop()
     assert sorted(kept.column("n")) == list(range(100))
     assert set(kept.column("attempt")) == {1}
+
+
+def test_a_line_that_is_no_utf8_is_a_dead_letter(
+    connect: Any, spark: Any, kept: Any, tools: Any, tmp_path: Path
+) -> None:
+    """The lines beside it go on."""
+    lines = tmp_path / "lines"
+    lines.mkdir()
+    (lines / "a.txt").write_bytes(b"one\ncaf\xe9\nthree\n")
+    layer = connect(max_attempts=2)
+    text = layer.source(spark.readStream.text(str(lines)), name="undecodable")
+    stream = text.map(lambda record: {"text": record["value"]}, "text string")
+    query = stream.sink(kept, checkpoint=tools.checkpoint).trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert sorted(row["text"] for row in kept.rows) == ["one", "three"]
+    (letter,) = (letter for letter in layer.list_dead() if letter.source == "undecodable")
+    assert "cannot be read in Python: 'utf-8' codec" in letter.reason
+    assert letter.payload.column("value").view(pa.binary()).to_pylist() == [b"caf\xe9"]

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,11 @@ def open_files() -> set[str]:
 
 def children() -> set[str]:
     """The children of this process, zombies among them."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {child for task in tasks for child in (task / "children").read_text().split()}
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # The thread has ended meanwhile.
+            found.update((task / "children").read_text().split())
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from ftlayer.vertex.rules.probes import STUCK_AFTER_MS, Phase, ShardPulse, liveness, readiness
 
 NOW = 1_000_000
-WELL = ShardPulse(NOW - 20, is_recovering=False, is_over=False, holds_intake=False, used_share=0.2)
+WELL = ShardPulse(NOW - 20, is_recovering=False, is_over=False, intake_waits_for="", used_share=0.2)
 STUCK = dataclasses.replace(WELL, turned_ms=NOW - STUCK_AFTER_MS - 1)
 
 
@@ -62,10 +62,10 @@ def test_a_writer_that_has_ended_is_a_fault_unless_the_vertex_stops() -> None:
 
 def test_a_full_store_is_ready_and_says_so() -> None:
     """What empties it comes from the clients that readiness lets in."""
-    full = dataclasses.replace(WELL, used_share=0.93, holds_intake=True)
-    held = dataclasses.replace(WELL, holds_intake=True)
+    full = dataclasses.replace(WELL, used_share=0.93)
+    held = dataclasses.replace(WELL, intake_waits_for="the disk is full")
     result = readiness(Phase.SERVING, [WELL, full, held], NOW)
     assert result.passes
     of_full, of_held = result.notes
     assert of_full.startswith("shard 1: its store is 93% full")
-    assert of_held.startswith("shard 2: intake waits")
+    assert of_held == "shard 2: intake waits: the disk is full"
