@@ -31,7 +31,7 @@ def health(
 
     The certificate of https:// is not checked: nothing secret is sent.
     """
-    passes, lines = _probe(url, "/livez" if live else "/readyz")
+    passes, lines = _probe(url.rstrip("/"), "/livez" if live else "/readyz")
     for line in lines:
         typer.echo(printable(line), err=not passes)
     if not passes:
@@ -64,6 +64,10 @@ def _probe(url: str, path: str) -> tuple[bool, list[str]]:
         answer = connection.getresponse()
         body = answer.read()
     except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
+            return False, [
+                f"{url} answers, and not by HTTP: where this is a vertex' own port, name its metrics port"
+            ]
         return False, [f"{url}{path} gives no answer: {error or type(error).__name__}"]
     finally:
         connection.close()

@@ -224,6 +224,9 @@ def test_a_life_of_a_vertex_as_probes_and_a_service_manager_see_it(tmp_path: Pat
         status, body = ask(served.port, "/readyz")
         assert (status, body["phase"], body["notes"]) == (200, "serving", [])
         assert _health(served.port) == (0, "serving: ok\n")
+        code, said = _health(int(served.listen.partition(":")[2]))
+        assert code == 1
+        assert "answers, and not by HTTP" in said
         served.manager.hear("WATCHDOG=1")
 
         # The whole process stands still: no answer is an answer.
