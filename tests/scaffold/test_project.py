@@ -145,8 +145,10 @@ def test_ruff_has_nothing_to_say(projects: Path) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_mypy_has_nothing_to_say(variant: str, projects: Path) -> None:
     for choices in (each for each in EACH if each.variant == variant):
+        # A cache that several shared would mix them up: each has a module tests.test_job.
+        cache = projects / "mypy" / choices.name
         done = subprocess.run(
-            [sys.executable, "-m", "mypy", "--cache-dir", str(projects / "mypy"), "."],
+            [sys.executable, "-m", "mypy", "--cache-dir", str(cache), "."],
             cwd=projects / choices.name,
             capture_output=True,
             text=True,
