@@ -59,6 +59,20 @@ spark_home = _load_module(Path(__file__).with_name("spark_home.py"))
 spark_home.use_home()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _kills_name_a_process() -> Iterator[None]:
+    """A status says 0 of a slot that no process runs, and a signal to 0 ends this whole run."""
+    kill = os.kill
+
+    def checked(pid: int, sent: int) -> None:
+        assert pid > 0, f"a test sends signal {sent} to {pid}: no process, but all of this group"
+        kill(pid, sent)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "kill", checked)
+        yield
+
+
 @pytest.fixture(scope="session")
 def load_module() -> Callable[[Path], ModuleType]:
     """Load a module, by which functions and classes in it are pickled, and others of its directory import it."""

@@ -70,6 +70,7 @@ def test_a_slot_that_stood_still_and_comes_back_changes_nothing(
     options = TopologyOptions(heartbeat_ms=100, heartbeat_timeout_ms=1_000)
     job = start(8_000, options, memory_threshold=0, incremental=True)
     assert until(job, lambda: job.status().checkpoints.completed >= 2)
+    assert until(job, lambda: job.status().slots[0].pid)
     victim = job.status().slots[0]
     os.kill(victim.pid, signal.SIGSTOP)
     try:

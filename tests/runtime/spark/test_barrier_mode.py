@@ -161,7 +161,8 @@ def test_all_slots_are_killed_at_once(environment: Any, kit: ModuleType, tmp_pat
     kit.build(env, tmp_path, count=4_000, pace_s=0.05)
     job = env.execute_async()
     until(job, lambda: completed(job) >= 2)
-    for slot in job.status().slots:
+    slots = until(job, lambda: [slot for slot in job.status().slots if slot.pid])
+    for slot in slots:
         os.kill(slot.pid, signal.SIGKILL)
     assert job.wait(600)
     kit.Ledger(tmp_path, count=4_000).check()
