@@ -83,7 +83,7 @@ def check_certificate(cert: bytes, key: bytes, *, cert_option: str, key_option: 
     ended = chain[0].not_valid_after_utc
     if ended < datetime.datetime.now(datetime.UTC):
         raise ConfigError(
-            f"{cert_option}: the certificate expired at {ended:%Y-%m-%d %H:%M} UTC, and whoever checks it refuses it: "
+            f"{cert_option}: the certificate expired at {ended:%Y-%m-%d %H:%M} UTC, and clients refuse it: "
             "give a new one"
         )
 
