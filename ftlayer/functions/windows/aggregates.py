@@ -99,11 +99,11 @@ class WindowAggregates(AggregateTable):
         windows, starts = assigned.rows, assigned.starts
         while len(windows):
             failed = self._add_all(rows, windows, starts, watermark_ms, log)
-            if failed is None:
+            refused += failed
+            if not failed or self._most == 1:
                 break
             # What lies before the row stands as it is added now; what lies behind may have failed for the row alone.
-            row, number = failed
-            refused.append((row, number))
+            row, _ = failed[0]
             before, behind = np.searchsorted(windows, [row, row + 1])
             if before:
                 self._add_all(rows, windows[:before], starts[:before], watermark_ms, log)
@@ -112,20 +112,28 @@ class WindowAggregates(AggregateTable):
 
     def _add_all(
         self, rows: pa.RecordBatch, windows: I64, starts: I64, watermark_ms: int, log: UndoLog | None
-    ) -> tuple[int, int] | None:
-        """Add all, or return the first row that cannot be added, and for which aggregate; nothing is changed then."""
+    ) -> list[tuple[int, int]]:
+        """Add rows to windows, and return those that cannot be added, and for which aggregate.
+
+        Where a row may be in several windows, the first such row alone: nothing is changed then.
+        """
         taken = rows if len(windows) == rows.num_rows and self._most == 1 else rows.take(pa.array(windows))
         slots, are_kept = self.number([*self.plan.key_columns(taken), pa.array(starts)])
         _, failed, kept = self._values.add(slots, taken, results=False, undo=True)
         assert kept is not None
-        if failed:
+        if failed and self._most > 1:
             self.restore(kept, None)
             place, number = failed[0]
-            return int(windows[place]), number
+            return [(int(windows[place]), number)]
         if log is not None:
             log.add((self.restore, kept, None))
+        if failed:
+            # What was refused sets no timer.
+            added = np.ones(len(slots), np.bool_)
+            added[[place for place, _ in failed]] = False
+            slots, starts = slots[added], starts[added]
         self._set_timers(slots, starts, are_kept, watermark_ms, log)
-        return None
+        return [(int(windows[place]), number) for place, number in failed]
 
     def _set_timers(
         self, slots: I32, starts: I64, are_kept: Bools, watermark_ms: int, log: UndoLog | None
