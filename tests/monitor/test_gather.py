@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def gatherer(clients: dict[str, Answering], clock: Clock, *sources: VertexSource
 
 
 def at(address: str, name: str = "ft", path: str = "", file: str = "") -> VertexSource:
-    return VertexSource(name, address, TOKEN, path=path, file=file)
+    return VertexSource(name, address, TOKEN, path=path, file=file, pid=os.getpid())
 
 
 def test_what_each_said_last_is_remembered_with_its_time(made: Any) -> None:
