@@ -4,7 +4,8 @@ A run of all tests starts some sixty JVMs, and most live for seconds. Half of wh
 link Spark's classes, always the same ones. Java keeps them in an archive that it maps instead (application class-data
 sharing, JEP 350): the first test of Spark on a machine makes it, in half a minute, for all later runs.
 
-Run as a program this file is the session that shows Java which classes those are.
+Run as a program this file is the session that shows Java which classes those are; with ``--archive`` it makes the
+archive, so that tests find it.
 """
 
 from __future__ import annotations
@@ -150,4 +151,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--archive"]:
+        from ftlayer.java.machine import ensure_java
+
+        use_home()
+        use_class_archive(ensure_java().program)
+    else:
+        main()

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.campaign]
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
         # Each task has a Python process of its own, which ends with it.
         pytest.param("local[2]", {"spark.python.worker.reuse": "false"}, id="no-reuse"),
         # Executors are processes beside the driver.
-        pytest.param("local-cluster[2,1,512]", {}, id="local-cluster", marks=pytest.mark.campaign),
+        pytest.param("local-cluster[2,1,512]", {}, id="local-cluster"),
     ],
 )
 def test_every_record_is_accounted_for(
