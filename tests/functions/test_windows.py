@@ -55,10 +55,12 @@ def value_of(kind: str, numbers: list[int]) -> list[int]:
 class Stage:
     """A chain of one window operator, and its state."""
 
-    def __init__(self, windows: WindowKind, content: Content, lateness_ms: int) -> None:
-        function = window_function(windows, content, lateness_ms, "late")
+    def __init__(
+        self, windows: WindowKind, content: Content, lateness_ms: int, late_tag: str | None = "late"
+    ) -> None:
+        function = window_function(windows, content, lateness_ms, late_tag)
         self.backend = HeapBackend()
-        step = Process("w", function, ("k",), RESULT, (("late", RECORD),))
+        step = Process("w", function, ("k",), RESULT, () if late_tag is None else ((late_tag, RECORD),))
         self.chain = TopologyChain([step], [RECORD], self.backend)
         self.chain.open()
         self.watermark_ms = MIN_MS
@@ -202,6 +204,25 @@ def test_fixed_windows_against_all_records(
     for _ in told(story, stage, model, kind):
         assert stage.backend.timers("w").event_count == model.timers()
     assert stage.backend.timers("w").event_count == 0
+    assert stage.chain.late == 0, "all of them had somewhere to go"
+
+
+@settings(max_examples=50, deadline=None)
+@given(rounds, st.integers(1, 20), st.integers(1, 25), st.integers(0, 15))
+def test_records_without_a_window_or_a_side_output_are_counted(
+    story: list[tuple[list[tuple[str, int]], int]], size: int, every: int, lateness: int
+) -> None:
+    windows = Fixed(size, every, 0)
+    stage = Stage(windows, CONTENTS["collected"], lateness, None)
+    model = FixedModel(windows, lateness)
+    dropped = 0
+    for records, step in story:
+        rows = numbered(records, 0)
+        assert stage.batch(rows)[0] == []
+        dropped += len(model.batch(rows)[0])
+        stage.advance(stage.watermark_ms + step if stage.watermark_ms > MIN_MS else -45)
+        model.advance(stage.watermark_ms)
+        assert stage.chain.late == dropped
 
 
 @dataclass

@@ -42,6 +42,7 @@ from ftlayer.functions.process import uses_timers
 from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
+from ftlayer.functions.windows.function import WindowFunction
 
 __all__ = ["MAIN", "OutputRows", "TimerOutput", "TopologyChain", "TopologyResult"]
 
@@ -84,7 +85,7 @@ class TimerOutput:
 
 
 class TopologyChain:
-    """Functions made ready to run in one subtask. Not for several threads, save `progress` and `row`.
+    """Functions made ready to run in one subtask. Not for several threads, save `progress`, `late` and `row`.
 
     All or nothing for each input row: if a function raises for it, or for what came of it, it has no outputs.
     State is not taken back with one exception: a reduce keeps its aggregate if a function right behind it (none
@@ -165,6 +166,12 @@ class TopologyChain:
         Within a function a batch at a time it stands still; of an async one it counts the calls.
         """
         return sum(s.progress for s in self._counting) + sum(f.fired for f in self._firings.values())
+
+    @property
+    def late(self) -> int:
+        """How many records went nowhere, since their windows were over. Another thread may look."""
+        functions = [process.function for process in self._processes]
+        return sum(function.late for function in functions if isinstance(function, WindowFunction))
 
     @property
     def row(self) -> int | None:

@@ -30,6 +30,7 @@ class WindowFunction(ProcessFunction):
 
     Attributes:
         kind: which windows these are.
+        late: records that went nowhere. One that is run again counts again.
     """
 
     needs_event_time = True
@@ -40,6 +41,7 @@ class WindowFunction(ProcessFunction):
         self._content = content
         self._lateness_ms = lateness_ms
         self._late_tag = late_tag
+        self.late = 0
 
     def open(self, ctx: Context) -> None:
         """See `ProcessFunction.open`."""
@@ -60,6 +62,8 @@ class WindowFunction(ProcessFunction):
             ctx.output(self._late_tag, record)
         elif has_failed_before():
             raise PermanentFailure("late: its windows were over when it was tried again")
+        else:
+            self.late += 1
 
     def on_timer(self, time_ms: int, ctx: Context) -> Iterator[Any]:
         """See `ProcessFunction.on_timer`."""

@@ -53,11 +53,11 @@ class SlotStatus:
 class ChainStatus:
     """Records that a chain took and sent, and per second over the last few; of all its subtasks.
 
-    ``late`` are those that came to a join too late to be kept. In barrier mode with a `FailurePolicy`: attempts behind
-    the first are ``retried``, ``waiting`` are records and timers that wait for their next one, ``dead`` those that were
-    given up, ``paused`` subtasks that take no input now, since too many fail (``max_failing``) or wait
-    (``max_waiting``). What is done again behind a restore counts again. Of a job that was stopped with a savepoint
-    ``waiting`` are those that wait in it.
+    ``late`` are those that came too late: to a join to be kept, to windows to go anywhere. In barrier mode with a
+    `FailurePolicy`: attempts behind the first are ``retried``, ``waiting`` are records and timers that wait for their
+    next one, ``dead`` those that were given up, ``paused`` subtasks that take no input now, since too many fail
+    (``max_failing``) or wait (``max_waiting``). What is done again behind a restore counts again. Of a job that was
+    stopped with a savepoint ``waiting`` are those that wait in it.
     """
 
     uid: str

@@ -84,7 +84,7 @@ class Seat:
 
     @property
     def late(self) -> int:
-        """How many records came too late to be kept; any thread may look."""
+        """How many records came too late; any thread may look. See `counters_of`."""
         count: int = getattr(self.task, "late", 0)
         return count
 
@@ -202,9 +202,10 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
     """Return totals by name; may be called by any thread.
 
     ``records_in`` counts what sources read, ``records_out`` what chains without outputs were given, and
-    ``…/<uid>`` what a chain took and sent (a copy a channel), ``late`` what came to joins too late to be kept,
-    ``retried/<uid>``, ``dead/<uid>``, ``waiting/<uid>``, ``waiting_bytes/<uid>`` and ``paused/<uid>`` what
-    `FailureCounts` says, and the counters of `END_TO_END` how old records were at sinks.
+    ``…/<uid>`` what a chain took and sent (a copy a channel), ``late`` what came too late (to a join to be kept, to
+    windows and an iteration to go anywhere), ``retried/<uid>``, ``dead/<uid>``, ``waiting/<uid>``,
+    ``waiting_bytes/<uid>`` and ``paused/<uid>`` what `FailureCounts` says, and the counters of `END_TO_END` how old
+    records were at sinks.
     """
     counters = Counter(dict.fromkeys(("records_in", "records_out", "late"), 0))
     for seat in seats:

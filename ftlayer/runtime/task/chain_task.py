@@ -148,6 +148,11 @@ class ChainTask:
         return self._pipeline.progress
 
     @property
+    def late(self) -> int:
+        """How many records came too late for all windows, and went nowhere. Any thread may look."""
+        return self._pipeline.late
+
+    @property
     def failures(self) -> FailureCounts:
         """What has failed so far. Any thread may look."""
         return self._rows.counts

@@ -59,7 +59,7 @@ class LinkedTask:
 
     @property
     def late(self) -> int:
-        """How many records came too late to be kept."""
+        """How many records came too late for either."""
         return sum(getattr(task, "late", 0) for task in (self._first, self._second))
 
     @property

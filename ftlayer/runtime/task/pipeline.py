@@ -99,7 +99,7 @@ class ChainStage:
 
 
 class OperatorChain:
-    """The stages of a chain in one subtask. `progress` and `row` may be looked at by another thread."""
+    """The stages of a chain in one subtask. `progress`, `late` and `row` may be looked at by another thread."""
 
     def __init__(
         self,
@@ -131,6 +131,11 @@ class OperatorChain:
     def progress(self) -> int:
         """A number that changes whenever a record is done, or a timer."""
         return sum(stage.chain.progress for stage in self.stages)
+
+    @property
+    def late(self) -> int:
+        """How many records went nowhere, since their windows were over."""
+        return sum(stage.chain.late for stage in self.stages)
 
     @property
     def row(self) -> int | None:

@@ -161,7 +161,9 @@ OPERATOR_OUT = _counter(
     "operator_records_out", "Records that an operator's chain has sent in this run.", of="record"
 )
 OPERATOR_LATE = _counter(
-    "operator_records_late", "Records that came to an operator too late to be kept.", of="record"
+    "operator_records_late",
+    "Records that came to an operator too late: to a join to be kept, to windows or an iteration to go anywhere.",
+    of="record",
 )
 OPERATOR_FAILING = {
     "retried": _counter(
