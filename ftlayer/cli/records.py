@@ -61,11 +61,14 @@ class RecordListing:
 
 def keepers(gatherer: Gatherer) -> list[str]:
     """Return the vertices that keep records and answer. Raises `ConfigError` where none does."""
-    there = [view.vertex for view in gatherer.views() if view.is_up and view.has_records]
+    up = [view for view in gatherer.views() if view.is_up]
+    there = [view.vertex for view in up if view.has_records]
     if not there:
+        names = ", ".join(view.vertex for view in up)
         raise ConfigError(
-            "--vertex, --checkpoints: none of them keeps records: jobs in barrier mode have none but dead letters, if "
-            "they have a failure policy"
+            f"no records are kept by what was found ({names}): a job in barrier mode has none but dead letters, if it "
+            "has a failure policy. Others are named by --vertex (a store that a program has open, or an address) and "
+            "--checkpoints (a job's directory); ftlayer inspect PATH reads a store that no program has open"
         )
     return there
 

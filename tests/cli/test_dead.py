@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from ftlayer.cli.main import app
+from ftlayer.cli.records import keepers
 from ftlayer.config import VertexOptions
+from ftlayer.errors import ConfigError
 from ftlayer.monitor.sources import user_name
+from ftlayer.monitor.views import VertexView
 from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.embedded import EmbeddedVertex
@@ -98,6 +102,21 @@ def letters(vertex: EmbeddedVertex, store: Path) -> Iterator[Letters]:
         made = Letters(store, client)
         yield made
         client.call(calls.Purge(tuple(bytes.fromhex(key) for key in made.found())))
+
+
+def test_where_all_that_was_found_keeps_no_records_the_error_says_what_it_was_and_where_else_to_look() -> (
+    None
+):
+    board = VertexView("driver-7", "grpc://127.0.0.1:1", is_up=True, has_records=False)
+    silent = VertexView("elsewhere", "grpc://127.0.0.1:2")
+    found: Any = SimpleNamespace(views=lambda: (board, silent))
+    with pytest.raises(
+        ConfigError, match=r"was found \(driver-7\).*--vertex.*--checkpoints.*ftlayer inspect PATH"
+    ):
+        keepers(found)
+    kept = VertexView("ft", "grpc://127.0.0.1:3", is_up=True)
+    found.views = lambda: (board, silent, kept)
+    assert keepers(found) == ["ft"]
 
 
 def test_letters_are_grouped_and_listed_by_the_names_that_people_gave(letters: Letters) -> None:
