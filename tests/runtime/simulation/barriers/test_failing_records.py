@@ -60,9 +60,16 @@ def test_one_thing_happens(failing: Any, act: str) -> None:
 
 def test_letters_come_back(failing: Any) -> None:
     events = [*((move, "requeue") for move in range(150, 900, 50)), (500, "driver"), (600, "die-after-keep")]
-    done = run(failing, failing.Plan("odd", 1, events=tuple(events), vertex=True, config={"interval": 10}))
-    assert done.case.came_back
-    assert len(done.world.letters) > len(done.case.dead)
+    died_again = 0
+    # Names are drawn anew in each run, so in some of them users are too late for what they send back to die again.
+    for seed in range(1, 30):
+        done = run(
+            failing, failing.Plan("odd", seed, events=tuple(events), vertex=True, config={"interval": 10})
+        )
+        died_again += done.case.came_back and len(done.world.letters) > len(done.case.dead)
+        if died_again == 2:
+            return
+    pytest.fail(f"of 29 runs {died_again} had records that came back and died again")
 
 
 def test_a_savepoint_of_a_job_in_memory_holds_letters_that_the_vertex_has(failing: Any) -> None:
