@@ -31,7 +31,7 @@ def build(records: int, slots: int, env: Any, folder: Path) -> None:
 
 
 def measure(lab: Lab, quick: bool) -> Iterator[Point]:
-    records = 500_000 if quick else 4_000_000
+    records = 500_000 if quick else 16_000_000
     run_to_end(lab, Setting(), partial(build, 100_000, 2), 100_000)
     for mode in MODES:
         for slots in SLOTS[::3] if quick else SLOTS:
