@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 
+MOST_LABELLED = 200.0
+"""An axis whose ends are so far apart, as a ratio, has powers of ten alone."""
+
+
 def drawn(curve: Mapping[str, Any]) -> dict[str, tuple[list[float], list[float], str]]:
     """Return what is drawn of a curve: series → (x, its first cost, label), without points that have none above 0."""
     cost = next(iter(curve["costs"]))
@@ -38,10 +42,25 @@ def draw(curve: Mapping[str, Any], path: Path) -> None:
             axes.plot(xs, costs, marker="o", label=label)
         axes.set(xscale="log", yscale="log", title=curve["title"], xlabel=curve["x"])
         axes.set_ylabel(next(iter(curve["costs"].values())))
+        for axis in (axes.xaxis, axes.yaxis):
+            _label(axis)
         axes.grid(visible=True, which="both", alpha=0.2)
         axes.legend()
         figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
         pyplot.close(figure)
+
+
+def _label(axis: Any) -> None:
+    """Write numbers at 1, 2 and 5 of each decade where there are few; powers of ten where there are many."""
+    from matplotlib import ticker
+
+    low, high = axis.get_view_interval()
+    if high / low < MOST_LABELLED:
+        for which in (axis.set_major_formatter, axis.set_minor_formatter):
+            which(ticker.StrMethodFormatter("{x:g}"))
+        axis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
+    else:
+        axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def main(directory: Path, files: list[Path]) -> None:
