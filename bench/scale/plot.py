@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 MOST_LABELLED = 200.0
 """An axis whose ends are so far apart, as a ratio, has powers of ten alone."""
 
