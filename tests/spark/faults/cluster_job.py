@@ -163,9 +163,11 @@ def session(job: ClusterJob) -> Any:
         "spark.sql.files.openCostInBytes": "1b",
         "spark.sql.warehouse.dir": f"{job.directory}/warehouse",
         "spark.dynamicAllocation.enabled": "true",
-        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+        "spark.dynamicAllocation.executorIdleTimeout": "4s",
         "spark.decommission.enabled": "true",
         "spark.storage.decommission.enabled": "true",
+        # By default an executor that goes looks every half minute whether its blocks have gone.
+        "spark.storage.decommission.replicationReattemptInterval": "1s",
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
         "spark.speculation.quantile": "0.5",
