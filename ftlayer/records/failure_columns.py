@@ -43,26 +43,26 @@ class Why(Protocol):
     """Anything that says why a record failed, and what is asked for it."""
 
     @property
-    def reason(self) -> str: ...  # noqa: D102
+    def reason(self) -> str: ...
     @property
-    def operator(self) -> str: ...  # noqa: D102
+    def operator(self) -> str: ...
     @property
-    def traceback(self) -> str: ...  # noqa: D102
+    def traceback(self) -> str: ...
     @property
-    def fatal(self) -> bool: ...  # noqa: D102
+    def fatal(self) -> bool: ...
     @property
-    def after_ms(self) -> int | None: ...  # noqa: D102
+    def after_ms(self) -> int | None: ...
     @property
-    def uses_attempt(self) -> bool: ...  # noqa: D102
+    def uses_attempt(self) -> bool: ...
 
 
 class FailureLike(Why, Protocol):
     """Anything that has what a `FailureRow` has."""
 
     @property
-    def root(self) -> int: ...  # noqa: D102
+    def root(self) -> int: ...
     @property
-    def place(self) -> str: ...  # noqa: D102
+    def place(self) -> str: ...
 
 
 def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -163,3 +165,33 @@ def test_an_instance_shows_what_the_reference_lists(name: str) -> None:
     instance = make()
     assert type(instance).__name__ == name
     assert names_shown(instance) == names_listed(*headings)
+
+
+def shown_on_pages() -> Iterator[tuple[str, object]]:
+    """Yield what the pages of docstrings show: objects and what is public of them, by name."""
+    for page in sorted((REFERENCE / "api").glob("*.md")):
+        for name in re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.MULTILINE):
+            shown = pkgutil.resolve_name(name)
+            yield name, shown
+            if inspect.ismodule(shown):
+                names = getattr(shown, "__all__", None)
+                members = {
+                    each: member
+                    for each, member in vars(shown).items()
+                    if (each in names if names is not None else getattr(member, "__module__", "") == name)
+                }
+            else:
+                members = dict(vars(shown)) if inspect.isclass(shown) else {}
+            for each, member in members.items():
+                if not each.startswith("_") and (
+                    inspect.isclass(member)
+                    or isinstance(member, property | classmethod | staticmethod)
+                    or (inspect.isfunction(member) and member.__name__ == each)
+                ):
+                    yield f"{name}.{each}", member
+
+
+def test_every_name_that_the_pages_show_has_a_docstring() -> None:
+    names = dict(shown_on_pages())
+    assert len(names) > 300
+    assert [name for name, member in names.items() if not inspect.getdoc(member)] == []
