@@ -26,7 +26,7 @@ from ftlayer.store.lmdb_errors import translate
 from ftlayer.store.lmdb_file import Meta, check_file
 from ftlayer.store.lmdb_transaction import PARTS
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 # Stores of format 1 lack them: a writer makes them, and a reader takes them for empty.
 _SINCE_FORMAT_2 = frozenset({"groups", "by_group", "by_root", "board", "audit"})

@@ -6,6 +6,7 @@ Beside it are the places of floor and head, and the ranges from the floor up to 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +16,10 @@ from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import pack, unpack
 
 _RANGES = b"ranges/"
-_FORMAT = 1
+_FORMAT = 2
+_FORMAT_WITH_SUMS = 1  # its digests were sums, which say nothing about rows that are other ones
+
+logger = logging.getLogger(__name__)
 
 
 class StoredRange(NamedTuple):
@@ -56,7 +60,7 @@ def all_ranges(txn: ReadTransaction) -> Iterator[tuple[int, str, StoredPartition
     for key, value in txn.scan("meta", _RANGES, b"ranges0"):  # "0" comes after "/"
         text = bytes(key)[len(_RANGES) :]
         try:
-            yield int(text[:8], 16), text[9:].decode(), _decode(value)
+            yield int(text[:8], 16), text[9:].decode(), _decode(value, text[9:].decode())
         except ValueError as error:
             raise StoreDamagedError(
                 f"key {bytes(key).hex()} of the store is no partition's: {error}"
@@ -68,11 +72,20 @@ def _prefix(stream: int) -> bytes:
     return _RANGES + b"%08x/" % stream
 
 
-def _decode(value: bytes | memoryview) -> StoredPartition:
+def _decode(value: bytes | memoryview, partition: str) -> StoredPartition:
     try:
-        version, number, place, ranges = unpack(value)
-        if version != _FORMAT:
+        version, number, place, packed = unpack(value)
+        if version not in (_FORMAT, _FORMAT_WITH_SUMS):
             raise ValueError(f"format {version}")
-        return StoredPartition(number, place, tuple(StoredRange(*each) for each in ranges))
+        ranges = tuple(StoredRange(*each) for each in packed)
+        if version == _FORMAT_WITH_SUMS and ranges:
+            ranges = tuple(each._replace(digest=b"") for each in ranges)
+            logger.warning(
+                "%d rows of partition %r were noted by an older ftlayer, whose digests say nothing to this "
+                "one: they are taken as the source has them now, and whether it has changed is not checked",
+                sum(each.rows for each in ranges),
+                partition,
+            )
+        return StoredPartition(number, place, ranges)
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"the ranges of a partition cannot be read: {error}") from error

@@ -12,6 +12,7 @@ import pytest
 from ftlayer.cli.offline import TableReport, inspect_store
 from ftlayer.errors import StoreError, StorePathError
 from ftlayer.store import LmdbStore
+from ftlayer.store.lmdb_environment import FORMAT_VERSION
 
 INSPECT = """
 import sys
@@ -37,7 +38,7 @@ def test_a_report_says_what_a_store_holds(tmp_path: Path) -> None:
     assert report.tables["segments"] == TableReport(2, 100_011)
     assert report.tables["dead"] == TableReport(10, 80)
     assert report.tables["waiting"] == TableReport(0, 0)
-    assert (report.format_version, report.incarnation, report.holder) == (2, 1, None)
+    assert (report.format_version, report.incarnation, report.holder) == (FORMAT_VERSION, 1, None)
     assert 100_000 < report.used_bytes < 300_000
     assert report.used_share == report.used_bytes / (16 << 20)
     assert report.file_bytes >= report.used_bytes

@@ -44,7 +44,7 @@ NUMBERS = {
     "store: rows": (rows._FORMAT, min(rows._FORMATS)),
     "store: failed record": (failed._FORMAT, failed._FORMAT_WITHOUT_EDIT),
     "store: sealed batch": (batches.FORMAT, min(batches._READABLE)),
-    "store: ranges of a source": (ranges._FORMAT, ranges._FORMAT),
+    "store: ranges of a source": (ranges._FORMAT, ranges._FORMAT_WITH_SUMS),
     "store: job on the board": (entries._JOB_FORMAT, entries._JOB_FORMAT),
     "vertex": (directory._FORMAT, 1),
     "checkpoint and savepoint": (metadata.VERSION, 1),

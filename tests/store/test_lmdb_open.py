@@ -25,6 +25,7 @@ from ftlayer.errors import (
     StoreVersionError,
 )
 from ftlayer.store import LmdbStore
+from ftlayer.store.lmdb_environment import FORMAT_VERSION
 from ftlayer.store.lmdb_file import check_file, read_meta
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -189,11 +190,12 @@ def write_header(path: Path, data: bytes) -> None:
 
 def test_a_newer_format_is_refused(path: Path) -> None:
     fill(path, 1)
-    newer = b"ftlayer\n" + (3).to_bytes(4, "little") + b"whatever comes"
+    newer = b"ftlayer\n" + (FORMAT_VERSION + 1).to_bytes(4, "little") + b"whatever comes"
     write_header(path, newer + zlib.crc32(newer).to_bytes(4, "little"))
     for read_only in (False, True):
         with pytest.raises(
-            StoreVersionError, match=f"format 3, written by ftlayer {__version__}; .* reads up to 2"
+            StoreVersionError,
+            match=f"format {FORMAT_VERSION + 1}, written by ftlayer {__version__}; .* reads up to {FORMAT_VERSION}",
         ):
             LmdbStore.open(path, max_store_bytes=SIZE, read_only=read_only)
 

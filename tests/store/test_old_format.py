@@ -11,8 +11,11 @@ import pytest
 from ftlayer.cli.offline import inspect_store
 from ftlayer.clock import Now
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store import TABLES, LmdbStore
+from ftlayer.store import TABLES, LmdbStore, MemoryStore
+from ftlayer.store.lmdb_environment import FORMAT_VERSION
 from ftlayer.store.meta import get_query
+from ftlayer.store.ranges import StoredPartition, StoredRange, all_ranges, put_ranges
+from ftlayer.store.rows import pack, unpack
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
@@ -42,7 +45,7 @@ def test_it_is_read_as_it_is_and_lacks_nothing(path: Path) -> None:
     store.close()
 
 
-def test_a_vertex_goes_on_with_it_in_format_2(path: Path) -> None:
+def test_a_vertex_goes_on_with_it_in_this_format(path: Path) -> None:
     store = LmdbStore.open(path, max_store_bytes=8 << 20)
     layer = FTLayerCore(store, LayerOptions(), Now(1, 1_700_000_100_000))
     with store.read() as txn:
@@ -65,7 +68,7 @@ def test_a_vertex_goes_on_with_it_in_format_2(path: Path) -> None:
         ("q/files", "clean", "KeyError: …", 2),
     ]
     store.close()
-    assert inspect_store(path).format_version == 2
+    assert inspect_store(path).format_version == FORMAT_VERSION
 
 
 def test_a_store_of_format_2_without_one_of_its_tables_is_damaged(path: Path) -> None:
@@ -77,3 +80,18 @@ def test_a_store_of_format_2_without_one_of_its_tables_is_damaged(path: Path) ->
         txn.drop(environment.open_db(b"audit", txn))
     with pytest.raises(StoreDamagedError, match="its table 'audit' is missing"):
         LmdbStore.open(path, read_only=True)
+
+
+def test_digests_of_another_kind_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    """Ranges of format 1 had sums for digests: the rows are wanted as before, and the log says what is not checked."""
+    store = MemoryStore()
+    kept = StoredRange(None, b"60", 0, 0, 60, 60, b"8 octets", b"\1")
+    with store.write(intake=False) as txn:
+        put_ranges(txn, 5, "p0", StoredPartition(0, 0, (kept,)))
+        new = bytes(txn.get("meta", b"ranges/00000005/p0") or b"")
+        txn.put("meta", b"ranges/00000006/p1", pack([1, *unpack(new)[1:]]))
+    with store.read() as txn:
+        found = {partition: stored.ranges for _, partition, stored in all_ranges(txn)}
+    assert found == {"p0": (kept,), "p1": (kept._replace(digest=b""),)}
+    (said,) = caplog.messages
+    assert "60 rows of partition 'p1' were noted by an older ftlayer" in said
