@@ -7,51 +7,103 @@ in event time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, EndOfStream, Idle, Mark, Watermark
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.topology.operators import Replay
 
+K = TypeVar("K", bound=Hashable)
+
 
 @dataclass(slots=True)
 class _Claim:
-    """The last word of a channel."""
+    """The last word of a channel: its highest time but `MAX_TIME_MS`, which makes it `over` as its end does."""
 
     time_ms: int = MIN_TIME_MS
     idle: bool = False
+    over: bool = False
     ended: bool = False
 
 
-class StatusWatermarkValve:
-    """The input channels of one subtask, over all its inputs.
+class CombinedWatermark(Generic[K]):
+    """The watermark of several parts, which are channels, or splits of a source. It follows from their last words.
+
+    It is the lowest of the parts that are neither idle nor over. Where there is none of these, it is as high as any
+    part has come, so that it makes no difference in which order they fell silent; and `MAX_TIME_MS` where all are
+    over: one that has no more to say does not speak for one that is idle.
 
     Attributes:
-        time_ms: the task's watermark: the minimum over the channels that are neither idle nor ended nor from a
-            `Replay`; it never goes back. `MAX_TIME_MS` once every channel but those from replays has ended, or has
-            said `MAX_TIME_MS` itself: such a one has no more to say, and does not speak for one that is idle.
-        idle: no channel holds the watermark back and at least one may go on later.
+        time_ms: the watermark; it never goes back.
+        idle: no part holds it back, and at least one may go on later.
+    """
+
+    def __init__(self, parts: Iterable[K] = ()) -> None:
+        self.time_ms = MIN_TIME_MS
+        self.idle = False
+        self._claims: dict[K, _Claim] = {part: _Claim() for part in parts}
+        self._told_ms = MIN_TIME_MS
+        self._told_idle = False
+
+    def watermark(self, part: K, time_ms: int) -> None:
+        """Take a part's watermark; one that is lower than what it said before counts for nothing."""
+        claim = self._claims.get(part)
+        if claim is not None and not claim.ended:
+            if time_ms == MAX_TIME_MS:
+                claim.over = True
+            else:
+                claim.time_ms = max(claim.time_ms, time_ms)
+            claim.idle = False
+            self._update()
+
+    def become_idle(self, part: K) -> None:
+        """Let a part hold nothing back until its next watermark."""
+        claim = self._claims.get(part)
+        if claim is not None and not claim.ended:
+            claim.idle = True
+            self._update()
+
+    def news(self) -> Watermark | Idle | None:
+        """Return what is to be said downstream since the last call. The end of idleness is a watermark, too."""
+        if self.time_ms > self._told_ms or (self._told_idle and not self.idle):
+            self._told_ms, self._told_idle = self.time_ms, False
+            return Watermark(self.time_ms)
+        if self.idle and not self._told_idle:
+            self._told_idle = True
+            return Idle()
+        return None
+
+    def _update(self) -> None:
+        claims = self._claims.values()
+        going_on = [claim for claim in claims if not claim.over]
+        active = [claim.time_ms for claim in going_on if not claim.idle]
+        self.idle = bool(going_on) and not active
+        if active:
+            time_ms = min(active)
+        else:
+            time_ms = max(claim.time_ms for claim in claims) if going_on else MAX_TIME_MS
+        self.time_ms = max(self.time_ms, time_ms)
+
+
+class StatusWatermarkValve(CombinedWatermark[Channel]):
+    """The input channels of one subtask, over all its inputs.
+
+    `CombinedWatermark` of all channels but those from a `Replay`.
+
+    Attributes:
         sources_ended: every channel but those from replays has ended.
         ended: every channel has.
     """
 
     def __init__(self, channels: Iterable[Channel], replays: Collection[int] = ()) -> None:
         """``replays`` are the numbers of the edges that come from a `Replay`."""
-        self._timed: dict[Channel, _Claim] = {}
-        self._replays: dict[Channel, bool] = {}
-        for channel in channels:
-            if channel.edge in replays:
-                self._replays[channel] = False
-            else:
-                self._timed[channel] = _Claim()
-        self.time_ms = MIN_TIME_MS
-        self.idle = False
+        found = list(channels)
+        super().__init__(channel for channel in found if channel.edge not in replays)
+        self._replays = {channel: False for channel in found if channel.edge in replays}
         self.sources_ended = False
         self.ended = False
-        self._told_ms = MIN_TIME_MS
-        self._told_idle = False
         self._update()
 
     @classmethod
@@ -73,27 +125,13 @@ class StatusWatermarkValve:
             case EndOfStream():
                 self.end(channel)
 
-    def watermark(self, channel: Channel, time_ms: int) -> None:
-        """Take a channel's watermark; one that is lower than what it said before counts for nothing."""
-        claim = self._timed.get(channel)
-        if claim is not None and not claim.ended:
-            claim.time_ms = max(claim.time_ms, time_ms)
-            claim.idle = False
-            self._update()
-
-    def become_idle(self, channel: Channel) -> None:
-        """Let a channel hold nothing back until its next watermark."""
-        claim = self._timed.get(channel)
-        if claim is not None and not claim.ended:
-            claim.idle = True
-            self._update()
-
     def end(self, channel: Channel) -> None:
         """Take a channel's end."""
         if channel in self._replays:
             self._replays[channel] = True
         else:
-            self._timed[channel].ended = True
+            claim = self._claims[channel]
+            claim.over = claim.ended = True
         self._update()
 
     def reset(self, channel: Channel) -> None:
@@ -101,27 +139,10 @@ class StatusWatermarkValve:
         if channel in self._replays:
             self._replays[channel] = False
         else:
-            self._timed[channel] = _Claim()
+            self._claims[channel] = _Claim()
         self._update()
 
-    def news(self) -> Watermark | Idle | None:
-        """Return what is to be said downstream since the last call. The end of idleness is a watermark, too."""
-        if self.time_ms > self._told_ms or (self._told_idle and not self.idle):
-            self._told_ms, self._told_idle = self.time_ms, False
-            return Watermark(self.time_ms)
-        if self.idle and not self._told_idle:
-            self._told_idle = True
-            return Idle()
-        return None
-
     def _update(self) -> None:
-        open_claims = [claim for claim in self._timed.values() if not claim.ended]
-        going_on = [claim for claim in open_claims if claim.time_ms < MAX_TIME_MS]
-        active = [claim.time_ms for claim in going_on if not claim.idle]
-        self.sources_ended = not open_claims
+        super()._update()
+        self.sources_ended = all(claim.ended for claim in self._claims.values())
         self.ended = self.sources_ended and all(self._replays.values())
-        self.idle = bool(going_on) and not active
-        if not going_on:
-            self.time_ms = MAX_TIME_MS
-        elif active:
-            self.time_ms = max(self.time_ms, min(active))

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from hypothesis import settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.topology.job_graph import Channel
 
@@ -31,14 +32,48 @@ def test_an_idle_channel_does_not_hold_it_until_its_next_watermark():
     assert gate.time_ms == 12
 
 
-def test_all_idle_is_idle_and_moves_nothing():
+def test_all_idle_is_idle_at_the_highest_time():
     gate = StatusWatermarkValve([A, B])
     gate.watermark(A, 5)
     gate.become_idle(A)
     assert not gate.idle
+    assert gate.time_ms == MIN_TIME_MS
     gate.become_idle(B)
     assert gate.idle
-    assert gate.time_ms == MIN_TIME_MS
+    assert gate.time_ms == 5
+
+
+@st.composite
+def facts_of_a_channel(draw: st.DrawFn) -> list[object]:
+    facts: list[object] = list(map(Watermark, sorted(draw(st.lists(st.integers(0, 400), max_size=3)))))
+    last = ([], [Idle()], [EndOfStream()], [Idle(), EndOfStream()], [Watermark(MAX_TIME_MS), EndOfStream()])
+    return facts + draw(st.sampled_from(last))
+
+
+@given(st.lists(facts_of_a_channel(), min_size=1, max_size=4), st.data())
+def test_the_time_depends_on_the_last_words_and_not_on_their_order(facts, data):
+    found = []
+    for _ in range(2):
+        gate = StatusWatermarkValve(Channel(0, place, 0) for place in range(len(facts)))
+        turns = data.draw(st.permutations([place for place, own in enumerate(facts) for _ in own]))
+        left = [list(own) for own in facts]
+        for place in turns:
+            gate.mark(Channel(0, place, 0), left[place].pop(0))
+        found.append((gate.time_ms, gate.idle, gate.ended))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_an_ended_channel_beside_an_idle_one_has_come_as_far_as_it_said(ends_first):
+    gate = StatusWatermarkValve([A, B])
+    gate.watermark(B, 3_900)
+    gate.watermark(A, 398_900)
+    if ends_first:
+        gate.end(A)
+    gate.become_idle(B)
+    if not ends_first:
+        gate.end(A)
+    assert gate.time_ms == 398_900
 
 
 def test_an_end_beside_an_idle_channel_does_not_make_everything_late():
@@ -176,7 +211,10 @@ class GateAgainstHistory(RuleBasedStateMachine):
         going = [said for said in open_ones if MAX_TIME_MS not in said]
         active = [said for said in going if not said or said[-1] != "idle"]
         highest = [max((x for x in said if isinstance(x, int)), default=MIN_TIME_MS) for said in active]
-        now = MAX_TIME_MS if not going else min(highest, default=MIN_TIME_MS)
+        ever = [
+            x for channel in self.timed for x in self.said[channel] if isinstance(x, int) and x < MAX_TIME_MS
+        ]
+        now = MAX_TIME_MS if not going else min(highest) if active else max(ever, default=MIN_TIME_MS)
         self.best = max(self.best, now)
         assert self.gate.time_ms == self.best
         assert self.gate.idle == (bool(going) and not active)

@@ -226,14 +226,15 @@ def test_the_gate_keeps_the_end_to_itself() -> None:
     assert gate.news() == Watermark(5)
     gate.become_idle(FRESH)
     gate.become_idle(SECOND)
+    assert gate.news() == Watermark(10)
     assert gate.news() == Idle()
     gate.end(FRESH)
     assert not gate.holds
     gate.watermark(SECOND, MAX_TIME_MS)
     assert gate.holds
-    assert gate.time_ms == 5
+    assert gate.time_ms == 10
     # Not idle any more, and no further: what is still in the loop counts.
-    assert gate.news() == Watermark(5)
+    assert gate.news() == Watermark(10)
     gate.end(SECOND)
     assert not gate.ended
     assert gate.news() is None
