@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
 from ftlayer.functions.retry_rules import RetryRules
 from ftlayer.jobs.announcer import JobAnnouncer
 from ftlayer.notebook import tell, tell_anyway
-from ftlayer.spark.sessions import is_connect
+from ftlayer.spark.sessions import is_connect, stream_reader
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.calls.common import LONGEST_MS
 from ftlayer.vertex.client.client import VertexClient
@@ -226,7 +227,10 @@ class FTLayerEngine:
             options["root_certs"] = client.root_certs.decode()
         if client.client_pem:
             options["client_pem"] = client.client_pem.decode()
-        return spark.readStream.format(FORMAT).options(**options).load()
+        # A query may have several of them, of other streams each.
+        name = f"ftlayer_dead_letters_{sha256(options['streams'].encode()).hexdigest()[:16]}"
+        found: DataFrame = stream_reader(spark, name).format(FORMAT).options(**options).load()
+        return found
 
     # ------------------------------------------------------------ jobs
 

@@ -19,6 +19,7 @@ from ftlayer.java.machine import ensure_java
 
 # A machine that is there refuses or accepts in milliseconds (s).
 CONNECT_TIMEOUT_S = 5.0
+SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 # What Spark says to a client whose session the server does not know any more.
 _LOST_HANDLES = "INVALID_HANDLE.SESSION_"
 
@@ -46,6 +47,12 @@ def is_local(spark: Any) -> bool:
     """Whether the session's executors are threads of its own JVM, or processes beside it."""
     master = str(spark.conf.get("spark.master", "local"))
     return _LOCAL.fullmatch(master) is not None or master.startswith("local-cluster")
+
+
+def stream_reader(spark: Any, name: str) -> Any:
+    """Return a reader of one of our streams: with its name where Spark wants all to be named, and refuses none."""
+    reader = spark.readStream
+    return reader.name(name) if str(spark.conf.get(SOURCE_EVOLUTION, "false")).lower() == "true" else reader
 
 
 def links_of(spark: Any) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.partitioning.key_groups import HashByKeyGroup
@@ -11,6 +11,11 @@ from ftlayer.partitioning.partitioners import HashByKey
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import CoProcess, Join, PushSource, Source
 from ftlayer.vertex.calls import StreamOptions
+
+JOIN_KEEPS = tuple(
+    [field.name for field in fields(Join) if field.name not in ("function", "lower_ms", "upper_ms")]
+)
+"""What a join is told that is not its function's; `CoProcess` has all of it."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,5 @@ def as_co_process(join: Join) -> CoProcess:
     from ftlayer.functions.interval_join import IntervalJoin
 
     function = IntervalJoin(join.function, join.lower_ms, join.upper_ms, join.schema)
-    return CoProcess(
-        join.uid, function, join.keys, join.inputs, join.schema, volatile_state=join.volatile_state
-    )
+    kept = {name: getattr(join, name) for name in JOIN_KEEPS}
+    return CoProcess(function=function, **kept)

@@ -90,6 +90,12 @@ def check_rules(graph: StreamGraph, policies: Policies) -> None:
     for node in graph.nodes:
         rules = rules_of_operator(node.operator)
         if isinstance(node.operator, Source):
+            if node.retry is not None or node.operator.replay != "store":
+                option = "retry" if node.retry is not None else "replay"
+                raise UnsupportedError(
+                    f"{node.uid!r}: {option} of a source is for acker mode; with checkpointing=… rows are read again "
+                    "from the last checkpoint, and FailurePolicy says how records are tried again: leave it out"
+                )
             if rules.limit is not None:
                 raise UnsupportedError(
                     f"{node.uid!r}: max_failing of a source is for acker mode; with checkpointing=… it is an option of "

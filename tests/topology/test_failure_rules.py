@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from dataclasses import MISSING, replace
+from typing import Any, get_args
 
+import pyarrow as pa
 import pytest
 
+from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import rules_of
+from ftlayer.functions.steps import CoProcess, MapAsync
+from ftlayer.restart import FixedDelay
+from ftlayer.topology.barrier_builder import BarrierBuilder
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.facts import rules_of_operator
+from ftlayer.topology.ft_builder import FTLayerBuilder, NopFTLayerBuilder, OpFTLayerBuilder
+from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.topology.operators import FunctionSink, IterableSource, Join, Operator, Replay, Sink, Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
@@ -148,3 +158,92 @@ def test_with_checkpoints_rules_are_refused(off: GraphBuilder) -> None:
 def test_pauses_of_a_source_that_could_never_come_are_refused(env: GraphBuilder) -> None:
     with pytest.raises(ConfigError, match=r"source: retry: backoff has 3 pauses"):
         env.source([], "n int", retry=StreamOptions(max_attempts=2, backoff_ms=(1, 2, 3)))
+
+
+def filled(kind: type, uid: str) -> Any:
+    """Return an operator that has another value than its default in each field that has one."""
+    fields = dataclasses.fields(kind)
+    values: dict[str, Any] = {
+        field.name: USED[field.name]
+        for field in fields
+        if field.default is not MISSING or field.default_factory is not MISSING or field.name in USED
+    }
+    values |= {field.name: GIVEN[kind][field.name] for field in fields if field.name in GIVEN.get(kind, {})}
+    values |= {field.name: field.name for field in fields if field.name not in values}
+    return kind(**{**values, "uid": uid})
+
+
+async def later(value: Any) -> Any:
+    return value
+
+
+SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64())])
+USED: dict[str, Any] = {
+    "function": one,
+    "schema": SCHEMA,
+    "keys": ("k",),
+    "rules": rules_of(OSError, KeyError, "", "5%"),
+    "rate_limit": 7.5,
+    "in_place": False,
+    "volatile_state": True,
+    "side": (("late", SCHEMA),),
+    "create": int,
+    "restart": FixedDelay(3, 5),
+    "replay": "source",
+    "tag": "",
+    "in_flight": 3,
+    "timeout_ms": 7,
+    "max_wait_ms": 9,
+    "column": "t",
+    "lower_ms": -3,
+    "upper_ms": 4,
+    "out_of_orderness_ms": 1,
+    "idle_ms": 5,
+    "inputs": (SCHEMA, SCHEMA),
+}
+"""For each option of an operator a value that is not its default. A new option needs one here."""
+TWO_KEYS: dict[str, Any] = {"keys": (("k",), ("k",))}
+GIVEN: dict[type, dict[str, Any]] = {
+    Source: {"connector": IterableSource((list,))},
+    Sink: {"connector": FunctionSink(print)},
+    MapAsync: {"function": later},
+    Join: TWO_KEYS,
+    CoProcess: TWO_KEYS,
+}
+KINDS = [kind for kind in get_args(Operator) if kind is not Replay]
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [NopFTLayerBuilder(), OpFTLayerBuilder(), BarrierBuilder(8)],
+    ids=lambda each: type(each).__name__,
+)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_no_builder_loses_an_option_of_an_operator(kind: type, builder: FTLayerBuilder) -> None:
+    operator = filled(kind, "it")
+    vertex = JobVertex("it", (operator,), 3, FailurePolicy())
+    wired = builder.wire(JobGraph("job", (vertex,), (), tracked=False), {}).vertex("it")
+    assert replace(wired, operators=()) == replace(vertex, operators=())
+    (after,) = wired.operators
+    for field in dataclasses.fields(kind):
+        if kind is Join and after is not operator and field.name in ("function", "lower_ms", "upper_ms"):
+            found = getattr(after.function, field.name)
+        else:
+            found = getattr(after, field.name)
+        assert found == getattr(operator, field.name), field.name
+
+
+def test_what_a_replay_is_told_is_its_streams(env: GraphBuilder) -> None:
+    source = env.source([], "n int", uid="source", dead_on=KeyError, max_failing=3)
+    source.sink(print)
+    wired = job_graph(env.build())
+    (replay,) = wired.vertex("replay:source").operators
+    (origin,) = wired.vertex("source").operators
+    assert (replay.schema, rules_of_operator(replay)) == (origin.schema, rules_of_operator(origin))
+
+
+@pytest.mark.parametrize("option", [{"retry": StreamOptions(timeout_ms=5)}, {"replay": "source"}])
+def test_what_barrier_mode_has_no_use_for_is_refused(env: GraphBuilder, option: dict[str, Any]) -> None:
+    env.source([1], "n int", uid="source", **option).sink(print)
+    with pytest.raises(UnsupportedError, match=f"'source': {next(iter(option))}"):
+        job_graph(env.build(), max_parallelism=8)

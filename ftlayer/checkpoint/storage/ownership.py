@@ -51,13 +51,28 @@ class Ownership:
         return self._epoch
 
     def check(self) -> None:
-        """Raise `StaleOwnerError` if another driver has taken over; `CheckpointStorageError` if that is unknown."""
-        if self._files.size(_path(self._epoch + 1)) is not None or self._read(self._epoch) != self._claim:
-            raise StaleOwnerError(
-                f"topology {self._job!r} was started by another driver{self._by_whom()}, which goes on with its "
-                f"checkpoints in {self._files.url}: this one ends, and commits nothing any more. Run one of them, or "
-                "give each a name or a directory of its own"
+        """Raise `StaleOwnerError` if another driver has taken over; `CheckpointStorageError` if that is unknown.
+
+        It is unknown where there is no claim at all, as in a directory that was removed, or is not mounted: what is
+        there in its place has to say nothing of this job, and may not be written to.
+        """
+        own = None
+        if self._files.size(_path(self._epoch + 1)) is None:
+            own = self._read(self._epoch)
+            if own == self._claim:
+                return
+        # Who takes over claims first, and removes older claims then: one that is gone has followers.
+        if own is None and not self._epochs():
+            raise CheckpointStorageError(
+                f"{self._files.url}: the claim of topology {self._job!r}, {_path(self._epoch)}, is not there, nor one "
+                "of another driver: the directory was removed, or is not mounted. No checkpoint is completed until it "
+                "is there again; if it is lost, start the topology again"
             )
+        raise StaleOwnerError(
+            f"topology {self._job!r} was started by another driver{self._by_whom()}, which goes on with its "
+            f"checkpoints in {self._files.url}: this one ends, and commits nothing any more. Run one of them, or "
+            "give each a name or a directory of its own"
+        )
 
     def _take(self) -> int:
         while True:

@@ -10,6 +10,7 @@ from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError
 from ftlayer.functions.pickling import WAY_OUT as WAY_OUT_OF_PICKLING
 from ftlayer.functions.pickling import pickling_fault
 from ftlayer.functions.steps import FunctionStep
+from ftlayer.spark.sessions import stream_reader
 from ftlayer.spark.stages.delivery_marks import SOURCE_FT
 from ftlayer.spark.stages.task import FT
 
@@ -224,7 +225,8 @@ def _stateful_on_stream(empty: DataFrame, step: Transform) -> str:
     from pyspark.sql import functions
 
     columns = [functions.lit(None).cast(field.dataType).alias(field.name) for field in empty.schema.fields]
-    stream = empty.sparkSession.readStream.format("rate").load().select(*columns)
+    reader = stream_reader(empty.sparkSession, "ftlayer_check")
+    stream = reader.format("rate").load().select(*columns)
     try:
         return _stateful(step.function(stream), STATEFUL)
     except PySparkException:

@@ -32,7 +32,7 @@ from ftlayer.spark.query.letter_queries import letter_queries, note_wrapped
 from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
 from ftlayer.spark.query.supervisor import QuerySupervisor
 from ftlayer.spark.query.telling import BatchHistory, QueryTelling, UntrackedQueryTelling, title_of
-from ftlayer.spark.sessions import links_of, tells_of_its_end
+from ftlayer.spark.sessions import links_of, stream_reader, tells_of_its_end
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.steps import plan_stages
 from ftlayer.spark.stages.task import FT
@@ -326,7 +326,8 @@ class TrackedWriter:
             required=tuple(field.name for field in own.schema if not field.nullable),
         )
         schema = all_nullable(own.schema)
-        delivered = spark.readStream.format(FORMAT).schema(schema).options(**options.to_spark()).load()
+        reader = stream_reader(spark, "ftlayer_deliveries").format(FORMAT).schema(schema)
+        delivered = reader.options(**options.to_spark()).load()
         rows = delivered if source.ingest else own.union(delivered)
         # Each row once, though a batch be read again; Spark's numInputRows counts every reading.
         return rows.observe(

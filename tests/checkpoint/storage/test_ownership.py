@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.ownership import Ownership, take_over
-from ftlayer.errors import StaleOwnerError
+from ftlayer.errors import CheckpointStorageError, StaleOwnerError
 
 
 def stands(owner: Ownership) -> bool:
@@ -45,6 +45,24 @@ def test_the_last_one_to_start_is_the_owner(files: Files) -> None:
 def test_a_dead_driver_is_not_waited_for(files: Files) -> None:
     for number in range(1, 6):
         assert Ownership(files, "job", f"run-{number}").epoch == number
+
+
+def test_a_directory_that_is_gone_belongs_to_nobody_else(files: Files) -> None:
+    """Removed, or not mounted: unknown, until it is there again or somebody else has claimed what is there."""
+    for number in range(3):
+        owner = Ownership(files, "job", f"run-{number}")
+    (claim,) = files.walk()
+    content = files.read(claim.path)
+    files.delete(claim.path)
+    with pytest.raises(CheckpointStorageError, match="was removed, or is not mounted"):
+        owner.check()
+    files.put_new(claim.path, content)
+    owner.check()
+    files.delete(claim.path)
+    other = Ownership(files, "job", "run-9")
+    assert other.epoch < owner.epoch
+    assert stands(other)
+    assert not stands(owner)
 
 
 def test_driver_memory_belongs_to_its_driver() -> None:

@@ -109,3 +109,25 @@ def test_all_or_nothing_behind_a_shuffle(layer: Any, numbers: Any, kept: Any, to
     assert Counter(row.n for row in kept.batches[1]) == dict.fromkeys(tens, 3)
     assert Counter(map(tuple, kept.rows)) == Counter((n, part) for n in range(100) for part in range(3))
     assert [(r.rows_in, r.failed, r.delivered) for r in query.recent_batches] == [(100, 10, 0), (10, 0, 10)]
+
+
+def test_where_spark_wants_streams_to_be_named_ours_are(
+    layer: Any, spark: Any, rows: Any, kept: Any, tools: Any, once: Any
+) -> None:
+    spark.conf.set("spark.sql.streaming.queryEvolution.enableSourceEvolution", "true")
+    try:
+        rows.add([{"n": n} for n in range(20)])
+        named = spark.readStream.name("mine").schema("n bigint").parquet(str(rows.directory))
+
+        def fails_once(record: dict[str, Any]) -> dict[str, Any]:
+            if once.first(record["n"] % 3):
+                raise RuntimeError("once")
+            return record
+
+        stream = layer.source(named, name="evolving").transform(lambda frame: frame.where("n >= 0"))
+        tools.run(stream.map(fails_once, "n bigint"), kept)
+        assert sorted(kept.column("n")) == list(range(20))
+        letters = [layer.dead_letter_stream(spark, name) for name in ("evolving", "another")]
+        assert letters[0].union(letters[1]).isStreaming
+    finally:
+        spark.conf.unset("spark.sql.streaming.queryEvolution.enableSourceEvolution")
