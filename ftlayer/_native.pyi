@@ -71,7 +71,6 @@ class ChainDriver:
         nullable: bytes,
         names: tuple[str, ...] | None,
         passes: tuple[type[BaseException], ...],
-        fails: tuple[type[BaseException], ...],
         entries: list[Any] | None,
         nan: float,
         /,

@@ -72,3 +72,11 @@ def _escaped_for_json(char: str) -> str:
 
 def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode()
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's text, whatever its class does to hide it."""
+    try:
+        return str(error)
+    except BaseException as broken:  # noqa: BLE001 - a user's exception may fail to describe itself
+        return f"(its text cannot be had: {type(broken).__name__})"

@@ -5,9 +5,11 @@
 
 /* ---------------------------------------------------------------- a batch */
 
-/* Tell of a record that has failed. 0, or -1 where the error is none that fails a record, or telling raised. */
-static int tell_failure(driver *self, PyObject *fail, Py_ssize_t mark) {
-    if (PyErr_ExceptionMatches(self->passes) || !PyErr_ExceptionMatches(self->fails)) return -1;
+/* Take back what a record has put out that fails, and tell of it. 0, or -1 where the error is none that fails a record,
+ * or telling raised. */
+static int tell_failure(driver *self, PyObject *fail, Py_ssize_t before, Py_ssize_t mark) {
+    if (self->is_broken || PyErr_ExceptionMatches(self->passes)) return -1;
+    if (self->rows > before && take_back(self, before) != 0) return -1;
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
     PyErr_NormalizeException(&type, &error, &traceback);
@@ -205,10 +207,7 @@ static int run_rows(driver *self, const batch_view *batch, int64_t rows, PyObjec
         PyObject *record = next_record(batch, row, used);
         Py_XSETREF(used, record);
         int found = record == NULL ? -1 : run_from(self, 0, record);
-        if (found != 0) {
-            found = self->rows > before && take_back(self, before) != 0 ? -1 : tell_failure(self, fail, mark);
-        }
-        if (found != 0) {
+        if (found != 0 && tell_failure(self, fail, before, mark) != 0) {
             Py_XDECREF(used);
             return -1;
         }
@@ -381,7 +380,6 @@ static int driver_traverse(driver *self, visitproc visit, void *arg) {
         Py_VISIT(each->unhashable);
     }
     Py_VISIT(self->passes);
-    Py_VISIT(self->fails);
     Py_VISIT(self->entries);
     Py_VISIT(self->list);
     return 0;
@@ -405,7 +403,6 @@ static int driver_clear(driver *self) {
     Py_CLEAR(self->nullable);
     Py_CLEAR(self->names);
     Py_CLEAR(self->passes);
-    Py_CLEAR(self->fails);
     Py_CLEAR(self->entries);
     Py_CLEAR(self->nan);
     return 0;
@@ -462,13 +459,13 @@ static Py_ssize_t keeping_step(const driver *self) {
 }
 
 static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    PyObject *steps, *types, *nullable, *names, *passes, *fails, *entries, *nan;
+    PyObject *steps, *types, *nullable, *names, *passes, *entries, *nan;
     if (keywords != NULL && PyDict_GET_SIZE(keywords) != 0) {
         PyErr_SetString(PyExc_TypeError, "ChainDriver takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!SSOO!O!OO:ChainDriver", &PyTuple_Type, &steps, &types, &nullable, &names,
-                          &PyTuple_Type, &passes, &PyTuple_Type, &fails, &entries, &nan)) {
+    if (!PyArg_ParseTuple(args, "O!SSOO!OO:ChainDriver", &PyTuple_Type, &steps, &types, &nullable, &names,
+                          &PyTuple_Type, &passes, &entries, &nan)) {
         return NULL;
     }
     if (check_columns(types, nullable) != 0 || check_names(names, types) != 0) return NULL;
@@ -490,7 +487,6 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     self->names = names == Py_None ? NULL : Py_NewRef(names);
     self->width = PyBytes_GET_SIZE(types);
     self->passes = Py_NewRef(passes);
-    self->fails = Py_NewRef(fails);
     self->entries = entries == Py_None ? NULL : Py_NewRef(entries);
     self->nan = Py_NewRef(nan);
     for (; self->n_steps < n_steps; self->n_steps++) {

@@ -39,7 +39,7 @@ typedef struct {
     step *steps;
     PyObject *types, *nullable; /* bytes: of the columns of results */
     PyObject *names;            /* where records are dicts, those of the columns of results, a tuple; else NULL */
-    PyObject *passes, *fails;   /* tuples of exceptions: those that go up, and of the others those that fail a record */
+    PyObject *passes;           /* a tuple of exceptions that fail no record, and go up */
     PyObject *entries;          /* of the undo log, a list; or NULL */
     PyObject *nan;
     Py_ssize_t done;            /* of the batch that is run; other threads look at it */
@@ -52,6 +52,7 @@ typedef struct {
     column_maker *makers;
     Py_ssize_t width, rows, capacity;
     PyObject *list;             /* results as they are, once one of them is not plain; else NULL */
+    int is_broken;              /* there was no memory for a result */
 } driver;
 
 /* drive_results.c: the results of a batch. */

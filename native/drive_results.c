@@ -41,7 +41,7 @@ static int turn_to_list(driver *self) {
     return self->list == NULL ? -1 : 0;
 }
 
-int put_result(driver *self, PyObject *result) {
+static int try_to_put(driver *self, PyObject *result) {
     if (self->list == NULL) {
         if (self->rows == self->capacity && grow(self) != 0) return -1;
         fit found = self->names != NULL ? put_dict(self->makers, self->names, result, self->rows, self->capacity)
@@ -59,6 +59,13 @@ int put_result(driver *self, PyObject *result) {
     if (PyList_Append(self->list, result) != 0) return -1;
     self->rows++;
     return 0;
+}
+
+int put_result(driver *self, PyObject *result) {
+    int found = try_to_put(self, result);
+    /* Columns are of different lengths now, or gone. */
+    if (found != 0 && PyErr_ExceptionMatches(PyExc_MemoryError)) self->is_broken = 1;
+    return found;
 }
 
 int take_back(driver *self, Py_ssize_t rows) {
@@ -85,6 +92,7 @@ PyObject *finished_results(driver *self) {
 
 int open_results(driver *self, Py_ssize_t rows) {
     self->rows = 0;
+    self->is_broken = 0;
     self->capacity = rows > 0 ? rows : 1;
     self->list = NULL;
     self->makers = PyMem_Calloc((size_t)self->width, sizeof *self->makers);

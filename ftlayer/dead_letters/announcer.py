@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ftlayer.checks import check_ran
 from ftlayer.dead_letters.letter import DeadLetter, letter_of, letters_behind
 from ftlayer.errors import FTLayerError
+from ftlayer.functions.conversion import text_of
 from ftlayer.vertex.calls import Cursor, GetCursor, PutCursor
 from ftlayer.vertex.client.client import VertexClient
 
@@ -49,9 +50,9 @@ class StreamTeller:
         """Tell a page of letters; return whether there may be more at once. Failures are counted and logged."""
         try:
             more = self._page()
-        except Exception as error:
+        except BaseException as error:
             self.failures += 1
-            self.last_failure = f"{type(error).__name__}: {error}"
+            self.last_failure = f"{type(error).__name__}: {text_of(error)}"
             if isinstance(error, FTLayerError):
                 logger.warning("on_dead: the letters of %r cannot be read now: %s", self.stream, error)
             else:

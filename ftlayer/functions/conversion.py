@@ -14,6 +14,7 @@ from pyarrow.lib import string_to_tzinfo
 
 from ftlayer.functions.plain import plain_columns, read_plain
 from ftlayer.functions.steps import Record
+from ftlayer.printable import text_of as text_of
 
 
 class Form(Protocol):
@@ -202,14 +203,6 @@ def check_whole(values: Sequence[Any], name: str) -> None:
 def concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """Return the batches as one; raises `pa.ArrowInvalid` where that would pass Arrow's 2 GiB a column."""
     return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=schema)
-
-
-def text_of(error: BaseException) -> str:
-    """Return an exception's text, whatever its class does to hide it."""
-    try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - a user's exception may fail to describe itself
-        return f"(its text cannot be had: {type(broken).__name__})"
 
 
 def schema_text(schema: pa.Schema) -> str:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import dis
 import os
+import signal
 import socket
+import threading
 from dataclasses import dataclass
+from functools import partial
 from operator import index
-from typing import SupportsIndex
+from types import CodeType
+from typing import Any, SupportsIndex
 
 from ftlayer.errors import ConfigError
 from ftlayer.failures import FailException, RowsRejected
 from ftlayer.functions.conversion import text_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.tracebacks import traceback_text
-
-FAILS_RECORD: tuple[type[BaseException], ...] = (Exception,)
-"""What a user's function raises to fail its record …"""
-
-FAILS_RECORD_UNDONE: tuple[type[BaseException], ...] = (Exception, SystemExit)
-"""… and where what the record has changed is taken back: a `SystemExit` is a failure like others then."""
 
 MAX_REASON = 512
 MAX_TRACEBACK = 4_096
@@ -47,8 +46,13 @@ def failure_of(
 ) -> RowFailure:
     """Describe ``error``, raised by ``operator`` for input row ``row``, within bounds; ``rules`` decide on it.
 
+    Whatever a function raises fails its record, what is no `Exception` too. An error that a signal's handler has raised
+    is not the function's, and is raised: it ends the process.
+
+
     ``traced``: with its traceback, whose text takes more time than all else here; what is fatal has it anyhow.
     """
+    raise_signalled(error)
     said = text_of(error)
     if isinstance(error, FailException):
         reason = said or type(error).__name__
@@ -67,6 +71,51 @@ def failure_of(
         decision.after_ms,
         decision.uses_attempt,
     )
+
+
+def raise_signalled(error: BaseException) -> None:
+    """Raise ``error``, which a user's function has raised, if it came from a signal's handler while that ran."""
+    if isinstance(error, KeyboardInterrupt | SystemExit) and _signalled(error):
+        raise error
+
+
+def _signalled(error: BaseException) -> bool:
+    if threading.current_thread() is not threading.main_thread():
+        return False  # No handler runs there.
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {code for handler in handlers if (code := _code_of(handler)) is not None}
+    each: BaseException | None = error
+    while each is not None:
+        frames = _places_of(each)
+        if any(code in codes for code, _ in frames):
+            return True
+        if type(each) is KeyboardInterrupt and signal.default_int_handler in handlers and frames:
+            # Python's own handler has no frame: it raises between any two instructions.
+            code, at = frames[-1]
+            if dis.opname[code.co_code[at]] != "RAISE_VARARGS":
+                return True
+        # What the function made of it while it was handled is of the signal too.
+        each = each.__cause__ or each.__context__
+    return False
+
+
+def _places_of(error: BaseException) -> list[tuple[CodeType, int]]:
+    """Return the code and the instruction of each frame of its traceback."""
+    places, trace = [], error.__traceback__
+    while trace is not None:
+        places.append((trace.tb_frame.f_code, trace.tb_lasti))
+        trace = trace.tb_next
+    return places
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code that runs when ``handler`` is called, if it is Python's."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__") and callable(handler):
+        handler = handler.__call__
+    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def rejections_of(
@@ -107,7 +156,11 @@ def _traceback_of(error: BaseException) -> str:
     if frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
         # The loop's in Python; called from C, the user's own code begins at once.
         frames = frames.tb_next
-    text = traceback_text(error, frames)
+    try:
+        text = traceback_text(error, frames)
+    except BaseException as broken:  # noqa: BLE001 - a user's exception may fail to describe itself
+        raise_signalled(broken)
+        return f"(its traceback cannot be had: {type(broken).__name__})"
     if len(text) > MAX_TRACEBACK:
         half = (MAX_TRACEBACK - 64) // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.functions.conversion import Form, concat, to_batch
+from ftlayer.functions.failures import raise_signalled
 
 
 def convert(
@@ -15,18 +16,17 @@ def convert(
     counts: Sequence[int],
     schema: pa.Schema,
     form: Form,
-    fail: Callable[[int, Exception], None],
+    fail: Callable[[int, BaseException], None],
 ) -> tuple[pa.RecordBatch, Sequence[int]]:
     """Convert ``rows``, of which ``counts`` says how many belong together; one that does not fit fails its like.
 
     Calls ``fail(place in counts, error)`` for them, in ascending order. Returns what fits, and ``counts`` with 0
-    for what does not. `MemoryError`, and what is no `Exception`, goes up.
+    for what does not.
     """
     try:
         return to_batch(rows, schema, form), counts
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - anything may be among what a user's function returned
+    except BaseException as error:  # noqa: BLE001 - anything may be among what a user's function returned
+        raise_signalled(error)
         search = _Search(schema, form, fail)
         search.halves(rows, counts, 0)
         return concat(search.good, schema), search.kept
@@ -35,7 +35,7 @@ def convert(
 class _Search:
     """The search for what does not fit."""
 
-    def __init__(self, schema: pa.Schema, form: Form, fail: Callable[[int, Exception], None]) -> None:
+    def __init__(self, schema: pa.Schema, form: Form, fail: Callable[[int, BaseException], None]) -> None:
         self.good: list[pa.RecordBatch] = []
         self.kept: list[int] = []
         self._schema = schema
@@ -53,9 +53,8 @@ class _Search:
         try:
             self.good.append(to_batch(rows, self._schema, self._form))
             self.kept += counts
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - as above
+            raise_signalled(error)
             if len(counts) > 1:
                 self.halves(rows, counts, first)
             else:

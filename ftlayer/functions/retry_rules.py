@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from ftlayer.checks import check_function, check_ran
 from ftlayer.circuit import Limit, limit_of
 from ftlayer.errors import ConfigError
 from ftlayer.failures import PermanentFailure, RetryLater
+from ftlayer.printable import text_of
 
-Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Exception], bool]
+Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Any], bool]
 """A rule as users give it: an exception class, several of them, or a function of the exception that says yes or no."""
 
 
@@ -26,7 +27,7 @@ class FailureOptions(TypedDict, total=False):
     """How many records may fail in it before work pauses: a share (``"5%"``), or a number a minute."""
 
 
-_Test: TypeAlias = tuple[type[BaseException], ...] | Callable[[Exception], bool]
+_Test: TypeAlias = tuple[type[BaseException], ...] | Callable[[Any], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class RetryRule:
         """Whether neither was given."""
         return self.retry_on is None and self.dead_on is None
 
-    def worth_a_retry(self, error: Exception) -> bool | None:
+    def worth_a_retry(self, error: BaseException) -> bool | None:
         """Say whether ``error`` is worth a retry; None: this level does not say.
 
         ``dead_on`` is asked first. ``retry_on`` is the whole list: what it does not name is not worth one.
@@ -100,13 +101,11 @@ class RetryRules:
             return Decision(fatal=True)
         if isinstance(error, RetryLater):
             return Decision(after_ms=error.after_ms, uses_attempt=error.uses_attempt)
-        if not self.levels or not isinstance(error, Exception):
-            return RETRY
         for level in self.levels:
             try:
                 answer = level.worth_a_retry(error)
-            except Exception as raised:  # noqa: BLE001 - a user's function may raise anything
-                note = f"the rule that was to say whether to retry raised {type(raised).__name__}: {raised}"
+            except BaseException as raised:  # noqa: BLE001 - a user's function may raise anything
+                note = f"the rule that was to say whether to retry raised {type(raised).__name__}: {text_of(raised)}"
                 return Decision(note=note)
             if answer is not None:
                 return RETRY if answer else Decision(fatal=True)
@@ -146,15 +145,12 @@ def _test(given: Errors | str | None, option: str) -> _Test | None:
 
 
 def _checked(given: object, option: str) -> type[BaseException]:
-    if isinstance(given, type) and issubclass(given, Exception):
+    if isinstance(given, type) and issubclass(given, BaseException):
         return given
-    raise ConfigError(
-        f"{option}: expected a class of Exception, got {given!r}; what is no Exception ends the process it is "
-        "raised in, and no rule is asked"
-    )
+    raise ConfigError(f"{option}: expected an exception class, got {given!r}")
 
 
-def _matches(test: _Test, error: Exception) -> bool:
+def _matches(test: _Test, error: BaseException) -> bool:
     if isinstance(test, tuple):
         return isinstance(error, test)
     answer = test(error)

@@ -174,26 +174,24 @@ class Custom:
         check_channels(channels)
         return self._chosen(self._keys(rows.payload), channels)
 
-    def route(self, payload: pa.RecordBatch, channels: int) -> tuple[I32Array, list[tuple[int, Exception]]]:
+    def route(
+        self, payload: pa.RecordBatch, channels: int
+    ) -> tuple[I32Array, list[tuple[int, BaseException]]]:
         """Return what `select` does, with `REFUSED` for rows that it raises for, and what it raises for each.
 
-        The function is called again for all rows then. `MemoryError`, and what is no `Exception`, goes up.
+        The function is called again for all rows then.
         """
         check_channels(channels)
         keys = self._keys(payload)
         try:
             return self._chosen(keys, channels), []
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001 - whatever a user's function raises is found again, row by row
+        except BaseException:  # noqa: BLE001 - whatever a user's function raises is found again, row by row
             chosen = np.full(len(keys), REFUSED, np.int32)
-        refused: list[tuple[int, Exception]] = []
+        refused: list[tuple[int, BaseException]] = []
         for row, key in enumerate(keys):
             try:
                 chosen[row] = self._chosen([key], channels)[0]
-            except MemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - who describes it raises what a signal's handler did
                 refused.append((row, error))
         return chosen, refused
 

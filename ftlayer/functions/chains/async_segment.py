@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import pyarrow as pa
 from ftlayer.functions.chains.pacing import RateLimiter
 from ftlayer.functions.conversion import Form, records_in_form, schema_text, text_of
 from ftlayer.functions.current import for_calls
-from ftlayer.functions.failures import FAILS_RECORD, RowFailure, failure_of
+from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.fitting import convert
 from ftlayer.functions.outcome import I64, SegmentOutcome
 from ftlayer.functions.steps import MapAsync
@@ -34,16 +35,9 @@ class AsyncSegment:
     and connection pools may live in it.
     """
 
-    def __init__(
-        self,
-        step: MapAsync,
-        form: Form,
-        pace: RateLimiter | None = None,
-        fails: tuple[type[BaseException], ...] = FAILS_RECORD,
-    ) -> None:
-        """``pace`` says when a call may be made; None: at once. ``fails``: what may be raised to fail a record."""
+    def __init__(self, step: MapAsync, form: Form, pace: RateLimiter | None = None) -> None:
+        """``pace`` says when a call may be made; None: at once."""
         self._step = step
-        self._fails = (*fails, asyncio.CancelledError)
         self._pace = pace
         self._form = form
         self._progress = 0
@@ -54,15 +48,10 @@ class AsyncSegment:
         return self._progress
 
     def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> SegmentOutcome:
-        """Call the function for each row; ``parents`` is what each comes from. Times make no difference.
-
-        `MemoryError`, and what fails no record (`SystemExit`, mostly), is raised when the calls under way have ended.
-        """
+        """Call the function for each row; ``parents`` is what each comes from. Times make no difference."""
         records = rows if isinstance(rows, list) else records_in_form(rows, self._form)
-        calls = _Calls(self._step, records, parents, self._count, self._pace, self._fails)
+        calls = _Calls(self._step, records, parents, self._count, self._pace)
         asyncio.run_coroutine_threadsafe(calls.make(), _loop()).result()
-        if calls.fatal is not None:
-            raise calls.fatal
         return self._outcome(calls, parents)
 
     def _count(self) -> None:
@@ -73,7 +62,7 @@ class AsyncSegment:
         good = [place for place, result in enumerate(calls.results) if result is not _NONE]
         came = parents[good]
 
-        def misfit(place: int, error: Exception) -> None:
+        def misfit(place: int, error: BaseException) -> None:
             said = TypeError(
                 f"what {step.uid!r} returned does not fit its schema ({schema_text(step.schema)}): {text_of(error)}; "
                 f"{self._form.expected(step.schema)}"
@@ -91,7 +80,6 @@ class _Calls:
     Attributes:
         results: of each call; `_NONE` where it failed.
         failures: one for each that failed.
-        fatal: what no record is to blame for; no further calls were made then.
     """
 
     def __init__(
@@ -101,17 +89,14 @@ class _Calls:
         parents: I64,
         count: Callable[[], None],
         pace: RateLimiter | None,
-        fails: tuple[type[BaseException], ...],
     ) -> None:
         self.results: list[Any] = [_NONE] * len(records)
         self.failures: list[RowFailure] = []
-        self.fatal: BaseException | None = None
         self._step = step
         self._records = records
         self._parents: list[int] = parents.tolist()
         self._count = count
         self._pace = pace
-        self._fails = fails
         self._waiting = asyncio.Lock()
         self._begin = for_calls()
         self._left = iter(range(len(records)))
@@ -123,27 +108,19 @@ class _Calls:
     async def _work(self) -> None:
         for place in self._left:
             await self._wait()
-            if self.fatal is not None:
-                return
             row = self._parents[place]
             self._begin(row)
             try:
                 self.results[place] = await self._call(self._records[place])
-            except (MemoryError, KeyboardInterrupt) as error:
-                self.fatal = error
-            except self._fails as error:
+            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
                 self.failures.append(failure_of(row, self._step.uid, error, self._step.rules))
-            except SystemExit as error:
-                # Raised in a task, it would end the loop's thread, and the batch would wait for it.
-                self.fatal = error
             self._count()
 
     async def _wait(self) -> None:
-        """Wait for the turn of the next call; not once there is to be none."""
+        """Wait for the turn of the next call."""
         if self._pace is not None:
             async with self._waiting:
-                if self.fatal is None:
-                    await self._pace.wait_async()
+                await self._pace.wait_async()
 
     async def _call(self, record: Any) -> Any:
         if isinstance(record, Exception):  # Python cannot hold it
@@ -170,5 +147,12 @@ def _loop() -> asyncio.AbstractEventLoop:
         loop = _loops.get(os.getpid())
         if loop is None:
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="ftlayer-async", daemon=True).start()
+            threading.Thread(target=_run, args=(loop,), name="ftlayer-async", daemon=True).start()
         return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop for good: a task of a function's own that raises one of these ends it, and has it as its result."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            loop.run_forever()

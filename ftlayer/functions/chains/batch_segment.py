@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ftlayer.functions.conversion import check_whole, concat
 from ftlayer.functions.current import current_tries
-from ftlayer.functions.failures import FAILS_RECORD, RowFailure, failure_of
+from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
 from ftlayer.functions.outcome import I64, SegmentOutcome
 from ftlayer.functions.steps import MapBatches
 from ftlayer.records.tries import attempts_of, first_failed_of
@@ -28,10 +28,8 @@ FIRST_FAILED_TAG = "_ft_first_failed_at"
 class BatchSegment:
     """A function a batch at a time. Where it raises, halves are tried, so that just the culprits fail."""
 
-    def __init__(self, step: MapBatches, fails: tuple[type[BaseException], ...] = FAILS_RECORD) -> None:
-        """``fails``: what the function may raise to fail its records; anything else goes up, as `MemoryError` does."""
+    def __init__(self, step: MapBatches) -> None:
         self._step = step
-        self._fails = fails
 
     def run(self, rows: pa.RecordBatch, parents: I64, times: I64 | None = None) -> SegmentOutcome:
         """Run rows through the function; ``parents`` is what each comes from. Times make no difference."""
@@ -55,9 +53,8 @@ class BatchSegment:
             return
         try:
             result, rows = self._call(batch, parents)
-        except MemoryError:
-            raise
-        except self._fails as error:
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
+            raise_signalled(error)
             if batch.num_rows == 1:
                 failures.append(failure_of(int(parents[0]), self._step.uid, error, self._step.rules))
                 return

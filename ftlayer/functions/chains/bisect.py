@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.chains.chain import RowFailure, failure_of
-from ftlayer.functions.failures import rejections_of
+from ftlayer.functions.failures import raise_signalled, rejections_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
 GIVE_UP_MS = 10_000
@@ -32,7 +32,7 @@ def settle(
     """Have ``write`` take all rows of ``batch``, in order and in as few calls as can be; return what failed.
 
     By `RowsRejected` it says itself which rows fail; ``takes_the_rest``: it has taken the others then, else it is given
-    them again. `MemoryError`, and what is no `Exception`, cannot be pinned on a row and goes up. ``rules`` say which
+    them again. ``rules`` say which
     errors are worth a retry; ``clock`` is in seconds. Raises `ConfigError` for rows that `RowsRejected` cannot mean.
     """
     failures: list[RowFailure] = []
@@ -46,8 +46,6 @@ def settle(
             continue
         try:
             write(batch.slice(start, rows))
-        except MemoryError:
-            raise
         except RowsRejected as rejected:
             named = [
                 replace(failure, row=start + failure.row)
@@ -60,7 +58,8 @@ def settle(
             ends = [*(failure.row for failure in named), start + rows]
             firsts = [start, *(failure.row + 1 for failure in named)]
             todo += reversed([(first, end - first) for first, end in zip(firsts, ends, strict=True)])
-        except Exception as error:  # noqa: BLE001 - whatever a sink raises fails its rows
+        except BaseException as error:  # noqa: BLE001 - whatever a sink raises fails its rows
+            raise_signalled(error)
             if rows > 1:
                 half = rows // 2
                 todo += [(start + half, rows - half), (start, half)]

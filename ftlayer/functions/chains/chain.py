@@ -90,12 +90,9 @@ class Chain:
         self._segments = segments_of(functions, DICTS, paces=paces)
 
     def run(self, batch: pa.RecordBatch, known: Known = UNTRACKED) -> ChainResult:
-        """Run ``batch`` through the functions; an `Exception` of one fails its record and goes no further.
+        """Run ``batch`` through the functions; what one raises fails its record and goes no further.
 
         ``known`` is what functions may ask of its rows (`ftlayer.functions.current`).
-
-        What is no `Exception` (`KeyboardInterrupt`, `SystemExit`), and `MemoryError`, cannot be pinned on a
-        record and goes up: the task fails.
         """
         done = ChainResult([], [])
         with running(known, self._row):

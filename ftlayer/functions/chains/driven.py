@@ -16,7 +16,6 @@ from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.fused import has_run
 from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing, unhashable
 from ftlayer.functions.conversion import DICTS, VALUES, Form, column_of, python_values
-from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
 from ftlayer.functions.plain import PLAIN_CODES, array_of, codes_of
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.dict_tables import finds_as_dict, logged_lookup
@@ -84,8 +83,7 @@ def driver_of(
         codes,
         bytes(field.nullable for field in schema),
         tuple(sys.intern(name) for name in schema.names) if are_dicts else None,
-        (MemoryError,) if log is None else (MemoryError, StateSerializationError),
-        FAILS_RECORD if log is None else FAILS_RECORD_UNDONE,
+        () if log is None else (StateSerializationError,),
         log.entries if log is not None and logs else None,
         NAN,
     )

@@ -17,7 +17,7 @@ from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
 from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import VALUES
-from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE, RowFailure, failure_of
+from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.keyed import Key, Timers
 from ftlayer.functions.outcome import I64, SideOutput, failed_rows, without_rows
 from ftlayer.functions.process import LAST_WATERMARK_MS
@@ -80,8 +80,7 @@ class Firing:
         self.step = operator.step
         self.log = log
         self._on_timer: Callable[[int, Any], Any] = operator.function.on_timer
-        self._fails = FAILS_RECORD if log is None else FAILS_RECORD_UNDONE
-        self._ends = (MemoryError,) if log is None else (MemoryError, StateSerializationError)
+        self._ends = () if log is None else (StateSerializationError,)
 
     def event(self, watermark_ms: int) -> OperatorTimers:
         """Return what the watermark has reached, in the order of time.
@@ -120,7 +119,7 @@ class Firing:
             results = list(results_of(self._on_timer(time_ms, context)))
         except self._ends:
             raise
-        except self._fails as error:
+        except BaseException as error:
             traced = log is None or log.traced
             failure = failure_of(place, self.step.uid, error, self.step.rules, traced=traced)
             if log is None:

@@ -49,7 +49,6 @@ from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.prepared import PreparedStep, Processing, Reducing, unhashable
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import Form
-from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.dict_tables import logged_lookup
 from ftlayer.functions.undo.log import UndoLog
@@ -83,11 +82,11 @@ def is_one_to_one(steps: Sequence[PreparedStep]) -> bool:
 def fuse(
     steps: Sequence[PreparedStep], form: Form, *, checked: bool = False, log: UndoLog | None = None
 ) -> Fused:
-    """Return the loop over ``steps``. `MemoryError`, and what is not of `FAILS_RECORD`, goes through it.
+    """Return the loop over ``steps``.
 
     With ``checked``, an `Exception` in the place of a record fails it as if the first function had raised it. With
-    ``log`` the changes of a record that fails can be taken back before the next one's turn, by ``fail``; what is of
-    `FAILS_RECORD_UNDONE` fails it then, and a `StateSerializationError` goes through.
+    ``log`` the changes of a record that fails can be taken back before the next one's turn, by ``fail``, and a
+    `StateSerializationError` goes through.
     """
     body = _Body(steps)
     single = is_one_to_one(steps)
@@ -102,9 +101,8 @@ def fuse(
         "        try:",
         *(["            if isinstance(r0, Exception):", "                raise r0"] if checked else []),
         *body.lines,
-        f"        except {'MemoryError' if log is None else '(MemoryError, StateSerializationError)'}:",
-        "            raise",
-        "        except FAILS as error:",
+        *([] if log is None else ["        except StateSerializationError:", "            raise"]),
+        "        except BaseException as error:",
         *([] if single else ["            del out[before:]"]),
         # A generator is closed now: what it does on its way out belongs to this record.
         *(["            x = None"] if log is not None else []),
@@ -114,7 +112,6 @@ def fuse(
     ]
     names = {
         **body.names,
-        "FAILS": FAILS_RECORD if log is None else FAILS_RECORD_UNDONE,
         "NAN": NAN,
         "StateSerializationError": StateSerializationError,
         "has_run": has_run,

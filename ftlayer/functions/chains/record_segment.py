@@ -29,7 +29,7 @@ from ftlayer.functions.conversion import (
     schema_text,
     text_of,
 )
-from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
 from ftlayer.functions.fitting import convert
 from ftlayer.functions.outcome import I64, SegmentOutcome
 from ftlayer.functions.plain import PLAIN_CODES
@@ -249,7 +249,8 @@ class _SegmentRun:
 
         def fail(place: int, step: int, error: BaseException, mark: int) -> None:
             if step < 0:  # As if the first function had raised it.
-                step, error = 0, records_in_form(rows.slice(place, 1), segment._form)[0]
+                (said,) = records_in_form(rows.slice(place, 1), segment._form)
+                step, error = 0, said if isinstance(said, Exception) else error
             self._fail(first + place, step, error, mark)
 
         schema, array = rows.__arrow_c_array__()
@@ -259,9 +260,8 @@ class _SegmentRun:
         """Return columns of results as a batch; None if some do not fit, which are to be found among the records."""
         try:
             return batch_of(columns, rows, self._segment._schema)
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001 - anything may be among what a user's function returned
+        except BaseException as error:  # noqa: BLE001 - anything may be among what a user's function returned
+            raise_signalled(error)
             return None
 
     def _took(self, driven: Driven) -> None:
@@ -325,7 +325,7 @@ class _SegmentRun:
         rules = self._segment._maker_rules
         parents = self._parents[self._converted : len(self._counts)]
 
-        def misfit(place: int, error: Exception) -> None:
+        def misfit(place: int, error: BaseException) -> None:
             said = TypeError(
                 f"what {uid!r} returned does not fit its schema ({schema_text(schema)}): {text_of(error)}; "
                 f"{form.expected(schema)}"

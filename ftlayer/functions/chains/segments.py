@@ -17,7 +17,7 @@ from ftlayer.functions.chains.prepared import PreparedStep
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.window_segment import Windowing, WindowSegment
 from ftlayer.functions.conversion import Form
-from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE, RowFailure
+from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_rows, without_rows
 from ftlayer.functions.steps import MapAsync, MapBatches, RecordStep
 from ftlayer.functions.undo.log import UndoLog
@@ -66,10 +66,9 @@ def _alone(step: BatchStep, form: Form, paces: Mapping[str, RateLimiter], log: U
         return AggregateSegment(step, log)
     if isinstance(step, Windowing):
         return WindowSegment(step, log)
-    fails = FAILS_RECORD if log is None else FAILS_RECORD_UNDONE
     if isinstance(step, MapBatches):
-        return BatchSegment(step, fails)
-    return AsyncSegment(step, form, paces.get(step.uid), fails)
+        return BatchSegment(step)
+    return AsyncSegment(step, form, paces.get(step.uid))
 
 
 def _paced(step: PreparedStep, paces: Mapping[str, RateLimiter]) -> PreparedStep:

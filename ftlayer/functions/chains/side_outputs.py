@@ -38,7 +38,7 @@ def _converted(
     parents: I64,
     refuse: Callable[[RowFailure], None],
 ) -> SideOutput:
-    def misfit(place: int, error: Exception) -> None:
+    def misfit(place: int, error: BaseException) -> None:
         said = TypeError(
             f"what {step.uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): {text_of(error)}"
         )

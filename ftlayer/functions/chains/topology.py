@@ -33,9 +33,9 @@ from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.retiming import gives_times, taken_off
 from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
 from ftlayer.functions.chains.window_segment import WindowSegment
-from ftlayer.functions.conversion import VALUES, concat
+from ftlayer.functions.conversion import VALUES, concat, text_of
 from ftlayer.functions.current import UNTRACKED, running
-from ftlayer.functions.failures import RowFailure
+from ftlayer.functions.failures import RowFailure, raise_signalled
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.outcome import I64, SegmentOutcome, failed_rows
 from ftlayer.functions.process import uses_timers
@@ -90,8 +90,7 @@ class TopologyChain:
     All or nothing for each input row: if a function raises for it, or for what came of it, it has no outputs.
     State is not taken back with one exception: a reduce keeps its aggregate if a function right behind it (none
     of a batch at a time between, no flat_map before it) raises. What a process function has set, and the timers,
-    stay. `MemoryError`, and what is no `Exception`, goes up: no record is to blame. With a log a `SystemExit` fails
-    its record like an `Exception`.
+    stay.
     """
 
     def __init__(
@@ -148,8 +147,9 @@ class TopologyChain:
             except FTLayerError as error:
                 error.operator = error.operator or uid
                 raise
-            except Exception as error:
-                failed = JobError(f"open() of {uid!r} raised {type(error).__name__}: {error}")
+            except BaseException as error:
+                raise_signalled(error)
+                failed = JobError(f"open() of {uid!r} raised {type(error).__name__}: {text_of(error)}")
                 failed.operator = uid
                 raise failed from error
 

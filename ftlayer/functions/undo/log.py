@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from ftlayer.errors import StateSerializationError
+from ftlayer.functions.conversion import text_of
 from ftlayer.functions.values import is_immutable, private_copy
 
 Restore = Callable[[Any, Any], object]
@@ -97,11 +98,12 @@ class UndoLog:
             return
         try:
             copy = private_copy(value)
-        except Exception as error:
+        except BaseException as error:
             raise StateSerializationError(
                 f"the state of the key {key!r:.100} holds a {type(value).__name__} that cannot be copied "
-                f"({type(error).__name__}: {error}), so what a failing record does to it could not be taken back; "
-                "keep values that can be copied, or say in_place=False where the function changes none in place"
+                f"({type(error).__name__}: {text_of(error)}), so what a failing record does to it could not be "
+                "taken back; keep values that can be copied, or say in_place=False where the function changes none "
+                "in place"
             ) from error
         self._copied[where] = len(self.entries)
         self.add((restore, key, copy))

@@ -19,6 +19,7 @@ from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, JobError
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.conversion import text_of
+from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.writers import call_write
 from ftlayer.runtime.connectors.rejecting import RowRejections
 from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
@@ -212,7 +213,8 @@ class CommittingWriterBody:
             except RowsRejected as rejected:
                 batches, more = self._without(batches, rejected)
                 letters += more
-            except Exception as error:
+            except BaseException as error:
+                raise_signalled(error)
                 raise self._failed(error) from error
             else:
                 self._put(checkpoint, message)
@@ -235,14 +237,15 @@ class CommittingWriterBody:
             # From the error that no restart mends: the job ends by it.
             raise self._failed(error) from error
 
-    def _failed(self, error: Exception) -> JobError:
+    def _failed(self, error: BaseException) -> JobError:
         return JobError(f"sink {self._uid!r}: write failed: {type(error).__name__}: {text_of(error)}")
 
     def _put(self, checkpoint: int | None, message: Any) -> None:
         """Keep a message; one that cannot travel is aborted, and that it cannot is raised."""
         try:
             sealed = seal(message, self._key)
-        except Exception as error:
+        except BaseException as error:
+            raise_signalled(error)
             self._abort([message], checkpoint or 0)
             raise JobError(
                 f"sink {self._uid!r}: its message cannot be sent to the driver: {text_of(error)}"
@@ -275,7 +278,8 @@ class CommittingWriterBody:
     def _abort(self, messages: list[Any], checkpoint: int) -> None:
         try:
             self._writer.abort(messages, checkpoint)
-        except Exception:
+        except BaseException as error:
+            raise_signalled(error)
             # No one is left to tell.
             logger.warning(
                 "sink %r: abort of what was written for checkpoint %d failed; it may have left something behind",

@@ -16,6 +16,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.conversion import concat
+from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
@@ -195,14 +196,15 @@ class WriterSinkBody:
         try:
             message = call_write(self._writer, [rows], self._spark_schema)
             call_commit(self._writer, [message], number)
-        except Exception:
+        except BaseException:
             self._abort(message, number)
             raise
 
     def _abort(self, message: Any, number: int) -> None:
         try:
             self._writer.abort([message], number)
-        except Exception:
+        except BaseException as error:
+            raise_signalled(error)
             # The rows fail by what made the abort necessary.
             logger.warning(
                 "sink %r (run %s): abort of batch %d failed; it may have left something behind",

@@ -23,6 +23,8 @@ from ftlayer.errors import (
     PeerUnreachableError,
     SourceError,
 )
+from ftlayer.functions.conversion import text_of
+from ftlayer.functions.failures import raise_signalled
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import lasting
 from ftlayer.runtime.connectors.lane import BatchLimits
@@ -104,7 +106,8 @@ def _run_instance(slot: _Slot) -> bool:
     """Run one instance of a slot; whether another one is to follow in this process."""
     try:
         return slot.run()
-    except (Exception, MemoryError) as error:  # noqa: BLE001 - told to the coordinator, who judges it
+    except BaseException as error:  # noqa: BLE001 - told to the coordinator, who judges it
+        raise_signalled(error)
         slot.fail(error)
         return slot.outlives(error)
     finally:
@@ -184,7 +187,7 @@ class _Slot:
         logger.error("slot %s fails", self._order.slot, exc_info=error)
         final = lasting(error)
         said = error if final is None else final
-        reason = str(said) if isinstance(said, FTLayerError) else f"{type(said).__name__}: {said}"
+        reason = str(said) if isinstance(said, FTLayerError) else f"{type(said).__name__}: {text_of(said)}"
         trace = "".join(traceback.format_exception(error))
         unreachable = isinstance(error, PeerUnreachableError)
         damaged = self._mode.damaged(error)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ftlayer.circuit import CircuitStatus
 from ftlayer.clock import Now
+from ftlayer.functions.failures import raise_signalled
 from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import (
@@ -134,7 +135,8 @@ class ChainTask:
         if opened:
             try:
                 self._pipeline.close()
-            except Exception:
+            except BaseException as error:
+                raise_signalled(error)
                 logger.warning("%r does not close cleanly; it starts again", self.uid, exc_info=True)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.functions.conversion import VALUES, concat, text_of, to_batch
-from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.task.lineages import BoolArray
 from ftlayer.topology.operators import Join
@@ -51,8 +51,7 @@ def pair_up(
     """Call the function for ``left[left_of[i]]`` and ``right[right_of[i]]``, for each i, and count in ``calls``.
 
     Where it raises, or returns what does not fit the schema, both records fail, and no pair of theirs gives a
-    result any more; a record that Python cannot hold (an `Exception` in its place) fails alone. `MemoryError`,
-    and what is no `Exception`, goes up.
+    result any more; a record that Python cannot hold (an `Exception` in its place) fails alone.
 
     Records of the side ``acknowledged`` (0: left, 1: right) do not fail: their other pairs give results. With one
     of them that Python cannot hold, no pair gives one, and nothing fails.
@@ -63,7 +62,7 @@ def pair_up(
     failed_right: dict[int, RowFailure] = {}
     function = operator.function
 
-    def fail(a: int, b: int, error: Exception, *, ours: bool = True, theirs: bool = True) -> None:
+    def fail(a: int, b: int, error: BaseException, *, ours: bool = True, theirs: bool = True) -> None:
         ours, theirs = ours and acknowledged != 0, theirs and acknowledged != 1
         if not (ours or theirs):
             return
@@ -86,26 +85,22 @@ def pair_up(
             try:
                 results.append(function(x, y))
                 pairs.append(pair)
-            except MemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever a user's function raises fails its records
+            except BaseException as error:  # noqa: BLE001 - whatever a user's function raises fails its records
                 fail(a, b, error)
 
     kept: I64Array = np.array(pairs, np.int64)
     try:
         payload = to_batch(results, operator.schema, VALUES)
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - anything may be among what a user's function returned
+    except BaseException as error:  # noqa: BLE001 - anything may be among what a user's function returned
+        raise_signalled(error)
         good = []
         fits = np.zeros(len(results), np.bool_)
         for place, (pair, result) in enumerate(zip(pairs, results, strict=True)):
             try:
                 good.append(to_batch([result], operator.schema, VALUES))
                 fits[place] = True
-            except MemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
+                raise_signalled(error)
                 misfit = TypeError(
                     f"what {operator.uid!r} returned does not fit its schema: {text_of(error)}; "
                     f"{VALUES.expected(operator.schema)}"

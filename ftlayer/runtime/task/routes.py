@@ -122,7 +122,7 @@ def _outdated(stored: I32Array, partitioner: Partitioner, *, edited: bool) -> I6
 
 def _numbers(
     partitioner: Partitioner, payload: pa.RecordBatch, channels: int
-) -> tuple[I32Array, list[tuple[int, Exception]]]:
+) -> tuple[I32Array, list[tuple[int, BaseException]]]:
     """Return what is stored with rows for an edge, and what its function raises."""
     if isinstance(partitioner, Custom):
         return partitioner.route(payload, channels)

@@ -31,7 +31,7 @@ def words_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def error_of_sink(error: Exception, sink: str) -> FTLayerError:
+def error_of_sink(error: BaseException, sink: str) -> FTLayerError:
     """Return the error to raise from what a sink has raised: it names the sink and the class.
 
     It is of the same class if that is one of ftlayer's, or derives from one, else a `QueryError`. What starting again

@@ -64,7 +64,7 @@ class BatchFunctionSink:
                     f"sink(…, tagged=True), and name them by their column {ROW_TAG!r}"
                 ) from rejected
             return rejections(rejected, self.operator, self.rules)
-        except Exception as error:
+        except BaseException as error:
             raise error_of_sink(error, f"{self.query}: sink {self.operator!r}") from error
         check_ran(returned, f"sink {self.operator!r}")
         return ()
@@ -82,7 +82,7 @@ class EmitSink:
         """Call the function with the rows and their carriers."""
         try:
             returned = self.function(result.emitted_rows(self.column, incarnation), batch)
-        except Exception as error:
+        except BaseException as error:
             raise error_of_sink(error, f"{self.query}: the function of emit") from error
         check_ran(returned, "emit: the function")
         return ()
@@ -118,7 +118,7 @@ class BatchWriterSink:
                 failures += rejected
             if not failures:
                 call_commit(self.writer, messages, batch)
-        except Exception as error:
+        except BaseException as error:
             self.writer.abort(messages, batch)
             raise error_of_sink(error, f"{self.query}: writer {self.operator!r}") from error
         if failures:

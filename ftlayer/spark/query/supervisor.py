@@ -110,7 +110,7 @@ class QuerySupervisor:
         self._lock = threading.Lock()
         self._current: _QueryRun | None = None
         self.error: BaseException | None = None
-        self._batch_error: Exception | None = None
+        self._batch_error: BaseException | None = None
         self.restarts = 0
         self.last_failure = ""
         self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
@@ -227,7 +227,7 @@ class QuerySupervisor:
         """Whether the run under way was told to stop."""
         return self._stopping.is_set() or (self._drain_until is not None and not self._drains)
 
-    def note_failure(self, error: Exception) -> None:
+    def note_failure(self, error: BaseException) -> None:
         """Take note of what made a batch fail, before Spark turns it into text (called by the batches)."""
         self._batch_error = error
 
@@ -321,7 +321,7 @@ class QuerySupervisor:
         finally:
             run.over.set()
 
-    def _wait_to_restart(self, error: Exception) -> bool:
+    def _wait_to_restart(self, error: BaseException) -> bool:
         """Wait as the strategy says; False (and the error noted) if the query is not to start again."""
         error, self._batch_error = self._batch_error or error, None
         if _spark_is_gone():

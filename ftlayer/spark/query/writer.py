@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ftlayer.checks import check_instance, check_known, check_text, known_options, shown
 from ftlayer.circuit import CircuitStatus
-from ftlayer.errors import CheckpointMismatchError, ConfigError
+from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.jobs.local_board import local_announcer
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
-from ftlayer.spark.batch.raised import StoppedError, hide_stops
+from ftlayer.spark.batch.raised import StoppedError, hide_stops, words_of
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
 from ftlayer.spark.deliveries.source import FORMAT, DeliveryOptions, DeliverySource
@@ -288,11 +288,13 @@ class TrackedWriter:
                 gate = None if circuits is None else QueryGate(circuits, lambda: supervisor.interrupted, tell)
                 batches = BatchProtocol(mark.query, opened.epoch, client.call, runner, watch, gate)
                 report = batches.process(batch)
-            except Exception as error:
+            except BaseException as error:
                 supervisor.note_failure(error)
                 if supervisor.interrupted:
                     # From None: Spark's regular expression for a stop overflows the stack over a long text.
                     raise StoppedError(self._name) from None
+                if not isinstance(error, Exception):  # Py4J would not come back from it.
+                    raise QueryError(f"{self._name}: {words_of(error)}") from error
                 raise
             report = log.through(replace(report, query=self._name), time.time_ns() // 1_000_000)
             supervisor.report(report)

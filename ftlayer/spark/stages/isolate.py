@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,11 @@ from ftlayer.functions.conversion import text_of
 TRIES_ALONE = 2
 """A record alone in its process gets this many tries before it is called a killer: the first death
 may have been another's doing (memory)."""
+
+POLL_MS = 50
+"""How often a child that says nothing is looked for: whether it has died, while others keep its pipe open."""
+
+_LENGTH = 8
 
 
 def run_isolated(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult]) -> ChainResult:
@@ -55,9 +61,10 @@ def _in_child(
         os.close(reading)
         _child(batch, run, writing)
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        data = pipe.read()
-    _, status = os.waitpid(child, 0)
+    try:
+        data, status = _received(reading, child)
+    finally:
+        os.close(reading)
     if os.WIFSIGNALED(status):
         return None, f"signal {_name(os.WTERMSIG(status))}"
     if os.WEXITSTATUS(status) or not data:
@@ -66,6 +73,32 @@ def _in_child(
     if isinstance(outcome, BaseException):
         raise outcome
     return _from_wire(outcome), ""
+
+
+def _received(reading: int, child: int) -> tuple[bytes, int]:
+    """Return what the child has said, b"" where that is not whole, and how it ended.
+
+    Its length says where the message ends: a process that a function has forked may keep the pipe's end, and the end
+    of file never comes. So it does not where the child dies.
+    """
+    poller = select.poll()
+    poller.register(reading, select.POLLIN)
+    data, wanted, status = bytearray(), _LENGTH, None
+    while len(data) < wanted:
+        if poller.poll(POLL_MS if status is None else 0):
+            part = os.read(reading, 1 << 20)
+            if not part:
+                break
+            data += part
+            if len(data) >= _LENGTH:
+                wanted = _LENGTH + int.from_bytes(data[:_LENGTH], "big")
+        elif status is not None:
+            break
+        elif (ended := os.waitpid(child, os.WNOHANG))[0]:
+            status = ended[1]
+    if status is None:
+        _, status = os.waitpid(child, 0)
+    return bytes(data[_LENGTH:]) if len(data) == wanted else b"", status
 
 
 def _name(number: int) -> str:
@@ -94,7 +127,7 @@ def _child(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult], 
     except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises it
         data = _pickled(error)
     with os.fdopen(writing, "wb") as pipe:
-        pipe.write(data)
+        pipe.write(len(data).to_bytes(_LENGTH, "big") + data)
     os._exit(0)
 
 
@@ -110,7 +143,7 @@ def _pickled(error: BaseException) -> bytes:
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # noqa: BLE001 - a class may fail in any way at being pickled
+    except BaseException:  # noqa: BLE001 - a class may fail in any way at being pickled
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))
     return data
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,13 +19,14 @@ from stage_chains import V, first_failures, ints, rows_out, run_chain, run_funct
 
 from ftlayer.errors import QueryError
 from ftlayer.failures import FailException
+from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.chains.chain import (
     MAX_REASON,
     MAX_TRACEBACK,
     ROW_TAG,
     failure_of,
 )
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
 
 # ---------------------------------------------------------------- batch functions
 
@@ -84,23 +91,122 @@ def test_culprits_of_a_batch_are_found_in_few_calls() -> None:
     assert calls <= 2 * math.ceil(math.log2(1_000)) + 1
 
 
-# ---------------------------------------------------------------- what cannot be pinned on a record
+# ---------------------------------------------------------------- what is no Exception
 
 
-@pytest.mark.parametrize("error", [MemoryError, SystemExit, KeyboardInterrupt, GeneratorExit])
-@pytest.mark.parametrize("kind", ["map", "flat_map", "filter", "arrow"])
-def test_errors_that_are_no_records_fault_go_up(error: type[BaseException], kind: str) -> None:
+class PanicException(BaseException):
+    """As extensions in Rust raise it."""
+
+    def __str__(self) -> str:
+        raise SystemExit("not even its text")
+
+    def __reduce__(self) -> Any:
+        raise KeyboardInterrupt
+
+
+NO_EXCEPTIONS = [
+    PanicException(),
+    MemoryError("m"),
+    SystemExit(3),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    asyncio.CancelledError(),
+    BaseExceptionGroup("g", [KeyboardInterrupt(), ValueError()]),
+]
+
+
+@pytest.mark.parametrize("error", NO_EXCEPTIONS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "kind", ["map", "flat_map", "late", "filter", "arrow", "result", "async", "async task"]
+)
+def test_whatever_a_function_raises_fails_its_record(error: BaseException, kind: str) -> None:
     def function(record: Any) -> Any:
-        raise error
+        if 2 in (record.column(0).to_pylist() if isinstance(record, pa.RecordBatch) else [record["v"]]):
+            raise error
+        return [record] if kind == "flat_map" else record
+
+    def late(record: Any) -> Iterator[Any]:
+        yield record
+        yield function(record)
+
+    class Result(dict[str, Any]):
+        def get(self, *_: Any) -> Any:
+            return function({"v": self["v"]})["v"]
+
+        def __getitem__(self, name: str) -> Any:
+            return self.get() if sys._getframe(1).f_code.co_name != "get" else super().__getitem__(name)
+
+    async def called(record: Any) -> Any:
+        return function(record)
+
+    async def in_task(record: Any) -> Any:
+        return await asyncio.create_task(called(record))
 
     step: Any = {
         "map": Map("o", function, V),
         "flat_map": FlatMap("o", function, V),
+        "late": FlatMap("o", late, V),
         "filter": Filter("o", function, V),
         "arrow": MapBatches("o", function, V, "arrow", False),
+        "result": Map("o", lambda record: Result(record), V),
+        "async": MapAsync("o", called, V, 2, 60_000),
+        "async task": MapAsync("o", in_task, V, 2, 60_000),
     }[kind]
-    with pytest.raises(error):
-        run_chain(ints([1, 2]), [step])
+    result = run_chain(ints([1, 2, 3]), [step])
+    assert first_failures(result) == {1: "o"}
+    said = "TypeError: what 'o' returned" if kind == "result" else type(error).__name__
+    assert result.failures[0].reason.startswith(said)
+    assert {row for row, _ in rows_out(result)} == {0, 2}
+
+
+def interrupted(n: int) -> int:
+    os.kill(os.getpid(), signal.SIGINT)
+    return sum(range(n))
+
+
+def made_of_it(n: int) -> int:
+    try:
+        return interrupted(n)
+    finally:
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize("function", [interrupted, made_of_it])
+@pytest.mark.parametrize("handler", [signal.default_int_handler, lambda *_: sys.exit(4)])
+@pytest.mark.parametrize("kind", ["map", "flat_map", "arrow", "sink", "timer"])
+def test_what_a_signals_handler_raises_ends_the_process(
+    function: Callable[[int], int], handler: Any, kind: str
+) -> None:
+    def call(record: Any) -> Any:
+        function(10_000)
+        return [record] if kind == "flat_map" else record
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):  # noqa: PT012
+            if kind == "sink":
+                settle("o", ints([1, 2]), call)
+            elif kind == "timer":
+                failure_of(0, "o", raised_by(call))
+            else:
+                step = {"map": Map, "flat_map": FlatMap}.get(kind)
+                steps = [MapBatches("o", call, V, "arrow", False) if step is None else step("o", call, V)]
+                run_chain(ints([1, 2]), steps)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def raised_by(function: Callable[[Any], Any]) -> BaseException:
+    try:
+        function(1)
+    except BaseException as error:  # noqa: BLE001 - it is what is asked for
+        return error
+    raise AssertionError
+
+
+def test_in_another_thread_no_handler_runs() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(failure_of, 0, "o", KeyboardInterrupt()).result().reason == "KeyboardInterrupt: "
 
 
 # ---------------------------------------------------------------- reasons and tracebacks

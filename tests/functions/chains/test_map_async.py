@@ -151,13 +151,6 @@ def test_it_may_ask_for_a_later_try() -> None:
     assert failure.after_ms == 30_000
 
 
-@pytest.mark.parametrize("error", [MemoryError("full"), SystemExit(3), KeyboardInterrupt()])
-def test_what_no_record_is_to_blame_for_goes_up_and_the_next_batch_runs(error: BaseException) -> None:
-    with pytest.raises(type(error)):
-        run(raises(error), [0, 1, 2])
-    assert values_out(run(raises(error), [0, 2])) == [0, 2]
-
-
 def test_a_result_that_does_not_fit_fails_its_record() -> None:
     async def bends_ones(record: dict[str, int]) -> Any:
         return {"v": "x"} if record["v"] == 1 else record

@@ -98,18 +98,6 @@ def test_calls_that_fail_count() -> None:
     assert tried == [250, 500, 750, 1_000]
 
 
-def test_a_fatal_error_does_not_wait_for_the_other_calls() -> None:
-    clock = Clock()
-
-    async def full(record: Any) -> Any:
-        raise MemoryError
-
-    chain = Chain([MapAsync("full", full, V, 200, 60_000, rate_limit=0.1)], clock.pace)
-    with pytest.raises(MemoryError):
-        chain.run(ints(200))
-    assert clock.now_ms < 3 * 10_000
-
-
 def test_the_wait_is_no_part_of_the_time_that_a_call_may_take() -> None:
     clock = Clock()
 

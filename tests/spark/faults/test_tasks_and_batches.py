@@ -58,9 +58,9 @@ def test_tasks_that_fail_on_their_first_attempt_after_half_of_the_rows(
         if context.attemptNumber() == 0 and number == "100":
             Path(seen, file).touch()
             if file == "0":
-                raise MemoryError
+                os._exit(3)
             if file == "1":
-                raise SystemExit(3)
+                os.kill(os.getpid(), signal.SIGABRT)
             os.kill(os.getpid(), signal.SIGKILL)
         if random.random() < 0.005:
             raise RuntimeError("another one in each attempt")

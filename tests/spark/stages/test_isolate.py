@@ -174,36 +174,54 @@ class PickyError(BaseException):
 def test_what_cannot_be_pinned_on_a_record_is_raised_here(
     error: BaseException, raised: type[BaseException], said: str
 ) -> None:
-    def function(record: Any) -> Any:
+    def run(batch: pa.RecordBatch) -> ChainResult:
         raise error
 
     with pytest.raises(raised, match=said):
-        isolated(ints([1, 2, 3]), function)
+        run_isolated(ints([1, 2, 3]), run)
 
 
 @pytest.mark.parametrize(("code", "said"), [(None, "0"), (0, "0"), (4, "4"), ("a text", "1"), (-1, "255")])
-def test_a_record_whose_function_exits_is_found(code: Any, said: str) -> None:
-    def function(record: dict[str, Any]) -> dict[str, Any]:
-        if record["v"] == 1:
+def test_a_run_that_exits_is_found(code: Any, said: str) -> None:
+    def run(batch: pa.RecordBatch) -> ChainResult:
+        if 1 in batch.column("v").to_pylist():
             raise SystemExit(code)
-        return record
+        return run_chain(batch, [Map("m", lambda record: record, V)])
 
-    result = isolated(ints([0, 1, 2]), function)
+    result = run_isolated(ints([0, 1, 2]), run)
     assert rows_out(result) == [(0, 0), (2, 2)]
     (failure,) = result.failures
     assert (failure.row, failure.fatal) == (1, True)
     assert f"exit code {said})" in failure.reason
 
 
-def test_an_exception_that_cannot_be_pickled_is_raised_as_its_text() -> None:
-    class LocalError(BaseException):
-        pass
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("bytes_out", [0, 1 << 20])
+def test_a_process_that_a_function_has_forked_keeps_the_pipe_and_holds_nothing_up(
+    tmp_path: Path, dies: bool, bytes_out: int
+) -> None:
+    schema = pa.schema([("v", pa.int64()), ("text", pa.string())])
 
-    def function(record: Any) -> Any:
-        raise LocalError("here")
+    def function(record: dict[str, Any]) -> dict[str, Any]:
+        if record["v"] == 1:
+            helper = os.fork()
+            if helper == 0:
+                signal.pause()
+            with Path(tmp_path, "helpers").open("a") as file:
+                print(helper, file=file)
+            if dies:
+                os._exit(7)
+        return {"v": record["v"], "text": "x" * bytes_out}
 
-    with pytest.raises(RuntimeError, match="LocalError: here"):
-        isolated(ints([1]), function)
+    try:
+        result = run_isolated(ints([0, 1, 2]), lambda batch: run_chain(batch, [Map("m", function, schema)]))
+    finally:
+        for helper in Path(tmp_path, "helpers").read_text().split():
+            os.kill(int(helper), signal.SIGKILL)
+    assert {failure.row for failure in result.failures} == ({1} if dies else set())
+    rows = [value for batch, _ in result.batches for value in batch.column("v").to_pylist()]
+    assert rows == ([0, 2] if dies else [0, 1, 2])
+    assert all("exit code 7" in failure.reason for failure in result.failures)
 
 
 def test_batch_functions_that_kill() -> None:
