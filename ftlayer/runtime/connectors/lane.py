@@ -20,6 +20,7 @@ from ftlayer.config import MIB
 from ftlayer.runtime.connectors.filling import Filling, PlainFilling, RecordFilling
 from ftlayer.runtime.connectors.positions import PositionChain
 from ftlayer.runtime.connectors.rows import RowMaker, slices
+from ftlayer.runtime.protocol.elements import Splits
 from ftlayer.runtime.task.events import SourceRows
 
 READY_BATCHES = 2
@@ -48,12 +49,25 @@ class BatchLimits:
     waits: bool = True
 
 
+class OpenSplits:
+    """The splits of one range that a subtask reads in turns, behind the ``done`` ones of ranges before it."""
+
+    def __init__(self, splits: Iterable[int], done: Iterable[int] = ()) -> None:
+        found = tuple(splits)
+        self.now = Splits(found, tuple(split for split in done if split not in found), endless=False)
+
+    def end(self, split: int, *, empty: bool) -> None:
+        """One was read to its end."""
+        self.now = self.now.without(split, empty=empty)
+
+
 class SplitProgress:
     """How far a split has been read, and the `SourceRows` that say so.
 
     ``position_of(rows, done)`` is what the vertex keeps when ``rows`` of its rows are accepted. ``tells_done``:
     the end of the split is told with its last rows, or behind them with a batch of no rows. With ``offsets``, their
     column and the split's first one, ``rows`` counts offsets: a gap between rows is counted with the row behind it.
+    ``beside``: those that are read in turns, this one among them, which goes by the name ``split`` there.
     """
 
     def __init__(
@@ -66,7 +80,11 @@ class SplitProgress:
         *,
         tells_done: bool,
         offsets: tuple[str, int] | None = None,
+        beside: OpenSplits | None = None,
+        split: int | None = None,
     ) -> None:
+        self._beside = beside
+        self._split = number if split is None else split
         self.tells_done = tells_done
         self._offsets = offsets
         self._partition = partition
@@ -87,7 +105,12 @@ class SplitProgress:
             if self._rows - first != payload.num_rows:
                 places = payload.column(column).to_numpy().astype(np.int64) - start
         position = self._chain.advance(self._partition, self._position_of(self._rows, done))
-        return SourceRows(self._partition, self._number, first, payload, position, places, done)
+        splits = None if self._beside is None else self._beside.now
+        if done and self._beside is not None:
+            self._beside.end(self._split, empty=not self._rows)
+        return SourceRows(
+            self._partition, self._number, first, payload, position, places, done, splits, self._split
+        )
 
 
 class LaneClosedError(Exception):
@@ -104,7 +127,7 @@ class _Open:
 
 
 class PartitionLane:
-    """Rows of one split after another. `pump` belongs to the lane's thread, all else to the loop's.
+    """Rows of splits, one after another or in turns. `pump` and `pieces` belong to its thread, all else to the loop's.
 
     ``wake`` is called, from the lane's thread, when there is something to `take`, a `due_ms`, or an end.
     """
@@ -186,7 +209,15 @@ class PartitionLane:
             self._wake()
 
     def pump(self, items: Iterable[Any], split: SplitProgress) -> None:
-        """Read a split to its end. Raises `LaneClosedError`, and what the iterator raises behind its last rows."""
+        """Read a split to its end, as `pieces` does."""
+        for _ in self.pieces(items, split):
+            pass
+
+    def pieces(self, items: Iterable[Any], split: SplitProgress) -> Iterator[None]:
+        """Read a split to its end, a batch at a time: others may have their turn between two of them.
+
+        Raises `LaneClosedError`, and what the iterator raises behind its last rows.
+        """
         iterator = iter(items)
         rows: list[Any] = []
         while True:
@@ -198,11 +229,13 @@ class PartitionLane:
                     if first.num_rows:
                         for part in self._parts(self._maker.checked(first)):
                             self._put(split, part)
+                        yield
                     continue
                 rows = [first]
             rows, ended = self._collect(split, rows, iterator)
             if ended:
                 return
+            yield
         if split.tells_done:
             self._put(split, self._maker.empty(), done=True)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 from ftlayer.errors import SourceError
 from ftlayer.functions.conversion import text_of
-from ftlayer.runtime.connectors.lane import BatchLimits, PartitionLane, SplitProgress
+from ftlayer.runtime.connectors.lane import BatchLimits, OpenSplits, PartitionLane, SplitProgress
 from ftlayer.runtime.connectors.offset_reader import read_split
 from ftlayer.runtime.connectors.positions import (
     PositionChain,
@@ -24,14 +28,20 @@ from ftlayer.runtime.connectors.positions import (
 from ftlayer.runtime.connectors.push import PushReader
 from ftlayer.runtime.connectors.queue_reader import QueueSourceReader
 from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker, skipped
+from ftlayer.runtime.protocol.elements import NAMED_SPLIT, Splits
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.protocol.sealed import unseal
 from ftlayer.runtime.task.events import SourceRows, TakenRows
 from ftlayer.topology.operators import IterableSource, QueueSource, ReaderSource, Source
 from ftlayer.topology.queues import Member
 
+MOST_IN_TURN = 16
+"""A subtask reads as many splits of a range in turns; another one begins when one ends. Each may need a connection."""
+
 # Splits of one range; with the number of the range above it, a split's number is unique in a source.
 _SPLIT_BITS = 20
+
+_END = object()
 
 
 class SourceReader(Protocol):
@@ -129,10 +139,12 @@ class IterableReader:
         """See `SourceReader.take`; the partitions take turns."""
         for turn in range(len(self._lanes)):
             place = (self._next + turn) % len(self._lanes)
-            rows = _take(self._source.uid, self._lanes[place][1], mono_ms)
+            mine, lane = self._lanes[place]
+            rows = _take(self._source.uid, lane, mono_ms)
             if rows is not None:
                 self._next = place + 1
-                return rows
+                going_on = (index for index, lane in self._lanes if index == mine or not lane.ended)
+                return replace(rows, splits=Splits(tuple(going_on)))
         return None
 
     @property
@@ -174,7 +186,7 @@ class IterableReader:
 
 
 class SplitReader:
-    """A subtask of a `ReaderSource`: reads the splits it is assigned, one after the other."""
+    """A subtask of a `ReaderSource`: reads the splits that it is assigned in turns, range by range."""
 
     lag: int | None = None
     """See `SourceReader.lag`; the driver knows."""
@@ -190,7 +202,10 @@ class SplitReader:
         limits: BatchLimits,
         wake: Callable[[], None],
         clock: Callable[[], int] = mono_ms,
+        *,
+        alone: bool = False,
     ) -> None:
+        """``alone``: no other subtask reads splits of this source."""
         assert isinstance(source.connector, ReaderSource)
         self._uid = source.uid
         self._subtask = subtask
@@ -200,8 +215,10 @@ class SplitReader:
         self._key = key
         self._chain = PositionChain(positions)
         self._lane = PartitionLane(SparkRowMaker(source.uid, source.schema), limits, clock, wake)
-        self._todo: queue.SimpleQueue[tuple[AssignSplits, Split] | None] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[AssignSplits | None] = queue.SimpleQueue()
         self._known: tuple[int, set[int]] = (-1, set())
+        self._alone = alone
+        self._read_before: dict[int, None] = {}
 
     def start(self) -> None:
         """See `SourceReader.start`."""
@@ -214,10 +231,10 @@ class SplitReader:
             return
         if self._known[0] != splits.range:
             self._known = splits.range, set()
-        for split in splits.mine:
-            if split.number not in self._known[1]:
-                self._known[1].add(split.number)
-                self._todo.put((splits, split))
+        new = tuple(split for split in splits.mine if split.number not in self._known[1])
+        if new:
+            self._known[1].update(split.number for split in new)
+            self._todo.put(replace(splits, mine=new))
 
     def take(self, mono_ms: int) -> SourceRows | None:
         """See `SourceReader.take`."""
@@ -257,9 +274,37 @@ class SplitReader:
 
     def _read_all(self) -> None:
         while (todo := self._todo.get()) is not None:
-            self._read(*todo)
+            self._read(todo)
 
-    def _read(self, assigned: AssignSplits, split: Split) -> None:
+    def _read(self, assigned: AssignSplits) -> None:
+        waiting = (self._lane.pieces(*begun) for begun in self._progress(assigned))
+        reading = deque(islice(waiting, MOST_IN_TURN))
+        while reading:
+            pieces = reading.popleft()
+            if next(pieces, _END) is not _END:
+                reading.append(pieces)
+            else:
+                reading.extend(islice(waiting, 1))
+
+    def _progress(self, assigned: AssignSplits) -> Iterator[tuple[Iterator[Any], SplitProgress]]:
+        """Return what is to be read of each split, and where it is."""
+        parts = [unseal(split.payload, self._key) for split in assigned.mine]
+        numbers = [assigned.range << _SPLIT_BITS | split.number for split in assigned.mine]
+        names = [
+            number_of_name(part.split) if isinstance(getattr(part, "split", None), str) else number
+            for part, number in zip(parts, numbers, strict=True)
+        ]
+        # Who reads a split of a log depends on which others have records: only one subtask reads all of them for sure.
+        beside = OpenSplits(names, self._read_before)
+        if self._alone:
+            named = (name for name in names if name >= NAMED_SPLIT)
+            self._read_before = dict.fromkeys([*self._read_before, *named])
+        for split, part, number, name in zip(assigned.mine, parts, numbers, names, strict=True):
+            yield self._begin(assigned, split, part, number, name, beside)
+
+    def _begin(
+        self, assigned: AssignSplits, split: Split, part: Any, number: int, name: int, beside: OpenSplits
+    ) -> tuple[Iterator[Any], SplitProgress]:
         rows, done = self._accepted_rows(assigned, split)
 
         def position_of(rows: int, done: bool) -> bytes:
@@ -267,22 +312,28 @@ class SplitReader:
                 assigned.range, assigned.start, assigned.end, assigned.splits, assigned.digest, rows, done
             ).pack()
 
-        number = assigned.range << _SPLIT_BITS | split.number
         key = partition_key(split.number)
         # One that is done is said to be done again: the planner has not heard of it.
         items: Iterator[Any] = iter(())
         offsets = None
         if not done:
-            part = unseal(split.payload, self._key)
             if self._offset_column:
                 offsets = self._offset_column, part.start
                 items = read_split(self._reader, self._reader.behind(part, rows))
             else:
                 items = skipped(read_split(self._reader, part), rows)
         progress = SplitProgress(
-            key, number, rows, self._chain, position_of, tells_done=True, offsets=offsets
+            key,
+            number,
+            rows,
+            self._chain,
+            position_of,
+            tells_done=True,
+            offsets=offsets,
+            beside=beside,
+            split=name,
         )
-        self._lane.pump(items, progress)
+        return items, progress
 
     def _accepted_rows(self, assigned: AssignSplits, split: Split) -> tuple[int, bool]:
         """Return how many rows of a split are accepted, and whether those are all.
@@ -295,6 +346,12 @@ class SplitReader:
             if position.range == assigned.range:
                 return position.rows, position.done
         return split.rows, False
+
+
+def number_of_name(name: str) -> int:
+    """Return the number of a split that has a name: the same in all processes and runs."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return NAMED_SPLIT | int.from_bytes(digest, "little") >> 2
 
 
 def _start_thread(name: str, lane: PartitionLane, work: Callable[[], None]) -> None:
@@ -340,7 +397,7 @@ def open_reader(
     if isinstance(source.connector, IterableSource):
         return IterableReader(source, subtask, parallelism, positions, limits, wake)
     if isinstance(source.connector, ReaderSource):
-        return SplitReader(source, subtask, positions, key, limits, wake)
+        return SplitReader(source, subtask, positions, key, limits, wake, alone=parallelism == 1)
     if isinstance(source.connector, QueueSource):
         member = Member(f"{job}/{source.uid}", subtask, parallelism)
         return QueueSourceReader(source, member, positions, limits, wake, stored=not again)

@@ -32,6 +32,7 @@ from ftlayer.runtime.protocol.elements import (
     Idle,
     LatencyMarker,
     RecordIds,
+    Splits,
     Watermark,
 )
 from ftlayer.topology.job_graph import Channel, JobEdge
@@ -40,14 +41,14 @@ from ftlayer.topology.job_graph import Channel, JobEdge
 # latency marker, or the number of a checkpoint).
 _HEADER = struct.Struct("<BBHIIIIIq")
 HEADER_BYTES = _HEADER.size
-VERSION = 2
+VERSION = 2  # `_SPLIT` and `_SPLITS` came later: nothing that was written before has them.
 
-_BATCH, _WATERMARK, _IDLE, _END, _BARRIER, _CANCEL, _LATENCY = range(7)
+_BATCH, _WATERMARK, _IDLE, _END, _BARRIER, _CANCEL, _LATENCY, _SPLITS = range(8)
 
-_LINEAGE, _OFFSETS, _ORIGINS, _TIMES, _STREAM, _TRIES, _IDS = 1, 2, 4, 8, 16, 32, 64
+_LINEAGE, _OFFSETS, _ORIGINS, _TIMES, _STREAM, _TRIES, _IDS, _SPLIT = 1, 2, 4, 8, 16, 32, 64, 128
 # Without `_IDS`, each record's id is its root.
 _OF_LINEAGE = _OFFSETS | _ORIGINS | _TRIES | _IDS
-_ALL_FLAGS = _LINEAGE | _OF_LINEAGE | _TIMES | _STREAM
+_ALL_FLAGS = _LINEAGE | _OF_LINEAGE | _TIMES | _STREAM | _SPLIT
 
 _PADDING = bytes(8)
 
@@ -57,6 +58,10 @@ _BARRIER_BODY = struct.Struct("<qqBBBB")
 
 # Behind the header of a latency marker: the root; the source's uid follows as UTF-8.
 _LATENCY_BODY = struct.Struct("<Q")
+
+# Behind the header of splits, which has in place of the time how many are open: whether they are endless; the numbers
+# of all of them follow as int64.
+_SPLITS_BODY = struct.Struct("<Q")
 
 _ALIGNMENTS = tuple(Alignment)
 _KINDS = tuple(SnapshotKind)
@@ -88,6 +93,9 @@ class ElementCodec:
                 return _mark(channel, _CANCEL, checkpoint)
             case LatencyMarker(source, wall_ms, root):
                 return _mark(channel, _LATENCY, wall_ms) + _LATENCY_BODY.pack(root) + source.encode()
+            case Splits(first, done, endless):
+                numbers = np.array([*first, *done], np.int64).tobytes()
+                return _mark(channel, _SPLITS, len(first)) + _SPLITS_BODY.pack(endless) + numbers
 
     def decode(self, frame: pa.Buffer) -> tuple[Channel, Element]:
         """Read a frame; arrays and columns are views of it, and cannot be written to.
@@ -141,6 +149,9 @@ class ElementCodec:
         if lineage is not None and lineage.offsets is not None:
             flags |= _OFFSETS
             parts += [_bytes_of(lineage.offsets), _PADDING[: _pad(lineage.offsets.nbytes)]]
+        if batch.split is not None:
+            flags |= _SPLIT
+            parts.append(batch.split.to_bytes(8, "little", signed=True))
         if self._with_schema[edge]:
             flags |= _STREAM
         body = as_message(payload, dictionaries=self._with_schema[edge])
@@ -166,7 +177,7 @@ class ElementCodec:
             )
 
     def _decode_batch(self, frame: pa.Buffer, header: _Header, edge: int) -> Batch:
-        lineage, times, start = _read_arrays(frame, header)
+        lineage, times, split, start = _read_arrays(frame, header)
         if header.number < 0 or start + header.number != frame.size:
             raise CodecError(f"a frame of {frame.size} bytes should have {start} + {header.number}")
         body = frame.slice(start)
@@ -179,7 +190,7 @@ class ElementCodec:
         if payload.num_rows != header.rows:
             raise CodecError(f"a frame of {header.rows} rows has a payload of {payload.num_rows}")
         self._check_schema(edge, payload.schema)
-        return Batch(payload, lineage, times)
+        return Batch(payload, lineage, times, split)
 
 
 def roots_in(frame: pa.Buffer | bytes) -> U64Array:
@@ -233,7 +244,7 @@ class _Header:
         header = cls(*fields)
         if version != VERSION:
             raise CodecError(f"a frame of version {version}; this slot reads version {VERSION}")
-        if header.kind > _LATENCY or header.flags & ~_ALL_FLAGS or (header.kind != _BATCH and header.flags):
+        if header.kind > _SPLITS or header.flags & ~_ALL_FLAGS or (header.kind != _BATCH and header.flags):
             raise CodecError(f"a frame of kind {header.kind} with flags {header.flags:#x} makes no sense")
         if not header.flags & _LINEAGE and header.flags & _OF_LINEAGE:
             raise CodecError("a frame has parts of a lineage and no lineage")
@@ -242,8 +253,8 @@ class _Header:
 
 def _read_arrays(
     frame: pa.Buffer, header: _Header
-) -> tuple[RecordIds | None, npt.NDArray[np.int64] | None, int]:
-    """Return lineage, times, and where the payload begins."""
+) -> tuple[RecordIds | None, npt.NDArray[np.int64] | None, int | None, int]:
+    """Return lineage, times, split, and where the payload begins."""
     rows, ids, flags = header.rows, header.ids, header.flags
     at = HEADER_BYTES
 
@@ -266,7 +277,8 @@ def _read_arrays(
         offsets = take(np.int32, rows + 1) if flags & _OFFSETS else None
         _check_offsets(offsets, rows, ids)
         lineage = RecordIds(roots, record_ids, offsets, origins, tries)
-    return lineage, times, at
+    split = int(take(np.int64, 1)[0]) if flags & _SPLIT else None
+    return lineage, times, split, at
 
 
 def _check_offsets(offsets: npt.NDArray[np.int32] | None, rows: int, ids: int) -> None:
@@ -282,6 +294,8 @@ def _decode_mark(frame: pa.Buffer, header: _Header) -> Element:
         return _unpack_barrier(header.number, frame.slice(HEADER_BYTES))
     if header.kind == _LATENCY:
         return _unpack_latency(header.number, frame.slice(HEADER_BYTES))
+    if header.kind == _SPLITS:
+        return _unpack_splits(header.number, frame.slice(HEADER_BYTES))
     if frame.size != HEADER_BYTES:
         raise CodecError(f"a mark has {HEADER_BYTES} bytes, not {frame.size}")
     if header.kind == _WATERMARK:
@@ -341,6 +355,15 @@ def _unpack_latency(wall_ms: int, body: pa.Buffer) -> LatencyMarker:
     except UnicodeDecodeError as error:
         raise CodecError(f"the source of a latency marker is not readable ({error})") from None
     return LatencyMarker(source, wall_ms, root)
+
+
+def _unpack_splits(first: int, body: pa.Buffer) -> Splits:
+    count, rest = divmod(body.size - _SPLITS_BODY.size, 8)
+    if count < 0 or rest or not 0 <= first <= count:
+        raise CodecError(f"{body.size} bytes do not hold the numbers of splits, of which {first} are open")
+    numbers = tuple(np.frombuffer(body, "<i8", count, _SPLITS_BODY.size).tolist())
+    (endless,) = _SPLITS_BODY.unpack_from(body)
+    return Splits(numbers[:first], numbers[first:], bool(endless))
 
 
 def _unpack_barrier(checkpoint: int, body: pa.Buffer) -> Barrier:

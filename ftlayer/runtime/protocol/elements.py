@@ -22,12 +22,14 @@ MAX_TIME_MS = 2**63 - 1
 class Batch:
     """n records: the user's columns, their RecordIds (None with FTStatus.OFF), their times (None: none yet).
 
-    ``times`` is int64[n], milliseconds since 1970.
+    ``times`` is int64[n], milliseconds since 1970. ``split``: the number of the split that a source has read them from,
+    where a watermark is made of them; None: they are of none, or of several.
     """
 
     payload: pa.RecordBatch
     lineage: RecordIds | None = None
     times: I64Array | None = None
+    split: int | None = None
 
     @property
     def num_rows(self) -> int:
@@ -48,6 +50,29 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
+class Splits:
+    """The splits that a subtask of a source reads now, by number, of which each holds event time back.
+
+    ``open`` are those that have more records, as far as is known, also if none was read yet, and ``done`` those of
+    which some were read, as far as they go. ``endless``: whether there is more of the open ones shows when it comes.
+    It is part of no checkpoint.
+    """
+
+    open: tuple[int, ...]
+    done: tuple[int, ...] = ()
+    endless: bool = True
+
+    def without(self, split: int, *, empty: bool) -> Splits:
+        """Return them with one that was read to its end; an ``empty`` one holds nothing back."""
+        left = tuple(each for each in self.open if each != split)
+        return Splits(left, self.done if empty else (*self.done, split), self.endless)
+
+
+NAMED_SPLIT = 1 << 62
+"""Numbers of splits from here on are those of names: they stay what they are from range to range."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndOfStream:
     """Nothing comes on this channel any more. Implies `MAX_TIME_MS`."""
 
@@ -64,5 +89,5 @@ class LatencyMarker:
     root: int = 0
 
 
-Mark = Watermark | Idle | EndOfStream | Barrier | CancelMarker | LatencyMarker
+Mark = Watermark | Idle | Splits | EndOfStream | Barrier | CancelMarker | LatencyMarker
 Element = Batch | Mark

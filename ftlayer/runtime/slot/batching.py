@@ -24,7 +24,12 @@ def size_of(batch: Batch) -> int:
 
 
 def can_join(one: Batch, other: Batch) -> bool:
-    """Whether two batches of a channel can be made into one: both have times or neither, and so for lineage."""
+    """Whether two batches of a channel can be made into one: both have times or neither, and so for lineage.
+
+    They are of the same split, too.
+    """
+    if one.split != other.split:
+        return False
     return (one.lineage is None) == (other.lineage is None) and (one.times is None) == (other.times is None)
 
 
@@ -37,6 +42,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
         pa.concat_batches([batch.payload for batch in batches]),
         concat_record_ids(lineages) if lineages else None,
         _concatenated([batch.times for batch in batches if batch.times is not None]),
+        batches[0].split,
     )
 
 
@@ -58,6 +64,7 @@ def rows_of(batch: Batch, start: int, end: int) -> Batch:
         batch.payload.slice(start, end - start),
         None if lineage is None else _lineage_of(lineage, start, end),
         None if batch.times is None else batch.times[start:end],
+        batch.split,
     )
 
 

@@ -19,6 +19,7 @@ from ftlayer.runtime.protocol.elements import (
     EndOfStream,
     Idle,
     LatencyMarker,
+    Splits,
     Watermark,
 )
 from ftlayer.runtime.slot.batching import can_join, cut, joined, size_of
@@ -89,7 +90,7 @@ class RemoteOutput:
         self.window = SendWindow(options.channel_bytes)
         self._small: tuple[Batch, ...] = ()  # replaced, never changed: another thread looks at it
         self._small_rows = self._small_bytes = 0
-        self._mark: Watermark | Idle | EndOfStream | None = None
+        self._mark: Watermark | Idle | Splits | EndOfStream | None = None
 
     @property
     def has_room(self) -> bool:
@@ -165,7 +166,7 @@ class RemoteOutput:
     def reset(self) -> int:
         """Forget everything, for a receiver that begins anew; returns the records that had not been sent.
 
-        The last mark is what the new one has to hear first: a watermark, or an end, is not said a second time.
+        The last mark is what the new one has to hear first: a watermark, splits, or an end, are not said a second time.
         """
         rows = self._small_rows + sum(rows_in(frame) for frame in self.window.reset())
         self.late.clear()

@@ -15,6 +15,7 @@ from ftlayer.runtime.task.chain_rows import ChainRows, WholeBatches
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.companion import ChainCompanion
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.event_time import TimedInputs
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.iteration import HeadTask, LoopGate
 from ftlayer.runtime.task.outlet import Outlet
@@ -75,6 +76,22 @@ class ChainPlan:
         return first.inputs if isinstance(first, CoProcess) else (self.graph.edges_into(self.uid)[0].schema,)
 
     @property
+    def timed(self) -> TimedInputs:
+        """Its channels, save those of replays and feedback."""
+        heads = {edge.number: self.graph.vertex(edge.source).operators[0] for edge in self.graph.edges}
+        edges = [
+            edge
+            for edge in self.graph.edges_into(self.uid)
+            if not edge.feedback and not isinstance(heads[edge.number], Replay)
+        ]
+        mine = [each for edge in edges for each in self.graph.channels(edge) if each.receiver == self.subtask]
+        sources = {edge.number: edge.source for edge in edges if isinstance(heads[edge.number], Source)}
+        return TimedInputs(
+            {channel: sources[channel.edge] for channel in mine if channel.edge in sources},
+            frozenset(channel for channel in mine if channel.edge not in sources),
+        )
+
+    @property
     def sink(self) -> Sink | None:
         """The sink at its end; None: it has outputs."""
         last = self.vertex.operators[-1]
@@ -96,7 +113,8 @@ class ChainPlan:
 
         ``alone``: its records fail alone; None: a record that fails is settled by the chain's handler.
         """
-        pipeline = OperatorChain(self.functions, self.inputs, backend, None if alone is None else alone.log)
+        log = None if alone is None else alone.log
+        pipeline = OperatorChain(self.functions, self.inputs, backend, log, self.timed)
         rows: ChainRows = (
             WholeBatches(pipeline, self.handler, outlet) if alone is None else alone.make(pipeline)
         )

@@ -17,6 +17,7 @@ from ftlayer.runtime.protocol.elements import (
     EndOfStream,
     Idle,
     LatencyMarker,
+    Splits,
     Watermark,
 )
 from ftlayer.runtime.protocol.messages import Readmit
@@ -77,6 +78,7 @@ class ChainTask:
         self._leaving: Watermark | Idle | None = None
         # The last watermark has gone its way; and nothing waits any more behind it, so that this was told.
         self._is_last = self._told_last = False
+        self._generators = [stage.generator for stage in pipeline.stages if stage.generator is not None]
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
         """See `Task.handle`."""
@@ -95,6 +97,8 @@ class ChainTask:
                 if self._closing:
                     return []
                 self._gate.reset(channel)
+                for generator in self._generators:
+                    generator.reset(channel, now.mono_ms)
                 return self.gate_moved(now)
             case Readmit(letters=letters):
                 if self._closing:
@@ -184,12 +188,21 @@ class ChainTask:
         if self._closing:
             return []
         if isinstance(element, Batch):
+            self._pipeline.origin = None if element.split is None else (channel, element.split)
             actions, records = self._take(self._input[channel.edge], element, now), element.num_rows
+            self._pipeline.origin = None
+        elif isinstance(element, Splits):
+            for generator in self._generators:
+                generator.splits(channel, element, now.mono_ms)
+            actions, records = self._event_time_moved(now), 0
         elif isinstance(element, LatencyMarker):
             actions, records = self._outlet.marker(element, now), 0
         else:
             self._gate.mark(channel, element)
-            actions, records = self.gate_moved(now), 0
+            if element == EndOfStream() or element == Watermark(MAX_TIME_MS):
+                for generator in self._generators:
+                    generator.over(channel)
+            actions, records = [*self.gate_moved(now), *self._event_time_moved(now)], 0
         return [*actions, *self._wake(now), *self._hold(now), *self._companion.tend(records, now)]
 
     def _take(self, input: int, batch: Batch, now: Now) -> list[Action]:
@@ -240,11 +253,9 @@ class ChainTask:
         """Say what the chain's own watermarks are now, and fire timers that were set behind a watermark."""
         actions: list[Action] = []
         for place, stage in enumerate(self._pipeline.stages):
-            mark = None if stage.generator is None else stage.generator.mark(now.mono_ms)
-            if mark is not None:
+            while stage.generator is not None and (mark := stage.generator.mark(now.mono_ms)) is not None:
                 actions.extend(self._behind(place, mark, now))
-            else:
-                actions.extend(self._fire(place, now))
+            actions.extend(self._fire(place, now))
         return actions
 
     def _before(self, place: int, mark: Watermark | Idle, now: Now) -> list[Action]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from ftlayer.handler.children import Children
 from ftlayer.handler.handler import Handler
 from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, LatencyMarker, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, LatencyMarker, Splits, Watermark
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.routes import Routes, StoredRouting, ask, asked
 from ftlayer.runtime.task.selection import OutEdge, taken
@@ -152,9 +153,14 @@ class Emitter:
         return PairEmission(sends, children.owed_left, children.owed_right)
 
     def roots(
-        self, payload: pa.RecordBatch, roots: U64Array | None, times: I64Array | None = None, tag: str = ""
+        self,
+        payload: pa.RecordBatch,
+        roots: U64Array | None,
+        times: I64Array | None = None,
+        tag: str = "",
+        split: int | None = None,
     ) -> RootEmission:
-        """Make the batches of rows that are new roots (uint64[n], None when off).
+        """Make the batches of rows that are new roots (uint64[n], None when off), of this ``split`` of a source.
 
         With fault tolerance off: raises `JobError` for what a partitioner function raises.
         """
@@ -177,7 +183,8 @@ class Emitter:
                 # By the twin: the original goes where its replay will, and the key is hashed once.
                 selection = out.select_stored(children, columns[column])
             if payload.num_rows:
-                sends.extend(out.send(payload, children, times, selection))
+                made = out.send(payload, children, times, selection)
+                sends.extend(_of_split(made, split) if out.is_timed and split is not None else made)
         key_hashes = np.stack([columns[column] for column in sorted(columns)], axis=1) if columns else None
         if failures and roots is not None:
             # They owe copies like all others, which are never to be acknowledged.
@@ -225,6 +232,10 @@ class Emitter:
         """Send a mark to all channels of all edges."""
         return [Send(channel, element) for out in self._edges for channel in out.channels]
 
+    def splits(self, splits: Splits) -> list[Send]:
+        """Say which splits a source reads, where watermarks are made of its records."""
+        return [Send(channel, splits) for out in self._edges if out.is_timed for channel in out.channels]
+
     def marker(self, marker: LatencyMarker) -> list[Send]:
         """Send a latency marker by one channel of each edge, in turn; none goes round a loop."""
         self._markers += 1
@@ -260,6 +271,12 @@ def _without(sends: list[Send], roots: U64Array) -> list[Send]:
         if len(rows):
             kept.append(send if len(rows) == batch.num_rows else Send(send.channel, taken(batch, rows)))
     return kept
+
+
+def _of_split(sends: Iterable[Send], split: int) -> Iterator[Send]:
+    for send in sends:
+        assert isinstance(send.element, Batch)
+        yield Send(send.channel, replace(send.element, split=split))
 
 
 def columns_of(key_hashes: I32Array) -> int:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import pyarrow as pa
 
 from ftlayer.records.ids import I64Array
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, NAMED_SPLIT, Idle, Splits, Watermark
+from ftlayer.runtime.task.actions import Send
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.events import SourceRows
+from ftlayer.runtime.task.gate import CombinedWatermark
 from ftlayer.runtime.task.lineages import BoolArray
+from ftlayer.topology.job_graph import Channel
 from ftlayer.topology.operators import AssignWatermarks
 
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
@@ -30,63 +38,214 @@ def times_of(column: pa.Array) -> tuple[I64Array, BoolArray | None]:
     return numbers, nulls
 
 
-class WatermarkGenerator:
-    """The watermark behind one `AssignWatermarks`: bounded disorder, idleness by processing time.
+@dataclass(frozen=True)
+class TimedInputs:
+    """The inputs whose records a `WatermarkGenerator` sees, save replays and feedback.
 
-    ``time_ms`` is the watermark; `MAX_TIME_MS` once the inputs have ended.
+    ``sources`` are channels from sources, with the source's uid; a watermark is made of each of their splits. Of what
+    comes by the ``others`` one is made together.
     """
 
-    def __init__(self, operator: AssignWatermarks) -> None:
+    sources: Mapping[Channel, str]
+    others: frozenset[Channel] = frozenset()
+
+
+NO_INPUTS = TimedInputs({})
+
+# A split of a channel; (channel, None) before it is known which there are, and (None, None) all that is of no split.
+_Part = tuple[Channel | None, int | None]
+_REST: _Part = (None, None)
+
+
+class WatermarkGenerator:
+    """The watermarks behind one `AssignWatermarks`: bounded disorder, idleness by processing time.
+
+    There is one of each split of a source, and the lowest counts (`CombinedWatermark`): one that is not read yet holds
+    it back, since a subtask reads its splits in turns, and none knows of another's time. A split that is known to have
+    more records does not become idle.
+    """
+
+    def __init__(self, operator: AssignWatermarks, inputs: TimedInputs = NO_INPUTS) -> None:
         self.operator = operator
-        self.time_ms = MIN_TIME_MS
+        self._inputs = inputs
         self._disorder = operator.out_of_orderness_ms
         self._idle_ms = operator.idle_ms
-        self._idle = False
-        self._last_ms = 0
-        self._untold = False
+        parts: dict[_Part, bool] = {(channel, None): True for channel in inputs.sources}
+        if inputs.others or not parts:
+            parts[_REST] = True
+        # The parts, and whether each may fall silent; since when it may have.
+        self._may_rest = parts
+        self._since_ms = dict.fromkeys(parts, 0)
+        self._combined = CombinedWatermark(parts)
+        self._over: set[Channel] = set()
+        # The highest time of each split, by source; also of those that are not known to be read here.
+        self._times: dict[tuple[str, int], int] = {}
+
+    @property
+    def time_ms(self) -> int:
+        """The watermark; `MAX_TIME_MS` once the inputs have ended."""
+        return self._combined.time_ms
+
+    @property
+    def reached_ms(self) -> int:
+        """See `CombinedWatermark.reached_ms`."""
+        return self._combined.reached_ms
+
+    @property
+    def times(self) -> dict[str, int]:
+        """The highest times of splits that are read here, or may be, for a checkpoint."""
+        unknown = {self._inputs.sources[part[0]] for part in self._may_rest if part[0] and part[1] is None}
+        read = {(self._inputs.sources[part[0]], part[1]) for part in self._may_rest if part[0]}
+        return {
+            f"{source}#{split}": time
+            for (source, split), time in self._times.items()
+            if split >= NAMED_SPLIT or source in unknown or (source, split) in read
+        }
+
+    def restore(self, time_ms: int, times: Mapping[str, int]) -> None:
+        """Begin where a checkpoint was."""
+        self._combined.restore(time_ms)
+        for name, time in times.items():
+            source, _, split = name.rpartition("#")
+            self._times[source, int(split)] = time
 
     def start(self, mono_ms: int) -> None:
         """Begin to wait for records."""
-        self._last_ms = mono_ms
+        self._since_ms = dict.fromkeys(self._since_ms, mono_ms)
 
-    def observe(self, times: I64Array, fresh: bool, mono_ms: int) -> None:
-        """Note the times of records that came.
+    def splits(self, channel: Channel, splits: Splits, mono_ms: int) -> None:
+        """Take which splits a subtask of a source reads."""
+        source = self._inputs.sources.get(channel)
+        if source is None or channel in self._over:
+            return
+        rests = dict.fromkeys([(channel, split) for split in splits.open], splits.endless)
+        rests |= dict.fromkeys([(channel, split) for split in splits.done], True)
+        if not rests:
+            return
+        gone = [part for part in self._may_rest if part[0] == channel and part not in rests]
+        come: dict[_Part, int] = {
+            part: self._claim(source, part[1]) for part in rests if part not in self._may_rest
+        }
+        for part in gone:
+            del self._may_rest[part], self._since_ms[part]
+            if part[1] is not None and part[1] < NAMED_SPLIT:
+                self._times.pop((source, part[1]), None)
+        for part, may_rest in rests.items():
+            if part in come or may_rest != self._may_rest[part]:
+                self._since_ms[part] = mono_ms
+            self._may_rest[part] = may_rest
+        if gone or come:
+            self._combined.replace(gone, come)
+
+    def reset(self, channel: Channel, mono_ms: int) -> None:
+        """Another sender begins afresh: it holds the watermark back until it says what it reads."""
+        self._over.discard(channel)
+        if channel in self._inputs.sources:
+            gone = [part for part in self._may_rest if part[0] == channel]
+            for part in gone:
+                del self._may_rest[part], self._since_ms[part]
+            part = (channel, None)
+            self._may_rest[part], self._since_ms[part] = True, mono_ms
+            self._combined.replace(gone, {part: MIN_TIME_MS})
+            for other in tuple(self._over):
+                self.over(other)
+
+    def over(self, channel: Channel) -> None:
+        """Nothing new comes on a channel any more. That all is over comes by `end`, when the chain is ready for it."""
+        self._over.add(channel)
+        if channel in self._inputs.sources:
+            ended = [part for part in self._may_rest if part[0] == channel]
+        else:
+            ended = [_REST] if _REST in self._may_rest and self._over >= self._inputs.others else []
+        if not all(part in ended or self._combined.is_over(part) for part in self._may_rest):
+            for part in ended:
+                self._combined.end(part)
+
+    def observe(
+        self, times: I64Array, fresh: bool, mono_ms: int, origin: tuple[Channel, int] | None = None
+    ) -> None:
+        """Note the times of records that came, from a split of a channel where there is an ``origin``.
 
         Replays alone (not ``fresh``) may raise the watermark, as they would have on their first way, but they
-        do not end idleness: an old record must not make others wait.
+        do not end idleness: an old record must not make others wait. Nor does what is of no known split raise it beside
+        several.
         """
         if not len(times):
             return
-        highest = max(int(times.max()) - self._disorder, MIN_TIME_MS)
-        advanced = highest > self.time_ms
-        if advanced:
-            self.time_ms = highest
+        highest = int(times.max())
+        source = self._inputs.sources.get(origin[0]) if origin is not None and fresh else None
+        if source is not None and origin is not None:
+            key = source, origin[1]
+            self._times[key] = max(highest, self._times.get(key, MIN_TIME_MS))
+            part: _Part = origin
+        elif _REST in self._may_rest:
+            part = _REST
+        else:
+            part = next(iter(self._may_rest))
+            if len(self._may_rest) > 1:
+                return
+        if part not in self._may_rest:
+            return
+        claimed = self._combined.claimed(part)
+        time_ms = min(max(highest - self._disorder, MIN_TIME_MS), MAX_TIME_MS - 1)
         if fresh:
-            self._last_ms = mono_ms
-        if advanced or (fresh and self._idle):
-            self._untold = True
-            self._idle = False
+            self._since_ms[part] = mono_ms
+        if fresh or time_ms > claimed:
+            self._combined.watermark(part, time_ms)
 
     def end(self) -> None:
         """Nothing new comes any more."""
-        self.time_ms = MAX_TIME_MS
-        self._untold = True
-        self._idle = False
+        for part in self._may_rest:
+            self._combined.end(part)
 
     def mark(self, mono_ms: int) -> Watermark | Idle | None:
         """Return what is to be said now, once; None: nothing."""
-        if self._untold:
-            self._untold = False
-            return Watermark(self.time_ms)
         due = self.due_ms
         if due is not None and mono_ms >= due:
-            self._idle = True
-            return Idle()
-        return None
+            for part, since_ms in self._resting_since():
+                if mono_ms >= since_ms + (self._idle_ms or 0):
+                    self._combined.become_idle(part)
+        return self._combined.news()
 
     @property
     def due_ms(self) -> int | None:
-        """The monotone time (ms) at which this becomes idle; None: never."""
-        if self._idle_ms is None or self._idle or self.time_ms == MAX_TIME_MS:
+        """The monotone time (ms) at which something becomes idle; None: never."""
+        if self._idle_ms is None or self.time_ms == MAX_TIME_MS:
             return None
-        return self._last_ms + self._idle_ms
+        since_ms = min((since for _, since in self._resting_since()), default=None)
+        return None if since_ms is None else since_ms + self._idle_ms
+
+    def _resting_since(self) -> list[tuple[_Part, int]]:
+        return [
+            (part, self._since_ms[part])
+            for part, may_rest in self._may_rest.items()
+            if may_rest and not self._combined.is_idle(part) and not self._combined.is_over(part)
+        ]
+
+    def _claim(self, source: str, split: int | None) -> int:
+        time = MIN_TIME_MS if split is None else self._times.get((source, split), MIN_TIME_MS)
+        return max(time - self._disorder, MIN_TIME_MS)
+
+
+class SplitMarks:
+    """What a source's subtask says of its splits where watermarks are made of its records."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._emitter = emitter
+        self._told: Splits | None = None
+
+    def around(self, rows: SourceRows, sends: list[Send]) -> list[Send]:
+        """Return the batches of these rows with what is to be said before and behind them."""
+        splits = rows.splits or Splits((rows.in_time,))
+        found = [*self._say(splits), *sends]
+        if rows.ends:
+            found += self._say(
+                splits.without(rows.in_time, empty=not rows.first_ordinal + rows.payload.num_rows)
+            )
+        return found
+
+    def _say(self, splits: Splits) -> list[Send]:
+        if splits == self._told:
+            return []
+        self._told = splits
+        return self._emitter.splits(splits)

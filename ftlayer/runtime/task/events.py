@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import I64Array
-from ftlayer.runtime.protocol.elements import Element
+from ftlayer.runtime.protocol.elements import Element, Splits
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
     EndReplays,
@@ -73,7 +73,8 @@ class SourceRows:
     ``partition`` names the split over restarts, ``number`` is a small number of it within this run, and
     ``first_ordinal`` counts the rows this run has read of it before: both go into the root ids.
     ``position`` None: the source cannot rewind. ``places``, int64[n], ascending, is what each row's ordinal is where
-    they have gaps; None: they follow each other. ``ends``: the split ends behind them.
+    they have gaps; None: they follow each other. ``ends``: the split ends behind them. ``splits``: those that are read
+    now, this one among them, which is called ``split`` there; None: this one alone, by its number.
     """
 
     partition: str
@@ -83,6 +84,13 @@ class SourceRows:
     position: SourcePosition | None
     places: I64Array | None = None
     ends: bool = False
+    splits: Splits | None = None
+    split: int | None = None
+
+    @property
+    def in_time(self) -> int:
+        """The split, as watermarks know it."""
+        return self.number if self.split is None else self.split
 
     @property
     def span(self) -> int:

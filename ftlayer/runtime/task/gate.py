@@ -7,7 +7,7 @@ in event time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
@@ -37,15 +37,39 @@ class CombinedWatermark(Generic[K]):
 
     Attributes:
         time_ms: the watermark; it never goes back.
+        reached_ms: the highest one before `MAX_TIME_MS`.
         idle: no part holds it back, and at least one may go on later.
     """
 
     def __init__(self, parts: Iterable[K] = ()) -> None:
-        self.time_ms = MIN_TIME_MS
+        self.time_ms = self.reached_ms = MIN_TIME_MS
         self.idle = False
         self._claims: dict[K, _Claim] = {part: _Claim() for part in parts}
         self._told_ms = MIN_TIME_MS
         self._told_idle = False
+
+    def restore(self, time_ms: int) -> None:
+        """Begin at a time that was reached before."""
+        self.time_ms = self.reached_ms = time_ms
+
+    def replace(self, gone: Iterable[K], come: Mapping[K, int]) -> None:
+        """Let parts take the place of others; each of them holds the watermark back at its time."""
+        for part in gone:
+            del self._claims[part]
+        self._claims.update((part, _Claim(time_ms)) for part, time_ms in come.items())
+        self._update()
+
+    def claimed(self, part: K) -> int:
+        """Return how far a part has come."""
+        return self._claims[part].time_ms
+
+    def is_idle(self, part: K) -> bool:
+        """Whether a part is idle."""
+        return self._claims[part].idle
+
+    def is_over(self, part: K) -> bool:
+        """Whether nothing more comes of a part."""
+        return self._claims[part].over
 
     def watermark(self, part: K, time_ms: int) -> None:
         """Take a part's watermark; one that is lower than what it said before counts for nothing."""
@@ -64,6 +88,12 @@ class CombinedWatermark(Generic[K]):
         if claim is not None and not claim.ended:
             claim.idle = True
             self._update()
+
+    def end(self, part: K) -> None:
+        """Nothing more comes of a part."""
+        claim = self._claims[part]
+        claim.over = claim.ended = True
+        self._update()
 
     def news(self) -> Watermark | Idle | None:
         """Return what is to be said downstream since the last call. The end of idleness is a watermark, too."""
@@ -85,6 +115,8 @@ class CombinedWatermark(Generic[K]):
         else:
             time_ms = max(claim.time_ms for claim in claims) if going_on else MAX_TIME_MS
         self.time_ms = max(self.time_ms, time_ms)
+        if self.time_ms < MAX_TIME_MS:
+            self.reached_ms = self.time_ms
 
 
 class StatusWatermarkValve(CombinedWatermark[Channel]):
@@ -125,14 +157,13 @@ class StatusWatermarkValve(CombinedWatermark[Channel]):
             case EndOfStream():
                 self.end(channel)
 
-    def end(self, channel: Channel) -> None:
+    def end(self, part: Channel) -> None:
         """Take a channel's end."""
-        if channel in self._replays:
-            self._replays[channel] = True
+        if part in self._replays:
+            self._replays[part] = True
+            self._update()
         else:
-            claim = self._claims[channel]
-            claim.over = claim.ended = True
-        self._update()
+            super().end(part)
 
     def reset(self, channel: Channel) -> None:
         """Forget what a channel said: it is open, and holds the watermark back until it says how far it is."""

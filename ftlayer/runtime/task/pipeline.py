@@ -24,7 +24,9 @@ from ftlayer.functions.outcome import failed_rows
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.protocol.elements import MIN_TIME_MS
-from ftlayer.runtime.task.event_time import WatermarkGenerator, times_of
+from ftlayer.runtime.task.event_time import NO_INPUTS, TimedInputs, WatermarkGenerator, times_of
+from ftlayer.topology.facts import has_timers
+from ftlayer.topology.job_graph import Channel
 from ftlayer.topology.operators import AssignWatermarks
 
 
@@ -107,18 +109,26 @@ class OperatorChain:
         inputs: Sequence[pa.Schema],
         backend: Backend,
         log: UndoLog | None = None,
+        timed: TimedInputs = NO_INPUTS,
     ) -> None:
-        """``inputs`` are the schemas of what the first operator takes; ``log`` as in `TopologyChain`.
+        """``inputs`` are the schemas of what the first operator takes, ``timed`` its channels; ``log`` as in
+        `TopologyChain`.
 
         Raises what `TopologyChain` raises.
         """
         self._log = log
+        # The channel and the split that a batch comes from which goes through; None: that is not known.
+        self.origin: tuple[Channel, int] | None = None
         cuts = [place for place, operator in enumerate(operators) if isinstance(operator, AssignWatermarks)]
         self.stages: list[ChainStage] = []
         self._running: tuple[TopologyChain, I64Array] | None = None
         for start, end in zip([0, *cuts], [*cuts, len(operators)], strict=True):
             first = operators[start] if start < end else None
-            generator = WatermarkGenerator(first) if isinstance(first, AssignWatermarks) else None
+            generator = None
+            if isinstance(first, AssignWatermarks):
+                # What timers emit is of no split.
+                from_splits = not any(has_timers(operator) for operator in operators[:start])
+                generator = WatermarkGenerator(first, timed if from_splits else NO_INPUTS)
             if generator is None and start == end and cuts:
                 continue  # the chain begins with an AssignWatermarks
             functions = [op for op in operators[start:end] if not isinstance(op, AssignWatermarks)]
@@ -294,7 +304,7 @@ class OperatorChain:
         if stage.generator is not None and not stage.chain.begins_at(enters):
             rows = self._timed(stage.generator, rows, passed.failures)
             if rows.times is not None:
-                stage.generator.observe(rows.times, fresh, now.mono_ms)
+                stage.generator.observe(rows.times, fresh, now.mono_ms, self.origin)
         with ExitStack() as stack:
             # What timers put out has no row of a batch to name.
             self._running = None if known is None else (stage.chain, rows.parents)

@@ -25,7 +25,7 @@ from ftlayer.records.kernels import native
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.actions import Send
 from ftlayer.topology.job_graph import JobEdge, JobGraph
-from ftlayer.topology.operators import Replay
+from ftlayer.topology.operators import AssignWatermarks, Replay
 
 
 class OutEdge:
@@ -37,6 +37,7 @@ class OutEdge:
         selects: whether different rows go to different channels, so that a selection is needed.
         receivers: the subtasks that the edge leads to.
         copies_once: whether each row goes to one channel.
+        is_timed: whether watermarks are made of its records where it leads to.
     """
 
     def __init__(self, graph: JobGraph, edge: JobEdge, subtask: int) -> None:
@@ -48,6 +49,9 @@ class OutEdge:
         self.copies_once = len(self.channels) == 1 or self.selects
         self._is_replay = isinstance(graph.vertex(edge.source).operators[0], Replay)
         self.receivers = graph.vertex(edge.target).parallelism
+        self.is_timed = any(
+            isinstance(each, AssignWatermarks) for each in graph.vertex(edge.target).operators
+        )
         self._subtask = subtask
         self._sent = 0
 
@@ -138,4 +142,5 @@ def taken(batch: Batch, rows: I64Array) -> Batch:
         pc.take(batch.payload, pa.array(rows), boundscheck=False),
         None if batch.lineage is None else batch.lineage.take(rows),
         None if batch.times is None else batch.times[rows],
+        batch.split,
     )

@@ -12,6 +12,7 @@ from ftlayer.runtime.task.chain_plan import ChainPlan
 from ftlayer.runtime.task.companion import NoCompanion
 from ftlayer.runtime.task.contract import ReplayTask, Task
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.runtime.task.events import SourceOver, SourceRows, TaskEvent, TaskStart, TimeCame, refused
 from ftlayer.runtime.task.latency import SourceMarkers
 from ftlayer.runtime.task.mode import OpenSink
@@ -65,13 +66,17 @@ class UntrackedSourceTask:
         self.subtask = subtask
         self._emitter = Emitter(graph, uid, subtask, handler)
         self._markers = SourceMarkers(self._emitter, uid)
+        self._splits = SplitMarks(self._emitter)
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
         """See `Task.handle`."""
         match event:
             case SourceRows():
-                sends = self._emitter.roots(event.payload, None).sends
-                return [*sends, *self._markers.behind(event.payload.num_rows, now)]
+                sends = self._emitter.roots(event.payload, None, split=event.in_time).sends
+                return [
+                    *self._splits.around(event, sends),
+                    *self._markers.behind(event.payload.num_rows, now),
+                ]
             case SourceOver():
                 return [*self._emitter.mark(EndOfStream()), TaskEnded()]
             case TaskStart() | TimeCame():

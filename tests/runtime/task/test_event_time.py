@@ -1,17 +1,41 @@
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate, chain
+from random import Random
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
-from ftlayer.runtime.task.event_time import WatermarkGenerator, times_of
-from ftlayer.topology.operators import AssignWatermarks
+from ftlayer.clock import Now
+from ftlayer.functions.steps import Map
+from ftlayer.partitioning.partitioners import Forward, Rebalance
+from ftlayer.runtime.connectors.lane import OpenSplits, SplitProgress
+from ftlayer.runtime.connectors.positions import PositionChain
+from ftlayer.runtime.protocol.channel_frames import ElementCodec
+from ftlayer.runtime.protocol.elements import (
+    MAX_TIME_MS,
+    MIN_TIME_MS,
+    Batch,
+    Element,
+    Idle,
+    Splits,
+    Watermark,
+)
+from ftlayer.runtime.task.actions import Send
+from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.event_time import TimedInputs, WatermarkGenerator, times_of
+from ftlayer.runtime.task.events import ElementCame, SourceOver, SourceRows, TaskStart
+from ftlayer.runtime.task.untracked import UntrackedTaskMode
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import AssignWatermarks, FunctionSink, IterableSource, Sink, Source
 
+NOW = Now(0, 0)
 SCHEMA = pa.schema([("at", pa.int64())])
 
 
@@ -99,3 +123,156 @@ def test_the_end_is_said_even_when_idle():
     assert made.due_ms is None
     made.observe(times(5), fresh=False, mono_ms=20)
     assert made.mark(100) is None
+
+
+# ---------------------------------------------------------------- several splits
+
+SOURCE = Source("source", IterableSource(()), SCHEMA)
+
+
+def graph_of(senders: int, receivers: int, *, mapped: bool) -> JobGraph:
+    before = (Map("map", lambda at: at, SCHEMA),) if mapped else ()
+    chain = (*before, AssignWatermarks("times", "at", 3, None, SCHEMA))
+    sink = JobVertex("sink", (Sink("sink", FunctionSink(print), SCHEMA),), 1)
+    heads = JobVertex("source", (SOURCE,), senders), JobVertex(chain[0].uid, chain, receivers)
+    edges = (
+        JobEdge(0, "source", chain[0].uid, 0, Forward() if senders == receivers else Rebalance(), SCHEMA),
+        JobEdge(1, chain[0].uid, "sink", 0, Rebalance(), SCHEMA),
+    )
+    return JobGraph("job", (*heads, sink), edges, tracked=False)
+
+
+class SplitsInTurns:
+    """Source subtasks that read ranges of splits, and chains behind them, in an order that is drawn.
+
+    Of each split records are at most 3 ms out of order, and each range has some.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        receivers = random.randint(1, 2)
+        self.graph = graph_of(random.randint(1, 2), receivers, mapped=random.random() < 0.5)
+        self.chain = self.graph.vertices[1].uid
+        mode = UntrackedTaskMode(None)
+        self.senders = [
+            build_task(self.graph, "source", each, mode) for each in range(self.graph.vertices[0].parallelism)
+        ]
+        self.receivers = [build_task(self.graph, self.chain, each, mode) for each in range(receivers)]
+        self.channels = {channel: deque() for channel in self.graph.channels(self.graph.edges[0])}
+        self.reached = [MIN_TIME_MS] * receivers
+        self.came: list[int] = []
+        self.late: list[int] = []
+        for receiver, task in enumerate(self.receivers):
+            self.take(receiver, task.handle(TaskStart(), NOW))
+
+    def range(self, begins: dict[int, int], number: int) -> Iterator[SourceRows]:
+        """Read a range of splits, each of which goes on from the time where it is."""
+        beside = OpenSplits(number << 20 | split for split in begins)
+        left = {}
+        for split in begins:
+            steps = [self.random.randint(0, 40) for _ in range(self.random.randint(1, 8))]
+            moments = list(accumulate(steps, initial=begins[split]))[1:]
+            left[split] = [moment - self.random.randint(0, 3) for moment in moments]
+            begins[split] = max(moments, default=begins[split])
+        progress = {
+            split: SplitProgress(
+                f"p{split}",
+                number << 20 | split,
+                0,
+                PositionChain({}),
+                lambda rows, done: b"",
+                tells_done=True,
+                beside=beside,
+            )
+            for split in begins
+        }
+        while progress:
+            split = self.random.choice(sorted(progress))
+            most = self.random.randint(1, 4)
+            now, left[split] = left[split][:most], left[split][most:]
+            done = not left[split] and (not now or self.random.random() < 0.5)
+            self.came += now
+            yield progress[split].advance(pa.record_batch([pa.array(now, pa.int64())], SCHEMA), done=done)
+            if done:
+                del progress[split]
+
+    def send(self, actions: list[object]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self.channels[action.channel].append(action.element)
+
+    def deliver(self, some: bool = True) -> None:
+        while waiting := [channel for channel, elements in self.channels.items() if elements]:
+            if some and self.random.random() < 0.5:
+                return
+            channel = self.random.choice(waiting)
+            element = through_the_wire(self.graph, channel, self.channels[channel].popleft())
+            self.take(
+                channel.receiver, self.receivers[channel.receiver].handle(ElementCame(channel, element), NOW)
+            )
+
+    def take(self, receiver: int, actions: list[object]) -> None:
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.element, Watermark):
+                self.reached[receiver] = action.element.time_ms
+            elif isinstance(action, Send) and isinstance(action.element, Batch):
+                times = action.element.times.tolist()
+                self.late += [time for time in times if time < self.reached[receiver]]
+
+
+def through_the_wire(graph: JobGraph, channel: Channel, element: Element) -> Element:
+    codec = ElementCodec(graph.edges)
+    return codec.decode(pa.py_buffer(codec.encode(channel, element)))[1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_no_record_of_a_split_in_order_is_late_whatever_others_are_read_before_it(random):
+    world = SplitsInTurns(random)
+    begins = [
+        dict.fromkeys(range(sender, random.randint(1, 4), len(world.senders)), 0)
+        for sender in range(len(world.senders))
+    ]
+    for own in begins:
+        for split in own:
+            own[split] = random.randint(0, 1_000)
+    readers = {
+        sender: chain(*(world.range(own, number) for number in range(1, 3)))
+        for sender, own in enumerate(begins)
+    }
+    while readers:
+        sender = random.choice(sorted(readers))
+        rows = next(readers[sender], None)
+        if rows is None:
+            world.send(world.senders[sender].handle(SourceOver(), NOW))
+            del readers[sender]
+        else:
+            world.send(world.senders[sender].handle(rows, NOW))
+        world.deliver()
+    world.deliver(some=False)
+    assert world.late == []
+    assert world.reached == [MAX_TIME_MS] * len(world.receivers)
+
+
+def test_the_watermark_is_the_lowest_of_the_splits_and_one_that_is_not_read_holds_it():
+    channel = Channel(0, 0, 0)
+    made = WatermarkGenerator(AssignWatermarks("w", "at", 0, 100, SCHEMA), TimedInputs({channel: "source"}))
+    made.start(0)
+    made.splits(channel, Splits((1, 2), endless=False), 0)
+    made.observe(times(50, 900), True, 0, (channel, 1))
+    assert made.mark(0) is None
+    made.observe(times(20), True, 0, (channel, 2))
+    assert made.mark(0) == Watermark(20)
+    # There is more of the second one: it does not become idle before that is read.
+    assert made.due_ms is None
+    made.splits(channel, Splits((2,), (1,), endless=False), 0)
+    assert made.mark(100) is None
+    made.splits(channel, Splits((), (2, 1), endless=False), 150)
+    made.observe(times(30), True, 150, (channel, 2))
+    assert made.mark(150) == Watermark(30)
+    # Both fall silent, which is as far as either has come.
+    assert [made.mark(250), made.mark(250)] == [Watermark(900), Idle()]
+    made.splits(channel, Splits((3, 4), endless=False), 300)
+    assert made.mark(300) == Watermark(900)
+    made.observe(times(950), True, 300, (channel, 3))
+    assert made.mark(300) is None

@@ -22,6 +22,7 @@ from ftlayer.runtime.acker_mode.task.replay_buffer import BufferedRange, ReplayB
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.task.actions import Action, CallRanges, FailRoots, PersistRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.runtime.task.events import (
     RangesAnswered,
     RangesLost,
@@ -95,6 +96,7 @@ class RangeSourceTask:
         self._holder = holder
         self._emitter = Emitter(graph, uid, subtask, handler)
         self._markers = SourceMarkers(self._emitter, uid)
+        self._splits = SplitMarks(self._emitter)
         self._buffers: dict[str, ReplayBuffer] = {name: ReplayBuffer(uid, name) for name in known}
         self._held_back: deque[SourceRows] = deque()  # for a partition that is being taken over
         self._untaken: set[str] = set(known)
@@ -175,7 +177,7 @@ class RangeSourceTask:
             buffer = self._buffers[partition.partition]
             self._untaken.discard(partition.partition)
             for kept in buffer.taken_over(partition):
-                actions += self._register(buffer, kept, now, wanted=True)
+                actions += self._register(buffer, kept, now)
         waiting, self._held_back = self._held_back, deque()
         for rows in waiting:
             actions += self._read(rows, now)
@@ -226,14 +228,18 @@ class RangeSourceTask:
             new.span,
             digest_of(payload),
         )
-        return [*actions, *self._register(buffer, BufferedRange(facts, payload), now)]
+        return [*actions, *self._register(buffer, BufferedRange(facts, payload), now, new)]
 
     def _register(
-        self, buffer: ReplayBuffer, kept: BufferedRange, now: Now, *, wanted: bool = False
+        self,
+        buffer: ReplayBuffer,
+        kept: BufferedRange,
+        now: Now,
+        rows: SourceRows | None = None,
     ) -> list[Action]:
         """Make roots of the rows, and have them registered behind what is registered already.
 
-        ``wanted``: they went out before, and go out again by replays.
+        ``rows`` None: they went out before, are wanted, and go out again by replays.
         """
         facts = kept.facts
         if facts.start != buffer.head:
@@ -243,7 +249,7 @@ class RangeSourceTask:
         if among is None:
             raise ProtocolError(f"source {self.uid!r} registers rows only with fault tolerance on")
         roots = among.ids()
-        emission = self._emitter.roots(kept.payload, roots)
+        emission = self._emitter.roots(kept.payload, roots, split=None if rows is None else rows.in_time)
         kept.key_hashes = emission.key_hashes
         buffer.add(kept)
         call = Register(
@@ -254,13 +260,13 @@ class RangeSourceTask:
             self._holder,
             self._incarnation,
             emission.ids,
-            wanted=wanted,
+            wanted=rows is None,
         )
-        if wanted:
+        if rows is None:
             self._asked.append(_Asked(kept, buffer, roots, [], ()))
         else:
             markers = self._markers.behind(n, now, int(roots[-1]) if n else 0)
-            sends = [*emission.sends, *markers]
+            sends = [*self._splits.around(rows, emission.sends), *markers]
             self._asked.append(_Asked(kept, buffer, roots, sends, failures_of(roots, emission.failures)))
         self._publish()
         return [PersistRoots(self._first_ticket + len(self._asked) - 1, call)]

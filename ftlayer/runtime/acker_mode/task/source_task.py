@@ -14,6 +14,7 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.task.actions import Action, FailRoots, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.runtime.task.events import (
     RowsPersisted,
     SourceOver,
@@ -50,6 +51,7 @@ class PersistingSourceTask:
         self._handler = handler
         self._emitter = Emitter(graph, uid, subtask, handler)
         self._markers = SourceMarkers(self._emitter, uid)
+        self._splits = SplitMarks(self._emitter)
         self._unsent: deque[_Unsent] = deque()
         self._first_ticket = 1  # of the first in `_unsent`
         self._held: tuple[U64Array, ...] = ()
@@ -78,7 +80,7 @@ class PersistingSourceTask:
         if among is None:
             raise ProtocolError(f"source {self.uid!r} persists rows only with fault tolerance on")
         roots = among.ids()
-        emission = self._emitter.roots(rows.payload, roots)
+        emission = self._emitter.roots(rows.payload, roots, split=rows.in_time)
         call = persister.persist(
             self._stream,
             rows.payload,
@@ -90,7 +92,7 @@ class PersistingSourceTask:
         )
         # It is as old as the rows, which wait for the vertex first.
         markers = self._markers.behind(n, now, int(roots[-1]) if n else 0)
-        sends = [*emission.sends, *markers]
+        sends = [*self._splits.around(rows, emission.sends), *markers]
         self._unsent.append(_Unsent(roots, sends, failures_of(roots, emission.failures)))
         self._publish()
         return [PersistRoots(self._first_ticket + len(self._unsent) - 1, call)]

@@ -158,7 +158,7 @@ def _kept(graph: JobGraph, batch: Batch, edge: JobEdge, subtask: int, keep: str)
     rows = OutgoingRows(batch.payload, np.empty(0, np.uint64))
     mine = edge.partitioner.select(rows, graph.vertex(edge.target).parallelism) == subtask
     times = None if batch.times is None else batch.times[mine]
-    return Batch(batch.payload.filter(pa.array(mine)), None, times)
+    return Batch(batch.payload.filter(pa.array(mine)), None, times, batch.split)
 
 
 def _no_such(channel: Channel, part: InFlight) -> IncompatibleCheckpointError:

@@ -16,6 +16,7 @@ from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Watermar
 from ftlayer.runtime.protocol.messages import EndTasks
 from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.runtime.task.events import SourceOver, SourceRows, TaskEvent, TaskStart, TimeCame, refused
 from ftlayer.runtime.task.latency import SourceMarkers
 from ftlayer.topology.job_graph import JobGraph
@@ -37,6 +38,7 @@ class CheckpointedSourceTask:
         self.subtask = subtask
         self._emitter = Emitter(graph, uid, subtask, handler)
         self._markers = SourceMarkers(self._emitter, uid)
+        self._splits = SplitMarks(self._emitter)
         parallelism = graph.vertex(uid).parallelism
         self._positions = {
             partition: position
@@ -63,8 +65,8 @@ class CheckpointedSourceTask:
         if rows.position is None:
             raise SourceError(f"source {self.uid!r} cannot rewind: it gives no positions to restore it from")
         self._positions[rows.position.partition] = rows.position.end
-        sends = self._emitter.roots(rows.payload, None).sends
-        return [*sends, *self._markers.behind(rows.payload.num_rows, now)]
+        sends = self._emitter.roots(rows.payload, None, split=rows.in_time).sends
+        return [*self._splits.around(rows, sends), *self._markers.behind(rows.payload.num_rows, now)]
 
     def held_roots(self) -> U64Array:
         """Nothing is held."""

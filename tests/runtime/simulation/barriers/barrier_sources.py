@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from queue import Empty
 from typing import Any
 
@@ -96,12 +95,11 @@ class StepSplitReader(SplitReader):
         self._lane = StepLane(world, self, SparkRowMaker(source.uid, source.schema), limits)  # type: ignore[assignment]
 
     def begin_split(self) -> bool:
-        """Begin the next split that was assigned, `Empty` for none yet; return False behind the last one."""
+        """Begin the splits that were assigned next, `Empty` for none yet; return False behind the last ones."""
         todo = self._todo.get_nowait()
-        if todo is None:
-            return False
-        self._read(*todo)
-        return True
+        if todo is not None:
+            self._lane.splits = [(list(items), split) for items, split in self._progress(todo)]  # type: ignore[attr-defined]
+        return todo is not None
 
     def start(self) -> None:
         pass
@@ -114,24 +112,22 @@ class StepLane:
 
     def __init__(self, world: Any, reader: StepSplitReader, maker: RowMaker, limits: Any) -> None:
         self._world, self._reader, self._maker, self._limits = world, reader, maker, limits
-        self._split: tuple[list[Any], SplitProgress] | None = None
+        self.splits: list[tuple[list[Any], SplitProgress]] = []
         self.ended = False
-
-    def pump(self, items: Iterator[Any], split: SplitProgress) -> None:
-        self._split = list(items), split
 
     def take(self, mono_ms: int) -> SourceRows | None:
         if self.ended or (self.due_ms is not None and mono_ms < self.due_ms):
             return None
-        if self._split is None:
+        if not self.splits:
             self._begin_split()
-        if self._split is None:
+        if not self.splits:
             return None
-        rows, split = self._split
+        rows, split = self.splits.pop(0)
         taken = self._world.random.randint(1, self._limits.rows)
         # That was all: said with the last rows, or behind them.
         done = len(rows) < taken
-        self._split = None if done else (rows[taken:], split)
+        if not done:
+            self.splits.append((rows[taken:], split))
         self.due_ms = mono_ms + self._world.random.randrange(self._world.pace_ms)
         batch: pa.RecordBatch = self._maker.batch(rows[:taken]) if rows else self._maker.empty()
         return split.advance(batch, done=done)
@@ -143,4 +139,4 @@ class StepLane:
             return
 
     def close(self, *, discard: bool) -> None:
-        self._split, self.ended = None, True
+        self.splits, self.ended = [], True
