@@ -159,6 +159,8 @@ class SubtaskSnapshot:
         readmitted: names of letters that came back, wait for another attempt, and were not told to be complete.
         condemned: digests of records that end processes, which it has given up unseen and was not told to be complete.
         channels: records in flight.
+        event_times: the watermark of each operator, by uid, before the end of its inputs.
+        split_times: by uid of an `assign_watermarks`, the highest event time of each split of a source.
         times: what it took.
         written_bytes: new bytes in the storage; ``state_bytes`` are all that it refers to.
     """
@@ -174,6 +176,8 @@ class SubtaskSnapshot:
     readmitted: tuple[bytes, ...] = ()
     condemned: tuple[bytes, ...] = ()
     channels: tuple[ChannelState, ...] = ()
+    event_times: dict[str, int] = field(default_factory=dict)
+    split_times: dict[str, dict[str, int]] = field(default_factory=dict)
     times: SnapshotTimes = field(default_factory=SnapshotTimes)
     written_bytes: int = 0
     state_bytes: int = 0
@@ -279,6 +283,8 @@ class SubtaskRestore:
             are not in its chain are to be skipped.
         operators: operator state, redistributed.
         positions: of all partitions of the source (each subtask reads its own).
+        event_times: the lowest watermark that a subtask had, by uid of the operator.
+        split_times: as in `SubtaskSnapshot`, of all subtasks.
         in_flight: in the order in which they have to come on each channel.
         outgoing: records that had not left this subtask, to be sent first (same parallelism on both sides).
     """
@@ -288,6 +294,8 @@ class SubtaskRestore:
     keyed: tuple[KeyedSnapshot, ...] = ()
     operators: tuple[OperatorState, ...] = ()
     positions: dict[str, bytes] = field(default_factory=dict)
+    event_times: dict[str, int] = field(default_factory=dict)
+    split_times: dict[str, dict[str, int]] = field(default_factory=dict)
     in_flight: tuple[InFlight, ...] = ()
     outgoing: tuple[InFlight, ...] = ()
 

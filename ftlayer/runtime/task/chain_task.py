@@ -12,6 +12,7 @@ from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import (
     MAX_TIME_MS,
+    MIN_TIME_MS,
     Batch,
     Element,
     EndOfStream,
@@ -173,6 +174,33 @@ class ChainTask:
         return self._pipeline.stages[-1].watermark_ms
 
     @property
+    def event_times(self) -> dict[str, int]:
+        """How far each operator's event time has come, before the end of the inputs."""
+        found: dict[str, int] = {}
+        for stage in self._pipeline.stages:
+            reached_ms = (stage.generator or self._gate).reached_ms
+            # What the chain holds back was not there yet.
+            time_ms = min(stage.watermark_ms, reached_ms)
+            if time_ms > MIN_TIME_MS:
+                found |= dict.fromkeys(stage.uids, time_ms)
+        return found
+
+    @property
+    def split_times(self) -> dict[str, dict[str, int]]:
+        """See `SubtaskSnapshot.split_times`."""
+        return {generator.operator.uid: times for generator in self._generators if (times := generator.times)}
+
+    def restore_event_time(self, times: Mapping[str, int], splits: Mapping[str, Mapping[str, int]]) -> None:
+        """Begin where `event_times` and `split_times` were, so that what was late stays late."""
+        for stage in self._pipeline.stages:
+            time_ms = min((times[uid] for uid in stage.uids if uid in times), default=MIN_TIME_MS)
+            stage.watermark_ms = time_ms
+            if stage.generator is None:
+                self._gate.restore(time_ms)
+            else:
+                stage.generator.restore(time_ms, splits.get(stage.generator.operator.uid, {}))
+
+    @property
     def latencies(self) -> Mapping[str, Histogram]:
         """By source: how old records are at the sink, if the chain ends in one. Any thread may look."""
         return self._outlet.latencies.histograms
@@ -202,7 +230,9 @@ class ChainTask:
             if element == EndOfStream() or element == Watermark(MAX_TIME_MS):
                 for generator in self._generators:
                     generator.over(channel)
-            actions, records = [*self.gate_moved(now), *self._event_time_moved(now)], 0
+            actions, records = self.gate_moved(now), 0
+            if not self._closing:
+                actions.extend(self._event_time_moved(now))
         return [*actions, *self._wake(now), *self._hold(now), *self._companion.tend(records, now)]
 
     def _take(self, input: int, batch: Batch, now: Now) -> list[Action]:

@@ -136,6 +136,9 @@ class WatermarkGenerator:
             self._may_rest[part] = may_rest
         if gone or come:
             self._combined.replace(gone, come)
+        for part, may_rest in rests.items():
+            if not may_rest and self._combined.is_idle(part):
+                self._combined.watermark(part, MIN_TIME_MS)
 
     def reset(self, channel: Channel, mono_ms: int) -> None:
         """Another sender begins afresh: it holds the watermark back until it says what it reads."""

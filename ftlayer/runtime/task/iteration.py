@@ -170,6 +170,20 @@ class HeadTask:
         return self._chain.circuits(now_ms)
 
     @property
+    def event_times(self) -> dict[str, int]:
+        """See `ChainTask.event_times`."""
+        return self._chain.event_times
+
+    @property
+    def split_times(self) -> dict[str, dict[str, int]]:
+        """See `ChainTask.split_times`."""
+        return self._chain.split_times
+
+    def restore_event_time(self, times: Mapping[str, int], splits: Mapping[str, Mapping[str, int]]) -> None:
+        """See `ChainTask.restore_event_time`."""
+        self._chain.restore_event_time(times, splits)
+
+    @property
     def latencies(self) -> Mapping[str, Histogram]:
         """See `ChainTask.latencies`."""
         return self._chain.latencies

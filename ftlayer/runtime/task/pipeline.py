@@ -92,11 +92,13 @@ class ChainStage:
     Attributes:
         generator: makes that time's watermark; None: it comes from before.
         chain: the functions.
+        uids: of the operators.
         watermark_ms: how far it is.
     """
 
     generator: WatermarkGenerator | None
     chain: TopologyChain
+    uids: tuple[str, ...] = ()
     watermark_ms: int = MIN_TIME_MS
 
 
@@ -133,7 +135,7 @@ class OperatorChain:
                 continue  # the chain begins with an AssignWatermarks
             functions = [op for op in operators[start:end] if not isinstance(op, AssignWatermarks)]
             chain = TopologyChain(functions, inputs, backend, log)
-            self.stages.append(ChainStage(generator, chain))
+            self.stages.append(ChainStage(generator, chain, tuple(op.uid for op in operators[start:end])))
             if start < end:
                 inputs = [operators[end - 1].schema]
 

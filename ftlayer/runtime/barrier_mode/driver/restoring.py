@@ -62,6 +62,7 @@ def restores(
         )
     in_flight = InFlightDealer(checkpoint, graph)
     states = _states_of(checkpoint)
+    times, splits = _event_times(checkpoint), _split_times(checkpoint)
     positions = {vertex.uid: _positions(checkpoint, vertex) for vertex in graph.vertices}
     subtasks = {
         (vertex.uid, subtask): SubtaskRestore(
@@ -70,6 +71,8 @@ def restores(
             keyed=_keyed(checkpoint, graph, vertex, subtask),
             operators=_shares(states, vertex, subtask),
             positions=positions[vertex.uid],
+            event_times={each.uid: times[each.uid] for each in vertex.operators if each.uid in times},
+            split_times={each.uid: splits[each.uid] for each in vertex.operators if each.uid in splits},
             in_flight=tuple(in_flight.incoming[vertex.uid, subtask]),
             outgoing=tuple(in_flight.outgoing[vertex.uid, subtask]),
         )
@@ -149,6 +152,25 @@ def _share(whole: _Whole, subtask: int, parallelism: int) -> OperatorState:
         items = [item for state in in_order for item in state.items][subtask::parallelism]
     declared = all(state.declared for state in in_order)
     return OperatorState(like.operator, like.name, like.redistribution, tuple(items), declared)
+
+
+def _event_times(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return the lowest watermark of each operator: whoever takes keys over from several subtasks drops nothing."""
+    lowest: dict[str, int] = {}
+    for part in checkpoint.subtasks:
+        for uid, time_ms in part.event_times.items():
+            lowest[uid] = min(time_ms, lowest.get(uid, time_ms))
+    return lowest
+
+
+def _split_times(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
+    """Return the highest time of each split, which several subtasks may have had records of."""
+    highest: dict[str, dict[str, int]] = {}
+    for part in checkpoint.subtasks:
+        for uid, times in part.split_times.items():
+            found = highest.setdefault(uid, {})
+            found.update((split, max(time_ms, found.get(split, time_ms))) for split, time_ms in times.items())
+    return highest
 
 
 def _positions(checkpoint: Checkpoint, vertex: JobVertex) -> dict[str, bytes]:

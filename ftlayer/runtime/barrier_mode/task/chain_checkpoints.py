@@ -57,7 +57,11 @@ class ChainCheckpoints:
         frozen = None if backend is None else backend.freeze(barrier, now.wall_ms)
         precommitted = None if self._sink is None else self._sink.precommit(barrier.checkpoint)
         part = SubtaskSnapshot(
-            self._chain.uid, self._chain.subtask, condemned=self._suspects.snapshot(barrier.checkpoint)
+            self._chain.uid,
+            self._chain.subtask,
+            condemned=self._suspects.snapshot(barrier.checkpoint),
+            event_times=self._chain.event_times,
+            split_times=self._chain.split_times,
         )
         if self._letters is not None:
             letters, readmitted = self._letters.snapshot(barrier.checkpoint)

@@ -127,6 +127,7 @@ class BarrierTaskMode:
         broadcast = any(isinstance(edge.partitioner, Broadcast) for edge in plan.graph.edges_into(plan.uid))
         plan = replace(plan, handler=NonFTHandler(NO_REMEDY if broadcast else REMEDY))
         policy = plan.vertex.failures
+        restored = self._restored.get((plan.uid, plan.subtask))
         backend = self._backend(plan)
         companion = BarrierCompanion(plan.uid, plan.subtask, backend, keeps_failed=policy is not None)
         body = None
@@ -136,7 +137,7 @@ class BarrierTaskMode:
         failing = None
         if policy is not None:
             assert backend is not None
-            inside = entered_inside(plan, self._restored.get((plan.uid, plan.subtask)))
+            inside = entered_inside(plan, restored)
             failing = failing_alone(plan, policy, backend.backend, body, suspects, self._place, inside)
             outlet: Outlet = failing.outlet
         elif body is None:
@@ -145,6 +146,8 @@ class BarrierTaskMode:
             outlet = SinkOutlet(plan.handler, body)
         state = HeapBackend() if backend is None else backend.backend
         task = plan.task(state, outlet, companion, alone=None if failing is None else failing.alone)
+        if restored is not None:
+            task.restore_event_time(restored.event_times, restored.split_times)
         commits = plan.sink is not None and isinstance(plan.sink.connector, WriterSink)
         sink = cast(CommittingSinkBody, body) if commits else None
         letters = None if failing is None else failing.attempts.letters

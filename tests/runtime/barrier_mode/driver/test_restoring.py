@@ -300,6 +300,24 @@ def test_all_subtasks_of_a_source_get_all_positions(after: int) -> None:
     assert got["count", 0].positions == {}
 
 
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_event_time_begins_at_the_lowest_of_the_subtasks(after: int) -> None:
+    before = line(1, 2)
+    parts = [
+        replace(
+            part,
+            event_times={"count": 70 - 10 * part.subtask},
+            split_times={"count": {"source#1": part.subtask}},
+        )
+        if part.uid == "count"
+        else part
+        for part in snapshots(before)
+    ]
+    for (uid, _), restored in assigned(checkpoint_of(before, parts), line(1, after)).items():
+        assert restored.event_times == ({"count": 60} if uid == "count" else {})
+        assert restored.split_times == ({"count": {"source#1": 1}} if uid == "count" else {})
+
+
 def test_positions_that_contradict_each_other() -> None:
     parts = [SubtaskSnapshot("source", n, positions={"p0": b"%d" % n}) for n in range(2)]
     with pytest.raises(CheckpointDamagedError, match="partition 'p0'"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from ftlayer.partitioning.partitioners import Broadcast, Rebalance
 from ftlayer.runtime.barrier_mode.task.companion import LOOK_MS
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Splits, Watermark
 from ftlayer.runtime.protocol.messages import EndTasks
 from ftlayer.runtime.task.actions import HoldInput, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
@@ -42,6 +43,7 @@ from ftlayer.runtime.task.events import (
 from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import (
+    AssignWatermarks,
     AssignWatermarks,
     FunctionSink,
     IterableSource,
@@ -283,6 +285,36 @@ def test_the_backend_is_closed_behind_the_last_snapshot_that_is_written(ends: bo
     second.write(Writer(), no_cancel)
     second.release()
     assert backend.said == ["closed"]
+
+
+def marks(actions: list[Any]) -> list[int]:
+    return [each.element.time_ms for each in actions if isinstance(getattr(each, "element", None), Watermark)]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_event_time_goes_on_where_it_was_and_the_end_is_not_restored(ends: bool) -> None:
+    operators = AssignWatermarks("times", "n", 0, None, ROW), Map("map", lambda row: row, ROW)
+    splits = Splits((1, 2), endless=False)
+
+    def rows(split: int, n: int) -> ElementCame:
+        return ElementCame(IN, replace(batch(("a", n)), split=split))
+
+    task, checkpoints = build(graph(*operators), "times")
+    for event in (TaskStart(), ElementCame(IN, splits), rows(1, 100)):
+        assert marks(task.handle(event, now(0))) == []
+    assert marks(task.handle(rows(2, 50), now(0))) == [50]
+    if ends:
+        assert marks(task.handle(ElementCame(IN, Watermark(MAX_TIME_MS)), now(0))) == [MAX_TIME_MS]
+    _, pending = checkpoints.snapshot(Barrier(1, 0), now(0))
+    part = pending.write(Writer(), no_cancel)
+    assert part.event_times == {"times": 50, "map": 50}
+    restore = SubtaskRestore("times", 0, event_times={"times": 40, "map": 40}, split_times=part.split_times)
+    task, checkpoints = build(graph(*operators), "times", restore=restore)
+    task.handle(TaskStart(), now(0))
+    assert task.watermark_ms == 40
+    # What was read of the first one is known.
+    assert marks(task.handle(ElementCame(IN, splits), now(0))) == [50]
+    assert marks(task.handle(rows(2, 80), now(0))) == [80]
 
 
 def test_restored_timers_fire_with_the_next_call() -> None:

@@ -313,7 +313,7 @@ class RecordsAlone:
             ) from error
         times = [record.event_time_ms for record in records]
         known = None if times[0] is None else np.array(times, np.int64)
-        # Behind a restore the chain's watermark begins anew; what was late, or not, stays so.
+        # At another parallelism the chain's watermark may have gone back; what was late, or not, stays so.
         watermark_ms = max(
             self._pipeline.stages[0].watermark_ms, *(record.watermark_ms for record in records)
         )
