@@ -44,7 +44,6 @@ from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import (
     AssignWatermarks,
-    AssignWatermarks,
     FunctionSink,
     IterableSource,
     Join,
