@@ -22,6 +22,7 @@ from ftlayer.runtime.protocol.elements import (
     Idle,
     LatencyMarker,
     RecordIds,
+    Splits,
     Watermark,
 )
 from ftlayer.runtime.slot.batching import can_join, cut, joined, rows_of
@@ -84,6 +85,7 @@ def same(one: Batch, other: Batch) -> None:
             assert mine is None or (mine.dtype == its.dtype and np.array_equal(mine, its))
     assert (one.times is None) == (other.times is None)
     assert one.times is None or np.array_equal(one.times, other.times)
+    assert one.split == other.split
 
 
 def batch_of(
@@ -93,6 +95,7 @@ def batch_of(
         nested_rows(n),
         lineage_of(n, many, origins) if lineage else None,
         np.arange(n, dtype=np.int64) if times else None,
+        n - 2**62 if times else None,
     )
 
 
@@ -174,6 +177,26 @@ def test_barriers_with_all_they_say(barrier: Barrier) -> None:
 @given(BARRIERS, st.integers(0, 80), st.integers(0, 255))
 def test_a_damaged_barrier_is_an_error_or_a_barrier(barrier: Barrier, at: int, byte: int) -> None:
     frame = bytearray(CODEC.encode(CHANNEL, barrier))
+    frame[at % len(frame)] = byte
+    for damaged in (bytes(frame), bytes(frame[: at % len(frame)])):
+        try:
+            CODEC.decode(pa.py_buffer(damaged))
+        except CodecError:
+            continue
+
+
+SPLITS = st.builds(
+    Splits,
+    st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple),
+    st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple),
+    st.booleans(),
+)
+
+
+@given(SPLITS, st.integers(0, 200), st.integers(0, 255))
+def test_splits_with_all_they_say_and_damaged(splits: Splits, at: int, byte: int) -> None:
+    frame = bytearray(CODEC.encode(CHANNEL, splits))
+    assert CODEC.decode(pa.py_buffer(bytes(frame))) == (CHANNEL, splits)
     frame[at % len(frame)] = byte
     for damaged in (bytes(frame), bytes(frame[: at % len(frame)])):
         try:
