@@ -73,6 +73,7 @@ class ChainDriver:
         passes: tuple[type[BaseException], ...],
         entries: list[Any] | None,
         nan: float,
+        lax: bool,
         /,
     ) -> None: ...
     def forget(self) -> None: ...

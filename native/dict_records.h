@@ -63,19 +63,23 @@ static inline PyObject *read_dicts(PyObject *names, const column_view *columns, 
     return records;
 }
 
-/* What a name that is missing stands for is null; what is beside the names is left out. */
-static inline fit put_dict(column_maker *makers, PyObject *names, PyObject *record, Py_ssize_t row, Py_ssize_t rows) {
+/* What a name that is missing stands for is null; what is beside the names is left out where `lax`, else a misfit. */
+static inline fit put_dict(column_maker *makers, PyObject *names, PyObject *record, Py_ssize_t row, Py_ssize_t rows,
+                           int lax) {
     if (!PyDict_CheckExact(record)) return MISFIT;
+    Py_ssize_t known = 0;
     for (Py_ssize_t column = 0; column < PyTuple_GET_SIZE(names); column++) {
         PyObject *value = PyDict_GetItemWithError(record, PyTuple_GET_ITEM(names, column));
         if (value == NULL) {
             if (PyErr_Occurred()) return FAILED; /* a key of the user's cannot be compared */
             value = Py_None;
+        } else {
+            known++;
         }
         fit found = put_value(&makers[column], value, row, rows);
         if (found != FITS) return found;
     }
-    return FITS;
+    return lax || known == PyDict_GET_SIZE(record) ? FITS : MISFIT;
 }
 
 #endif

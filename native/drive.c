@@ -460,12 +460,13 @@ static Py_ssize_t keeping_step(const driver *self) {
 
 static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     PyObject *steps, *types, *nullable, *names, *passes, *entries, *nan;
+    int lax;
     if (keywords != NULL && PyDict_GET_SIZE(keywords) != 0) {
         PyErr_SetString(PyExc_TypeError, "ChainDriver takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!SSOO!OO:ChainDriver", &PyTuple_Type, &steps, &types, &nullable, &names,
-                          &PyTuple_Type, &passes, &entries, &nan)) {
+    if (!PyArg_ParseTuple(args, "O!SSOO!OOp:ChainDriver", &PyTuple_Type, &steps, &types, &nullable, &names,
+                          &PyTuple_Type, &passes, &entries, &nan, &lax)) {
         return NULL;
     }
     if (check_columns(types, nullable) != 0 || check_names(names, types) != 0) return NULL;
@@ -489,6 +490,7 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     self->passes = Py_NewRef(passes);
     self->entries = entries == Py_None ? NULL : Py_NewRef(entries);
     self->nan = Py_NewRef(nan);
+    self->lax = lax;
     for (; self->n_steps < n_steps; self->n_steps++) {
         if (open_step(PyTuple_GET_ITEM(steps, self->n_steps), &self->steps[self->n_steps]) != 0) {
             Py_DECREF(self);

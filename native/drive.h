@@ -42,6 +42,7 @@ typedef struct {
     PyObject *passes;           /* a tuple of exceptions that fail no record, and go up */
     PyObject *entries;          /* of the undo log, a list; or NULL */
     PyObject *nan;
+    int lax;                    /* whether dicts may have keys beside `names` */
     Py_ssize_t done;            /* of the batch that is run; other threads look at it */
     known_column *known;        /* of the columns of batches */
     int64_t n_known;

@@ -44,7 +44,7 @@ static int turn_to_list(driver *self) {
 static int try_to_put(driver *self, PyObject *result) {
     if (self->list == NULL) {
         if (self->rows == self->capacity && grow(self) != 0) return -1;
-        fit found = self->names != NULL ? put_dict(self->makers, self->names, result, self->rows, self->capacity)
+        fit found = self->names != NULL ? put_dict(self->makers, self->names, result, self->rows, self->capacity, self->lax)
                                         : put_record(self->makers, self->width, result, self->rows, self->capacity);
         switch (found) {
         case FITS:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from operator import itemgetter
+from difflib import get_close_matches
+from itertools import chain
+from numbers import Number
+from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow.lib import string_to_tzinfo
 
 from ftlayer.functions.plain import plain_columns, read_plain
@@ -23,10 +27,12 @@ class Form(Protocol):
     def read(self, batch: pa.RecordBatch) -> Sequence[Any]:
         """Return the rows as records; one of `UNREADABLE` if Python cannot hold a value of them."""
 
-    def columns(self, rows: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any] | pa.Array]:
+    def columns(
+        self, rows: Sequence[Any], schema: pa.Schema, *, lax: bool = False
+    ) -> Sequence[Sequence[Any] | pa.Array]:
         """Return the columns of records, to be converted as the schema says; TypeError for what is no record.
 
-        One that is an Arrow array fits its field already.
+        One that is an Arrow array fits its field already. ``lax``: keys that are no column are left out.
         """
 
     def results(self, returned: Any) -> Iterable[Any]:
@@ -47,23 +53,19 @@ UNREADABLE = (ValueError, OverflowError, pa.ArrowException)
 
 
 class _Dicts:
-    """A dict from column to value. A column that a dict lacks is null, one that the schema lacks is left out."""
+    """A dict from column to value. A column that a dict lacks is null."""
 
     def read(self, batch: pa.RecordBatch) -> Sequence[Record]:
         rows: list[Record] = batch.to_pylist()
         return rows
 
-    def columns(self, rows: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any]]:
+    def columns(
+        self, rows: Sequence[Any], schema: pa.Schema, *, lax: bool = False
+    ) -> Sequence[Sequence[Any]]:
         for kind in set(map(type, rows)):
             if not issubclass(kind, Mapping):
                 raise TypeError(f"a {kind.__name__} is not a dict")
-        return [self._column(rows, name) for name in schema.names]
-
-    def _column(self, rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-        try:
-            return list(map(itemgetter(name), rows))
-        except KeyError:
-            return [row.get(name) for row in rows]
+        return _fields_of(rows, schema.names, "column", lax=lax)
 
     def results(self, returned: Any) -> Iterable[Any]:
         # An iterator may yield one dict again and again, changed.
@@ -88,7 +90,9 @@ class _Values:
         columns = [python_values(column) for column in batch.columns]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
-    def columns(self, rows: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any] | pa.Array]:
+    def columns(
+        self, rows: Sequence[Any], schema: pa.Schema, *, lax: bool = False
+    ) -> Sequence[Sequence[Any] | pa.Array]:
         plain = plain_columns(rows, schema)
         if plain is not None:
             return plain
@@ -97,9 +101,12 @@ class _Values:
             return [rows]
         if not rows:
             return [()] * width
-        for kind in set(map(type, rows)):
+        kinds = set(map(type, rows))
+        for kind in kinds:
             if not issubclass(kind, tuple):
                 raise TypeError(f"a {kind.__name__} is not a tuple of {width} values")
+        if kinds != {tuple}:
+            rows = [in_order(row, schema.names) for row in rows]
         for length in set(map(len, rows)):
             if length != width:
                 raise TypeError(f"a tuple of {length} values is not one of {width}")
@@ -170,34 +177,277 @@ def python_values(column: pa.Array) -> list[Any]:
     return [time and time.astimezone(zone) for time in times]
 
 
-def to_batch(rows: Sequence[Any], schema: pa.Schema, form: Form = DICTS) -> pa.RecordBatch:
-    """Convert records of a form.
+def to_batch(
+    rows: Sequence[Any], schema: pa.Schema, form: Form = DICTS, *, lax: bool = False
+) -> pa.RecordBatch:
+    """Convert records of a form; ``lax``: keys that are no column are left out.
 
-    Raises `TypeError`, `ValueError` or an Arrow error for what does not fit, where Arrow's own conversion
-    takes some silently: strings and lists for rows, fractions for integers, nulls where there may be none.
+    Raises `TypeError`, `ValueError` or an Arrow error for what does not fit, where Arrow's own conversion takes
+    much silently: see `check_values`.
     """
     columns = []
-    for field, values in zip(schema, form.columns(rows, schema), strict=True):
-        columns.append(values if isinstance(values, pa.Array) else column_of(values, field))
+    for field, values in zip(schema, form.columns(rows, schema, lax=lax), strict=True):
+        columns.append(values if isinstance(values, pa.Array) else column_of(values, field, lax=lax))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def column_of(values: Sequence[Any], field: pa.Field) -> pa.Array:
+def column_of(values: Sequence[Any], field: pa.Field, *, lax: bool = False) -> pa.Array:
     """Convert the values of a column; raises as `to_batch`."""
-    if pa.types.is_integer(field.type):
-        check_whole(values, field.name)
+    check_values(values, field.type, f"column {field.name!r}", lax=lax)
     column = pa.array(values, field.type)
     if not field.nullable and column.null_count:
         raise ValueError(f"column {field.name!r} is null and may not be")
     return column
 
 
-def check_whole(values: Sequence[Any], name: str) -> None:
-    """Raise `ValueError` for a fraction in an integer column, which Arrow would cut off."""
-    if any(issubclass(kind, float | Decimal | np.floating) for kind in set(map(type, values))):
+# ---------------------------------------------------------------- misfits that Arrow takes
+
+
+def _fields_of(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], what: str, *, lax: bool
+) -> list[list[Any]]:
+    """Return the values of dicts by name; TypeError for a key that is none of ``names``, but where ``lax``."""
+    complete = set(map(len, rows)) <= {len(names)}
+    columns = []
+    for name in names:
+        try:
+            columns.append(list(map(itemgetter(name), rows)))
+        except KeyError:
+            complete = False
+            columns.append([row.get(name) for row in rows])
+    if not complete and not lax:
+        known = set(names)
+        for row in rows:
+            for key in row:
+                if key not in known:
+                    raise TypeError(no_such(what, key, names))
+    return columns
+
+
+def no_such(what: str, key: object, names: Sequence[str]) -> str:
+    """Say that a key names no ``what``, and which one may be meant."""
+    meant = get_close_matches(str(key), names, 1)
+    hint = f", did you mean {meant[0]!r}?" if meant else ""
+    return f"there is no {what} {key!r}{hint} (extra_keys='ignore' leaves such keys out)"
+
+
+def in_order(row: Any, names: Sequence[str]) -> Any:
+    """Return a tuple that has names of its own (a `Row`, a namedtuple) in the columns' order.
+
+    A namedtuple whose names are others is taken by position. Raises TypeError for what would put a value of one column
+    into another.
+    """
+    of_row = getattr(row, "__fields__", None)
+    own = list(getattr(row, "_fields", ()) if of_row is None else of_row)
+    if not own or own == names:
+        return row
+    if sorted(own) == sorted(names):
+        return tuple(row[own.index(name)] for name in names)
+    if of_row is not None or any(
+        name in names and [name] != list(names[at : at + 1]) for at, name in enumerate(own)
+    ):
+        raise TypeError(f"a {type(row).__name__} of {', '.join(own)} is not one of {', '.join(names)}")
+    return row
+
+
+_FITS: dict[int, set[type]] = {
+    kind.id: {*classes, type(None)}
+    for kind, classes in (
+        (pa.bool_(), (bool,)),
+        (pa.int64(), (int,)),
+        (pa.int32(), (int,)),
+        (pa.float64(), (float, int)),
+        (pa.string(), (str,)),
+        (pa.binary(), (bytes, bytearray)),
+        (pa.date32(), (date,)),
+        (pa.decimal128(1), (Decimal, int)),
+    )
+}
+"""Of these very classes Arrow loses nothing, or it raises."""
+_NO_CLASSES: set[type] = {type(None)}
+
+
+def check_values(values: Sequence[Any], kind: pa.DataType, what: str, *, lax: bool = False) -> None:
+    """Raise `TypeError` or `ValueError` for a value that Arrow would bend to fit a type, in nested ones as well.
+
+    ``docs/reference/values.md`` has the rules. ``lax``: keys of dicts that are no field are left out.
+    """
+    found = set(map(type, values))
+    if found <= _FITS.get(kind.id, _NO_CLASSES):
+        return
+    found.discard(type(None))
+    types = pa.types
+    if types.is_integer(kind):
+        _refuse(found, (np.bool_, np.datetime64, np.timedelta64), kind, what)
+        if any(issubclass(each, float | Decimal | np.floating) for each in found):
+            _check_whole(values, what)
+    elif types.is_floating(kind):
+        _refuse(found, (bool, np.bool_), kind, what)
+        if kind.bit_width < 64 and pc.any(pc.is_inf(pa.array(values, kind))).as_py():
+            check_finite(pa.array(values, pa.float64()), kind, what)
+    elif kind_of(kind) == "text":
+        _refuse(found, (bytes, bytearray, memoryview), kind, what)
+    elif kind_of(kind) == "bytes":
+        _refuse(found, (str,), kind, what)
+    elif isinstance(kind, pa.DictionaryType):
+        check_values(values, kind.value_type, what, lax=lax)
+    elif types.is_temporal(kind) and not types.is_interval(kind):
+        _refuse(
+            found - {np.timedelta64} if types.is_duration(kind) else found, (Number, np.bool_), kind, what
+        )
+        _check_times(values, found, kind, what)
+    elif types.is_map(kind):
+        maps = _some(values)
+        if found == {dict}:
+            keys, items = (list(chain.from_iterable(parts)) for parts in (maps, map(dict.values, maps)))
+        else:
+            pairs = [
+                pair for value in maps for pair in (value.items() if isinstance(value, Mapping) else value)
+            ]
+            keys, items = (list(map(itemgetter(place), pairs)) for place in (0, 1))
+        check_values(keys, kind.key_type, f"{what}: a key", lax=lax)
+        check_values(items, kind.item_type, f"{what}: a value", lax=lax)
+    elif types.is_struct(kind):
+        _check_structs(_some(values), found, kind, what, lax=lax)
+    elif types.is_nested(kind) and kind.num_fields == 1:
+        _refuse(found, (str, bytes, bytearray, memoryview, Mapping), kind, what)
+        check_values(
+            list(chain.from_iterable(_some(values))), kind.field(0).type, f"{what}: an item", lax=lax
+        )
+
+
+def _refuse(found: set[type], classes: tuple[type, ...], kind: pa.DataType, what: str) -> None:
+    for each in found:
+        if issubclass(each, classes):
+            raise TypeError(f"{what} is {kind}, and takes no {each.__name__}")
+
+
+def _check_whole(values: Sequence[Any], what: str) -> None:
+    for value in values:
+        if isinstance(value, float | Decimal | np.floating) and value != int(value):
+            raise ValueError(f"{what} is an integer, not {value!r}")
+
+
+def check_finite(wide: pa.Array, kind: pa.DataType, what: str) -> None:
+    """Raise `ValueError` where a float of 64 bits would become an infinity in a narrower type."""
+    lost = pc.and_(pc.is_inf(wide.cast(kind)), pc.invert(pc.is_inf(wide)))
+    if pc.any(lost).as_py():
+        raise ValueError(f"{what} is {kind}, which ends before {wide.filter(lost)[0].as_py()!r}")
+
+
+def _check_times(values: Sequence[Any], found: set[type], kind: pa.DataType, what: str) -> None:
+    types = pa.types
+    has_zone = (types.is_timestamp(kind) and kind.tz is not None) or types.is_duration(kind)
+    zoned = [each for each in found if hasattr(each, "tzinfo")]
+    if zoned and not has_zone:
+        some = _some(values) if len(zoned) == len(found) else (one for one in values if type(one) in zoned)
+        if set(map(attrgetter("tzinfo"), some)) != {None}:
+            raise ValueError(f"{what} is {kind}, and would lose the time zone of a value")
+    if types.is_date(kind):
+        if any(issubclass(each, datetime) for each in found):
+            for value in values:
+                if isinstance(value, datetime) and value != _midnight(value):
+                    raise ValueError(f"{what} is a date, and would lose the time of {value!r}")
+        return
+    unit = _UNITS[kind.unit]
+    if unit > 1 or not found <= _MICROSECONDS:
         for value in values:
-            if isinstance(value, float | Decimal | np.floating) and value != int(value):
-                raise ValueError(f"column {name!r} is an integer, not {value!r}")
+            lost = getattr(value, "nanosecond", getattr(value, "nanoseconds", 0)) if unit else 0
+            micros = getattr(value, "microsecond", getattr(value, "microseconds", 0))
+            if lost or (unit and micros % unit):
+                raise ValueError(f"{what} is {kind}, and would lose a part of {value!r}")
+
+
+_UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0}
+_MICROSECONDS = {datetime, timedelta, time}
+
+
+def _midnight(value: datetime) -> datetime | None:
+    # Of pandas' NaT, which says that it is a datetime, there is none.
+    return datetime(value.year, value.month, value.day) if value == value else None
+
+
+def _some(values: Sequence[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
+
+
+def _check_structs(values: list[Any], found: set[type], kind: pa.DataType, what: str, *, lax: bool) -> None:
+    names = [field.name for field in kind]
+    dicts = values if found == {dict} else [value for value in values if isinstance(value, Mapping)]
+    columns = _fields_of(dicts, names, f"field of {what}:", lax=lax)
+    for value in () if dicts is values else values:
+        if isinstance(value, tuple) and in_order(value, names) is not value:
+            raise TypeError(f"{what} has the fields {', '.join(names)} in another order than {value!r}")
+        if isinstance(value, list | tuple):
+            pairs = [
+                item for item in value if isinstance(item, tuple) and len(item) == 2 and item[0] in names
+            ]
+            if len(pairs) == len(value):
+                value = [dict(pairs).get(name) for name in names]
+            for column, item in zip(columns, value, strict=False):  # Arrow refuses another length
+                column.append(item)
+    for field, column in zip(kind, columns, strict=True):
+        check_values(column, field.type, f"{what}: field {field.name!r}", lax=lax)
+
+
+def cast_strictly(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
+    """Cast a column to a type that means the same; `ValueError` or an Arrow error where it does not, or does not fit.
+
+    A number stays one, a text a text: Arrow itself would parse texts, take ints for times, and cut times to dates.
+    """
+    if column.type == kind:
+        return column
+    if not _means_the_same(column.type, kind):
+        raise ValueError(f"{what} is {kind}, not {column.type}")
+    if pa.types.is_floating(kind) and kind.bit_width < 64 and pa.types.is_floating(column.type):
+        check_finite(column.cast(pa.float64()), kind, what)
+    return column.cast(kind)
+
+
+def _means_the_same(old: pa.DataType, new: pa.DataType) -> bool:
+    types = pa.types
+    if old == new or types.is_null(old):
+        return True
+    if isinstance(old, pa.DictionaryType):
+        return _means_the_same(old.value_type, new)
+    if types.is_struct(old) and types.is_struct(new):
+        fields = list(zip(old, new, strict=False))
+        return old.num_fields == new.num_fields and all(
+            one.name == other.name and _means_the_same(one.type, other.type) for one, other in fields
+        )
+    if types.is_nested(old) or types.is_nested(new):
+        return (
+            types.is_map(old) is types.is_map(new)
+            and 0 < old.num_fields == new.num_fields
+            and types.is_nested(new)
+            and all(
+                _means_the_same(old.field(place).type, new.field(place).type)
+                for place in range(old.num_fields)
+            )
+        )
+    kind = kind_of(old)
+    if kind == "number" and types.is_decimal(old) != types.is_decimal(new):
+        return kind_of(new) == "number" and not (types.is_floating(old) or types.is_floating(new))
+    # A reading of a clock without a zone is taken as one of UTC.
+    return kind_of(new) == kind or (kind, kind_of(new)) == ("timestamp without a zone", "timestamp")
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """Return what values of a type are, however wide it is; for nested ones, and those that stand alone, their type."""
+    types = pa.types
+    if types.is_boolean(kind):
+        return "boolean"
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return "number"
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "text"
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+        return "bytes"
+    if types.is_date(kind):
+        return "date"
+    if types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp without a zone"
+    return "time" if types.is_time(kind) else "duration" if types.is_duration(kind) else ""
 
 
 def concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

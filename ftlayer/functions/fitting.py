@@ -17,17 +17,19 @@ def convert(
     schema: pa.Schema,
     form: Form,
     fail: Callable[[int, BaseException], None],
+    *,
+    lax: bool = False,
 ) -> tuple[pa.RecordBatch, Sequence[int]]:
     """Convert ``rows``, of which ``counts`` says how many belong together; one that does not fit fails its like.
 
-    Calls ``fail(place in counts, error)`` for them, in ascending order. Returns what fits, and ``counts`` with 0
-    for what does not.
+    ``lax`` as for `to_batch`. Calls ``fail(place in counts, error)`` for them, in ascending order. Returns what fits,
+    and ``counts`` with 0 for what does not.
     """
     try:
-        return to_batch(rows, schema, form), counts
+        return to_batch(rows, schema, form, lax=lax), counts
     except BaseException as error:  # noqa: BLE001 - anything may be among what a user's function returned
         raise_signalled(error)
-        search = _Search(schema, form, fail)
+        search = _Search(schema, form, fail, lax=lax)
         search.halves(rows, counts, 0)
         return concat(search.good, schema), search.kept
 
@@ -35,12 +37,13 @@ def convert(
 class _Search:
     """The search for what does not fit."""
 
-    def __init__(self, schema: pa.Schema, form: Form, fail: Callable[[int, BaseException], None]) -> None:
+    def __init__(self, schema: pa.Schema, form: Form, fail: Callable[[int, BaseException], None], *, lax: bool) -> None:
         self.good: list[pa.RecordBatch] = []
         self.kept: list[int] = []
         self._schema = schema
         self._form = form
         self._fail = fail
+        self._lax = lax
 
     def halves(self, rows: Sequence[Any], counts: Sequence[int], first: int) -> None:
         half = (len(counts) + 1) // 2
@@ -51,7 +54,7 @@ class _Search:
 
     def _part(self, rows: Sequence[Any], counts: Sequence[int], first: int) -> None:
         try:
-            self.good.append(to_batch(rows, self._schema, self._form))
+            self.good.append(to_batch(rows, self._schema, self._form, lax=self._lax))
             self.kept += counts
         except BaseException as error:  # noqa: BLE001 - as above
             raise_signalled(error)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
-from ftlayer.checks import check_function, check_ran
+from ftlayer.checks import check_choice, check_function, check_ran
 from ftlayer.circuit import Limit, limit_of
 from ftlayer.errors import ConfigError
 from ftlayer.failures import PermanentFailure, RetryLater
@@ -25,6 +25,9 @@ class FailureOptions(TypedDict, total=False):
     """The errors that are not, asked before ``retry_on``."""
     max_failing: str | int | None
     """How many records may fail in it before work pauses: a share (``"5%"``), or a number a minute."""
+    extra_keys: Literal["fail", "ignore"] | None
+    """Whether a result with a key, or a batch with a column, that its schema lacks fails its record, as by default, or
+    is taken without it."""
 
 
 _Test: TypeAlias = tuple[type[BaseException], ...] | Callable[[Any], bool]
@@ -81,15 +84,17 @@ class RetryRule:
 class RetryRules:
     """The rules that apply to an operator's failures, the narrowest first; the first that says something decides.
 
-    ``limit`` is the operator's own: how many failures open its circuit breaker.
+    ``limit`` is the operator's own: how many failures open its circuit breaker. ``lax``: keys that are no column do not
+    fail a record.
     """
 
     levels: tuple[RetryRule, ...] = ()
     limit: Limit | None = None
+    lax: bool = False
 
     def within(self, wider: RetryRules) -> RetryRules:
         """Return these rules, and behind them the ``wider`` ones."""
-        return RetryRules(self.levels + wider.levels, self.limit)
+        return RetryRules(self.levels + wider.levels, self.limit, self.lax)
 
     def decide(self, error: BaseException) -> Decision:
         """Return what becomes of a record whose function raised ``error``.
@@ -116,11 +121,17 @@ NO_RULES = RetryRules()
 
 
 def rules_of(
-    retry_on: Errors | None, dead_on: Errors | None, where: str, max_failing: str | int | None = None
+    retry_on: Errors | None,
+    dead_on: Errors | None,
+    where: str,
+    max_failing: str | int | None = None,
+    extra_keys: str | None = None,
 ) -> RetryRules:
     """Return the rules of one level, none if it says nothing; errors as `RetryRule.of` and `Limit.of`."""
     rule, limit = RetryRule.of(retry_on, dead_on, where), limit_of(max_failing, where)
-    return RetryRules(() if rule.says_nothing else (rule,), limit)
+    if extra_keys is not None:
+        check_choice(extra_keys, f"{where}: extra_keys", ("fail", "ignore"))
+    return RetryRules(() if rule.says_nothing else (rule,), limit, extra_keys == "ignore")
 
 
 def _test(given: Errors | str | None, option: str) -> _Test | None:

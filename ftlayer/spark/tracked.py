@@ -117,6 +117,8 @@ class TrackedStream:
     ) -> TrackedStream:
         """Keep the records for which ``function`` is true; the others are done."""
         uid = self._uid("filter", function, name)
+        if options.get("extra_keys") is not None:
+            raise ConfigError("filter: extra_keys: it is of operators that return records")
         return self._each(Filter, uid, function, self.schema, options)
 
     @takes_options(FailureOptions)
@@ -352,7 +354,12 @@ class TrackedStream:
         return TrackedStream(self._plan.limited(uid, Limit.of(max_failing, repr(uid))))
 
     def _rules(self, options: FailureOptions, uid: str) -> RetryRules:
-        rules = rules_of(options.get("retry_on"), options.get("dead_on"), repr(uid))
+        rules = rules_of(
+            options.get("retry_on"),
+            options.get("dead_on"),
+            repr(uid),
+            extra_keys=options.get("extra_keys"),
+        )
         return rules.within(self._plan.source.rules)
 
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from typing import Any
+from decimal import Decimal
+from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import Row
 
+from ftlayer.errors import SourceRowError
 from ftlayer.functions.conversion import DICTS, VALUES, Form, python_values, records_in_form, to_batch
 from ftlayer.functions.fitting import convert
+from ftlayer.runtime.connectors.rows import RowMaker
 
 BY_TYPE: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int8(): st.integers(-128, 127),
@@ -132,7 +138,7 @@ def test_one_misfit_among_thousands_is_found_in_few_conversions() -> None:
     calls = 0
 
     class Counting(type(VALUES)):  # type: ignore[misc]
-        def columns(self, rows: Any, schema: pa.Schema) -> Any:
+        def columns(self, rows: Any, schema: pa.Schema, *, lax: bool = False) -> Any:
             nonlocal calls
             calls += 1
             return super().columns(rows, schema)
@@ -148,3 +154,137 @@ def test_one_misfit_among_thousands_is_found_in_few_conversions() -> None:
     )
     assert (failed, batch.num_rows) == ([3_000], 4_000)
     assert calls <= 2 * math.ceil(math.log2(len(rows))) + 3
+
+
+NOON = dt.datetime(2024, 1, 1, 12)
+AWARE = NOON.replace(tzinfo=dt.UTC)
+TS, NTZ = pa.timestamp("us", "UTC"), pa.timestamp("us")
+POINT = pa.struct([("x", pa.int64()), ("y", pa.float64())])
+
+
+class Named(NamedTuple):
+    y: float
+    x: int
+
+
+BENT: list[tuple[pa.DataType, Any]] = [
+    *(
+        (kind, value)
+        for kind in (pa.int8(), pa.int64())
+        for value in (1.5, Decimal("1.2"), np.bool_(True), "1", 2**70)
+    ),
+    (pa.int64(), np.datetime64(5, "ns")),
+    (pa.int64(), np.timedelta64(5, "ns")),
+    *(
+        (kind, value)
+        for kind in (pa.float32(), pa.float64())
+        for value in (True, np.bool_(True), "1.5", 2**70 + 1)
+    ),
+    (pa.float32(), 1e300),
+    (pa.float32(), np.float64(-1e300)),
+    *((pa.bool_(), value) for value in (1, 1.0, "true")),
+    *((pa.decimal128(10, 2), value) for value in (Decimal("1.239"), 1.5, True, "1.5", Decimal("1e9"), 10**9)),
+    *((kind, b"ab") for kind in (pa.string(), pa.large_string())),
+    (pa.string(), bytearray(b"ab")),
+    (pa.string(), 1),
+    (pa.binary(), "ab"),
+    *(
+        (pa.date32(), value)
+        for value in (1, 1.5, NOON, AWARE, AWARE.replace(hour=0), pd.NaT, pd.Timestamp(1))
+    ),
+    *(
+        (kind, value)
+        for kind in (TS, NTZ)
+        for value in (5, 5.0, Decimal(5), True, "2024-01-01", pd.Timestamp(1))
+    ),
+    (NTZ, AWARE),
+    (NTZ, pd.Timestamp("2024-01-01", tz="Asia/Tokyo")),
+    (pa.timestamp("ms"), NOON.replace(microsecond=5)),
+    (pa.timestamp("s", "UTC"), AWARE.replace(microsecond=5_000)),
+    (pa.duration("us"), 5),
+    (pa.duration("us"), pd.Timedelta(1)),
+    (pa.duration("ms"), dt.timedelta(microseconds=5)),
+    (pa.time64("us"), 5),
+    (pa.time64("us"), dt.time(1, tzinfo=dt.UTC)),
+    *((pa.list_(pa.int64()), value) for value in ([1, 1.5], b"ab", np.array([1.5]), {1: 2}, "12")),
+    (pa.list_(pa.list_(NTZ)), [[AWARE]]),
+    *(
+        (POINT, value)
+        for value in ({"z": 1}, {"x": 1, "y": 1.0, "z": 1}, {"x": 1.5}, (1.5, 1.0), Named(1.0, 2))
+    ),
+    (POINT, Row(y=1.0, x=2)),
+    (pa.list_(POINT), [{"z": 1}]),
+    (pa.map_(pa.string(), POINT), {"k": {"z": 1}}),
+    (pa.map_(pa.string(), pa.int64()), {"k": 1.5}),
+    (pa.map_(pa.string(), pa.int64()), [(b"k", 1)]),
+    (pa.dictionary(pa.int32(), pa.string()), b"ab"),
+]
+
+KEPT: list[tuple[pa.DataType, Any, Any]] = [
+    (pa.int64(), 2.0, 2),
+    (pa.int64(), np.int8(3), 3),
+    (pa.float64(), 3, 3.0),
+    (pa.float32(), math.inf, math.inf),
+    (pa.float32(), 0.1, float(np.float32(0.1))),
+    (pa.decimal128(10, 2), 7, Decimal(7)),
+    (pa.decimal128(10, 2), Decimal("1.5"), Decimal("1.5")),
+    (pa.date32(), dt.datetime(2024, 1, 1), dt.date(2024, 1, 1)),
+    (TS, NOON, AWARE),
+    (TS, pd.Timestamp("2024-01-01 12:00", tz="UTC"), AWARE),
+    (NTZ, NOON, NOON),
+    (pa.timestamp("ms"), NOON.replace(microsecond=5_000), NOON.replace(microsecond=5_000)),
+    (pa.duration("us"), dt.timedelta(1), dt.timedelta(1)),
+    (pa.binary(), bytearray(b"ab"), b"ab"),
+    (pa.list_(pa.int64()), np.array([1, 2]), [1, 2]),
+    (POINT, {"x": 1}, {"x": 1, "y": None}),
+    (POINT, (1, 2.0), {"x": 1, "y": 2.0}),
+    (POINT, Row(x=1, y=2.0), {"x": 1, "y": 2.0}),
+    (pa.map_(pa.string(), pa.int64()), {"k": 1}, [("k", 1)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), BENT, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize("form", [VALUES, DICTS])
+def test_what_a_column_would_bend_is_a_misfit(kind: pa.DataType, value: Any, form: Form) -> None:
+    """Alone, and beside values that fit: nothing comes out as null, or as another value."""
+    schema = pa.schema([("v", kind)])
+    for values in ([value], [None, value, None]):
+        rows = values if form is VALUES else [{"v": each} for each in values]
+        with pytest.raises((TypeError, ValueError, OverflowError, pa.ArrowException)):
+            to_batch(rows, schema, form)
+    with pytest.raises(SourceRowError):
+        RowMaker("s", schema).batch([value])
+
+
+@pytest.mark.parametrize(("kind", "value", "expected"), KEPT, ids=lambda each: str(each)[:40])
+def test_what_loses_nothing_is_taken(kind: pa.DataType, value: Any, expected: Any) -> None:
+    schema = pa.schema([("v", kind)])
+    assert to_batch([{"v": value}, {}], schema).column(0).to_pylist() == [expected, None]
+    assert to_batch([value], schema, VALUES).column(0).to_pylist() == [expected]
+
+
+def test_tuples_with_names_go_by_name() -> None:
+    schema = pa.schema([("x", pa.int64()), ("y", pa.float64())])
+
+    class Other(NamedTuple):
+        a: int
+        b: float
+
+    class Wrong(NamedTuple):
+        a: int
+        x: float
+
+    for row in (Row(y=2.0, x=1), Row(x=1, y=2.0), Named(2.0, 1), (1, 2.0), Other(1, 2.0)):
+        assert to_batch([row, (3, 4.0)], schema, VALUES).to_pylist()[0] == {"x": 1, "y": 2.0}
+        assert RowMaker("s", schema).batch([row]).to_pylist() == [{"x": 1, "y": 2.0}]
+    for row in (Row(x=1, z=2.0), Wrong(1, 2.0)):
+        with pytest.raises(TypeError, match="is not one of x, y"):
+            to_batch([row], schema, VALUES)
+
+
+def test_keys_that_are_no_field_are_left_out_where_that_is_asked_for() -> None:
+    schema = pa.schema([("p", pa.list_(POINT))])
+    rows = [{"p": [{"x": 1, "z": 2}], "q": 3}]
+    assert to_batch(rows, schema, lax=True).to_pylist() == [{"p": [{"x": 1, "y": None}]}]
+    with pytest.raises(TypeError, match="no column 'q'"):
+        to_batch(rows, schema)

@@ -247,3 +247,20 @@ def test_what_barrier_mode_has_no_use_for_is_refused(env: GraphBuilder, option: 
     env.source([1], "n int", uid="source", **option).sink(print)
     with pytest.raises(UnsupportedError, match=f"'source': {next(iter(option))}"):
         job_graph(env.build(), max_parallelism=8)
+
+
+def test_extra_keys_are_an_option_of_operators_that_return_records(env: GraphBuilder) -> None:
+    source = env.source([], "n int", uid="source")
+    for uid, options in [
+        ("none", {}),
+        ("fail", {"extra_keys": "fail"}),
+        ("ignore", {"extra_keys": "ignore"}),
+    ]:
+        source.map(one, uid=uid, **options).sink(print)
+    graph = job_graph(env.build())
+    lax = {op.uid for vertex in graph.vertices for op in vertex.operators if rules_of_operator(op).lax}
+    assert lax == {"ignore"}
+    with pytest.raises(ConfigError, match="map: extra_keys: expected one of fail, ignore"):
+        source.map(one, extra_keys="drop")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="filter: extra_keys"):
+        source.filter(one, extra_keys="ignore")

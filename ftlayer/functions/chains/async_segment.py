@@ -70,7 +70,9 @@ class AsyncSegment:
             failures.append(failure_of(int(came[place]), step.uid, said, step.rules))
 
         results = [calls.results[place] for place in good]
-        batch, counts = convert(results, [1] * len(results), step.schema, self._form, misfit)
+        batch, counts = convert(
+            results, [1] * len(results), step.schema, self._form, misfit, lax=step.rules.lax
+        )
         return SegmentOutcome(batch, np.repeat(came, counts), failures)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.functions.conversion import check_whole, concat
+from ftlayer.functions.conversion import cast_strictly, check_values, concat, no_such
 from ftlayer.functions.current import current_tries
 from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
 from ftlayer.functions.outcome import I64, SegmentOutcome
@@ -92,7 +92,12 @@ class BatchSegment:
             )
         else:
             rows = np.arange(batch.num_rows, dtype=np.int64)
-        return result.select(step.schema.names).cast(step.schema), rows
+        columns = []
+        for field in step.schema:
+            columns.append(cast_strictly(result.column(field.name), field.type, f"column {field.name!r}"))
+            if not field.nullable and columns[-1].null_count:
+                raise ValueError(f"column {field.name!r} is null and may not be")
+        return pa.RecordBatch.from_arrays(columns, schema=step.schema), rows
 
     def _check_columns(self, names: Sequence[str]) -> None:
         step = self._step
@@ -101,6 +106,12 @@ class BatchSegment:
         missing = [name for name in step.schema.names if name not in names]
         if missing:
             raise ValueError(f"{step.uid!r} returned no column {missing[0]!r}, which its schema has")
+        known = {*step.schema.names, *((ROW_TAG, ATTEMPT_TAG, FIRST_FAILED_TAG) if step.tagged else ())}
+        if not step.rules.lax and not known.issuperset(names):
+            extra = next(name for name in names if name not in known)
+            raise ValueError(
+                f"{step.uid!r} returned more than its schema has: {no_such('column', extra, step.schema.names)}"
+            )
 
     def _from_pandas(self, result: Any) -> pa.RecordBatch:
         """Convert as the schema says: inference would not know a map, nor an empty list's type."""
@@ -111,10 +122,15 @@ class BatchSegment:
             raise TypeError(f"{step.uid!r} returned a {type(result).__name__}, not a pandas.DataFrame")
         self._check_columns(list(result.columns))
         schema = step.schema.append(pa.field(ROW_TAG, pa.int32())) if step.tagged else step.schema
+        columns = []
         for field in schema:
-            if pa.types.is_integer(field.type) and result[field.name].dtype == object:
-                check_whole(list(result[field.name]), field.name)
-        return pa.RecordBatch.from_pandas(result, schema=schema, preserve_index=False)
+            series, what = result[field.name], f"column {field.name!r}"
+            if series.dtype == object:
+                check_values(series[series.notna()].tolist(), field.type, what, lax=step.rules.lax)
+                columns.append(pa.array(series, field.type, from_pandas=True))
+            else:
+                columns.append(cast_strictly(pa.array(series, from_pandas=True), field.type, what))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _tagged(batch: pa.RecordBatch, parents: I64) -> pa.RecordBatch:

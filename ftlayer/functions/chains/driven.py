@@ -43,11 +43,11 @@ def objects_in(batch: pa.RecordBatch) -> Objects:
     return tuple(None if column.type in _READ else python_values(column) for column in batch.columns)
 
 
-def batch_of(columns: Sequence[Any], rows: int, schema: pa.Schema) -> pa.RecordBatch:
+def batch_of(columns: Sequence[Any], rows: int, schema: pa.Schema, *, lax: bool) -> pa.RecordBatch:
     """Return the columns of results as a batch. Raises what `to_batch` raises for objects that do not fit."""
     made = [array_of(field.type, rows, column) for field, column in zip(schema, columns, strict=True)]
     arrays = [
-        column_of(column, field) if isinstance(column, list) else column
+        column_of(column, field, lax=lax) if isinstance(column, list) else column
         for field, column in zip(schema, made, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -63,12 +63,19 @@ def records_from(columns: Sequence[Any], rows: int, schema: pa.Schema, form: For
 
 
 def driver_of(
-    steps: Sequence[PreparedStep], schema: pa.Schema, form: Form, log: UndoLog | None, *, keeps: bool = False
+    steps: Sequence[PreparedStep],
+    schema: pa.Schema,
+    form: Form,
+    log: UndoLog | None,
+    *,
+    keeps: bool = False,
+    lax: bool = False,
 ) -> native.ChainDriver | None:
     """Return what runs ``steps`` over record batches, whose results are of ``schema``; None if it cannot.
 
     ``form`` and ``log`` are as for `fuse`. Records may be values or dicts, and a `Reducing` needs values. ``keeps``:
     aggregates of the first `Reducing` may lie beside their keys until `write_back`; the driver alone changes its table.
+    ``lax`` as for `to_batch`.
     """
     codes = codes_of(schema)
     are_dicts = form is DICTS
@@ -86,6 +93,7 @@ def driver_of(
         () if log is None else (StateSerializationError,),
         log.entries if log is not None and logs else None,
         NAN,
+        lax,
     )
 
 

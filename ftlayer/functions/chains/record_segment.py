@@ -81,17 +81,17 @@ class RecordSegment:
         self._schema = schema
         self._form = form
         self._loop = fuse(steps, form, log=log)
-        self._driver = driver_of(steps, schema, form, log, keeps=keeps)
+        makers = [step for step in steps if not isinstance(step, Filter)]
+        maker = makers[-1] if makers else None if made_by else steps[-1]
+        self._maker = made_by if maker is None else maker.uid
+        self._maker_rules = NO_RULES if maker is None else maker.rules
+        self._driver = driver_of(steps, schema, form, log, keeps=keeps, lax=self._maker_rules.lax)
         for step in steps if keeps and self._driver is not None else ():
             if isinstance(step, Reducing) and step.state is not None:
                 step.state.cache(self)
         self.has_objects = any(field.type not in PLAIN_CODES for field in schema)
         self._single = is_one_to_one(steps)
         self._processing = [step for step in steps if isinstance(step, Processing)]
-        makers = [step for step in steps if not isinstance(step, Filter)]
-        maker = makers[-1] if makers else None if made_by else steps[-1]
-        self._maker = made_by if maker is None else maker.uid
-        self._maker_rules = NO_RULES if maker is None else maker.rules
 
     @property
     def progress(self) -> int:
@@ -208,7 +208,7 @@ class _SegmentRun:
             self._out, self._counts = results, counts.tolist()
             self._convert()
             return True
-        batch = batch_of(results, count, segment._schema)
+        batch = batch_of(results, count, segment._schema, lax=segment._maker_rules.lax)
         one_each = segment._single and count == rows.num_rows
         self._pieces.append((batch, self._parents if one_each else np.repeat(self._parents, counts)))
         return True
@@ -259,7 +259,7 @@ class _SegmentRun:
     def _as_batch(self, columns: list[Any], rows: int) -> pa.RecordBatch | None:
         """Return columns of results as a batch; None if some do not fit, which are to be found among the records."""
         try:
-            return batch_of(columns, rows, self._segment._schema)
+            return batch_of(columns, rows, self._segment._schema, lax=self._segment._maker_rules.lax)
         except BaseException as error:  # noqa: BLE001 - anything may be among what a user's function returned
             raise_signalled(error)
             return None
@@ -332,7 +332,9 @@ class _SegmentRun:
             )
             self._refuse(failure_of(int(parents[place]), uid, said, rules))
 
-        batch, counts = convert(self._out, self._counts[self._converted :], schema, form, misfit)
+        batch, counts = convert(
+            self._out, self._counts[self._converted :], schema, form, misfit, lax=rules.lax
+        )
         if not self._segment._single or len(parents) != batch.num_rows:
             parents = np.repeat(parents, counts)
         self._pieces.append((batch, parents))

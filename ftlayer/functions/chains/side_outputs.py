@@ -44,5 +44,5 @@ def _converted(
         )
         refuse(failure_of(int(parents[place]), step.uid, said, step.rules))
 
-    batch, kept = convert(records, [1] * len(records), schema, form, misfit)
+    batch, kept = convert(records, [1] * len(records), schema, form, misfit, lax=step.rules.lax)
     return SideOutput(tag, batch, np.repeat(parents, kept))

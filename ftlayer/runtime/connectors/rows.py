@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import SourceRowError
-from ftlayer.functions.conversion import check_whole, schema_text, text_of
+from ftlayer.functions.conversion import cast_strictly, check_values, in_order, schema_text, text_of
 from ftlayer.functions.plain import OTHER_CODE, array_of, codes_of, plain_columns
 from ftlayer.records.kernels import native
 
@@ -69,7 +69,10 @@ class RowMaker:
             try:
                 if sorted(batch.schema.names) != sorted(schema.names):
                     raise ValueError(f"its columns are {', '.join(batch.schema.names)}")
-                columns = [batch.column(field.name).cast(field.type) for field in schema]
+                columns = [
+                    cast_strictly(batch.column(field.name), field.type, f"column {field.name!r}")
+                    for field in schema
+                ]
             except (ValueError, pa.ArrowException) as error:
                 raise SourceRowError(
                     f"source {self._source!r} gave a record batch that does not fit its schema "
@@ -108,8 +111,9 @@ class RowMaker:
 
     def _columns(self, rows: Sequence[Any], kinds: set[type]) -> list[Sequence[Any]]:
         """Return the values of tuples column by column."""
-        if any(map(_is_row, kinds)):
-            rows, kinds = self._by_name(rows), {tuple}
+        if kinds - _TUPLES:
+            rows = self._by_name(rows)
+            kinds = set(map(type, rows))
         for kind in kinds - _TUPLES:
             if not issubclass(kind, tuple):
                 raise TypeError(f"a {kind.__name__} is not a tuple of {len(self._schema)} values")
@@ -120,17 +124,7 @@ class RowMaker:
 
     def _by_name(self, rows: Sequence[Any]) -> list[Any]:
         names = self._schema.names
-        ordered = []
-        for row in rows:
-            fields = getattr(row, "__fields__", None)
-            if fields is not None and list(fields) != names:
-                if sorted(fields) != sorted(names):
-                    raise ValueError(f"it is a Row of {', '.join(fields)}")
-                row = tuple(row[name] for name in names)
-            elif self._bare and not _is_row(type(row)):
-                row = (row,)
-            ordered.append(row)
-        return ordered
+        return [(row,) if self._bare and not _is_row(type(row)) else in_order(row, names) for row in rows]
 
     def _array(self, values: Sequence[Any], place: int) -> pa.Array:
         return strict_array(values, self._schema.field(place))
@@ -197,8 +191,7 @@ def strict_array(values: Sequence[Any], field: pa.Field, kinds: set[type] | None
             return pa.array(np.fromiter(values, np.int64, len(values)))
         if field.type == pa.float64() and kinds == {float}:
             return pa.array(np.fromiter(values, np.float64, len(values)))
-        if pa.types.is_integer(field.type) and kinds != {int}:
-            check_whole(values, field.name)
+    check_values(values, field.type, f"column {field.name!r}")
     return _with_nulls_allowed(pa.array(values, field.type), field)
 
 

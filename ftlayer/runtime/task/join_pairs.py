@@ -90,14 +90,14 @@ def pair_up(
 
     kept: I64Array = np.array(pairs, np.int64)
     try:
-        payload = to_batch(results, operator.schema, VALUES)
+        payload = to_batch(results, operator.schema, VALUES, lax=operator.rules.lax)
     except BaseException as error:  # noqa: BLE001 - anything may be among what a user's function returned
         raise_signalled(error)
         good = []
         fits = np.zeros(len(results), np.bool_)
         for place, (pair, result) in enumerate(zip(pairs, results, strict=True)):
             try:
-                good.append(to_batch([result], operator.schema, VALUES))
+                good.append(to_batch([result], operator.schema, VALUES, lax=operator.rules.lax))
                 fits[place] = True
             except BaseException as error:  # noqa: BLE001 - as above
                 raise_signalled(error)

@@ -6,6 +6,7 @@ from typing import TypedDict
 
 from ftlayer.checkpoint.failure_policy import OnFailure
 from ftlayer.checks import rate_per_second
+from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 
 
@@ -33,7 +34,15 @@ class RatedOptions(FunctionOptions, total=False):
 
 def rules_in(options: FunctionOptions, method: str) -> RetryRules:
     """Return the rules of failures that ``options`` have; `ConfigError` names the ``method``."""
-    return rules_of(options.get("retry_on"), options.get("dead_on"), method, options.get("max_failing"))
+    if method in ("filter", "sink") and options.get("extra_keys") is not None:
+        raise ConfigError(f"{method}: extra_keys: it is of operators that return records")
+    return rules_of(
+        options.get("retry_on"),
+        options.get("dead_on"),
+        method,
+        options.get("max_failing"),
+        options.get("extra_keys"),
+    )
 
 
 def rate_in(options: RatedOptions, method: str) -> float | None:

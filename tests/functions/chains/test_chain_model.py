@@ -78,7 +78,7 @@ class Op:
     def _arrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         values, places = self._results(batch.column("v").to_pylist())
         if not self.kind.startswith("tagged"):
-            return pa.record_batch({"v": pa.array(values, pa.int32()), "more": values})
+            return pa.record_batch({"v": pa.array(values, pa.int32())})
         tags = batch.column(ROW_TAG).take(pa.array(places, pa.int64()))
         return pa.record_batch({ROW_TAG: tags, "v": pa.array(values, pa.int64())})
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stage_chains import BOTH, V, first_failures, ints, rows_out, run_chain
 
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
 
 # ---------------------------------------------------------------- what functions return
@@ -47,9 +48,54 @@ def test_a_result_that_does_not_fit_fails_its_record_and_names_who_returned_it()
         failure.reason.encode()
 
 
-def test_columns_that_are_missing_are_null_and_those_too_many_are_left_out() -> None:
-    step = Map("m", lambda r: {"b": "x", "c": object()}, BOTH)
-    assert rows_out(run_chain(ints([1]), [step])) == [(0, {"a": None, "b": "x"})]
+def test_columns_that_are_missing_are_null_and_keys_that_are_none_fail_the_record() -> None:
+    assert rows_out(run_chain(ints([1]), [Map("m", lambda r: {"b": "x"}, BOTH)])) == [
+        (0, {"a": None, "b": "x"})
+    ]
+    lax = RetryRules(lax=True)
+    for too_much in ({"b": "x", "c": object()}, {"aa": 1, "b": "x"}, {"a": 1, "b": "x", 3: 3}):
+
+        def odd(record: Any, too_much: Any = too_much) -> Any:
+            return too_much if record["v"] % 2 else {"a": 0, "b": "y"}
+
+        result = run_chain(ints([1, 2, 3]), [Map("m", odd, BOTH)])
+        assert rows_out(result) == [(1, {"a": 0, "b": "y"})]
+        assert first_failures(result) == {0: "m", 2: "m"}
+        assert "there is no column" in result.failures[0].reason
+        left = {name: too_much.get(name) for name in ("a", "b")}
+        assert rows_out(run_chain(ints([1]), [Map("m", odd, BOTH, lax)])) == [(0, left)]
+    (failure,) = run_chain(ints([1]), [Map("m", lambda r: {"aa": 1}, BOTH)]).failures
+    assert "did you mean 'a'?" in failure.reason
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas"])
+def test_columns_of_batches_are_the_schemas_and_mean_the_same(kind: str) -> None:
+    def run(column: Any, schema: pa.Schema, rules: RetryRules = NO_RULES) -> Any:
+        batch = pa.record_batch(column)
+        given: Any = batch if kind == "arrow" else batch.to_pandas()
+        result = run_chain(
+            ints([1]),
+            [MapBatches("b", lambda _: given, schema, kind, False, rules)],  # type: ignore[arg-type]
+        )
+        return result.failures[0].reason if result.failures else rows_out(result)[0][1]
+
+    v = pa.schema([("v", pa.int64())])
+    assert "no column 'w'" in run({"v": [1], "w": [2]}, v)
+    assert run({"v": [1], "w": [2]}, v, RetryRules(lax=True)) == 1
+    assert run({"v": [1.0]}, v) == 1
+    for kind_of, value in [
+        (pa.timestamp("us"), [5]),
+        (pa.timestamp("us"), ["2024-01-01"]),
+        (pa.float32(), [1e300]),
+        (pa.int64(), [True]),
+        (pa.int64(), ["12"]),
+        (pa.string(), [12]),
+        (pa.date32(), pa.array([1], pa.timestamp("us"))),
+        (pa.timestamp("us"), pa.array([1], pa.timestamp("us", "UTC"))),
+        (pa.timestamp("us"), pa.array([1], pa.timestamp("ns"))),
+        (pa.decimal128(5, 1), [1.25]),
+    ]:
+        assert isinstance(run({"v": value}, pa.schema([("v", kind_of)])), str), (kind_of, value)
 
 
 def test_null_in_a_column_that_may_not_be_null_fails_the_record() -> None:
@@ -128,7 +174,9 @@ def test_records_that_python_cannot_hold_fail_alone_in_the_first_operator() -> N
             raise ValueError
         return record
 
-    result = run_chain(batch, [Map("first", dict, schema), Map("second", second, schema)])
+    result = run_chain(
+        batch, [Map("first", lambda r: {"text": r["text"]}, schema), Map("second", second, schema)]
+    )
     assert first_failures(result) == {0: "second", 1: "first"}
     assert rows_out(result) == [(2, {"text": "fine"})]
     assert "column 'text'" in next(f.reason for f in result.failures if f.row == 1)

@@ -39,7 +39,7 @@ def test_rows_go_by_name() -> None:
         "name": ["a", "b"],
     }
     assert maker(ID).batch([Row(id=1), 2]).to_pydict() == {"id": [1, 2]}
-    with pytest.raises(SourceError, match="it is a Row of id, nick"):
+    with pytest.raises(SourceError, match="a Row of id, nick is not one of id, name"):
         maker(PAIR).batch([Row(id=1, nick="a")])
 
 
