@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
@@ -401,7 +401,52 @@ def cast_strictly(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
         raise ValueError(f"{what} is {kind}, not {column.type}")
     if pa.types.is_floating(kind) and kind.bit_width < 64 and pa.types.is_floating(column.type):
         check_finite(column.cast(pa.float64()), kind, what)
-    return column.cast(kind)
+    return cast_by_value(column, kind)
+
+
+def cast_by_value(column: pa.Array, kind: pa.DataType, *, safe: bool = True) -> pa.Array:
+    """Cast as Arrow does, but each value says whether it fits: Arrow asks an integer's type what a decimal has to hold."""
+    for step in (
+        _by_way_of(column.type, kind, _without_booleans),
+        _by_way_of(column.type, kind, _wide),
+        kind,
+    ):
+        column = column if column.type == step else column.cast(step, safe=safe)
+    return column
+
+
+def _without_booleans(old: pa.DataType, new: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_decimal(new) and types.is_boolean(old):
+        return pa.int8()
+    return pa.int64() if types.is_decimal(old) and types.is_boolean(new) else old
+
+
+def _wide(old: pa.DataType, new: pa.DataType) -> pa.DataType:
+    """Return a decimal that has room for all integers and for the digits behind the point."""
+    types = pa.types
+    if types.is_decimal(new) and (types.is_integer(old) or types.is_boolean(old)):
+        return pa.decimal256(20 + max(new.scale, 0), max(new.scale, 0))
+    return _without_booleans(old, new)
+
+
+def _by_way_of(
+    old: pa.DataType, new: pa.DataType, leaf: Callable[[pa.DataType, pa.DataType], pa.DataType]
+) -> pa.DataType:
+    types = pa.types
+    if types.is_struct(old) and types.is_struct(new) and old.num_fields == new.num_fields:
+        fields = zip(old, new, strict=True)
+        return pa.struct([one.with_type(_by_way_of(one.type, other.type, leaf)) for one, other in fields])
+    if types.is_map(old) and types.is_map(new):
+        keys, items = (
+            _by_way_of(old.key_type, new.key_type, leaf),
+            _by_way_of(old.item_type, new.item_type, leaf),
+        )
+        return pa.map_(keys, old.item_field.with_type(items))
+    for is_list, make in ((types.is_list, pa.list_), (types.is_large_list, pa.large_list)):
+        if is_list(old) and isinstance(new, pa.ListType | pa.LargeListType):
+            return make(old.value_field.with_type(_by_way_of(old.value_type, new.value_type, leaf)))
+    return leaf(old, new)
 
 
 def _means_the_same(old: pa.DataType, new: pa.DataType) -> bool:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from ftlayer.errors import CodecError
+from ftlayer.functions.conversion import cast_by_value, kind_of
 from ftlayer.spark.deliveries.row_digests import row_digests
 
 MAX_SHOWN = 100
@@ -82,7 +83,7 @@ def _fit_column(column: pa.Array, field: pa.Field, misfits: dict[int, str]) -> p
             f"read as {field.type}; {_WAY_OUT}"
         )
     try:
-        fitted = column.cast(field.type)
+        fitted = cast_by_value(column, field.type)
     except pa.ArrowException:
         fitted = _cast_one_by_one(column, field, misfits)
     return _without_changed(column, fitted, field, misfits)
@@ -94,7 +95,7 @@ def _cast_one_by_one(column: pa.Array, field: pa.Field, misfits: dict[int, str])
         # Not a slice: Arrow casts what is around it in a list too.
         value = column.take(pa.array([row]))
         try:
-            parts.append(value.cast(field.type))
+            parts.append(cast_by_value(value, field.type))
         except pa.ArrowException as error:
             misfits.setdefault(row, _misfit(value, field, str(error)))
             parts.append(pa.nulls(1, field.type))
@@ -107,7 +108,7 @@ def _without_changed(
     """Take out values that the type does not hold as they were. Text is parsed: what it reads as is what it meant."""
     if kind_of(column.type) == "text":
         return fitted
-    back = row_digests(pa.record_batch([fitted.cast(column.type, safe=False)], ["value"]))
+    back = row_digests(pa.record_batch([cast_by_value(fitted, column.type, safe=False)], ["value"]))
     was = row_digests(pa.record_batch([column], ["value"]))
     changed = [row for row, (one, other) in enumerate(zip(was, back, strict=True)) if one != other]
     for row in changed:
@@ -136,23 +137,6 @@ def may_become(old: pa.DataType, new: pa.DataType) -> bool:
     if types.is_map(old) and types.is_map(new):
         return may_become(old.key_type, new.key_type) and may_become(old.item_type, new.item_type)
     return False
-
-
-def kind_of(kind: pa.DataType) -> str:
-    """Return what values of a type are, however wide it is; "" for nested ones and those that stand alone."""
-    if types.is_boolean(kind):
-        return "boolean"
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        return "number"
-    if types.is_string(kind) or types.is_large_string(kind):
-        return "text"
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        return "bytes"
-    if types.is_date(kind):
-        return "date"
-    if types.is_timestamp(kind):
-        return "timestamp" if kind.tz else "timestamp without a zone"
-    return ""
 
 
 def _refused(stored: pa.Schema, field: pa.Field, why: str) -> CodecError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import fractions
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError
@@ -68,6 +70,9 @@ def test_a_refusal_says_how_the_records_that_wait_come_through(now: pa.Schema) -
         (pa.float64(), pa.float32(), [0.5, 0.1, float("inf")], [0.5, "misfit", float("inf")]),
         (pa.float64(), pa.int64(), [2.0, 2.5], [2, "misfit"]),
         (pa.decimal128(4, 2), pa.decimal128(6, 2), [decimal.Decimal("1.25")], [decimal.Decimal("1.25")]),
+        (pa.int64(), pa.decimal128(10, 2), [7, None, 10**8], [decimal.Decimal(7), None, "misfit"]),
+        (pa.decimal128(10, 2), pa.int32(), [decimal.Decimal(7), decimal.Decimal("1.5")], [7, "misfit"]),
+        (pa.bool_(), pa.decimal128(3, 1), [True], [decimal.Decimal(1)]),
         (pa.bool_(), pa.int64(), [True, False], [1, 0]),
         (pa.int64(), pa.string(), [7], ["7"]),
         (pa.string(), pa.int64(), ["7", "007", "x"], [7, 7, "misfit"]),
@@ -112,3 +117,81 @@ def test_no_number_is_changed_without_a_word(values: list[int | None], new: pa.D
 def test_long_values_are_shown_in_part() -> None:
     found = fit_rows(pa.record_batch({"v": ["x" * 10_000]}), pa.schema([("v", pa.int64())]))
     assert len(found.misfits[0]) < 500
+
+
+NUMBERS = [
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_()),
+    *(pa.decimal128(*each) for each in ((3, 1), (10, 2), (19, 0), (38, 0), (38, 18), (38, 37))),
+]
+
+
+def numbers_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    if pa.types.is_boolean(kind):
+        return st.booleans()
+    if pa.types.is_integer(kind):
+        return st.integers(-2, 99) | st.integers(-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1)
+    if pa.types.is_floating(kind):
+        return st.integers(-2, 99).map(float) | st.floats(width=kind.bit_width)
+    most = 10**kind.precision - 1
+    digits = st.integers(-most, most) | st.integers(-2, 99).map(lambda n: min(most, n * 10**kind.scale))
+    return digits.map(lambda n: decimal.Decimal(n).scaleb(-kind.scale, decimal.Context(prec=80)))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.data(),
+    st.sampled_from(NUMBERS),
+    st.sampled_from(NUMBERS),
+    st.sampled_from(["plain", "list", "struct", "map"]),
+)
+def test_whether_a_number_fits_says_its_value(
+    data: st.DataObject, old: pa.DataType, new: pa.DataType, nested: str
+) -> None:
+    """Each is kept or fails by itself: no column fails as a whole, whatever the types would hold at most."""
+    values = data.draw(st.lists(st.none() | numbers_of(old), min_size=1, max_size=6))
+    if old != new and pa.types.is_boolean(new):
+        return
+
+    def within(kind: pa.DataType) -> pa.DataType:
+        if nested == "map":
+            return pa.map_(pa.string(), kind)
+        return {"plain": kind, "list": pa.list_(kind), "struct": pa.struct([("x", kind)])}[nested]
+
+    def put(value: Any) -> Any:
+        return {"plain": value, "list": [value], "struct": {"x": value}, "map": [("k", value)]}[nested]
+
+    stored = pa.record_batch({"v": pa.array([put(value) for value in values], within(old))})
+    found = fit_rows(stored, pa.schema([("v", within(new))]))
+    for row, (value, now) in enumerate(zip(values, found.columns[0].to_pylist(), strict=True)):
+        if pa.types.is_floating(old) and pa.types.is_decimal(new) and value is not None:
+            assert (
+                row in found.misfits or float(_out(now, nested)) == value
+            )  # 0.1 is 0.10, though no double is
+        elif pa.types.is_decimal(old) and pa.types.is_floating(new) and value is not None:
+            assert row in found.misfits or abs(_out(now, nested) - float(value)) <= abs(float(value)) * 2**-23
+        else:
+            assert (row in found.misfits) is not _holds(new, value, old), (value, now, found.misfits)
+            if row not in found.misfits and value == value:
+                assert now == put(value)
+
+
+def _out(value: Any, nested: str) -> Any:
+    return {"plain": lambda: value, "struct": lambda: value["x"]}.get(
+        nested, lambda: value[0][1] if nested == "map" else value[0]
+    )()
+
+
+def _holds(kind: pa.DataType, value: Any, old: pa.DataType) -> bool:
+    if value is None or kind == old:
+        return True
+    if pa.types.is_floating(kind):
+        with np.errstate(over="ignore"):
+            there = float(value) if kind.bit_width == 64 else float(np.float32(value))
+        return there == value or value != value
+    if value != value or value in (float("inf"), float("-inf")) or str(value) == "-0.0":
+        return False
+    exact = fractions.Fraction(value)
+    if pa.types.is_integer(kind):
+        return exact.denominator == 1 and -(2 ** (kind.bit_width - 1)) <= exact < 2 ** (kind.bit_width - 1)
+    digits = exact * 10**kind.scale
+    return digits.denominator == 1 and abs(digits) < 10**kind.precision
