@@ -405,7 +405,7 @@ def cast_strictly(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
 
 
 def cast_by_value(column: pa.Array, kind: pa.DataType, *, safe: bool = True) -> pa.Array:
-    """Cast as Arrow does, but each value says whether it fits: Arrow asks an integer's type what a decimal has to hold."""
+    """Cast as Arrow does, but by value: that asks of an integer's type whether a decimal can hold all of it."""
     for step in (
         _by_way_of(column.type, kind, _without_booleans),
         _by_way_of(column.type, kind, _wide),
