@@ -37,7 +37,9 @@ def convert(
 class _Search:
     """The search for what does not fit."""
 
-    def __init__(self, schema: pa.Schema, form: Form, fail: Callable[[int, BaseException], None], *, lax: bool) -> None:
+    def __init__(
+        self, schema: pa.Schema, form: Form, fail: Callable[[int, BaseException], None], *, lax: bool
+    ) -> None:
         self.good: list[pa.RecordBatch] = []
         self.kept: list[int] = []
         self._schema = schema
