@@ -18,7 +18,7 @@ from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import U64
-from ftlayer.store.segments import SegmentKind, Segments
+from ftlayer.store.segments import Mask, SegmentKind, Segments
 from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, get_died_ms
 from ftlayer.store.texts import TextChanges
 from ftlayer.vertex.calls import Envelope, Reply, RowRange
@@ -26,7 +26,7 @@ from ftlayer.vertex.rules.circuits import Circuits
 from ftlayer.vertex.rules.counters import ShardCounters
 from ftlayer.vertex.rules.followed import FollowedAttempts
 from ftlayer.vertex.rules.grouping import DeadIndex
-from ftlayer.vertex.rules.live import LiveSegments, by_segment
+from ftlayer.vertex.rules.live import LiveSegments, by_segment, locations_of
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.owners import Owners
 from ftlayer.vertex.rules.retry import MAX_REASON, MAX_TRACEBACK, Cause, cut
@@ -170,6 +170,11 @@ class ShardState:
         """Return the bucket of roots of ``stream`` whose time starts now."""
         return self.rotations.bucket(stream.options.timeout_ms, mono_ms)
 
+    def are_pending(self, roots: U64, locations: U64) -> Mask:
+        """Return which of these rows are pending under these roots, bool[n]: of rows with one root, one is."""
+        located = self.tracker.locate(roots)
+        return located.pending & (located.locations == locations)
+
     def forget_ranges(self, txn: WriteTransaction, stream: Stream) -> None:
         """Follow the ranges of a stream no more: its rows are stored from here on, and read from where these begin."""
         for partition in self.ranges.of_stream(stream):
@@ -178,8 +183,10 @@ class ShardState:
                 left = int(np.count_nonzero(~each.done))
                 self.live.forget(each.segment)
                 if each.roots is not None:
-                    # Late events must not complete them.
-                    self.tracker.forget(each.roots[~each.done])
+                    # Late events must not complete them. Another stream's row may have the same root.
+                    roots = each.roots[~each.done]
+                    locations = locations_of(each.segment, len(each.done))[~each.done]
+                    self.tracker.forget(roots[self.are_pending(roots, locations)])
                 stream.in_flight -= left
                 stream.unstored -= recalled
             self.ranges.forget(txn, partition)

@@ -183,13 +183,17 @@ class Tracking:
 
     def _replay_refused(self, stream: Stream, roots: U64, locations: U64, complete: Roots) -> None:
         """Rows whose root was pending already could never complete: replay them under roots of their own."""
-        located = self._state.tracker.locate(roots)
-        pending = located.pending & (located.locations == locations)
+        pending = self._state.are_pending(roots, locations)
         refused = locations[~pending & ~np.isin(locations, complete.locations)]
         stream.counters.duplicate_roots += len(refused)
-        stream.in_flight -= len(refused)
         for segment, rows, _ in by_segment(refused):
-            stream.add_due(segment, rows)
+            live = self._state.live.get(segment)
+            assert live is not None, "rows that were refused are not done"
+            if live.source is None:
+                stream.in_flight -= len(rows)
+                stream.add_due(segment, rows)
+            else:
+                stream.unstored += live.source.recall(rows)
 
     def _advance_position(self, txn: WriteTransaction, stream: Stream, position: SourcePosition) -> bool:
         """Move a source partition on; return False when these rows were accepted before."""
@@ -301,8 +305,8 @@ class Tracking:
 
     def _time_out(self, txn: WriteTransaction, roots: U64, locations: U64, now: Now) -> None:
         state = self._state
-        # Between the expiry and now a root may have completed or failed.
-        still = state.tracker.contains(roots)
+        # Between the expiry and now a root may have completed or failed, and be another row's.
+        still = state.are_pending(roots, locations)
         roots, locations = roots[still], locations[still]
         causes = [Cause("")] * len(roots)
         for segment, _, positions in by_segment(locations):
