@@ -93,6 +93,7 @@ class Replays:
         """
         state = self._state
         groups: dict[tuple[bytes, int, bool], list[FailedRecord]] = {}
+        timed_out: list[int] = []
         size = 0
         for key, value in self._due_entries(txn, stream, now):
             if limit <= 0 or size >= _BYTES_PER_CALL:
@@ -106,10 +107,17 @@ class Replays:
             if key in state.cancelled:
                 state.cancelled.discard(key)
                 continue
+            # A record of an earlier incarnation may have the root of one that waits in this one.
+            if state.timed_out.get(record.root) == key:
+                del state.timed_out[record.root]
+                timed_out.append(record.root)
             groups.setdefault(record.shape, []).append(record)
             limit -= 1
             size += len(value)
             stream.waiting -= 1
+        if timed_out:
+            # From here on events of the old attempt are late: they must not complete the new one's record.
+            state.tracker.forget(np.array(timed_out, np.uint64))
         return [self._put_together(txn, stream, records) for records in groups.values()]
 
     def delete_cancelled(self, txn: WriteTransaction) -> None:
@@ -155,10 +163,6 @@ class Replays:
         self, txn: WriteTransaction, stream: Stream, records: list[FailedRecord]
     ) -> StoredBatch:
         state = self._state
-        timed_out = [record.root for record in records if state.timed_out.pop(record.root, None)]
-        if timed_out:
-            # From here on events of the old attempt are late: they must not complete the new one's record.
-            state.tracker.forget(np.array(timed_out, np.uint64))
         hashed = records[0].key_hashes is not None
         info = RowInfo(
             roots=state.fresh_roots(len(records)),

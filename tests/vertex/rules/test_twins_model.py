@@ -97,6 +97,22 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
             self.vertex.advance(2_000)
             self.let_go()
 
+        def tracked_late(self) -> list[Record]:
+            return [record for record in self.records.values() if record.late is not None]
+
+        @precondition(lambda self: self.tracked_late())
+        @rule(which=st.integers(0), failed=st.booleans())
+        def its_late_event_comes(self, which: int, failed: bool) -> None:
+            late = self.tracked_late()
+            record = late[which % len(late)]
+            root, record.late = record.late, None
+            if failed:
+                assert self.vertex.fail(root) == calls.Failed(0, 0, 1)
+                return
+            assert self.vertex.xor((root, root)).completed == 1
+            record.done = True
+            self.written_down()
+
         @rule()
         def the_vertex_is_lost(self) -> None:
             self.vertex.restart()
@@ -151,3 +167,34 @@ def test_two_records_of_one_root_get_roots_of_their_own_after_a_restart(vertex: 
     assert (first, second) == ("a", "b")
     vertex.xor((b, b))
     assert [record.root for record in vertex.list("pending")] == [a] != [b]
+
+
+@pytest.mark.parametrize("tracker", ["table", "exact"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_record_of_an_earlier_incarnation_takes_no_other_out_of_the_tracker(
+    kit: Any, tracker: str, late: bool
+) -> None:
+    """One waits since before the loss of the vertex, another of the same root since then: only that is tracked."""
+    twins = machine(kit, tracker)()
+    for step in (
+        twins.open,
+        lambda: twins.persist([1, 1]),
+        twins.all_time_out,
+        twins.the_vertex_is_lost,
+        lambda: twins.persist([1, 1, 1]),
+        twins.all_time_out,
+        lambda: twins.take(4),  # all but the one that timed out last
+    ):
+        step()
+        twins.what_is_not_done_is_there_under_its_root()
+    waiting = twins.records["record 2"]
+    assert waiting.late == 1
+    if late:
+        assert twins.vertex.xor((1, 1)).completed == 1
+        waiting.done = True
+        twins.written_down()
+    else:
+        twins.persist([1])
+        assert twins.records["record 5"].root is None
+    twins.what_is_not_done_is_there_under_its_root()
+    twins.teardown()
