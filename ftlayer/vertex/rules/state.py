@@ -173,7 +173,8 @@ class ShardState:
     def are_pending(self, roots: U64, locations: U64) -> Mask:
         """Return which of these rows are pending under these roots, bool[n]: of rows with one root, one is."""
         located = self.tracker.locate(roots)
-        return located.pending & (located.locations == locations)
+        pending: Mask = located.pending & (located.locations == locations)
+        return pending
 
     def forget_ranges(self, txn: WriteTransaction, stream: Stream) -> None:
         """Follow the ranges of a stream no more: its rows are stored from here on, and read from where these begin."""
