@@ -15,8 +15,27 @@ from collections.abc import Iterator
 from ftlayer import errors, failures
 from ftlayer.errors import FTLayerError, FunctionLoadError, InvalidTopologyError, TimerFailedError
 
-SPARK_CONDITIONS = ("COLUMN_ALREADY_EXISTS", "AMBIGUOUS_REFERENCE", "PARSE_SYNTAX_ERROR")
+SPARK_CONDITIONS = (
+    "COLUMN_ALREADY_EXISTS",
+    "AMBIGUOUS_REFERENCE",
+    "PARSE_SYNTAX_ERROR",
+    "PYTHON_VERSION_MISMATCH",
+)
 """Of Spark's error conditions, those that lie in the program alone. Tables and paths may come into being."""
+
+_PROGRAM = (
+    AttributeError,
+    NameError,
+    TypeError,
+    ImportError,
+    NotADirectoryError,
+    IsADirectoryError,
+    FileExistsError,
+)
+_PROGRAM_TEXT = frozenset(kind.__name__ for kind in (*_PROGRAM, UnboundLocalError, ModuleNotFoundError))
+_PROGRAM_CONDITION = re.compile(
+    r"\[(UNRESOLVED_COLUMN|UNRESOLVED_FIELD|UNRESOLVED_ROUTINE|FIELD_NOT_FOUND)[.\w]*\] "
+)
 
 _OURS = {
     f"{module.__name__}.{name}": kind
@@ -53,6 +72,26 @@ def lasting(error: BaseException) -> FTLayerError | None:
             return found
         each = each.__cause__
     return None
+
+
+def is_programs(error: BaseException) -> bool:
+    """Whether ``error`` tells of a mistake in the program, or in what it was told: a name, a type, a column, a path.
+
+    Before anything has succeeded starting again only repeats it; behind a success it may have been the data's, or of
+    the moment. The first error that knows decides, as in `lasting`.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        if isinstance(each, FTLayerError) and each.recoverable is not None:
+            return not each.recoverable
+        if isinstance(each, _PROGRAM):
+            return True
+        if type(each).__module__.partition(".")[0] in ("pyspark", "py4j"):
+            text = str(each)
+            names = (name.rpartition(".")[2].removeprefix("PySpark") for name, _ in _raised(text))
+            return not _PROGRAM_TEXT.isdisjoint(names) or _PROGRAM_CONDITION.search(text) is not None
+        each = each.__cause__
+    return False
 
 
 def lasting_in_text(text: str) -> FTLayerError | None:

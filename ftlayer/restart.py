@@ -11,11 +11,22 @@ from ftlayer.errors import ConfigError
 
 
 class RestartStrategy(Protocol):
-    """Decides after each failure."""
+    """Decides after each failure.
+
+    One with a method ``on_success()`` is told of what went well since: a committed batch, a completed checkpoint, rows
+    that a source gave. Time alone counts no failure down: what fails slowly would be tried without end.
+    """
 
     def on_failure(self, now_ms: int) -> int | None:
         """Return the pause in milliseconds before the next start, or None to give up."""
         ...
+
+
+def note_success(strategy: RestartStrategy) -> None:
+    """Tell ``strategy`` of a success, if it wants to know."""
+    on_success = getattr(strategy, "on_success", None)
+    if on_success is not None:
+        on_success()
 
 
 def check_strategy(value: object, option: str) -> None:
@@ -62,9 +73,10 @@ class FixedDelay:
 @known_options
 @dataclass
 class ExponentialDelay:
-    """Start again after a pause that doubles, up to ``max_delay``; back to the first after a quiet time.
+    """Start again after a pause that doubles, up to ``max_delay``; back to the first after a success and a quiet time.
 
-    ``attempts`` bounds the failures in a row without ``reset_after`` between two of them; None is no bound.
+    ``attempts`` bounds the failures in a row: of two with a success and ``reset_after`` between them the second begins
+    anew; None is no bound.
     ``jitter`` (0 to 1): a pause is up to this part of it longer or shorter, at random, so that jobs which failed
     together do not come back together.
     """
@@ -77,6 +89,7 @@ class ExponentialDelay:
     _random: Random = field(default_factory=Random, init=False, repr=False, compare=False)
     _in_a_row: int = field(default=0, init=False, repr=False)
     _last_ms: int | None = field(default=None, init=False, repr=False)
+    _succeeded: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._initial_ms = duration_ms(self.initial_delay, "initial_delay")
@@ -90,9 +103,9 @@ class ExponentialDelay:
 
     def on_failure(self, now_ms: int) -> int | None:
         """Pause longer than the last time, or give up."""
-        if self._last_ms is not None and now_ms - self._last_ms >= self._reset_ms:
+        if self._succeeded and self._last_ms is not None and now_ms - self._last_ms >= self._reset_ms:
             self._in_a_row = 0
-        self._last_ms = now_ms
+        self._last_ms, self._succeeded = now_ms, False
         self._in_a_row += 1
         if self.attempts is not None and self._in_a_row > self.attempts:
             return None
@@ -100,16 +113,21 @@ class ExponentialDelay:
         pause = min(self._max_ms, self._initial_ms << min(self._in_a_row - 1, 60))
         return round(pause * (1 + self._random.uniform(-self.jitter, self.jitter)))
 
+    def on_success(self) -> None:
+        """Something went well since the last failure."""
+        self._succeeded = True
+
 
 @known_options
 @dataclass
 class FailureRate:
-    """Start again after ``delay`` unless more than ``max_failures`` came within ``interval``."""
+    """Start again after ``delay`` unless more than ``max_failures`` came within ``interval``, or without a success."""
 
     max_failures: int = 3
     interval: Duration = "5m"
     delay: Duration = "1s"
     _times: list[int] = field(default_factory=list, init=False, repr=False)
+    _succeeded: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_int(self.max_failures, "max_failures", least=1)
@@ -118,9 +136,15 @@ class FailureRate:
 
     def on_failure(self, now_ms: int) -> int | None:
         """Pause, or give up when failures come too fast."""
-        self._times = [time for time in self._times if now_ms - time < self._interval_ms]
+        if self._succeeded:
+            self._times = [time for time in self._times if now_ms - time < self._interval_ms]
+        self._succeeded = False
         self._times.append(now_ms)
         return self._delay_ms if len(self._times) <= self.max_failures else None
+
+    def on_success(self) -> None:
+        """Something went well since the last failure."""
+        self._succeeded = True
 
 
 def default_restart() -> RestartStrategy:

@@ -30,7 +30,7 @@ from ftlayer.errors import (
 )
 from ftlayer.functions.failures import failure_of
 from ftlayer.handler.xor import NonFTXorHandler
-from ftlayer.recovery import lasting, lasting_in_text
+from ftlayer.recovery import is_programs, lasting, lasting_in_text
 
 CLASSES: list[type[FTLayerError]] = [
     kind
@@ -209,3 +209,34 @@ def test_without_tracking_a_record_fails_with_what_a_restart_would_meet_again(
         NonFTXorHandler().fail(None, [failure])
     assert type(caught.value) is kind
     assert caught.value.operator == "count"
+
+
+@pytest.mark.parametrize(
+    ("error", "programs"),
+    [
+        (AttributeError("'DataFrame' object has no attribute 'wirte'"), True),
+        (NameError("name 'sprak' is not defined"), True),
+        (TypeError("write() takes 1 argument"), True),
+        (FileExistsError(17, "File exists", "/data/out"), True),
+        (NotADirectoryError(20, "Not a directory"), True),
+        (OSError("no space left on device"), False),
+        (ConnectionRefusedError("the database is down"), False),
+        (KeyError("x"), False),
+    ],
+)
+def test_mistakes_of_the_program(error: Exception, programs: bool) -> None:
+    assert is_programs(error) is programs
+    assert is_programs(raised(QueryError("the sink raised"), error)) is programs
+    assert is_programs(from_worker(error)) is programs
+    assert is_programs(raised(PeerRefusedError("slot 1 sent nonsense"), error)) is False
+
+
+def test_conditions_of_spark_that_are_the_programs() -> None:
+    missing = (
+        "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `prcie` cannot be resolved. SQLSTATE: 42703"
+    )
+    assert is_programs(AnalysisException(missing))
+    mismatch = (
+        "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11."
+    )
+    assert lasting(AnalysisException(mismatch)) is not None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
-from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
+from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, note_success
 
 gaps = st.lists(st.integers(0, 400), max_size=30)
 
@@ -33,14 +33,16 @@ def test_a_fixed_delay_counts_all_failures(attempts: int, gaps: list[int]) -> No
     assert answers == [30 if place < attempts else None for place in range(len(gaps))]
 
 
-@given(gaps, st.integers(1, 300), st.none() | st.integers(1, 6))
-def test_an_exponential_delay_doubles_to_its_bound_and_starts_anew_after_a_quiet_time(
-    gaps: list[int], reset: int, attempts: int | None
+@given(gaps, st.sets(st.integers(0, 29)), st.integers(1, 300), st.none() | st.integers(1, 6))
+def test_an_exponential_delay_doubles_and_starts_anew_after_a_success_and_a_quiet_time(
+    gaps: list[int], successes: set[int], reset: int, attempts: int | None
 ) -> None:
     strategy = ExponentialDelay(10, 75, reset, attempts)
     pause, in_a_row = 10, 0
     for place, time in enumerate(times_of(gaps)):
-        if place and gaps[place] >= reset:
+        if place in successes:
+            note_success(strategy)
+        if place and place in successes and gaps[place] >= reset:
             pause, in_a_row = 10, 0
         in_a_row += 1
         expected = None if attempts is not None and in_a_row > attempts else pause
@@ -53,15 +55,28 @@ def test_an_exponential_delay_without_a_bound_of_attempts_goes_on() -> None:
     assert [strategy.on_failure(0) for _ in range(500)][-1] == 60_000
 
 
-@given(gaps, st.integers(1, 4), st.integers(1, 500))
-def test_a_failure_rate_counts_what_came_within_the_interval(
-    gaps: list[int], most: int, interval: int
+@given(gaps, st.sets(st.integers(0, 29)), st.integers(1, 4), st.integers(1, 500))
+def test_a_failure_rate_forgets_what_is_older_than_the_interval_at_a_success(
+    gaps: list[int], successes: set[int], most: int, interval: int
 ) -> None:
     strategy = FailureRate(most, interval, 7)
-    times = times_of(gaps)
-    for place, time in enumerate(times):
-        recent = sum(time - earlier < interval for earlier in times[: place + 1])
-        assert strategy.on_failure(time) == (7 if recent <= most else None)
+    counted: list[int] = []
+    for place, time in enumerate(times_of(gaps)):
+        if place in successes:
+            note_success(strategy)
+            counted = [earlier for earlier in counted if time - earlier < interval]
+        counted.append(time)
+        assert strategy.on_failure(time) == (7 if len(counted) <= most else None)
+
+
+@pytest.mark.parametrize("strategy", [FixedDelay(), ExponentialDelay(), FailureRate()])
+def test_what_fails_slowly_and_never_succeeds_is_given_up(strategy: Any) -> None:
+    hour = 3_600_000
+    assert None in [strategy.on_failure(place * hour) for place in range(20)]
+
+
+def test_a_strategy_of_ones_own_need_not_know_of_successes() -> None:
+    note_success(NoRestart())
 
 
 @pytest.mark.parametrize(

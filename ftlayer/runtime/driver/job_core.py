@@ -231,7 +231,9 @@ class JobCore(Generic[Own]):
         match message:
             case SlotFailed(code=code) if code:
                 return self._fail(error_for_code(code)(message.reason), now_ms)
-            case SlotFailed(lasting=True) if self._mode.never_ran:
+            case SlotFailed(lasting=True) if (
+                self._mode.never_ran
+            ):  # it takes no records yet, or no checkpoint
                 return self._fail(never_works(slot.number, message), now_ms)
             case SlotFailed():
                 return self._lose(slot, reason_of(message), now_ms, message.operator, silent=False)
@@ -241,6 +243,8 @@ class JobCore(Generic[Own]):
                 self._note(f"slot {slot.number}: {message.reason}", now_ms, slot.number)
             case Heartbeat():
                 slot.heartbeat = message
+                if any(count for name, count in message.counters.items() if name.startswith("records_in/")):
+                    self._upkeep.works()
                 return self._heard(slot, message, now_ms)
             case SlotEnded():
                 slot.ended = slot.deployed

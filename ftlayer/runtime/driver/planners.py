@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from ftlayer.clock import Now, system_now
 from ftlayer.errors import FTLayerError
 from ftlayer.recovery import lasting
-from ftlayer.restart import RestartStrategy
+from ftlayer.restart import RestartStrategy, note_success
 from ftlayer.runtime.driver.range_keeper import OpenKeeper
 from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
@@ -123,11 +123,14 @@ class Planners:
 
     def _reader_failed(self, uid: str, error: FTLayerError) -> None:
         """Called by the planner's thread, its last deed."""
-        final = lasting(error)
+        final, planner = lasting(error), self._planners[uid]
+        if planner.answered:
+            planner.answered = False
+            note_success(self._restarts[uid])
         pause_ms = None if final else self._restarts[uid].on_failure(time.monotonic_ns() // 1_000_000)
         if pause_ms is None:
             self._failed(final or error)
             return
         logger.warning("%s; it is started again in %d ms", error, pause_ms)
         if not self._closed.wait(pause_ms / 1_000):
-            self._planners[uid].start()
+            planner.start()

@@ -101,6 +101,7 @@ class ReaderPlanner:
         self._send = send
         self._failed = failed
         self._tell_backlog = backlog
+        self.answered = False
         self._clock = clock
         self._thread: threading.Thread | None = None
         # Guards the rules and what they want; it is held while that is sent, so that nothing goes out that an event
@@ -247,6 +248,7 @@ class ReaderPlanner:
             failure.__cause__ = error
             self._failed(self._uid, failure)
             return False
+        self.answered = True
         with self._changed:
             if self._call is call:
                 self._call = None

@@ -7,7 +7,7 @@ import copy
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
 from ftlayer.recovery import lasting_in_text
-from ftlayer.restart import RestartStrategy
+from ftlayer.restart import RestartStrategy, note_success
 from ftlayer.runtime.driver.events import CancelSlot, JobInstruction, SparkJobEnded, SubmitSlot
 from ftlayer.runtime.driver.reasons import with_spark_error
 from ftlayer.runtime.driver.slot_record import SlotRecord
@@ -29,6 +29,10 @@ class Upkeep:
     def forgive(self) -> None:
         """Begin the restart strategy afresh: the losses so far were a record's doing."""
         self._restart = copy.deepcopy(self._fresh)
+
+    def works(self) -> None:
+        """A slot takes records."""
+        note_success(self._restart)
 
     def submit(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:
         """Start a Spark job for the slot."""

@@ -137,7 +137,7 @@ class SourceFailed:
 class SlotFailed:
     """The slot ends because of something that cannot be pinned on a record.
 
-    ``lasting``: it lies in how the machines are set up; if it has been so from the beginning, it stays so.
+    ``lasting``: it lies in how the machines are set up, or in the program; if nothing has succeeded yet, it stays so.
     ``damaged``: the checkpoint that it could not read, 0 for none.
     ``code``: of the error by which the whole job is to end, "" where the slot may be started again.
     ``counters``: as in the last `Heartbeat`.

@@ -26,7 +26,7 @@ from ftlayer.errors import (
 from ftlayer.functions.conversion import text_of
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.records.ids import U64Array
-from ftlayer.recovery import lasting
+from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.pandas_later import leave_pandas_to_others
@@ -189,14 +189,18 @@ class _Slot:
         said = error if final is None else final
         reason = str(said) if isinstance(said, FTLayerError) else f"{type(said).__name__}: {text_of(said)}"
         trace = "".join(traceback.format_exception(error))
-        unreachable = isinstance(error, PeerUnreachableError)
         damaged = self._mode.damaged(error)
         code = "" if final is None else final.code
         blamed = self._blamed(said)
         if final is not None:
             reason = placed(reason, blamed, self._order.graph)
         counters = {} if self._core is None else self._core.counters()
-        self._control.send(SlotFailed(reason, blamed, trace, unreachable, damaged, code, counters))
+        # With checkpoints the driver knows what has succeeded; without them that is what the slot has taken.
+        works = not self._order.mode.restarts_in_place and any(
+            count for name, count in counters.items() if name.startswith("records_in/")
+        )
+        from_the_start = isinstance(error, PeerUnreachableError) or (is_programs(error) and not works)
+        self._control.send(SlotFailed(reason, blamed, trace, from_the_start, damaged, code, counters))
 
     def _blamed(self, error: BaseException) -> str:
         """Return the uid of the operator that an error comes from, or of the chain that was at work; "" for none."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ftlayer.clock import Now
 from ftlayer.errors import SourceError, SourceGivenUpError
 from ftlayer.recovery import lasting
-from ftlayer.restart import NoRestart, RestartStrategy
+from ftlayer.restart import NoRestart, RestartStrategy, note_success
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
@@ -79,6 +79,7 @@ class _Running:
     def took(self, rows: SourceRows) -> None:
         """Note how far the source was taken."""
         self.failed_ms = None
+        note_success(self.reopening.strategy)
         self.trickles = rows.payload.num_rows < EARLY_ROWS
         if rows.position is not None:
             self.positions[rows.position.partition] = rows.position.end

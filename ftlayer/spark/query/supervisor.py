@@ -20,8 +20,8 @@ from pyspark.errors import StreamingQueryException
 from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
 from ftlayer.printable import shortened
-from ftlayer.recovery import lasting
-from ftlayer.restart import RestartStrategy
+from ftlayer.recovery import is_programs, lasting
+from ftlayer.restart import RestartStrategy, note_success
 from ftlayer.spark.batch.raised import words_of
 from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.protocol import BatchReport
@@ -116,6 +116,7 @@ class QuerySupervisor:
         self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
         self.incidents: tuple[Incident, ...] = ()
         self._is_restarting = False
+        self._has_succeeded = False
         self._first = self._begin()
         self._thread = threading.Thread(target=self._supervise, name=f"ftlayer-{name}", daemon=True)
         self._thread.start()
@@ -234,6 +235,12 @@ class QuerySupervisor:
     def report(self, report: BatchReport) -> None:
         """Take note of a batch that is through (called by the query's own batches)."""
         self.reports.append(report)
+        self._note_success()
+
+    def _note_success(self) -> None:
+        """A batch was committed: the program is one that can run."""
+        self._has_succeeded = True
+        note_success(self._strategy)
 
     # ------------------------------------------------------------ its thread
 
@@ -332,7 +339,10 @@ class QuerySupervisor:
             self.error.__cause__ = error
             return False
         final = self._named(lasting(error))
-        pause = None if final else self._strategy.on_failure(round(time.monotonic() * 1000))
+        if getattr(self.query, "lastProgress", None) is not None:  # of a query without reports, too
+            self._note_success()
+        ends = final is not None or (not self._has_succeeded and is_programs(error))
+        pause = None if ends else self._strategy.on_failure(round(time.monotonic() * 1000))
         if pause is None:
             self.error = final or error
             if not isinstance(self.error, FTLayerError):

@@ -12,10 +12,11 @@ from pyspark.errors import StreamingQueryException
 
 from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryError
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
+from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.query.drained import LogEnds
 from ftlayer.spark.query.handle import TrackedQuery
 from ftlayer.spark.query.supervisor import QuerySupervisor
-from ftlayer.vertex.calls import QueryStatus
+from ftlayer.vertex.calls import BatchState, QueryStatus
 
 IDLE = QueryStatus(0, 0, 0, 0, 0, -1)
 WAIT_S = 600
@@ -420,3 +421,37 @@ def test_restarts_and_the_end_are_told_with_their_reasons() -> None:
     assert "the first" in restart.text
     assert end.text.startswith("running → failed: ")
     assert "the second" in end.text
+
+
+def test_a_mistake_of_the_program_ends_a_query_that_has_committed_nothing() -> None:
+    starter = Starter()
+    handle = handle_of(starter)
+    starter.run(0).end(AttributeError("'DataFrame' object has no attribute 'wirte'"))
+    with pytest.raises(QueryError, match="wirte"):
+        handle.awaitTermination()
+    assert (handle.restarts, len(starter.runs)) == (0, 1)
+
+
+def test_behind_a_committed_batch_the_strategy_decides_on_it() -> None:
+    starter = Starter()
+    supervisor = supervisor_of(starter)
+    handle = TrackedQuery(supervisor)
+    supervisor.report(BatchReport(0, BatchState.NEW))
+    starter.run(0).end(AttributeError("'NoneType' object has no attribute 'strip'"))
+    starter.run(1)
+    assert handle.restarts == 1
+    handle.stop()
+
+
+def test_batches_count_the_strategys_failures_down() -> None:
+    class Successes(FixedDelay):
+        seen = 0
+
+        def on_success(self) -> None:
+            self.seen += 1
+
+    strategy = Successes(3, "1ms")
+    supervisor = supervisor_of(Starter(), strategy)
+    supervisor.report(BatchReport(0, BatchState.NEW))
+    assert strategy.seen == 1
+    supervisor.stop()

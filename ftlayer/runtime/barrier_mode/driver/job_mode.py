@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.errors import FTLayerError, SlotLostError
-from ftlayer.restart import FixedDelay, RestartStrategy
+from ftlayer.restart import FixedDelay, RestartStrategy, note_success
 from ftlayer.runtime.barrier_mode.driver.killer_search import KillerSearch
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
@@ -98,6 +98,7 @@ class BarrierJob:
         self._asked = 0
         self._restore_fails = False
         self._restarts = 0
+        self._succeeded = False
         self._search = KillerSearch()
 
     @property
@@ -118,7 +119,7 @@ class BarrierJob:
     @property
     def never_ran(self) -> bool:
         """See `JobMode`."""
-        return not self.was_lost
+        return not self.was_lost and not self._succeeded
 
     @property
     def is_complete(self) -> bool:
@@ -149,6 +150,8 @@ class BarrierJob:
             case RestoreFailed():
                 return self._restore_failed(event, now_ms)
             case CheckpointComplete(condemned):
+                self._succeeded = True
+                note_success(self._restart)
                 self._search.completed(condemned)
             case EndTasksRequested(drain=True):
                 self.is_ending = True

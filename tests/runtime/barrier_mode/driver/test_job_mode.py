@@ -232,6 +232,39 @@ def test_a_strategy_that_gives_up_fails_the_job_with_the_reason() -> None:
     assert "map-1" in str(verdict.error)
 
 
+@pytest.mark.parametrize("completes", [False, True])
+def test_a_mistake_of_the_program_ends_a_job_before_its_first_checkpoint(completes: bool) -> None:
+    job = Played({0})
+    job.running(1)
+    if completes:
+        job.on(CheckpointComplete())
+    failed = SlotFailed("NameError: name 'sprak' is not defined", lasting=True)
+    job.on(Said(0, "0a", failed), SparkJobEnded(0, 1, None))
+    ends = [made for made in job.decided if isinstance(made, Over)]
+    assert bool(ends) is not completes
+    assert all("sprak" in str(end.error) for end in ends)
+
+
+def test_what_fails_slowly_is_given_up_unless_checkpoints_complete() -> None:
+    for completes in (False, True):
+        job = Played({0}, restart=ExponentialDelay("1ms", "1ms", "1m", attempts=3))
+        job.running(1)
+        for attempt in range(5):
+            if completes:
+                job.on(CheckpointComplete())
+            instance = f"0{chr(ord('a') + attempt)}"
+            job.on(
+                Said(0, instance, SlotFailed("slow")), SparkJobEnded(0, attempt + 1, None), after_ms=120_000
+            )
+            if any(isinstance(made, Over) for made in job.decided):
+                break
+            (asked,) = job.asked()
+            job.on(RestoreReady(asked.number, 0, {}), Tick(), after_ms=10)
+            job.on(hello(0, f"0{chr(ord('b') + attempt)}"))
+            job.on(Tick(), after_ms=1)
+        assert (attempt == 3) is not completes
+
+
 def test_regions_restart_by_themselves() -> None:
     job = Played({0, 1}, {2})
     first, second = job.asked()
