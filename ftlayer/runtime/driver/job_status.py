@@ -30,7 +30,8 @@ class SlotStatus:
 
     ``restarts`` are processes (in barrier mode also instances within one) that took the place of one that ran.
     ``heartbeat_age_ms`` is the time since it was heard, None before it was. ``busy`` is the chain whose function
-    runs now, and has for ``busy_ms``; ``function`` is the user's function, with file and line, if that is long.
+    runs now, and has for ``busy_ms``; ``function`` is the user's function, with file, line
+    and the record that it works on, if that is long.
     ``transports`` is what carries records to each other slot that it sends to: ``unix`` for one that it has met on its
     own machine, ``flight`` for others.
     """

@@ -85,7 +85,7 @@ class Heartbeat:
         counters: totals of this instance by name: ``records_in``, ``records_out``, ``persisted``, ``failed``, …,
             and ``records_in/<uid>``, ``records_out/<uid>`` by chain.
         busy: uid of the chain that runs now, "" for none, and for how long it has (ms).
-        function: of the user's that it has called, if it has run for a second: name, file and line.
+        function: of the user's that it has called, if it has run for a second: name, file, line, and the record.
         subtasks: what each subtask did in the last second; none before the first one is over.
         edges: what waits for them now.
         exemplars: of durations, by the counter of their bucket.

@@ -106,6 +106,8 @@ class Pulse:
         working = core.working
         uid, since = ("", 0) if working is None else (working.uid, _mono_ms() - working.since_ms)
         function = function_under_way(self._loop_thread) if since >= SLOW_MS else ""
+        if function and working is not None:
+            function += _record_of(working)
         return Heartbeat(
             probe,
             core.activity,
@@ -196,6 +198,18 @@ def _waiting_behind(working: Working) -> list[U64Array]:
         return []
     stuck = working.lineage.take(np.array([row], np.int64)).roots
     return [roots[~np.isin(roots, stuck)] for roots in working.roots]
+
+
+def _record_of(working: Working) -> str:
+    """Return which record a function works on, in words: its root where it is tracked; "" if that is unknown."""
+    row = _row_of(working)
+    if row is None:
+        return ""
+    place = f"record {row + 1} of its batch"
+    if working.lineage is None or row >= len(working.lineage):
+        return f", {place}"
+    (root, *_) = working.lineage.take(np.array([row], np.int64)).roots.tolist()
+    return f", {place}, root {root:016x}"
 
 
 def _row_of(working: Working) -> int | None:

@@ -18,7 +18,7 @@ from ftlayer.handler.record_ids import RecordIds
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.core import Working
-from ftlayer.runtime.slot.pulse import Pulse, function_under_way
+from ftlayer.runtime.slot.pulse import Pulse, _record_of, function_under_way
 from ftlayer.topology.job_graph import Channel
 
 WAIT_S = 600
@@ -123,6 +123,19 @@ def test_a_record_that_hangs_does_not_take_its_batch_along(tools: Any) -> None:
     for row, held in ((0, {6, 7}), (1, {7}), (2, {5, 6})):
         task.row = row
         assert beating.held() == held
+
+
+def test_the_record_that_a_function_works_on_is_named(tools: Any) -> None:
+    beating = Beating(tools)
+    task = beating.slot.tasks["work", 0]
+    roots = np.array([5, 6, 255], np.uint64)
+    working = Working(
+        "work", task, (roots,), mono_ms(), RecordIds(roots, roots, np.arange(4, dtype=np.int32))
+    )
+    assert _record_of(working) == ""
+    task.row = 2
+    assert _record_of(working) == ", record 3 of its batch, root 00000000000000ff"
+    assert _record_of(replace(working, lineage=None)) == ", record 3 of its batch"
 
 
 @pytest.mark.parametrize(("rows", "timeouts"), [(1, 1), (3, 3), (10, 10), (500, 10)])
