@@ -21,6 +21,10 @@ Offsets = dict[str, int]
 """By split: the offset of the next record."""
 
 
+MOST_PLACES = 64
+"""Of more splits those alone are in a topology's range that have records: each one costs a position to be stored."""
+
+
 @dataclass(frozen=True)
 class LogRange(InputPartition):
     """Records [start, end) of a split."""
@@ -108,6 +112,17 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [
             LogRange(split, begin[split], offset) for split, offset in end.items() if begin[split] < offset
         ]
+
+    def log_ranges(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        """Return what a topology reads: `partitions`, and empty ranges of the other splits, unless there are very many.
+
+        So each split has the same place in every range, and stays with the subtask whose watermark it holds back.
+        """
+        found = self.partitions(start, end)
+        if not found or len(end) > MOST_PLACES:
+            return found
+        ranges = {each.split: each for each in found if isinstance(each, LogRange)}
+        return [ranges.get(split, LogRange(split, offset, offset)) for split, offset in end.items()]
 
     def commit(self, end: Offsets) -> None:
         """See `committed`."""

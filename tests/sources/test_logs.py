@@ -127,3 +127,18 @@ def test_limits_hold_and_everybody_comes_forward(splits: dict[str, tuple[int, in
 @pytest.mark.parametrize("most", [None, 10])
 def test_nothing_to_read_stays(most: int | None) -> None:
     assert limited({"a": 3}, {"a": 3}, most) == {"a": 3}
+
+
+def test_a_split_has_one_place_in_all_ranges_of_a_topology_and_none_is_read_for_splits_without_records() -> (
+    None
+):
+    log = Log(max_rows=4, a=20, b=1, c=7)
+    start, read = log.initialOffset(), []
+    while (end := log.latestOffset(start, log.getDefaultReadLimit())) != start:
+        ranges = log.log_ranges(start, end)
+        assert [each.split for each in ranges] == ["a", "b", "c", *(["d"] if "d" in end else [])]
+        assert [each for each in ranges if each.start < each.end] == log.partitions(start, end)
+        read += [(each.split, at) for each in ranges for at in range(each.start, each.end)]
+        start, log.end = end, {"d": 3, **log.end}
+    assert sorted(read) == sorted((split, at) for split, ends in log.end.items() for at in range(ends))
+    assert log.log_ranges(start, start) == []

@@ -50,11 +50,10 @@ class BatchLimits:
 
 
 class OpenSplits:
-    """The splits of one range that a subtask reads in turns, behind the ``done`` ones of ranges before it."""
+    """The splits of one range that a subtask reads in turns, and those that have nothing in this range."""
 
-    def __init__(self, splits: Iterable[int], done: Iterable[int] = ()) -> None:
-        found = tuple(splits)
-        self.now = Splits(found, tuple(split for split in done if split not in found), endless=False)
+    def __init__(self, splits: Iterable[int], quiet: Iterable[int] = ()) -> None:
+        self.now = Splits(tuple(splits), (), tuple(quiet), endless=False)
 
     def end(self, split: int, *, empty: bool) -> None:
         """One was read to its end."""

@@ -114,7 +114,8 @@ class _PartitionedReader:
         return _prepare_to_stop(self._reader)
 
     def splits(self, start: str, end: str) -> list[Any]:
-        return list(self._reader.partitions(json.loads(start), json.loads(end)))
+        plan = getattr(self._reader, "log_ranges", self._reader.partitions)  # that of a `LogReader`
+        return list(plan(json.loads(start), json.loads(end)))
 
     def lag(self, at: str) -> int | None:
         return lag_behind(json.loads(at), self._reader.reportLatestOffset())

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
+from operator import not_
 from typing import Any, Protocol
 
 from ftlayer.errors import SourceError
@@ -202,10 +203,7 @@ class SplitReader:
         limits: BatchLimits,
         wake: Callable[[], None],
         clock: Callable[[], int] = mono_ms,
-        *,
-        alone: bool = False,
     ) -> None:
-        """``alone``: no other subtask reads splits of this source."""
         assert isinstance(source.connector, ReaderSource)
         self._uid = source.uid
         self._subtask = subtask
@@ -217,8 +215,6 @@ class SplitReader:
         self._lane = PartitionLane(SparkRowMaker(source.uid, source.schema), limits, clock, wake)
         self._todo: queue.SimpleQueue[AssignSplits | None] = queue.SimpleQueue()
         self._known: tuple[int, set[int]] = (-1, set())
-        self._alone = alone
-        self._read_before: dict[int, None] = {}
 
     def start(self) -> None:
         """See `SourceReader.start`."""
@@ -294,11 +290,8 @@ class SplitReader:
             number_of_name(part.split) if isinstance(getattr(part, "split", None), str) else number
             for part, number in zip(parts, numbers, strict=True)
         ]
-        # Who reads a split of a log depends on which others have records: only one subtask reads all of them for sure.
-        beside = OpenSplits(names, self._read_before)
-        if self._alone:
-            named = (name for name in names if name >= NAMED_SPLIT)
-            self._read_before = dict.fromkeys([*self._read_before, *named])
+        quiet = [self._offset_column != "" and part.start == part.end for part in parts]
+        beside = OpenSplits(compress(names, map(not_, quiet)), compress(names, quiet))
         for split, part, number, name in zip(assigned.mine, parts, numbers, names, strict=True):
             yield self._begin(assigned, split, part, number, name, beside)
 
@@ -319,7 +312,8 @@ class SplitReader:
         if not done:
             if self._offset_column:
                 offsets = self._offset_column, part.start
-                items = read_split(self._reader, self._reader.behind(part, rows))
+                if part.start < part.end:
+                    items = read_split(self._reader, self._reader.behind(part, rows))
             else:
                 items = skipped(read_split(self._reader, part), rows)
         progress = SplitProgress(
@@ -397,7 +391,7 @@ def open_reader(
     if isinstance(source.connector, IterableSource):
         return IterableReader(source, subtask, parallelism, positions, limits, wake)
     if isinstance(source.connector, ReaderSource):
-        return SplitReader(source, subtask, positions, key, limits, wake, alone=parallelism == 1)
+        return SplitReader(source, subtask, positions, key, limits, wake)
     if isinstance(source.connector, QueueSource):
         member = Member(f"{job}/{source.uid}", subtask, parallelism)
         return QueueSourceReader(source, member, positions, limits, wake, stored=not again)

@@ -59,9 +59,9 @@ _BARRIER_BODY = struct.Struct("<qqBBBB")
 # Behind the header of a latency marker: the root; the source's uid follows as UTF-8.
 _LATENCY_BODY = struct.Struct("<Q")
 
-# Behind the header of splits, which has in place of the time how many are open: whether they are endless; the numbers
-# of all of them follow as int64.
-_SPLITS_BODY = struct.Struct("<Q")
+# Behind the header of splits, which has in place of the time how many are open: how many are done, and whether they are
+# endless; the numbers of all of them follow as int64.
+_SPLITS_BODY = struct.Struct("<II")
 
 _ALIGNMENTS = tuple(Alignment)
 _KINDS = tuple(SnapshotKind)
@@ -93,9 +93,9 @@ class ElementCodec:
                 return _mark(channel, _CANCEL, checkpoint)
             case LatencyMarker(source, wall_ms, root):
                 return _mark(channel, _LATENCY, wall_ms) + _LATENCY_BODY.pack(root) + source.encode()
-            case Splits(first, done, endless):
-                numbers = np.array([*first, *done], np.int64).tobytes()
-                return _mark(channel, _SPLITS, len(first)) + _SPLITS_BODY.pack(endless) + numbers
+            case Splits(first, done, quiet, endless):
+                numbers = np.array([*first, *done, *quiet], np.int64).tobytes()
+                return _mark(channel, _SPLITS, len(first)) + _SPLITS_BODY.pack(len(done), endless) + numbers
 
     def decode(self, frame: pa.Buffer) -> tuple[Channel, Element]:
         """Read a frame; arrays and columns are views of it, and cannot be written to.
@@ -361,9 +361,11 @@ def _unpack_splits(first: int, body: pa.Buffer) -> Splits:
     count, rest = divmod(body.size - _SPLITS_BODY.size, 8)
     if count < 0 or rest or not 0 <= first <= count:
         raise CodecError(f"{body.size} bytes do not hold the numbers of splits, of which {first} are open")
+    done, endless = _SPLITS_BODY.unpack_from(body)
+    if done > count - first:
+        raise CodecError(f"{count} splits cannot be {first} open ones and {done} that are done")
     numbers = tuple(np.frombuffer(body, "<i8", count, _SPLITS_BODY.size).tolist())
-    (endless,) = _SPLITS_BODY.unpack_from(body)
-    return Splits(numbers[:first], numbers[first:], bool(endless))
+    return Splits(numbers[:first], numbers[first : first + done], numbers[first + done :], bool(endless))
 
 
 def _unpack_barrier(checkpoint: int, body: pa.Buffer) -> Barrier:

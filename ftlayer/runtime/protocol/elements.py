@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -54,18 +54,23 @@ class Splits:
     """The splits that a subtask of a source reads now, by number, of which each holds event time back.
 
     ``open`` are those that have more records, as far as is known, also if none was read yet, and ``done`` those of
-    which some were read, as far as they go. ``endless``: whether there is more of the open ones shows when it comes.
-    It is part of no checkpoint.
+    which some were read, as far as they go. ``quiet`` have no records now, and hold it where they are known.
+    ``endless``: whether there is more of the open ones shows when it comes. It is part of no checkpoint.
     """
 
     open: tuple[int, ...]
     done: tuple[int, ...] = ()
+    quiet: tuple[int, ...] = ()
     endless: bool = True
 
     def without(self, split: int, *, empty: bool) -> Splits:
-        """Return them with one that was read to its end; an ``empty`` one holds nothing back."""
+        """Return them with one that was read to its end; an ``empty`` one had nothing."""
         left = tuple(each for each in self.open if each != split)
-        return Splits(left, self.done if empty else (*self.done, split), self.endless)
+        if split not in self.open:
+            return self
+        if empty:
+            return replace(self, open=left, quiet=(*self.quiet, split))
+        return replace(self, open=left, done=(*self.done, split))
 
 
 NAMED_SPLIT = 1 << 62

@@ -119,7 +119,8 @@ class WatermarkGenerator:
         if source is None or channel in self._over:
             return
         rests = dict.fromkeys([(channel, split) for split in splits.open], splits.endless)
-        rests |= dict.fromkeys([(channel, split) for split in splits.done], True)
+        known = (split for split in splits.quiet if (source, split) in self._times)
+        rests |= dict.fromkeys([(channel, split) for split in (*splits.done, *known)], True)
         if not rests:
             return
         gone = [part for part in self._may_rest if part[0] == channel and part not in rests]

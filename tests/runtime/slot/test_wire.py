@@ -189,6 +189,7 @@ SPLITS = st.builds(
     Splits,
     st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple),
     st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple),
+    st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple),
     st.booleans(),
 )
 

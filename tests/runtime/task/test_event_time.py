@@ -21,6 +21,7 @@ from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import (
     MAX_TIME_MS,
     MIN_TIME_MS,
+    NAMED_SPLIT,
     Batch,
     Element,
     Idle,
@@ -276,3 +277,18 @@ def test_the_watermark_is_the_lowest_of_the_splits_and_one_that_is_not_read_hold
     assert made.mark(300) == Watermark(900)
     made.observe(times(950), True, 300, (channel, 3))
     assert made.mark(300) is None
+
+
+def test_a_split_that_has_a_name_holds_the_watermark_while_it_has_no_records():
+    channel, one, other, never = Channel(0, 0, 0), NAMED_SPLIT + 1, NAMED_SPLIT + 2, NAMED_SPLIT + 3
+    made = WatermarkGenerator(AssignWatermarks("w", "at", 0, None, SCHEMA), TimedInputs({channel: "source"}))
+    made.splits(channel, Splits((one, other), (), (never,), endless=False), 0)
+    made.observe(times(50), True, 0, (channel, one))
+    made.observe(times(20), True, 0, (channel, other))
+    assert made.mark(0) == Watermark(20)
+    made.splits(channel, Splits((one,), (), (other, never), endless=False), 0)
+    made.observe(times(900), True, 0, (channel, one))
+    assert made.mark(0) is None
+    made.splits(channel, Splits((one, other), (), (never,), endless=False), 0)
+    made.observe(times(30), True, 0, (channel, other))
+    assert made.mark(0) == Watermark(30)
