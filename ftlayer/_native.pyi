@@ -94,7 +94,13 @@ def mark_exit(page: object, place: int, /) -> None: ...
 class DictValueHandle(ValueHandle):  # registered there
     @overload
     def __init__(
-        self, context: object, table: dict[Any, Any], pop: Callable[[Any, None], object], default: Any, /
+        self,
+        context: object,
+        table: dict[Any, Any],
+        pop: Callable[[Any, None], object],
+        default: Any,
+        own: Callable[[Any], Any] | None = ...,
+        /,
     ) -> None: ...
     @overload
     def __init__(
@@ -103,6 +109,7 @@ class DictValueHandle(ValueHandle):  # registered there
         table: dict[Any, Any],
         pop: Callable[[Any, None], object],
         default: Any,
+        own: Callable[[Any], Any] | None,
         entries: list[Any],
         restore: Callable[[Any, Any], object],
         read: Callable[[Any, Any], object],

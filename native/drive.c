@@ -328,14 +328,15 @@ static int open_places(PyObject *positions, PyObject *floats, step *out) {
 }
 
 static int open_reduce(PyObject *given, step *out) {
-    PyObject *kind, *positions, *floats, *lookup, *create;
+    PyObject *kind, *positions, *floats, *lookup, *create, *own;
     out->kind = REDUCE;
-    if (!PyArg_ParseTuple(given, "OOO!SO!OOOp:reduce", &kind, &out->function, &PyTuple_Type, &positions, &floats,
-                          &PyDict_Type, &out->table, &lookup, &create, &out->unhashable, &out->keeps)) {
+    if (!PyArg_ParseTuple(given, "OOO!SO!OOOOp:reduce", &kind, &out->function, &PyTuple_Type, &positions, &floats,
+                          &PyDict_Type, &out->table, &lookup, &create, &own, &out->unhashable, &out->keeps)) {
         return -1;
     }
     out->lookup = lookup == Py_None ? NULL : lookup;
     out->create = create == Py_None ? NULL : create;
+    out->own = own == Py_None ? NULL : own;
     return open_places(positions, floats, out);
 }
 
@@ -364,7 +365,7 @@ static int open_step(PyObject *given, step *out) {
         memset(out, 0, sizeof *out);
         return -1;
     }
-    PyObject **held[] = {&out->function, &out->results, &out->table, &out->lookup, &out->create, &out->unhashable};
+    PyObject **held[] = {&out->function, &out->results, &out->table, &out->lookup, &out->create, &out->own, &out->unhashable};
     for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_XINCREF(*held[i]);
     return 0;
 }
@@ -377,6 +378,7 @@ static int driver_traverse(driver *self, visitproc visit, void *arg) {
         Py_VISIT(each->table);
         Py_VISIT(each->lookup);
         Py_VISIT(each->create);
+        Py_VISIT(each->own);
         Py_VISIT(each->unhashable);
     }
     Py_VISIT(self->passes);
@@ -395,6 +397,7 @@ static int driver_clear(driver *self) {
         Py_CLEAR(each->table);
         Py_CLEAR(each->lookup);
         Py_CLEAR(each->create);
+        Py_CLEAR(each->own);
         Py_CLEAR(each->unhashable);
     }
     self->n_steps = 0;

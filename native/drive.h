@@ -30,6 +30,7 @@ typedef struct {
     PyObject *create;     /* makes the first aggregate, or NULL: it is the record */
     int keeps;            /* whether aggregates may lie beside their keys, and be written back to the table later */
     known_column *known;  /* of the key, with aggregates; NULL: all of them lie in the table */
+    PyObject *own;        /* makes what may be changed in place the table's alone; or NULL */
     PyObject *unhashable; /* called with the key that the table cannot hold; raises */
 } step;
 

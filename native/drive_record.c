@@ -1,5 +1,6 @@
 /* One record on its way through a chain's functions. */
 #include "drive.h"
+#include "undo.h"
 
 static PyObject *call_one(PyObject *function, PyObject *argument) {
     PyObject *arguments[2] = {NULL, argument};
@@ -96,12 +97,16 @@ static int run_reduce(driver *self, Py_ssize_t at, PyObject *record) {
     if (key == NULL) return -1;
     size_t place = reduce->known == NULL ? SIZE_MAX : place_of_key(reduce->known, key);
     PyObject *result = reduced(reduce, key, place, record);
+    PyObject *kept = result == NULL || reduce->own == NULL || is_plainly_immutable(result)
+                         ? Py_XNewRef(result)
+                         : call_one(reduce->own, result);
     /* The aggregate is what it was until all that follows has gone well. */
-    int found = result == NULL ? -1 : run_from(self, at + 1, result);
+    int found = kept == NULL ? -1 : run_from(self, at + 1, result);
     if (found == 0) {
-        found = place != SIZE_MAX ? put_aggregate(reduce->known, place, result)
-                                  : PyDict_SetItem(reduce->table, key, result);
+        found = place != SIZE_MAX ? put_aggregate(reduce->known, place, kept)
+                                  : PyDict_SetItem(reduce->table, key, kept);
     }
+    Py_XDECREF(kept);
     Py_XDECREF(result);
     Py_DECREF(key);
     return found;

@@ -15,6 +15,7 @@ typedef struct {
     PyObject *pop; /* of the table; with a log, what logs it too */
     PyObject *initial;
     PyObject *ttl; /* None; read where handles are looked up */
+    PyObject *own; /* makes what may be changed in place the function's, or the table's, alone; NULL: it is shared */
     /* NULL without a log: */
     PyObject *entries; /* restore, key, old; and so on */
     PyObject *restore;
@@ -74,9 +75,11 @@ static PyObject *handle_get(value_handle *self, PyObject *unused) {
     PyObject *key = current_key(self);
     if (key == NULL) return NULL;
     PyObject *value = found_or(self, key, self->entries == NULL ? self->initial : self->absent);
-    if (value != NULL && self->entries != NULL && !is_plainly_immutable(value)) {
-        if (value == self->absent) {
+    if (value != NULL && (self->entries != NULL || self->own != NULL) && !is_plainly_immutable(value)) {
+        if (self->entries != NULL && value == self->absent) {
             Py_SETREF(value, Py_NewRef(self->initial));
+        } else if (self->own != NULL) {
+            if (value != self->initial) Py_SETREF(value, PyObject_CallOneArg(self->own, value));
         } else {
             PyObject *done = PyObject_CallFunctionObjArgs(self->read, key, value, NULL);
             if (done == NULL) Py_CLEAR(value);
@@ -90,6 +93,12 @@ static PyObject *handle_get(value_handle *self, PyObject *unused) {
 static PyObject *handle_set(value_handle *self, PyObject *value) {
     PyObject *key = current_key(self);
     if (key == NULL) return NULL;
+    int is_own = self->own == NULL || is_plainly_immutable(value);
+    value = is_own ? Py_NewRef(value) : PyObject_CallOneArg(self->own, value);
+    if (value == NULL) {
+        Py_DECREF(key);
+        return NULL;
+    }
     int done = 0;
     if (self->entries != NULL) {
         PyObject *old = found_or(self, key, self->absent);
@@ -97,6 +106,7 @@ static PyObject *handle_set(value_handle *self, PyObject *value) {
         Py_XDECREF(old);
     }
     if (done == 0) done = PyDict_SetItem(self->table, key, value);
+    Py_DECREF(value);
     Py_DECREF(key);
     return done == 0 ? Py_NewRef(Py_None) : NULL;
 }
@@ -121,6 +131,7 @@ static int handle_traverse(value_handle *self, visitproc visit, void *arg) {
     Py_VISIT(self->pop);
     Py_VISIT(self->initial);
     Py_VISIT(self->ttl);
+    Py_VISIT(self->own);
     Py_VISIT(self->entries);
     Py_VISIT(self->restore);
     Py_VISIT(self->read);
@@ -143,6 +154,7 @@ static void handle_dealloc(value_handle *self) {
     Py_XDECREF(self->pop);
     Py_XDECREF(self->initial);
     Py_XDECREF(self->ttl);
+    Py_XDECREF(self->own);
     Py_XDECREF(self->entries);
     Py_XDECREF(self->restore);
     Py_XDECREF(self->read);
@@ -151,13 +163,13 @@ static void handle_dealloc(value_handle *self) {
 }
 
 static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    PyObject *context, *table, *pop, *initial, *entries = NULL, *restore = NULL, *read = NULL, *absent = NULL;
+    PyObject *context, *table, *pop, *initial, *own = Py_None, *entries = NULL, *restore = NULL, *read = NULL, *absent = NULL;
     if (keywords != NULL && PyDict_GET_SIZE(keywords) != 0) {
         PyErr_SetString(PyExc_TypeError, "DictValueHandle takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "OO!OO|O!OOO:DictValueHandle", &context, &PyDict_Type, &table, &pop, &initial,
-                          &PyList_Type, &entries, &restore, &read, &absent)) {
+    if (!PyArg_ParseTuple(args, "OO!OO|OO!OOO:DictValueHandle", &context, &PyDict_Type, &table, &pop, &initial,
+                          &own, &PyList_Type, &entries, &restore, &read, &absent)) {
         return NULL;
     }
     if (entries != NULL && absent == NULL) {
@@ -180,6 +192,7 @@ static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     self->pop = Py_NewRef(pop);
     self->initial = Py_NewRef(initial);
     self->ttl = Py_NewRef(Py_None);
+    self->own = own == Py_None ? NULL : Py_NewRef(own);
     self->entries = Py_XNewRef(entries);
     self->restore = Py_XNewRef(restore);
     self->read = Py_XNewRef(read);

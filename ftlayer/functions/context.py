@@ -17,6 +17,7 @@ from ftlayer.functions.handles import (
     AggregatingHandle,
     ListHandle,
     MapHandle,
+    Own,
     ReducingHandle,
     ValueHandle,
 )
@@ -54,6 +55,7 @@ class Context:
         "_lists",
         "_maps",
         "_operators",
+        "_own",
         "_place",
         "_side",
         "_stamped",
@@ -61,6 +63,7 @@ class Context:
         "_values",
         "key",
         "now_ms",
+        "owned",
         "timers",
         "timestamp",
         "uid",
@@ -79,12 +82,17 @@ class Context:
         *,
         timed: bool = False,
         operators: OperatorStates | None = None,
+        own: Own = None,
+        copies: bool = True,
     ) -> None:
         """``state`` and ``timers`` are None without keys; ``timed`` says that the function has an ``on_timer``.
 
-        ``operators`` is the state that belongs to no key.
+        ``operators`` is the state that belongs to no key. ``own`` copies what goes into state and comes out of it:
+        where ``copies``, in all handles, else a function of ours does, by `owned`.
         """
         self.uid = uid
+        self._own = own if copies else None
+        self.owned: Callable[[Any], Any] = _same if own is None else own
         self.timestamp: int | None = None
         self.watermark = MIN_MS
         self.now_ms = 0
@@ -116,9 +124,9 @@ class Context:
         if handle is None or handle.default is not default or handle.ttl is not ttl:
             table = self._keyed().values(self._table(name, ttl))
             handle = self._values[name] = (
-                value_handle(self, table, default)
+                value_handle(self, table, default, self._own)
                 if ttl is None
-                else ExpiringValue(self, table, default, ttl)
+                else ExpiringValue(self, table, default, ttl, self._own)
             )
         return handle
 
@@ -128,7 +136,9 @@ class Context:
         if handle is None or handle.ttl is not ttl:
             table = self._keyed().lists(self._table(name, ttl))
             handle = self._lists[name] = (
-                ListHandle(self, table) if ttl is None else ExpiringList(self, table, ttl)
+                ListHandle(self, table, None, self._own)
+                if ttl is None
+                else ExpiringList(self, table, ttl, self._own)
             )
         return handle
 
@@ -138,7 +148,9 @@ class Context:
         if handle is None or handle.ttl is not ttl:
             table = self._keyed().maps(self._table(name, ttl))
             handle = self._maps[name] = (
-                MapHandle(self, table) if ttl is None else ExpiringMap(self, table, ttl)
+                MapHandle(self, table, None, self._own)
+                if ttl is None
+                else ExpiringMap(self, table, ttl, self._own)
             )
         return handle
 
@@ -252,6 +264,10 @@ class Context:
                 "use them in process and on_timer only"
             )
         raise AttributeError(f"a Context has no attribute {name!r}")
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 _WITHOUT_KEYS = "{uid!r} has no keys, so it has not {what}; call key_by before process"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from typing import Any, Protocol
 
 from ftlayer.functions.keyed import Key, ListTable, MapTable
 from ftlayer.functions.ttl import StateTtl
+from ftlayer.functions.values import ATOMS, owned_all
 from ftlayer.records.kernels import native
 
 
@@ -18,10 +19,14 @@ class Call(Protocol):
     now_ms: int
 
 
+Own = Callable[[Any], Any] | None
+"""`ftlayer.functions.values.owned` for what functions get and set, which they may keep; None: it is not copied."""
+
+
 class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C, which are registered
     """One value a key."""
 
-    __slots__ = ("_context", "_table", "default", "ttl")
+    __slots__ = ("_context", "_own", "_table", "default", "ttl")
 
     def __init__(
         self,
@@ -29,19 +34,22 @@ class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C,
         table: MutableMapping[Key, Any],
         default: Any = None,
         ttl: StateTtl | None = None,
+        own: Own = None,
     ) -> None:
         self._context = context
         self._table = table
+        self._own = own
         self.default = default
         self.ttl = ttl
 
     def get(self) -> Any:
         """Return the value, the default if there is none. After changing it in place, `set` it."""
-        return self._table.get(self._context.key, self.default)
+        value = self._table.get(self._context.key, self.default)
+        return value if self._own is None or value is self.default else self._own(value)
 
     def set(self, value: Any) -> None:
         """Replace the value."""
-        self._table[self._context.key] = value
+        self._table[self._context.key] = value if self._own is None else self._own(value)
 
     def clear(self) -> None:
         """Remove the value."""
@@ -54,20 +62,21 @@ ValueHandle.register(native.DictValueHandle)
 class ListHandle:
     """A list a key."""
 
-    __slots__ = ("_context", "_table", "ttl")
+    __slots__ = ("_context", "_own", "_table", "ttl")
 
-    def __init__(self, context: Call, table: ListTable, ttl: StateTtl | None = None) -> None:
+    def __init__(self, context: Call, table: ListTable, ttl: StateTtl | None = None, own: Own = None) -> None:
         self._context = context
         self._table = table
+        self._own = own
         self.ttl = ttl
 
     def append(self, value: Any) -> None:
         """Add a value at the end."""
-        self._table.extend(self._context.key, (value,))
+        self._table.extend(self._context.key, (value if self._own is None else self._own(value),))
 
     def extend(self, values: Iterable[Any]) -> None:
         """Add values at the end."""
-        self._table.extend(self._context.key, values)
+        self._table.extend(self._context.key, values if self._own is None else owned_all(list(values)))
 
     def get(self) -> list[Any]:
         """Return a list of the values, the caller's own."""
@@ -81,33 +90,42 @@ class ListHandle:
 class MapHandle(MutableMapping[Any, Any]):
     """A mapping a key. After changing one of its values in place, set it again."""
 
-    __slots__ = ("_context", "_table", "ttl")
+    __slots__ = ("_context", "_own", "_table", "ttl")
 
-    def __init__(self, context: Call, table: MapTable, ttl: StateTtl | None = None) -> None:
+    def __init__(self, context: Call, table: MapTable, ttl: StateTtl | None = None, own: Own = None) -> None:
         self._context = context
         self._table = table
+        self._own = own
         self.ttl = ttl
 
     def __getitem__(self, field: Any) -> Any:
-        return self._table.items(self._context.key)[field]
+        value = self._table.items(self._context.key)[field]
+        return value if self._own is None else self._own(value)
 
     def __contains__(self, field: object) -> bool:
         return field in self._table.items(self._context.key)
 
     def get(self, field: Any, default: Any = None) -> Any:
         """Return an item's value, or ``default``."""
-        return self._table.items(self._context.key).get(field, default)
+        value = self._table.items(self._context.key).get(field, default)
+        return value if self._own is None or value is default else self._own(value)
 
     def items(self) -> ItemsView[Any, Any]:
         """Return the current key's items, as they are until the next change."""
-        return self._table.items(self._context.key).items()
+        return self._all().items()
 
     def values(self) -> ValuesView[Any]:
         """Return the current key's values, as they are until the next change."""
-        return self._table.items(self._context.key).values()
+        return self._all().values()
+
+    def _all(self) -> Mapping[Any, Any]:
+        items = self._table.items(self._context.key)
+        if self._own is None or ATOMS.issuperset(map(type, items.values())):
+            return items
+        return {field: self._own(value) for field, value in items.items()}
 
     def __setitem__(self, field: Any, value: Any) -> None:
-        self._table.put(self._context.key, field, value)
+        self._table.put(self._context.key, field, value if self._own is None else self._own(value))
 
     def __delitem__(self, field: Any) -> None:
         self._table.remove(self._context.key, field)

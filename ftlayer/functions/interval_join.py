@@ -28,15 +28,22 @@ class IntervalJoin(CoProcessFunction):
 
     needs_event_time = True
     gives_times = True
+    copies_values = True
 
     def __init__(
-        self, function: Callable[[Any, Any], Any], lower_ms: int, upper_ms: int, schema: pa.Schema
+        self,
+        function: Callable[[Any, Any], Any],
+        lower_ms: int,
+        upper_ms: int,
+        schema: pa.Schema,
+        inputs: tuple[pa.Schema, ...] = (),
     ) -> None:
-        """``schema`` is that of the pairs."""
+        """``schema`` is that of the pairs, ``inputs`` are those of the records: only nested ones can be changed."""
         self.function = function
         self.lower_ms = lower_ms
         self.upper_ms = upper_ms
         self._width = len(schema)
+        self._can_change = any(pa.types.is_nested(field.type) for taken in inputs for field in taken)
 
     def open(self, ctx: Context) -> None:
         """See `CoProcessFunction.open`."""
@@ -49,11 +56,12 @@ class IntervalJoin(CoProcessFunction):
         if _has_null(ctx.key):
             return []
         first_ms, last_ms = time_ms + self.lower_ms, time_ms + self.upper_ms
+        kept = ctx.owned(record) if self._can_change else record
         pairs = [
             self._timed(self.function(record, other), max(time_ms, other_ms))
-            for other_ms, other in _between(self._right, first_ms, last_ms)
+            for other_ms, other in self._others(self._right, first_ms, last_ms, ctx)
         ]
-        _keep(self._left, record, time_ms, last_ms, ctx)
+        _keep(self._left, kept, time_ms, last_ms, ctx)
         return pairs
 
     def process_right(self, record: Any, ctx: Context) -> list[Any]:
@@ -62,17 +70,22 @@ class IntervalJoin(CoProcessFunction):
         if _has_null(ctx.key):
             return []
         first_ms, last_ms = time_ms - self.upper_ms, time_ms - self.lower_ms
+        kept = ctx.owned(record) if self._can_change else record
         pairs = [
             self._timed(self.function(other, record), max(time_ms, other_ms))
-            for other_ms, other in _between(self._left, first_ms, last_ms)
+            for other_ms, other in self._others(self._left, first_ms, last_ms, ctx)
         ]
-        _keep(self._right, record, time_ms, last_ms, ctx)
+        _keep(self._right, kept, time_ms, last_ms, ctx)
         return pairs
 
     def on_timer(self, time_ms: int, ctx: Context) -> None:
         """Forget what nothing can match any more."""
         _forget(self._left, time_ms, self.upper_ms)
         _forget(self._right, time_ms, -self.lower_ms)
+
+    def _others(self, side: MapHandle, first_ms: int, last_ms: int, ctx: Context) -> list[tuple[int, Any]]:
+        found = _between(side, first_ms, last_ms)
+        return [(time_ms, ctx.owned(each)) for time_ms, each in found] if self._can_change else found
 
     def _timed(self, record: Any, time_ms: int) -> tuple[Any, ...]:
         """Return a record with its time as one more column."""

@@ -140,7 +140,15 @@ class OperatorStates(Protocol):
 
 
 class Backend(Protocol):
-    """Where operators get their state and timers."""
+    """Where operators get their state and timers.
+
+    Attributes:
+        copies: whether what is in state is read by others, or taken back: what a function may keep is to be a copy.
+    """
+
+    @property
+    def copies(self) -> bool:
+        """See the class."""
 
     def state(self, uid: str) -> KeyedState:
         """Return the state of an operator; called once for each."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, ValuesView
 from typing import Any
 
-from ftlayer.functions.handles import NOTHING, Call, ListHandle, MapHandle, ValueHandle
+from ftlayer.functions.handles import NOTHING, Call, ListHandle, MapHandle, Own, ValueHandle
 from ftlayer.functions.keyed import Key, ListTable, MapTable
 from ftlayer.functions.ttl import Stamped, StateTtl, is_expired, lifetime_ms
+from ftlayer.functions.values import owned_all
 
 
 class ExpiringValue(ValueHandle):
@@ -15,8 +16,10 @@ class ExpiringValue(ValueHandle):
 
     __slots__ = ("_refreshes", "_stamp")
 
-    def __init__(self, context: Call, table: MutableMapping[Key, Any], default: Any, ttl: StateTtl) -> None:
-        super().__init__(context, table, default, ttl)
+    def __init__(
+        self, context: Call, table: MutableMapping[Key, Any], default: Any, ttl: StateTtl, own: Own = None
+    ) -> None:
+        super().__init__(context, table, default, ttl, own)
         self._stamp = _stamp(context, ttl)
         self._refreshes = ttl.refresh_on_read
 
@@ -31,11 +34,11 @@ class ExpiringValue(ValueHandle):
             return self.default
         if self._refreshes:
             self._table[key] = self._stamp(stamped[1])
-        return stamped[1]
+        return stamped[1] if self._own is None else self._own(stamped[1])
 
     def set(self, value: Any) -> None:
         """Replace the value, whose time begins."""
-        self._table[self._context.key] = self._stamp(value)
+        self._table[self._context.key] = self._stamp(value if self._own is None else self._own(value))
 
 
 class ExpiringList(ListHandle):
@@ -43,18 +46,19 @@ class ExpiringList(ListHandle):
 
     __slots__ = ("_refreshes", "_stamp")
 
-    def __init__(self, context: Call, table: ListTable, ttl: StateTtl) -> None:
-        super().__init__(context, table, ttl)
+    def __init__(self, context: Call, table: ListTable, ttl: StateTtl, own: Own = None) -> None:
+        super().__init__(context, table, ttl, own)
         self._stamp = _stamp(context, ttl)
         self._refreshes = ttl.refresh_on_read
 
     def append(self, value: Any) -> None:
         """Add a value at the end."""
-        self._table.extend(self._context.key, (self._stamp(value),))
+        self.extend((value,))
 
     def extend(self, values: Iterable[Any]) -> None:
         """Add values at the end."""
-        self._table.extend(self._context.key, list(map(self._stamp, values)))
+        added = list(values) if self._own is None else owned_all(list(values))
+        self._table.extend(self._context.key, list(map(self._stamp, added)))
 
     def get(self) -> list[Any]:
         """Return a list of the values that are not over, the caller's own."""
@@ -73,8 +77,8 @@ class ExpiringMap(MapHandle):
 
     __slots__ = ("_refreshes", "_stamp")
 
-    def __init__(self, context: Call, table: MapTable, ttl: StateTtl) -> None:
-        super().__init__(context, table, ttl)
+    def __init__(self, context: Call, table: MapTable, ttl: StateTtl, own: Own = None) -> None:
+        super().__init__(context, table, ttl, own)
         self._stamp = _stamp(context, ttl)
         self._refreshes = ttl.refresh_on_read
 
@@ -86,7 +90,7 @@ class ExpiringMap(MapHandle):
             raise KeyError(field)
         if self._refreshes:
             self._table.put(key, field, self._stamp(stamped[1]))
-        return stamped[1]
+        return stamped[1] if self._own is None else self._own(stamped[1])
 
     def __contains__(self, field: object) -> bool:
         return self.get(field, NOTHING) is not NOTHING
@@ -107,7 +111,8 @@ class ExpiringMap(MapHandle):
         return ValuesView(self)
 
     def __setitem__(self, field: Any, value: Any) -> None:
-        self._table.put(self._context.key, field, self._stamp(value))
+        own = value if self._own is None else self._own(value)
+        self._table.put(self._context.key, field, self._stamp(own))
 
     def __delitem__(self, field: Any) -> None:
         key = self._context.key

@@ -12,6 +12,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.errors import StateSerializationError
+
 NAN = float("nan")
 """The one not-a-number that keys are made of: no other is found again in a dict."""
 
@@ -64,6 +66,25 @@ def private_copy(value: Any) -> Any:
         # What can be hashed may be an object of the user's; sets of those are rare.
         return value.copy() if _all_immutable(value) else copy.deepcopy(value)
     return value if is_immutable(value) else copy.deepcopy(value)
+
+
+def owned(value: Any) -> Any:
+    """Return what a function may keep beside its state: `private_copy`, or `StateSerializationError`."""
+    if type(value) in ATOMS:
+        return value
+    try:
+        return private_copy(value)
+    except Exception as error:
+        raise StateSerializationError(
+            f"a {type(value).__name__} in the state cannot be copied ({type(error).__name__}: {error}), so it could be "
+            "changed behind a snapshot; keep values that can be copied, or say in_place=False where the function "
+            "changes none in place"
+        ) from error
+
+
+def owned_all(values: list[Any]) -> list[Any]:
+    """Return a list of `owned` values."""
+    return values if ATOMS.issuperset(map(type, values)) else list(map(owned, values))
 
 
 def _all_immutable(values: Any) -> bool:

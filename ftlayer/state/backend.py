@@ -44,6 +44,8 @@ LOG_MS = 250
 class LayeredBackend:
     """State in memory, and below it in a store if there is one: `ftlayer.state.contract.CheckpointedBackend`."""
 
+    copies = True
+
     def __init__(
         self,
         config: CheckpointConfig,

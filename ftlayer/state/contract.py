@@ -42,6 +42,10 @@ class CheckpointedBackend(Protocol):
     It is a `ftlayer.functions.keyed.Backend` too.
     """
 
+    @property
+    def copies(self) -> bool:
+        """See `Backend`."""
+
     def state(self, uid: str) -> KeyedState:
         """Return the keyed state of an operator, the same at every call."""
 

@@ -124,6 +124,8 @@ _KINDS: dict[type, str] = {dict: "value", HeapList: "list", HeapMap: "map"}
 class HeapBackend:
     """State and timers of every operator of a subtask, without checkpoints: `ftlayer.functions.keyed.Backend`."""
 
+    copies = False
+
     def __init__(self) -> None:
         self._states: dict[str, HeapState] = {}
         self._timers: dict[str, TimerService] = {}

@@ -126,6 +126,7 @@ def _reduce(step: Reducing, keeps: bool) -> tuple[Any, ...] | None:
         table,
         lookup,
         step.create,
+        step.own,
         _refusing(step.uid),
         keeps,
     )

@@ -53,7 +53,7 @@ from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.dict_tables import logged_lookup
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.undo.tables import UndoValues
-from ftlayer.functions.values import NAN
+from ftlayer.functions.values import ATOMS, NAN
 
 Fused = Callable[
     [
@@ -200,7 +200,12 @@ class _Body:
             *([] if begun else ["else:"]),
             f"{'' if begun else '    '}{added}",
         )
-        self._after.append(f"{self._indent}t{number}[k{number}] = {result}")
+        kept = result
+        if step.own is not None:
+            self.names |= {f"own{number}": step.own, "ATOMS": ATOMS}
+            kept = f"kept{number}"
+            self._add(f"{kept} = {result} if type({result}) in ATOMS else own{number}({result})")
+        self._after.append(f"{self._indent}t{number}[k{number}] = {kept}")
 
     def _process(self, number: int, step: Processing) -> None:
         self.needs_place = True

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError, UnhashableKeyError
 from ftlayer.functions.context import Context
+from ftlayer.functions.handles import Own
 from ftlayer.functions.keyed import Key, KeyedState
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import Filter, FlatMap, Map
@@ -65,7 +66,10 @@ class KeyColumns:
 
 @dataclass(frozen=True)
 class Reducing:
-    """A `Reduce` and its table, which is one of ``state``; without a state, the segment alone may change the table."""
+    """A `Reduce` and its table, which is one of ``state``; without a state, the segment alone may change the table.
+
+    ``own`` copies what is put into the table, and that the function may keep; None: nothing is copied.
+    """
 
     uid: str
     function: Callable[[Any, Any], Any]
@@ -75,6 +79,7 @@ class Reducing:
     create: Callable[[], Any] | None = None
     rules: RetryRules = NO_RULES
     state: KeyedState | None = None
+    own: Own = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from ftlayer.functions.steps import (
 )
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.tables import UndoMaps, UndoValues
+from ftlayer.functions.values import owned
 from ftlayer.functions.windows.function import TABLE, FixedWindows
 
 ChainOperator = Map | FlatMap | Filter | MapBatches | MapAsync | Reduce | KeyedAggregate | Process | CoProcess
@@ -113,8 +114,17 @@ def _prepare_step(operator: ChainOperator, schema: pa.Schema, backend: Backend) 
     key = KeyColumns.of(operator.uid, operator.keys, schema)
     state = backend.state(operator.uid)
     table = state.values(REDUCE_TABLE)
+    own = owned if operator.in_place and backend.copies else None
     return Reducing(
-        operator.uid, operator.function, operator.schema, key, table, operator.create, operator.rules, state
+        operator.uid,
+        operator.function,
+        operator.schema,
+        key,
+        table,
+        operator.create,
+        operator.rules,
+        state,
+        own,
     )
 
 
@@ -145,9 +155,20 @@ def _prepare_process(
             raise InvalidTopologyError(f"{uid!r} has a key for one of its inputs only; give both or none")
     keyed = any(keys for _, keys, _ in entries)
     timers = backend.timers(uid) if keyed else None
+    own = owned if operator.in_place and backend.copies else None
+    copies = not getattr(function, "copies_values", False)
     state = backend.state(uid) if keyed else None
     tags = [tag for tag, _ in operator.side]
-    context = Context(uid, tags, state, timers, timed=uses_timers(function), operators=backend.operators(uid))
+    context = Context(
+        uid,
+        tags,
+        state,
+        timers,
+        timed=uses_timers(function),
+        operators=backend.operators(uid),
+        own=own,
+        copies=copies,
+    )
     schema_out = with_time_column(operator.schema) if gives_times(function) else operator.schema
     steps = [
         Processing(

@@ -18,6 +18,7 @@ class UndoBackend:
         """``copies``: what functions read is copied where they could change it in place."""
         self._backend = backend
         self._log = log
+        self.copies = copies
         self._changes: Changes = log if copies else Uncopied(log)
 
     def uncopied(self) -> UndoBackend:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from typing import Any, TypeGuard
 
-from ftlayer.functions.handles import Call, ValueHandle
+from ftlayer.functions.handles import Call, Own, ValueHandle
 from ftlayer.functions.keyed import Key
 from ftlayer.functions.undo.tables import ABSENT, UndoValues
 from ftlayer.records.kernels import native
 
 
-def value_handle(context: Call, table: MutableMapping[Key, Any], default: Any) -> ValueHandle:
+def value_handle(
+    context: Call, table: MutableMapping[Key, Any], default: Any, own: Own = None
+) -> ValueHandle:
     """Return the handle of a single value; what it changes goes into a log where ``table`` has one."""
     if isinstance(table, UndoValues):
         if finds_as_dict(table.table):
@@ -20,14 +22,15 @@ def value_handle(context: Call, table: MutableMapping[Key, Any], default: Any) -
                 table.table,
                 table.pop,
                 default,
+                own,
                 table.log.entries,
                 table.restore,
                 table.read,
                 ABSENT,
             )
     elif finds_as_dict(table):
-        return native.DictValueHandle(context, table, table.pop, default)
-    return ValueHandle(context, table, default)
+        return native.DictValueHandle(context, table, table.pop, default, own)
+    return ValueHandle(context, table, default, own=own)
 
 
 def logged_lookup(values: UndoValues) -> Callable[[Key], Any]:

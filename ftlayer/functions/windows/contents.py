@@ -25,7 +25,10 @@ class Content(Protocol):
 
     Attributes:
         described: what is kept, in words: `ftlayer.functions.keyed.KeyedState.describe`; "": a function makes it.
+        is_given: whether a user's function makes the content itself, and may keep it.
     """
+
+    is_given: bool
 
     @property
     def described(self) -> str:
@@ -48,6 +51,7 @@ class Reduced:
     function: Callable[[Any, Any], Any]
     result: Result | None = None
     described = ""
+    is_given = True
 
     def added(self, content: Any, record: Any) -> Any:
         """See `Content`."""
@@ -71,6 +75,7 @@ class Aggregated:
     merge: Callable[[Any, Any], Any] | None = None
     result: Result | None = None
     described = ""
+    is_given = True
 
     def added(self, content: Any, record: Any) -> Any:
         """See `Content`."""
@@ -91,6 +96,7 @@ class BuiltIn:
     """Built-in aggregates. A window emits its key's columns, its start and end, and a column for each of them."""
 
     plan: AggregatePlan
+    is_given = False
 
     @property
     def described(self) -> str:
@@ -125,6 +131,7 @@ class Collected:
 
     function: Callable[[Any, Window, list[Any]], Iterable[Any] | None]
     described = ""
+    is_given = False
 
     def added(self, content: Any, record: Any) -> Any:
         """See `Content`."""

@@ -12,6 +12,7 @@ from ftlayer.functions.current import has_failed_before
 from ftlayer.functions.handles import NOTHING, MapHandle
 from ftlayer.functions.keyed import MapTable, Timers
 from ftlayer.functions.process import LAST_WATERMARK_MS, ProcessFunction
+from ftlayer.functions.values import owned
 from ftlayer.functions.windows.aggregates import WindowAggregates
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import BuiltIn, Content
@@ -34,6 +35,7 @@ class WindowFunction(ProcessFunction):
     """
 
     needs_event_time = True
+    copies_values = True
 
     def __init__(self, windows: WindowKind, content: Content, lateness_ms: int, late_tag: str | None) -> None:
         """``late_tag`` None: late records are dropped."""
@@ -46,6 +48,7 @@ class WindowFunction(ProcessFunction):
     def open(self, ctx: Context) -> None:
         """See `ProcessFunction.open`."""
         self._windows: MapHandle = ctx.map(TABLE)
+        self._is_given = self._content.is_given
         if self._content.described:
             ctx._describe(TABLE, self._content.described)
 
@@ -68,7 +71,9 @@ class WindowFunction(ProcessFunction):
     def on_timer(self, time_ms: int, ctx: Context) -> Iterator[Any]:
         """See `ProcessFunction.on_timer`."""
         for window, content in self._ending(time_ms):
-            yield from self._content.emitted(ctx.key, window, content)
+            # It may be kept, and stay here for late records.
+            own = content if isinstance(self._content, BuiltIn) else owned(content)
+            yield from self._content.emitted(ctx.key, window, own)
             over_ms = self._over_ms(window.end_ms)
             if over_ms > time_ms:
                 ctx.timers.event(over_ms)
@@ -131,7 +136,7 @@ class FixedWindows(WindowFunction):
             filled.append((start, end, held, content.added(held, record)))
         # A record that one of its windows does not take is in none of them.
         for start, end, held, added in filled:
-            windows[start] = added
+            windows[start] = ctx.owned(added) if self._is_given else added
             # One that is kept for late records may have been emitted, and behind a restore no watermark says so.
             if held is NOTHING or self._lateness_ms:
                 ctx.timers.event(in_time(end))
@@ -189,7 +194,7 @@ class SessionWindows(WindowFunction):
         for begun in touching:
             if begun != start:
                 del windows[begun]
-        windows[start] = (end, content, False)
+        windows[start] = (end, ctx.owned(content) if self._is_given else content, False)
         if not has_timer:
             ctx.timers.event(end)
         return True

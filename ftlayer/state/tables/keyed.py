@@ -10,6 +10,7 @@ from typing import Any
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError
 from ftlayer.functions.keyed import Key, StateCache
 from ftlayer.functions.ttl import plain_name
+from ftlayer.functions.values import ATOMS, is_immutable
 from ftlayer.state.tables.declarations import StateDeclarations
 from ftlayer.state.tables.layers import NOTHING, LayeredTable
 
@@ -169,7 +170,12 @@ class LayeredList:
     def get(self, key: Key) -> list[Any]:
         """Return a list of the values, the caller's own."""
         found = self._table.read(key)
-        return [] if found is NOTHING else list(found)
+        if found is NOTHING:
+            return []
+        if not (ATOMS.issuperset(map(type, found)) or all(map(is_immutable, found))):
+            self._table.lend(key)
+            found = self._table.read(key)
+        return list(found)
 
     def extend(self, key: Key, values: Iterable[Any]) -> None:
         """Add values; all of them, or, if iterating over them raises, none."""

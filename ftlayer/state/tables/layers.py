@@ -122,15 +122,15 @@ def _footprint(values: dict[Key, Any], deleted: set[Key], clean: dict[Key, Any])
 class _Raw(dict[Key, Any]):
     """The dict below a `LayeredTable`, which copies itself in C."""
 
-    __slots__ = ("_base", "_clean", "_deleted", "_layers", "_sharing", "_store", "where")
+    __slots__ = ("_base", "_clean", "_deleted", "_layers", "_lent", "_sharing", "_store", "where")
 
 
 class LayeredTable(_Raw):
     """A table of values by key: `dict` in all that a user of a mapping sees.
 
-    A value from below the front that can be changed in place is copied into the front while a snapshot reads it. A
-    user who keeps such an object over a barrier and changes it then, changes the snapshot: objects are to be had
-    from the table each time.
+    A value from below the front that can be changed in place is copied into the front while a snapshot reads it. Who
+    keeps such an object over a barrier and changes it then, changes the snapshot: so functions get and set copies
+    (`ftlayer.functions.handles.Own`), and what is in lists is lent to them until the next freeze.
 
     ``del table[key]`` is not to be used: it would lay an older value bare. A class that overrides ``__delitem__`` has
     one slot for it and ``__setitem__``, and setting a value would cost three times as much. `pop` is right.
@@ -148,6 +148,7 @@ class LayeredTable(_Raw):
         self._layers: tuple[Layer, ...] = ()
         self._deleted: set[Key] = set()
         self._clean: dict[Key, Any] = {}
+        self._lent: set[Key] = set()
 
     # ------------------------------------------------------------ one key
 
@@ -217,6 +218,11 @@ class LayeredTable(_Raw):
             self._clean.pop(key, None)
         return value
 
+    def lend(self, key: Key) -> None:
+        """A function gets what is in the key's container, may change it, and may keep it behind the next freeze."""
+        self.own(key)
+        self._lent.add(key)
+
     def _below(self, key: object) -> Any:
         if key in self._deleted:
             return NOTHING
@@ -243,6 +249,9 @@ class LayeredTable(_Raw):
     def _owned(self, key: Key, value: Any) -> Any:
         if not self._sharing.readers or type(value) in ATOMS:
             return value
+        return self._copied(key, value)
+
+    def _copied(self, key: Key, value: Any) -> Any:
         try:
             return private_copy(value)
         except Exception as error:
@@ -338,6 +347,10 @@ class LayeredTable(_Raw):
         values = dict.copy(self)
         self.__class__ = LayeredTable
         dict.clear(self)
+        for key in self._lent:
+            if key in values:
+                values[key] = self._copied(key, values[key])
+        self._lent.clear()
         layer = Layer(values, self._deleted, self._clean)
         self._deleted, self._clean = set(), {}
         self._layers = (layer, *self._layers)

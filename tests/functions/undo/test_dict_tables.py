@@ -396,9 +396,9 @@ def test_arguments_are_checked() -> None:
     for arguments in (
         (),
         (1, [], 2, 3),
-        (1, {}, 2, 3, []),
-        (1, {}, 2, 3, (), 4, 5, 6),
-        (1, {}, 2, 3, [], 4, 5),
+        (1, {}, 2, 3, None, []),
+        (1, {}, 2, 3, None, (), 4, 5, 6),
+        (1, {}, 2, 3, None, [], 4, 5),
     ):
         with pytest.raises(TypeError):
             make(*arguments)
