@@ -62,7 +62,8 @@ class WatermarkGenerator:
 
     There is one of each split of a source, and the lowest counts (`CombinedWatermark`): one that is not read yet holds
     it back, since a subtask reads its splits in turns, and none knows of another's time. A split that is known to have
-    more records does not become idle.
+    more records does not become idle. The others become idle one by one beside those that go on alone: when nothing at
+    all has come for a while, it is as likely that the chain could take nothing, and their records wait.
     """
 
     def __init__(self, operator: AssignWatermarks, inputs: TimedInputs = NO_INPUTS) -> None:
@@ -76,7 +77,7 @@ class WatermarkGenerator:
         # The parts, and whether each may fall silent; since when it may have.
         self._may_rest = parts
         self._since_ms = dict.fromkeys(parts, 0)
-        self._combined = CombinedWatermark(parts)
+        self._combined = CombinedWatermark(parts, idle_count=False)
         self._over: set[Channel] = set()
         # The highest time of each split, by source; also of those that are not known to be read here.
         self._times: dict[tuple[str, int], int] = {}
@@ -204,26 +205,29 @@ class WatermarkGenerator:
 
     def mark(self, mono_ms: int) -> Watermark | Idle | None:
         """Return what is to be said now, once; None: nothing."""
-        due = self.due_ms
-        if due is not None and mono_ms >= due:
-            for part, since_ms in self._resting_since():
-                if mono_ms >= since_ms + (self._idle_ms or 0):
-                    self._combined.become_idle(part)
+        if silent := [part for due_ms, part in self._dues() if mono_ms >= due_ms]:
+            self._combined.become_idle(*silent)
         return self._combined.news()
 
     @property
     def due_ms(self) -> int | None:
         """The monotone time (ms) at which something becomes idle; None: never."""
-        if self._idle_ms is None or self.time_ms == MAX_TIME_MS:
-            return None
-        since_ms = min((since for _, since in self._resting_since()), default=None)
-        return None if since_ms is None else since_ms + self._idle_ms
+        return min((due_ms for due_ms, _ in self._dues()), default=None)
 
-    def _resting_since(self) -> list[tuple[_Part, int]]:
+    def _dues(self) -> list[tuple[int, _Part]]:
+        idle_ms = self._idle_ms
+        if idle_ms is None or self.time_ms == MAX_TIME_MS:
+            return []
+        active = {
+            part: self._since_ms[part]
+            for part in self._may_rest
+            if not self._combined.is_idle(part) and not self._combined.is_over(part)
+        }
+        last_ms = max(active.values(), default=0)
         return [
-            (part, self._since_ms[part])
-            for part, may_rest in self._may_rest.items()
-            if may_rest and not self._combined.is_idle(part) and not self._combined.is_over(part)
+            ((since_ms if 2 * (last_ms - since_ms) >= idle_ms else last_ms) + idle_ms, part)
+            for part, since_ms in active.items()
+            if self._may_rest[part]
         ]
 
     def _claim(self, source: str, split: int | None) -> int:

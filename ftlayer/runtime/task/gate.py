@@ -41,7 +41,9 @@ class CombinedWatermark(Generic[K]):
         idle: no part holds it back, and at least one may go on later.
     """
 
-    def __init__(self, parts: Iterable[K] = ()) -> None:
+    def __init__(self, parts: Iterable[K] = (), *, idle_count: bool = True) -> None:
+        """``idle_count`` False: where none holds it back, only those count that are over."""
+        self._idle_count = idle_count
         self.time_ms = self.reached_ms = MIN_TIME_MS
         self.idle = False
         self._claims: dict[K, _Claim] = {part: _Claim() for part in parts}
@@ -82,12 +84,13 @@ class CombinedWatermark(Generic[K]):
             claim.idle = False
             self._update()
 
-    def become_idle(self, part: K) -> None:
-        """Let a part hold nothing back until its next watermark."""
-        claim = self._claims.get(part)
-        if claim is not None and not claim.ended:
-            claim.idle = True
-            self._update()
+    def become_idle(self, *parts: K) -> None:
+        """Let parts hold nothing back until their next watermarks."""
+        for part in parts:
+            claim = self._claims.get(part)
+            if claim is not None and not claim.ended:
+                claim.idle = True
+        self._update()
 
     def end(self, part: K) -> None:
         """Nothing more comes of a part."""
@@ -113,7 +116,8 @@ class CombinedWatermark(Generic[K]):
         if active:
             time_ms = min(active)
         else:
-            time_ms = max(claim.time_ms for claim in claims) if going_on else MAX_TIME_MS
+            ever = (claim.time_ms for claim in claims if claim.over or self._idle_count)
+            time_ms = max(ever, default=MIN_TIME_MS) if going_on else MAX_TIME_MS
         self.time_ms = max(self.time_ms, time_ms)
         if self.time_ms < MAX_TIME_MS:
             self.reached_ms = self.time_ms

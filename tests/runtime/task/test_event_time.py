@@ -271,12 +271,28 @@ def test_the_watermark_is_the_lowest_of_the_splits_and_one_that_is_not_read_hold
     made.splits(channel, Splits((), (2, 1), endless=False), 150)
     made.observe(times(30), True, 150, (channel, 2))
     assert made.mark(150) == Watermark(30)
-    # Both fall silent, which is as far as either has come.
-    assert [made.mark(250), made.mark(250)] == [Watermark(900), Idle()]
+    # Nothing comes of either: that may be for other reasons than theirs.
+    assert [made.mark(250), made.mark(250)] == [Idle(), None]
     made.splits(channel, Splits((3, 4), endless=False), 300)
-    assert made.mark(300) == Watermark(900)
+    assert made.mark(300) == Watermark(30)
     made.observe(times(950), True, 300, (channel, 3))
     assert made.mark(300) is None
+
+
+def test_a_split_is_idle_while_others_go_on_and_not_since_the_chain_took_nothing():
+    channel = Channel(0, 0, 0)
+    made = WatermarkGenerator(AssignWatermarks("w", "at", 0, 100, SCHEMA), TimedInputs({channel: "source"}))
+    made.start(0)
+    made.splits(channel, Splits((1, 2)), 0)
+    made.observe(times(10), True, 0, (channel, 1))
+    made.observe(times(900), True, 20, (channel, 2))
+    assert made.mark(20) == Watermark(10)
+    # Both wait behind something.
+    assert [made.mark(100), made.due_ms, made.mark(120)] == [None, 120, Idle()]
+    made.observe(times(20), True, 130, (channel, 1))
+    assert made.mark(130) == Watermark(20)
+    made.observe(times(950), True, 180, (channel, 2))
+    assert [made.mark(229), made.due_ms, made.mark(230)] == [None, 230, Watermark(950)]
 
 
 def test_a_split_that_has_a_name_holds_the_watermark_while_it_has_no_records():
