@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ftlayer.records.kernels import native
-from ftlayer.runtime.connectors.rows import RowMaker
+from ftlayer.runtime.connectors.rows import Misfit, RowMaker
 
 _NOTHING: dict[None, Any] = {}
 
@@ -29,8 +29,8 @@ class Filling(Protocol):
     def interrupt(self) -> None:
         """Have `collect` come back with the next record; any thread."""
 
-    def cut(self) -> pa.RecordBatch:
-        """Interrupt it, and take the records that have come, once; any thread. Raises as `RowMaker.batch`."""
+    def cut(self) -> list[pa.RecordBatch | Misfit]:
+        """Interrupt it, and take the records that have come, once; any thread."""
 
 
 class PlainFilling:
@@ -50,9 +50,9 @@ class PlainFilling:
         """See `Filling.interrupt`."""
         self._collector.interrupt()
 
-    def cut(self) -> pa.RecordBatch:
+    def cut(self) -> list[pa.RecordBatch | Misfit]:
         """See `Filling.cut`."""
-        return self._maker.collected(self._collector)
+        return [self._maker.collected(self._collector)]
 
 
 class RecordFilling:
@@ -85,9 +85,9 @@ class RecordFilling:
         """See `Filling.interrupt`."""
         self._tokens.clear()
 
-    def cut(self) -> pa.RecordBatch:
+    def cut(self) -> list[pa.RecordBatch | Misfit]:
         """See `Filling.cut`."""
         self.interrupt()
         rows = self._rows[:]
         self._taken = len(rows)
-        return self._maker.batch(rows)
+        return self._maker.parts(rows)

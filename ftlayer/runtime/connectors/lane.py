@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.config import MIB
+from ftlayer.errors import SourceRowError
 from ftlayer.runtime.connectors.filling import Filling, PlainFilling, RecordFilling
 from ftlayer.runtime.connectors.positions import PositionChain
-from ftlayer.runtime.connectors.rows import RowMaker, slices
+from ftlayer.runtime.connectors.rows import Misfit, RowMaker, slices
 from ftlayer.runtime.protocol.elements import Splits
 from ftlayer.runtime.task.events import SourceRows
 
@@ -41,12 +42,14 @@ class BatchLimits:
     """Batches have up to ``rows`` rows, whose first one waits for up to ``age_ms`` for others.
 
     ``rows`` may be changed at any time by the loop's thread; it is the next batches that obey. While ``waits`` is
-    False, `take` gives what there is, however young.
+    False, `take` gives what there is, however young. ``keeps_misfits``: a row that does not fit the schema is a batch
+    of its own, which says why, and no error.
     """
 
     rows: int
     age_ms: int
     waits: bool = True
+    keeps_misfits: bool = False
 
 
 class OpenSplits:
@@ -92,10 +95,12 @@ class SplitProgress:
         self._chain = chain
         self._position_of = position_of
 
-    def advance(self, payload: pa.RecordBatch, *, done: bool = False) -> SourceRows:
+    def advance(self, part: pa.RecordBatch | Misfit, *, done: bool = False) -> SourceRows:
         """Count the rows, which are the next ones of the split."""
         first = self._rows
         places = None
+        misfit = self.at(part.reason) if isinstance(part, Misfit) else ""
+        payload: pa.RecordBatch = part.payload if isinstance(part, Misfit) else part
         if self._offsets is None:
             self._rows += payload.num_rows
         elif payload.num_rows:
@@ -108,8 +113,17 @@ class SplitProgress:
         if done and self._beside is not None:
             self._beside.end(self._split, empty=not self._rows)
         return SourceRows(
-            self._partition, self._number, first, payload, position, places, done, splits, self._split
+            self._partition, self._number, first, payload, position, places, done, splits, self._split, misfit
         )
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether it counts rows, and no offsets of theirs."""
+        return self._offsets is None
+
+    def at(self, reason: str) -> str:
+        """Say of the next row what is wrong, and where it is."""
+        return f"row {self._rows} of split {self._partition!r}: {reason}"
 
 
 class LaneClosedError(Exception):
@@ -158,7 +172,12 @@ class PartitionLane:
                 if current.due_ms > mono_ms and self._limits.waits:
                     return None
                 current.due_ms = None
-                self._ready.extend(map(current.split.advance, self._parts(current.filling.cut())))
+                try:
+                    for part in self._parts(current.filling.cut()):
+                        self._ready.append(self._advance(current.split, part, done=False))
+                except SourceRowError as error:
+                    # Nothing is read beyond it.
+                    self._failure, self._closed = error, True
             if self._ready:
                 self._changed.notify()
                 return self._ready.popleft()
@@ -226,7 +245,11 @@ class PartitionLane:
                     break
                 if isinstance(first, pa.RecordBatch):
                     if first.num_rows:
-                        for part in self._parts(self._maker.checked(first)):
+                        try:
+                            fitting = self._maker.checked(first)
+                        except SourceRowError as error:
+                            raise SourceRowError(split.at(str(error))) from None
+                        for part in self._parts([fitting]):
                             self._put(split, part)
                         yield
                     continue
@@ -267,12 +290,11 @@ class PartitionLane:
         if was_cut and not ended and failure is None:
             return filling.left, False
         done = ended and split.tells_done
-        batch = self._maker.empty() if was_cut else filling.cut()
-        if batch.num_rows or done:
-            parts = self._parts(batch)
-            for part in parts[:-1]:
-                self._put(split, part)
-            self._put(split, parts[-1], done=done)
+        parts = [] if was_cut else self._parts(filling.cut())
+        if done and not parts:
+            parts = [self._maker.empty()]
+        for part in parts:
+            self._put(split, part, done=done and part is parts[-1])
         if failure is not None:
             raise failure
         left = filling.left
@@ -289,21 +311,31 @@ class PartitionLane:
             self._is_plain = False
         return RecordFilling(self._maker, rows, limit)
 
-    def _put(self, split: SplitProgress, part: pa.RecordBatch, *, done: bool = False) -> None:
+    def _put(self, split: SplitProgress, part: pa.RecordBatch | Misfit, *, done: bool = False) -> None:
         with self._changed:
             while len(self._ready) >= READY_BATCHES and not self._closed:
                 self._changed.wait()
             if self._closed:
                 raise LaneClosedError
             idle = not self._ready
-            self._ready.append(split.advance(part, done=done))
+            self._ready.append(self._advance(split, part, done=done))
         if idle:
             self._wake()
 
-    def _parts(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Cut a batch to the limits, and learn from it how many rows to collect next time."""
-        if batch.num_rows:
-            self._last_rows = batch.num_rows
-            fitting = max(1, BATCH_BYTES * batch.num_rows // max(1, batch.nbytes))
-            self._next_rows = min(self._limits.rows, self._next_rows * _GROWTH, fitting)
-        return list(slices(batch, self._limits.rows, BATCH_BYTES))
+    def _advance(self, split: SplitProgress, part: pa.RecordBatch | Misfit, *, done: bool) -> SourceRows:
+        if isinstance(part, Misfit) and not (self._limits.keeps_misfits and split.counts_rows):
+            raise SourceRowError(split.at(part.reason))
+        return split.advance(part, done=done)
+
+    def _parts(self, made: list[pa.RecordBatch | Misfit]) -> list[pa.RecordBatch | Misfit]:
+        """Cut batches to the limits, and learn from them how many rows to collect next time."""
+        parts: list[pa.RecordBatch | Misfit] = []
+        for each in made:
+            if isinstance(each, Misfit):
+                parts.append(each)
+            elif each.num_rows:
+                self._last_rows = each.num_rows
+                fitting = max(1, BATCH_BYTES * each.num_rows // max(1, each.nbytes))
+                self._next_rows = min(self._limits.rows, self._next_rows * _GROWTH, fitting)
+                parts += slices(each, self._limits.rows, BATCH_BYTES)
+        return parts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
@@ -19,8 +20,24 @@ from ftlayer.records.kernels import native
 MAX_SHOWN = 200
 """Characters of a row, and of what is wrong with it, that an error shows."""
 
+MAX_KEPT = 1 << 20
+"""Characters of a row that does not fit that its dead letter keeps."""
+
 _TUPLES = frozenset({tuple, list})
 _END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A row that does not fit its source's schema: what it looks like, and why."""
+
+    row: str
+    reason: str
+
+    @property
+    def payload(self) -> pa.RecordBatch:
+        """It as a record, for its dead letter."""
+        return pa.record_batch({"row": [self.row]})
 
 
 class RowMaker:
@@ -37,13 +54,23 @@ class RowMaker:
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Convert records."""
+        (part, *others) = self.parts(rows) or [self.empty()]
+        for each in (part, *others):
+            if isinstance(each, Misfit):
+                raise SourceRowError(each.reason)
+        return part if isinstance(part, pa.RecordBatch) and not others else self._convert(rows)
+
+    def parts(self, rows: Sequence[Any]) -> list[pa.RecordBatch | Misfit]:
+        """Convert records, each that does not fit by itself."""
         try:
-            return self._convert(rows)
+            return [self._convert(rows)] if rows else []
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - anything may be among what a source gives
-            # Not "from error": its text may be as long as the row.
-            raise self._misfit(rows, error) from None
+            if len(rows) == 1:
+                return [Misfit(shown(rows[0], MAX_KEPT), self._misfit(rows[0], error))]
+            half = len(rows) // 2
+            return self.parts(rows[:half]) + self.parts(rows[half:])
 
     def collector(self, limit: int, expected: int) -> native.RecordCollector | None:
         """Return what makes columns of up to ``limit`` records while they come; None if it cannot.
@@ -131,24 +158,14 @@ class RowMaker:
 
     # ------------------------------------------------------------ errors
 
-    def _misfit(self, rows: Sequence[Any], error: Exception) -> SourceRowError:
-        """Find the first row that does not fit by itself, and say so."""
-        found: Any = rows
-        for row in rows:
-            try:
-                self._convert([row])
-            except MemoryError:
-                raise
-            except Exception as alone:  # noqa: BLE001 - it is what the error will tell
-                found, error = row, alone
-                break
+    def _misfit(self, row: Any, error: Exception) -> str:
         form = (
             f"{self._schema.names[0]!r} as a bare value"
             if self._bare
             else f"a tuple of {', '.join(self._schema.names)}"
         )
-        return SourceRowError(
-            f"source {self._source!r} gave {shown(found)}, which does not fit its schema "
+        return (
+            f"source {self._source!r} gave {shown(row)}, which does not fit its schema "
             f"({schema_text(self._schema)}): {bounded(text_of(error))}. A record is {form}, or a Row with these "
             "names; a source gives records, or nothing but pyarrow.RecordBatches"
         )
@@ -229,18 +246,18 @@ def skipped(items: Iterator[Any], rows: int) -> Iterator[Any]:
     return items
 
 
-def shown(row: Any) -> str:
+def shown(row: Any, most: int = MAX_SHOWN) -> str:
     """Return what a row looks like, within bounds."""
     try:
         text = repr(row)
     except Exception as broken:  # noqa: BLE001 - a user's object may fail to describe itself
         text = f"a {type(row).__name__} (its repr raises {type(broken).__name__})"
-    return bounded(text)
+    return bounded(text, most)
 
 
-def bounded(text: str) -> str:
+def bounded(text: str, most: int = MAX_SHOWN) -> str:
     """Return the beginning of a text, and how long it is."""
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
 def _is_row(kind: type) -> bool:

@@ -294,7 +294,11 @@ class _Slot:
             source = graph.vertex(uid).operators[0]
             if not isinstance(source, Source):
                 continue
-            limits = BatchLimits(core.rows_wanted((uid, subtask)), order.options.batch_age_ms)
+            limits = BatchLimits(
+                core.rows_wanted((uid, subtask)),
+                order.options.batch_age_ms,
+                keeps_misfits=self._mode.keeps_misfits and source.replay == "store",
+            )
             signal = Signal(lambda: self._mailbox.put(Wake()))
             positions = self._mode.positions((uid, subtask))
             open_from = self._opener(source, subtask, limits, signal)

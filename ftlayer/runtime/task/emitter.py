@@ -192,6 +192,11 @@ class Emitter:
         values = None if children.owed is roots and roots is not None else children.owed
         return RootEmission(sends, values, key_hashes, anchor.event_ids(roots), failures)
 
+    def unsent(self, roots: U64Array) -> EventIds | None:
+        """Return the ids of new roots that are not sent: each owes a copy that is never acknowledged."""
+        self._handler.anchor.of_roots(roots, len(roots), once=True)
+        return self._handler.anchor.event_ids(roots)
+
     def replayed(
         self,
         payload: pa.RecordBatch,

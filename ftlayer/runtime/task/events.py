@@ -75,6 +75,7 @@ class SourceRows:
     ``position`` None: the source cannot rewind. ``places``, int64[n], ascending, is what each row's ordinal is where
     they have gaps; None: they follow each other. ``ends``: the split ends behind them. ``splits``: those that are read
     now, this one among them, which is called ``split`` there; None: this one alone, by its number.
+    ``misfit``: why the one row, whose ``payload`` says what it looks like, does not fit the source's schema.
     """
 
     partition: str
@@ -86,6 +87,7 @@ class SourceRows:
     ends: bool = False
     splits: Splits | None = None
     split: int | None = None
+    misfit: str = ""
 
     @property
     def in_time(self) -> int:

@@ -126,11 +126,11 @@ def fillings(limit: int) -> list[Filling]:
 @pytest.mark.parametrize("which", [0, 1])
 def test_what_comes_behind_a_cut_is_left(which: int) -> None:
     filling = fillings(100)[which]
-    cut: list[pa.RecordBatch] = []
+    cut: list[Any] = []
 
     def items() -> Iterator[int]:
         yield from range(1, 20)
-        cut.append(filling.cut())
+        cut.extend(filling.cut())
         yield 20
         raise AssertionError("it reads on")
 
@@ -143,16 +143,16 @@ def test_what_comes_behind_a_cut_is_left(which: int) -> None:
 def test_an_end_an_error_and_the_limit(which: int) -> None:
     filling = fillings(10)[which]
     assert filling.collect(iter(range(1, 5)))
-    assert filling.cut().num_rows == 5
+    assert sum(part.num_rows for part in filling.cut()) == 5
     filling = fillings(10)[which]
     rest = iter(range(1, 50))
     assert not filling.collect(rest)
-    assert filling.cut().num_rows == 10
+    assert sum(part.num_rows for part in filling.cut()) == 10
     assert next(rest) == 10
     filling = fillings(10)[which]
     with pytest.raises(ZeroDivisionError):
         filling.collect(1 // (3 - number) for number in range(5))
-    assert filling.cut().num_rows == 4
+    assert sum(part.num_rows for part in filling.cut()) == 4
     assert filling.left == []
 
 
@@ -207,3 +207,49 @@ def test_readers_of_spark_give_tuples_of_one_value_and_columns_of_other_types_ar
     assert SparkRowMaker("s", NUMBER).collector(1, 1) is None
     assert SparkRowMaker("s", pa.schema([("a", pa.int64()), ("b", pa.string())])).collector(1, 1) is not None
     assert RowMaker("s", pa.schema([("t", pa.timestamp("us"))])).collector(1, 1) is None
+
+
+@given(st.lists(st.integers(0, 9) | st.sampled_from(["x", 1.5, None]), max_size=30), st.integers(1, 9))
+def test_rows_that_do_not_fit_are_told_with_their_place_where_they_are_kept(
+    rows: list[Any], limit: int
+) -> None:
+    """They count in the position like all others, and the first is the error where they are not kept."""
+    for keeps in (True, False):
+        lane = PartitionLane(
+            RowMaker("s", NUMBER), BatchLimits(limit, 1, keeps_misfits=keeps), lambda: 0, lambda: None
+        )
+        chain = PositionChain({})
+        split = SplitProgress("p", 0, 5, chain, lambda rows, done: b"%d" % rows, tells_done=False)
+        found: list[Any] = []
+
+        def taking(lane: PartitionLane = lane, found: list[Any] = found) -> Iterator[Any]:
+            for row in rows:
+                while (taken := lane.take(9)) is not None:
+                    found.append(taken)
+                yield row
+
+        try:
+            lane.run(lambda lane=lane, split=split, taking=taking: lane.pump(taking(), split))  # type: ignore[misc]
+            while (taken := lane.take(9)) is not None:
+                found.append(taken)
+        except SourceRowError as raised:
+            said = str(raised)
+            first = next(place for place, row in enumerate(rows) if type(row) is not int)
+            assert not keeps
+            assert said.startswith(f"row {5 + first} of split 'p': source 's' gave {rows[first]!r}, which")
+            assert sum(each.payload.num_rows for each in found) <= first
+            continue
+        assert keeps or all(type(row) is int for row in rows)
+        got: list[Any] = []
+        for each in found:
+            assert each.first_ordinal == 5 + len(got)
+            got += (
+                [f"{each.misfit.split(':')[0]} {each.payload['row'][0]}"]
+                if each.misfit
+                else each.payload["n"].to_pylist()
+            )
+            assert each.position.end == b"%d" % (5 + len(got))
+        assert got == [
+            row if type(row) is int else f"row {5 + place} of split 'p' {row!r}"
+            for place, row in enumerate(rows)
+        ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from ftlayer import JobState
+from ftlayer import CheckpointConfig, DeadLetter, JobState, StreamEnvironment
 from ftlayer.errors import ConfigError, FunctionLoadError, InvalidTopologyError, JobStartError, SourceRowError
 from ftlayer.runtime import environment as environment_module
 from ftlayer.runtime.driver.job_thread import JobThread
@@ -121,11 +124,24 @@ def test_a_slot_that_others_do_not_reach(environment: Any, monkeypatch: pytest.M
         job.wait(600)
 
 
-def test_a_source_that_gives_what_does_not_fit_its_schema(environment: Any) -> None:
-    env = environment(name="misfit")
+def test_a_source_that_gives_what_does_not_fit_its_schema(
+    spark: Any, environment: Any, connect: Any, tmp_path: Path
+) -> None:
+    """A dead letter where there are some, with the row as it came; else an error that says where it is."""
+    said = r"row 2 of split '.*': source 'numbers' gave 'three'.*\(id int64\)"
+    letters: SimpleQueue[DeadLetter] = SimpleQueue()
+    env = environment(connect(on_dead=letters.put), name="letter")
+    env.source([1, 2, "three", 4], "id bigint", uid="numbers").map(lambda it: it).sink(print)
+    env.execute_async().wait(600)
+    letter = letters.get(timeout=600)
+    assert letter.record == {"row": "'three'"}
+    assert re.search(said, letter.reason)
+
+    config = CheckpointConfig(interval="200ms", directory=str(tmp_path / "checkpoints"))
+    env = StreamEnvironment(spark, name="misfit", checkpointing=config)
     env.source([1, 2, "three", 4], "id bigint", uid="numbers").map(lambda it: it).sink(print)
     job = env.execute_async()
-    with pytest.raises(SourceRowError, match=r"source 'numbers' gave 'three'.*\(id int64\)"):
+    with pytest.raises(SourceRowError, match=said):
         job.wait(600)
     assert job.state is JobState.FAILED
     assert job.status().restarts == 0

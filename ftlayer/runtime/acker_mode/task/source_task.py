@@ -27,7 +27,7 @@ from ftlayer.runtime.task.events import (
 from ftlayer.runtime.task.latency import SourceMarkers
 from ftlayer.runtime.task.reports import failures_of
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.vertex.calls import Failure
+from ftlayer.vertex.calls import Failure, Persist
 
 
 @dataclass(slots=True)
@@ -80,6 +80,12 @@ class PersistingSourceTask:
         if among is None:
             raise ProtocolError(f"source {self.uid!r} persists rows only with fault tolerance on")
         roots = among.ids()
+        if rows.misfit:
+            # Replays of its letter fail as well: it has not the source's schema.
+            ids = self._emitter.unsent(roots)
+            call = persister.persist(self._stream, rows.payload, among, None, position=rows.position, ids=ids)
+            failures = (Failure(int(roots[0]), rows.misfit, self.uid, fatal=True),)
+            return self._stored(call, _Unsent(roots, self._splits.around(rows, []), failures))
         emission = self._emitter.roots(rows.payload, roots, split=rows.in_time)
         call = persister.persist(
             self._stream,
@@ -93,7 +99,10 @@ class PersistingSourceTask:
         # It is as old as the rows, which wait for the vertex first.
         markers = self._markers.behind(n, now, int(roots[-1]) if n else 0)
         sends = [*self._splits.around(rows, emission.sends), *markers]
-        self._unsent.append(_Unsent(roots, sends, failures_of(roots, emission.failures)))
+        return self._stored(call, _Unsent(roots, sends, failures_of(roots, emission.failures)))
+
+    def _stored(self, call: Persist, unsent: _Unsent) -> list[Action]:
+        self._unsent.append(unsent)
         self._publish()
         return [PersistRoots(self._first_ticket + len(self._unsent) - 1, call)]
 

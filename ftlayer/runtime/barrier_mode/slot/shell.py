@@ -71,6 +71,7 @@ class BarrierSlotShell:
         snapshots: writes them; None before there are tasks.
     """
 
+    keeps_misfits = False
     touch_timeout_ms = None
     tracer = None
     """See `SlotModeShell.tracer`: no record has a root."""

@@ -17,7 +17,7 @@ from ftlayer.records.ids import RootRange, ids_of, xor_fold_by_root
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker
-from ftlayer.runtime.task.actions import Action, PersistRoots, Send, TaskEnded
+from ftlayer.runtime.task.actions import Action, FailRoots, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.events import RowsPersisted, SourceOver, SourceRows, TaskStart, TimeCame
 from ftlayer.topology.ft_builder import OpFTLayerBuilder
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
@@ -197,3 +197,28 @@ def test_time_brings_nothing_and_an_empty_source_ends_at_once() -> None:
     source = task()
     assert source.handle(TaskStart(), NOW) == source.handle(TimeCame(), NOW) == []
     assert source.handle(SourceOver(), NOW)[-1] == TaskEnded()
+
+
+def test_a_row_that_does_not_fit_is_stored_as_it_came_and_fails_for_good() -> None:
+    source = task(exact=True)
+    before = source.handle(rows(1, 2), NOW)
+    odd = SourceRows(
+        "p",
+        0,
+        2,
+        pa.record_batch({"row": ["'x'"]}),
+        SourcePosition("p", b"1", b"2"),
+        misfit="row 2 of split 'p': …",
+    )
+    (persist,) = source.handle(odd, NOW)
+    assert isinstance(persist, PersistRoots)
+    assert persist.call.payload.to_pylist() == [{"row": "'x'"}]
+    assert persist.call.position == odd.position
+    assert persist.call.values is None  # one copy, which nobody has
+    assert source.handle(RowsPersisted(persist.ticket), NOW) == []
+    actions = source.handle(RowsPersisted(ticket_of(before)), NOW)
+    (failed,) = [action for action in actions if isinstance(action, FailRoots)]
+    (failure,) = failed.failures
+    assert (failure.fatal, failure.reason, failure.operator) == (True, odd.misfit, "s")
+    assert [failure.root] == ids_of(persist.call.roots).tolist()
+    assert actions[-1] is failed
