@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
 
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.pieces import Piece
@@ -14,12 +15,15 @@ from ftlayer.checkpoint.storage.layout import (
     KEY,
     METADATA,
     NEVER,
+    OWNERS,
     SHARED,
     checkpoint_number,
+    job_directory,
     join,
     last_name,
     parent,
     parse_file_name,
+    part,
     pieces_directory,
 )
 from ftlayer.checkpoint.storage.loading import (
@@ -31,7 +35,9 @@ from ftlayer.checkpoint.storage.loading import (
     paths_of,
 )
 from ftlayer.checkpoint.storage.orphans import orphans
-from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError
+from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def delete_checkpoint(url: str, key: bytes | None = None) -> str:
@@ -67,6 +73,37 @@ def delete_checkpoint(url: str, key: bytes | None = None) -> str:
         files.delete_empty(name)
     raise_together(errors, location)
     return location
+
+
+def sweep_earlier_runs(directory: str, job: str, run: str, key: bytes | None = None) -> Iterator[str]:
+    """Remove what drivers that were killed have left of other runs than ``run``; yields their URLs.
+
+    For the owner of the job's directory: what a driver before it would still publish, it finds missing, and fails.
+    Checkpoints stay, with all that they refer to, and runs of which a checkpoint cannot be read stay as they are.
+    """
+    files = open_files(job_directory(directory, job))
+    # Before it is known what checkpoints refer to: a file that comes later is left alone.
+    by_run: dict[str, list[str]] = {}
+    for entry in files.walk():
+        name, _, path = entry.path.partition("/")
+        if name not in (part(run), OWNERS) and (
+            last_name(path)[:1] == "." or parse_file_name(last_name(path))
+        ):
+            by_run.setdefault(name, []).append(path)
+    for name, paths in by_run.items():
+        try:
+            kept = [load_checkpoint(location, key) for location in find_checkpoints(join(files.url, name))]
+        except CheckpointError as error:
+            logger.warning("what the run %s has left behind stays: %s", name, error)
+            continue
+        used = {path for one in kept for path in paths_of(all_pieces(one))}
+        completed = {one.checkpoint for one in kept}
+        left = orphans(paths, used, completed, NEVER, lambda _instance: False)
+        for path in left:
+            files.delete(join(name, path))
+            yield join(files.url, name, path)
+        for empty in (*sorted({parent(path) for path in left}), ""):
+            files.delete_empty(join(name, empty) if empty else name)
 
 
 def dispose_savepoint(url: str) -> str:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.orphans import is_bound, is_settled, orphans
+from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
 from ftlayer.errors import CheckpointStorageError
 
 SLOTS = 2
@@ -301,3 +302,58 @@ def test_files_of_others_are_left_alone() -> None:
         files.publish("shared/notes.txt", b"mine")
         assert [entry.path for entry in files.walk()] == ["shared/notes.txt"]
         assert orphans(["shared/notes.txt"], set(), set(), 9, lambda _: False) == []
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_what_killed_drivers_have_left_goes_wherever_a_sweep_ends(
+    make_kit: Any, made: Any, kind: str
+) -> None:
+    """A run with a retained checkpoint and one that was written and not published; a sweep dies at each deletion."""
+    kit = make_kit(kind)
+    slot, driver = kit.slot(), kit.driver()
+    kept, lost = [], []
+    for number in range(1, 4):
+        writer = slot.writer(made.barrier(number))
+        pieces = [writer.write([LARGE]), writer.write([LARGE], Scope.SHARED)]
+        writer.close()
+        if number < 3:
+            kept.append(
+                driver.publish(
+                    made.checkpoint(number, made.subtask([pieces[0], *kept_pieces(kept), pieces[1]]))
+                )
+            )
+        else:
+            lost += [piece.path for piece in pieces]
+    log = slot.log_writer()
+    lost.append(log.write([LARGE], Scope.SHARED).path)
+    log.sync()
+    slot.close()
+    directory, job, before = kit.config.directory, kit.job, kit.paths()
+
+    def swept(run: str) -> list[str]:
+        return list(sweep_earlier_runs(directory, job, run))
+
+    # The run's own files are its own sweep's, and those of other jobs nobody's here.
+    assert swept(kit.run) == []
+    assert list(sweep_earlier_runs(directory, "another", "run-9")) == []
+    for _ in lost[1:]:
+        left = sweep_earlier_runs(directory, job, "run-9")
+        next(left)
+        left.close()
+    swept("run-9")
+    assert before - kit.paths() == set(lost)
+    for one in kept:
+        kit.driver().verify(kit.driver().load(one.location))
+    # What a checkpoint needs that cannot be read is not known.
+    kit.slot(instance="z").writer(made.barrier(9)).write([LARGE], Scope.SHARED)
+    for storage in kit.opened:
+        storage.close()
+    whole = kit.paths()
+    kit.directory.publish("chk-1/_metadata", b"damaged")
+    assert swept("run-9") == []
+    assert kit.paths() == whole
+
+
+def kept_pieces(kept: list[Any]) -> list[Any]:
+    """The shared pieces of the checkpoint before."""
+    return [p for one in kept[-1:] for part in one.subtasks for p in part.pieces() if p.scope is Scope.SHARED]

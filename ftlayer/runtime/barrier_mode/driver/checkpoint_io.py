@@ -20,6 +20,7 @@ from ftlayer.checkpoint.coordinator.events import (
     SinksCommitted,
 )
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
 from ftlayer.checkpoint.storage.results import JobResult, put_result
 from ftlayer.clock import system_now
 from ftlayer.errors import CheckpointError, FTLayerError, StaleOwnerError
@@ -139,6 +140,17 @@ class CheckpointIo:
         def work() -> None:
             for path in self._parts.storage.sweep(keep, alive.__contains__):
                 logger.info("%s was left behind by an instance that is gone", path)
+
+        self.clean(work)
+
+    def sweep_earlier_runs(self) -> None:
+        """Remove what drivers before this one have left behind that were killed."""
+        config, graph, run = self._parts.config, self._parts.graph, self._parts.run
+
+        def work() -> None:
+            if config.directory is not None:
+                for path in sweep_earlier_runs(config.directory, graph.name, run, config.key):
+                    logger.info("%s was left behind by a driver that is gone", path)
 
         self.clean(work)
 

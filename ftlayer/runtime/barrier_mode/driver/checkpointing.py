@@ -115,6 +115,7 @@ class JobCheckpoints:
         self._letters = JobLetters(parts.letters, job, parts.check_owner)
         self._requests = _Requests()
         self._cancelled = False
+        self._ran = False
 
     # ------------------------------------------------------------ what is known
 
@@ -185,6 +186,9 @@ class JobCheckpoints:
 
     def running(self) -> None:
         """All tasks are restored and run."""
+        if not self._ran:
+            self._ran = True
+            self._io.sweep_earlier_runs()
         self._io.sweep(self._rules.completed, self._crew.instances)
         self._letters.running()
         self._handle(TasksRunning())
