@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRestore, TableInfo
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.errors import IncompatibleCheckpointError
@@ -71,14 +72,21 @@ def open_backend(
                 lmdb_layout.FORMAT: blocks_of_copies(storage, location, directory),
             }
             restoring = _Restoring(backend, spec, readers)
-            if stores is not None and restoring.can_adopt(restore):
+            is_own = restoring.is_just_own(restore)
+            if is_own:
+                backend.subtask.number_as(restore.keyed[0].tables)
+            if is_own and stores is not None and restoring.can_adopt(restore):
                 copy = restore.keyed[0].pieces[0].piece
                 storage.fetch(location, copy, stores.local_path() / lmdb_layout.DATA)
                 stores.adopt()
-                backend.subtask.number_as(restore.keyed[0].tables)
                 restoring.run(restore, adopted=1)
             else:
                 restoring.run(restore)
+            # Paths are of one run's directory. What belongs to a checkpoint alone goes with it, as timers do.
+            is_here = bool(location) and location == storage.location
+            if changelog is not None and is_own and is_here and restoring.is_shared:
+                pieces = restore.keyed[0].pieces
+                changelog.begin_with([part for part in pieces if part.piece.scope is Scope.SHARED])
     except BaseException:
         backend.close()
         raise
@@ -91,17 +99,22 @@ class _Restoring:
         self._spec = spec
         self._readers = readers
         self._timers: dict[str, TimersRestored] = {}
+        # Whether all state but timers lies in pieces that outlive their checkpoint.
+        self.is_shared = True
 
     def can_adopt(self, restore: SubtaskRestore) -> bool:
-        """Whether a copied environment has just what the subtask is to have, so that it can go on with the file."""
+        """Whether a copied environment comes first, so that the subtask can go on with the file."""
+        pieces = restore.keyed[0].pieces
+        return bool(pieces and pieces[0].format == lmdb_layout.FORMAT)
+
+    def is_just_own(self, restore: SubtaskRestore) -> bool:
+        """Whether there is one snapshot, which holds just what the subtask is to have, as it is written now."""
         if len(restore.keyed) != 1:
             return False
         (snapshot,) = restore.keyed
         groups = (self._spec.first_group, self._spec.end_group)
         return bool(
-            snapshot.pieces
-            and snapshot.pieces[0].format == lmdb_layout.FORMAT
-            and (snapshot.first_group, snapshot.end_group) == groups
+            (snapshot.first_group, snapshot.end_group) == groups
             and len(claimed(snapshot, self._spec, self._backend.subtask.migrations)) == len(snapshot.tables)
             and not any(map(self._backend.subtask.migrations.changes, snapshot.tables))
             and all(info.version == serializer.VERSION for info in snapshot.tables)
@@ -127,6 +140,8 @@ class _Restoring:
                 self._backend.subtask.restored_timers(info)
             else:
                 self._backend.subtask.claim(info)
+        for piece in snapshot.pieces[:adopted]:
+            self.is_shared = piece.piece.scope is Scope.SHARED
         for piece in snapshot.pieces[adopted:]:
             read = self._readers.get(piece.format)
             if read is None:
@@ -134,6 +149,8 @@ class _Restoring:
                     f"a piece of state has the format {piece.format!r}, which this version of ftlayer cannot read"
                 )
             for block in read(piece, wanted_blocks(self._spec, tables)):
+                if piece.piece.scope is not Scope.SHARED and tables[block.table].kind != TIMERS:
+                    self.is_shared = False
                 own = own_part(block, self._spec)
                 if own is not None:
                     self._fill(own, tables[block.table])

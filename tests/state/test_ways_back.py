@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from ftlayer.checkpoint.coordinator.completed import CompletedStore
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.deleting import StoragePool
+from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.checkpoint.storage.loading import find_checkpoints, load_checkpoint, verify_checkpoint
 from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage
@@ -156,3 +158,48 @@ def test_one_flipped_byte_in_any_file_leaves_a_way_back(
     finally:
         completed.FULL_EVERY = before
         job.close()
+
+
+@pytest.mark.parametrize("backend", ["heap", "lmdb"])
+def test_a_changelog_goes_on_with_what_it_was_restored_from(tmp_path: Path, backend: Any) -> None:
+    """Behind each restore within a run a checkpoint writes what has changed, and not the whole state."""
+    job = Job(tmp_path, changelog=True, backend=backend)
+    job.checkpoint(dict.fromkeys(range(200), 1_000), completes=True)
+    for round_ in range(4):
+        (latest, *_) = job.store.checkpoints[-1:]
+        (part,) = latest.subtasks
+        assert part.keyed is not None
+        job.backend.close()
+        job.backend = open_backend(
+            job.config, SPEC, SubtaskRestore("op", 0, (part.keyed,), ()), job.slot, job.slot.location
+        )
+        before = {entry.path: entry.size for entry in open_files(job.slot.location).walk()}
+        job.checkpoint({round_: 100}, completes=round_ != 1)
+        after = {entry.path: entry.size for entry in open_files(job.slot.location).walk()}
+        written = sum(size - before.get(path, 0) for path, size in after.items() if "_metadata" not in path)
+        assert written < 5_000
+        for checkpoint in job.restorable():
+            assert job.restored(checkpoint) == job.states[checkpoint.checkpoint]
+        assert job.restorable()
+        if round_ == 1:
+            # What was given up is not in what is restored next.
+            job.state = dict(job.states[latest.checkpoint])
+    job.close()
+
+
+def test_a_changelog_begins_anew_where_pieces_are_anothers(tmp_path: Path) -> None:
+    """Of another directory, of other key groups: what they hold is written, and found again."""
+    job = Job(tmp_path / "one", changelog=True)
+    job.checkpoint(dict.fromkeys(range(9), 10), completes=True)
+    (part,) = job.store.checkpoints[-1].subtasks
+    assert part.keyed is not None
+    other = Job(tmp_path / "two", changelog=True)
+    other.backend.close()
+    restore = SubtaskRestore("op", 0, (part.keyed,), ())
+    other.backend = open_backend(other.config, SPEC, restore, other.slot, job.slot.location)
+    other.state = dict(job.state)
+    other.checkpoint({}, completes=True)
+    (found,) = other.restorable()
+    assert other.restored(found) == job.state
+    other.close()
+    job.close()

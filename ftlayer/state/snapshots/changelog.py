@@ -8,7 +8,7 @@ completes makes no difference to the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from threading import Condition, Lock, Thread
 
@@ -83,6 +83,10 @@ class Changelog:
         self._changed = Condition()
         self._writing = Lock()
         self._thread: Thread | None = None
+
+    def begin_with(self, pieces: Iterable[StatePiece]) -> None:
+        """The state is what these pieces of this run hold, before it is changed for the first time."""
+        self._materialized = Written(0, tuple(pieces))
 
     # ------------------------------------------------------------ the log
 
