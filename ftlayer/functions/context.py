@@ -56,6 +56,7 @@ class Context:
         "_maps",
         "_operators",
         "_own",
+        "_owned",
         "_place",
         "_side",
         "_stamped",
@@ -63,7 +64,6 @@ class Context:
         "_values",
         "key",
         "now_ms",
-        "owned",
         "timers",
         "timestamp",
         "uid",
@@ -88,11 +88,11 @@ class Context:
         """``state`` and ``timers`` are None without keys; ``timed`` says that the function has an ``on_timer``.
 
         ``operators`` is the state that belongs to no key. ``own`` copies what goes into state and comes out of it:
-        where ``copies``, in all handles, else a function of ours does, by `owned`.
+        where ``copies``, in all handles, else a function of ours does, by `_owned`.
         """
         self.uid = uid
         self._own = own if copies else None
-        self.owned: Callable[[Any], Any] = _same if own is None else own
+        self._owned: Callable[[Any], Any] = _same if own is None else own
         self.timestamp: int | None = None
         self.watermark = MIN_MS
         self.now_ms = 0

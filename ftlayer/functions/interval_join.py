@@ -56,7 +56,7 @@ class IntervalJoin(CoProcessFunction):
         if _has_null(ctx.key):
             return []
         first_ms, last_ms = time_ms + self.lower_ms, time_ms + self.upper_ms
-        kept = ctx.owned(record) if self._can_change else record
+        kept = ctx._owned(record) if self._can_change else record
         pairs = [
             self._timed(self.function(record, other), max(time_ms, other_ms))
             for other_ms, other in self._others(self._right, first_ms, last_ms, ctx)
@@ -70,7 +70,7 @@ class IntervalJoin(CoProcessFunction):
         if _has_null(ctx.key):
             return []
         first_ms, last_ms = time_ms - self.upper_ms, time_ms - self.lower_ms
-        kept = ctx.owned(record) if self._can_change else record
+        kept = ctx._owned(record) if self._can_change else record
         pairs = [
             self._timed(self.function(other, record), max(time_ms, other_ms))
             for other_ms, other in self._others(self._left, first_ms, last_ms, ctx)
@@ -85,7 +85,7 @@ class IntervalJoin(CoProcessFunction):
 
     def _others(self, side: MapHandle, first_ms: int, last_ms: int, ctx: Context) -> list[tuple[int, Any]]:
         found = _between(side, first_ms, last_ms)
-        return [(time_ms, ctx.owned(each)) for time_ms, each in found] if self._can_change else found
+        return [(time_ms, ctx._owned(each)) for time_ms, each in found] if self._can_change else found
 
     def _timed(self, record: Any, time_ms: int) -> tuple[Any, ...]:
         """Return a record with its time as one more column."""

@@ -136,7 +136,7 @@ class FixedWindows(WindowFunction):
             filled.append((start, end, held, content.added(held, record)))
         # A record that one of its windows does not take is in none of them.
         for start, end, held, added in filled:
-            windows[start] = ctx.owned(added) if self._is_given else added
+            windows[start] = ctx._owned(added) if self._is_given else added
             # One that is kept for late records may have been emitted, and behind a restore no watermark says so.
             if held is NOTHING or self._lateness_ms:
                 ctx.timers.event(in_time(end))
@@ -194,7 +194,7 @@ class SessionWindows(WindowFunction):
         for begun in touching:
             if begun != start:
                 del windows[begun]
-        windows[start] = (end, ctx.owned(content) if self._is_given else content, False)
+        windows[start] = (end, ctx._owned(content) if self._is_given else content, False)
         if not has_timer:
             ctx.timers.event(end)
         return True
