@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -55,6 +56,7 @@ def _load_module(path: Path) -> ModuleType:
 
 
 _load_module(Path(__file__).with_name("draws.py"))
+_load_module(Path(__file__).with_name("programs.py"))
 spark_home = _load_module(Path(__file__).with_name("spark_home.py"))
 spark_home.use_home()
 
@@ -281,6 +283,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # ---------------------------------------------------------------- skips
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say each reason for skips once: a program that is not installed has tests in many files."""
+    reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    for reason, number in sorted(reasons.items()):
+        terminalreporter.write_line(f"SKIPPED [{number}] {reason.removeprefix('Skipped: ')}")
+
 
 ALLOWED_SKIPS = {
     "test_a_full_file_system_refuses_intake_and_not_deletes": "mounts a file system, which takes root's rights",

@@ -21,7 +21,7 @@ ANSWER_TIMEOUT_S = 20.0
 """``java -version`` takes a tenth of a second; on a machine just started, with cold disks, some seconds."""
 
 INSTALL = f"""\
-  Debian, Ubuntu:  sudo apt install openjdk-{LEAST_JAVA}-jre-headless
+  Debian, Ubuntu:  sudo apt install default-jre-headless
   macOS:           brew install openjdk@{LEAST_JAVA}
                    export JAVA_HOME="$(brew --prefix openjdk@{LEAST_JAVA})/libexec/openjdk.jdk/Contents/Home"
   conda:           conda install -c conda-forge openjdk={LEAST_JAVA}

@@ -15,7 +15,7 @@ LISTED = "test_a_full_file_system_refuses_intake_and_not_deletes"
 
 def run(directory: Path, *, body: str, ci: str, processes: int) -> subprocess.CompletedProcess[str]:
     """Run a test file under the project's conftest."""
-    for name in ("conftest.py", "draws.py", "spark_home.py"):
+    for name in ("conftest.py", "draws.py", "programs.py", "spark_home.py"):
         (directory / name).write_text((TESTS / name).read_text("utf-8"), "utf-8")
     (directory / "test_it.py").write_text(f"import pytest\n{body}\n")
     (directory / "test_another.py").write_text("def test_passes(): pass\n")

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import pty
 import struct
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from programs import open_terminal
 from typer.testing import CliRunner
 
 from ftlayer.cli.keys import Key, key_of
@@ -448,7 +448,7 @@ def test_the_state_of_a_job_that_cannot_be_asked_about_is_said() -> None:
 
 
 def test_top_in_a_terminal_is_walked_by_keys(vertex: EmbeddedVertex, store: Path) -> None:
-    ours, theirs = pty.openpty()
+    ours, theirs = open_terminal()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-m", "ftlayer.cli.main", "top", "--vertex", str(store)],

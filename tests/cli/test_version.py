@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import find_program
 
 import ftlayer
 from ftlayer.cli import version
@@ -99,7 +100,7 @@ def test_a_wheel_is_told_from_what_was_built_here(site: Path) -> None:
 def test_an_editable_installation_says_at_which_commit_its_clone_is(site: Path, tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=A Name", "-c", "user.email=name@example.org")
-        command = ["git", "-C", str(clone), *who, *arguments]
+        command = [find_program("git"), "-C", str(clone), *who, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     clone = tmp_path / "a clone"

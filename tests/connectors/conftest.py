@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import find_program
 
 
 def load_shared(*names: str) -> None:
@@ -81,8 +82,7 @@ def mosquitto() -> Iterator[MosquittoServer]:
 
 @pytest.fixture(scope="module")
 def rabbit_server() -> Iterator[RabbitServer]:
-    if not Path(RabbitServer.HOME).exists():
-        pytest.skip("RabbitMQ is not installed")
+    find_program("/usr/lib/rabbitmq/bin/rabbitmq-server")
     yield from started(RabbitServer, RabbitServer.PROGRAM, "pika")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import secrets
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import find_program
 
 DEADLINE_S = 600.0
 POLL_S = 0.02
@@ -91,12 +91,11 @@ class Server:
         self.start()
 
 
-def started(kind: type[Server], program: str, library: str) -> Iterator[Any]:
+def started(kind: type[Server], named: str, library: str) -> Iterator[Any]:
     """A running server for the tests of a file. It ends with them: some take up half a core while nothing is asked."""
-    found = shutil.which(program)
-    if found is None or importlib.util.find_spec(library) is None:
-        pytest.skip(f"{program} or its client library {library} is not installed")
-    directory = Path(tempfile.mkdtemp(prefix=f"ftlayer-{Path(program).name}-"))
+    pytest.importorskip(library)
+    found = find_program(named)
+    directory = Path(tempfile.mkdtemp(prefix=f"ftlayer-{Path(found).name}-"))
     server = kind(found, directory)
     try:
         server.start()

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from nats_kit import NatsServer
+from programs import find_program
 from servers import is_open
 
 from ftlayer.clients.nats import NatsAwayError, nats_library
@@ -233,10 +233,7 @@ def test_a_stream_that_is_not_there_is_said(nats: Any) -> None:
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Guarded]:
     """A server that wants credentials, which lie in ``user.creds``."""
-    found = shutil.which("nats-server")
-    if found is None:
-        pytest.skip("nats-server is not installed")
-    server = Guarded(found, tmp_path)
+    server = Guarded(find_program("nats-server"), tmp_path)
     server.configure()
     server.start()
     try:

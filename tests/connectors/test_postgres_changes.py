@@ -294,7 +294,7 @@ def test_a_table_that_cannot_be_published_is_refused(postgres_server: Any, table
         opened(server, f"{table}_nowhere")
     with pytest.raises(ConfigError, match=r"columns: table .* has no column 'm'"):
         opened(server, table, columns=["m"])
-    server.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", f"{table}_x")
+    server.execute("SELECT pg_create_physical_replication_slot(%s)", f"{table}_x")
     server.execute(f"ALTER PUBLICATION {table} SET TABLE {table}")
     server.execute(f"ALTER TABLE {table} RENAME TO {table}_x")
     server.execute(f"ALTER PUBLICATION {table} RENAME TO {table}_x")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from programs import find_program
 
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -22,12 +21,8 @@ WIDE = {"width": 1280, "height": 800}
 
 
 def chromium() -> str:
-    """Return where Chromium is; a machine without it is told what to install."""
-    for name in (os.environ.get("FTLAYER_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"):
-        path = shutil.which(name) if name else None
-        if path:
-            return path
-    pytest.fail("these tests need Chromium: apt-get install chromium (or name one by FTLAYER_CHROMIUM)")
+    """Return where Chromium is; ``FTLAYER_CHROMIUM`` names another one."""
+    return os.environ.get("FTLAYER_CHROMIUM") or find_program("chromium", "chromium-browser", "google-chrome")
 
 
 @contextmanager

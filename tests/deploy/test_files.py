@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import find_program
 
 DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "deploy"
 KUBERNETES = "1.33"
@@ -61,8 +62,7 @@ def test_a_manifest_with_a_mistake_is_found(files: Any, tmp_path: Path) -> None:
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
     """A file system with Debian's units and ours, and programs where ours look for them."""
-    if shutil.which("systemd-analyze") is None:
-        pytest.fail("systemd-analyze is not installed: apt-get install systemd", pytrace=False)
+    find_program("systemd-analyze")
     units = tmp_path / "etc" / "systemd" / "system"
     units.mkdir(parents=True)
     for name in UNITS:
@@ -100,8 +100,7 @@ def test_a_unit_with_a_mistake_is_found(files: Any, machine: Path) -> None:
 
 @pytest.mark.parametrize("name", ["prometheus.yml", "kubernetes.yml"])
 def test_configurations_of_prometheus(files: Any, tmp_path: Path, name: str) -> None:
-    if shutil.which("promtool") is None:
-        pytest.fail("promtool is not installed: apt-get install prometheus", pytrace=False)
+    find_program("promtool")
     shutil.copytree(DEPLOY / "prometheus", tmp_path, dirs_exist_ok=True)
     (tmp_path / "ftlayer-console-token").write_text("a-token-of-some-length")
     text = (tmp_path / name).read_text("utf-8")

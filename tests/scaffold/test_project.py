@@ -8,7 +8,6 @@ import glob
 import importlib
 import itertools
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,6 +17,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from programs import find_program
 from pyspark.sql.types import StructType
 
 import ftlayer.scaffold
@@ -159,9 +159,7 @@ def test_mypy_has_nothing_to_say(variant: str, projects: Path) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_systemd_takes_the_unit(variant: str, projects: Path, tmp_path: Path) -> None:
-    systemd = shutil.which("systemd-analyze")
-    if systemd is None:
-        pytest.skip("systemd is not installed")
+    systemd = find_program("systemd-analyze")
     name = choices_of(variant).name
     unit = tmp_path / f"{name}.service"
     text = (projects / name / "deploy" / unit.name).read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from programs import find_program
 
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Histogram
@@ -171,18 +171,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[Sho
 # ---------------------------------------------------------------- Prometheus
 
 
-def installed(program: str) -> str:
-    """Return where a program of Prometheus's is; tests fail without it, they do not skip."""
-    path = shutil.which(program)
-    if path is None:
-        pytest.fail(f"{program} is not installed: apt-get install prometheus", pytrace=False)
-    return path
-
-
 def promtool(*arguments: str, stdin: str = "", directory: Path | None = None) -> tuple[int, str]:
     """Run promtool; return its exit code and all that it says."""
     ended = subprocess.run(
-        [installed("promtool"), *arguments],
+        [find_program("promtool"), *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -230,7 +222,7 @@ def _server(directory: Path, target: int) -> Iterator[Prometheus]:
     with (directory / "log").open("w") as log:
         server = subprocess.Popen(
             [
-                installed("prometheus"),
+                find_program("prometheus"),
                 f"--config.file={directory / 'prometheus.yml'}",
                 f"--storage.tsdb.path={directory / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}",
