@@ -14,11 +14,15 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def read_secret(path: Path, option: str) -> bytes:
     """Return what is in ``path``; `ConfigError` naming ``option`` where it cannot be read, or others could.
 
-    As ssh does with its keys: a file of another owner, put there by the machine's administrator, is taken as it is.
+    As ssh does with its keys: others may read a file of another owner, put there by the machine's administrator. What
+    others may write is refused: they could put a token of their own in its place.
     """
     secret, status = _read(path, option)
-    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-        _check_mode(path, status, option)
+    if stat.S_ISREG(status.st_mode):
+        if status.st_uid == os.geteuid():
+            _check_mode(path, status, option)
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(f"{option}: others than its owner can write {path}: chmod go-w {path}")
     return secret
 
 

@@ -101,7 +101,9 @@ class Guard:
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             return 413, "TOO_LARGE", f"a request has {MAX_BODY_BYTES:,} bytes at most"
         if bearer is not None:
-            wait_ms = self._throttle.wait_ms(peer_of(scope))
+            if self._users.of_token(bearer) is not None:
+                return None
+            wait_ms = self._throttle.failed(peer_of(scope), bearer)
             return (429, "TOO_MANY", too_many(wait_ms)) if wait_ms else None
         if scope["method"] in _SAFE:
             return None
@@ -112,10 +114,7 @@ class Guard:
     def _caller(self, scope: Scope, headers: Headers, bearer: str | None) -> Caller | None:
         if bearer is not None:
             user = self._users.of_token(bearer)
-            if user is None:
-                self._throttle.failed(peer_of(scope), bearer)
-                return None
-            return Caller(user, None)
+            return None if user is None else Caller(user, None)
         key = session_key(headers, self._cookie)
         # A page that is merely open is not somebody at work.
         session = self._sessions.find(key, used=scope["path"] != EVENTS)

@@ -185,7 +185,8 @@ def _lives(session: LoginSession, now_ms: int) -> bool:
 class Throttle:
     """How many different wrong tokens a peer may give: `MAX_FAILURES` in a minute.
 
-    One that is given again and again, by a scraper whose token is outdated, guesses nothing and locks nobody out.
+    One that is given again and again, by a scraper whose token is outdated, guesses nothing. A right token is never
+    asked about here: behind a proxy, or on one machine, its bearer has the address of those who guess.
     """
 
     def __init__(self, clock: Callable[[], Now]) -> None:
@@ -193,23 +194,24 @@ class Throttle:
         self._clock = clock
         self._failures: dict[str, deque[tuple[int, bytes]]] = {}
 
-    def wait_ms(self, peer: str) -> int:
-        """Return how long ``peer`` has to wait before its next attempt, 0 for not at all."""
-        failures = self._of(peer)
-        if failures is None or len(failures) < MAX_FAILURES:
-            return 0
-        return failures[0][0] + FAILURES_WITHIN_MS - self._clock().mono_ms
+    def failed(self, peer: str, token: str) -> int:
+        """Note a wrong token; return how long ``peer`` has to wait with another one, 0: it is told that this is wrong.
 
-    def failed(self, peer: str, token: str) -> None:
-        """Note a wrong token; the peer heard of longest ago gives way where there are too many."""
+        The peer heard of longest ago gives way where there are too many.
+        """
         failures = self._of(peer)
+        now = self._clock().mono_ms
         digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
         if failures is None:
             if len(self._failures) >= MAX_PEERS:
                 del self._failures[next(iter(self._failures))]
-            failures = self._failures[peer] = deque(maxlen=MAX_FAILURES)
-        if digest not in (known for _, known in failures):
-            failures.append((self._clock().mono_ms, digest))
+            failures = self._failures[peer] = deque()
+        if digest in (known for _, known in failures):
+            return 0
+        if len(failures) == MAX_FAILURES:
+            return failures[0][0] + FAILURES_WITHIN_MS - now
+        failures.append((now, digest))
+        return 0
 
     def _of(self, peer: str) -> deque[tuple[int, bytes]] | None:
         failures = self._failures.get(peer)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ftlayer.clock import Now, system_now
 from ftlayer.console.app import create_app
@@ -22,10 +23,11 @@ from ftlayer.errors import ConfigError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.monitor.stored import StoredReports
-from ftlayer.transport.sockets import check_socket_free
+from ftlayer.transport.sockets import bounded_http, check_socket_free
 from ftlayer.transport.systemd import Notifier
 
 _BACKLOG = 128
+_CONNECTIONS = 256
 _LAST_ANSWERS_S = 2
 
 
@@ -96,6 +98,7 @@ class _Server(uvicorn.Server):
 def _server(options: ConsoleOptions, console: Console, notifier: Notifier) -> uvicorn.Server:
     config = uvicorn.Config(
         create_app(console),
+        http=bounded_http(AutoHTTPProtocol, _CONNECTIONS),
         log_config=None,
         log_level="warning",
         access_log=False,  # links have tokens in them

@@ -25,7 +25,16 @@ import pyarrow as pa
 
 from ftlayer.records.views import check_view_types, check_views
 
-UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError, struct.error, IndexError)
+UNREADABLE = (
+    pa.ArrowException,
+    OSError,
+    EOFError,
+    ValueError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+    IndexError,
+)
 """Errors of reading bytes that are no such stream or batch."""
 
 ROWS_PER_BYTE = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -15,6 +16,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ftlayer.errors import ConfigError
 from ftlayer.transport.address import Address, is_socket_path
@@ -31,6 +33,9 @@ _LONGEST_NAME = "n" * 24
 _YOUNG_S = 60.0
 KEPT_S = 7 * 24 * 3_600.0
 """So long what a killed process has left is spared if it links to something that is there."""
+
+REQUEST_S = 10
+"""How long the headers of a request may take to come, where who sends it has shown no token yet."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -106,9 +111,60 @@ def socket_directories() -> tuple[Path, ...]:
 def _is_private(path: Path) -> bool:
     try:
         status = path.lstat()
-    except FileNotFoundError:
+    except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
+
+
+def bounded_http(base: Any, most: int) -> type[Any]:
+    """Return uvicorn's protocol ``base`` with ``most`` connections, each with `REQUEST_S` for a request's headers.
+
+    One more ends the oldest that waits for its request; where all are being answered, it is ended itself.
+    """
+
+    class Bounded(base):  # type: ignore[misc]
+        _by: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            ended = None
+            if len(self.connections) >= most:
+                ended = min(
+                    (each for each in self.connections if each.waits), key=Bounded.since, default=self
+                )
+            super().connection_made(transport)
+            self.watch()
+            if ended is not None:
+                ended.transport.abort()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._cancel()
+            super().connection_lost(error)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self.watch()
+
+        @property
+        def waits(self) -> bool:
+            """Whether no request of it is being answered, or has its body read."""
+            return self.cycle is None or bool(self.cycle.response_complete)
+
+        def since(self) -> float:
+            return 0.0 if self._by is None else self._by.when()
+
+        def watch(self) -> None:
+            self._cancel()
+            self._by = self.loop.call_later(REQUEST_S, self._too_late)
+
+        def _cancel(self) -> None:
+            if self._by is not None:
+                self._by.cancel()
+
+        def _too_late(self) -> None:
+            if self.waits:
+                self.transport.abort()
+
+    return Bounded
 
 
 def _try_socket(path: str) -> None:

@@ -226,3 +226,13 @@ def test_text_whose_offsets_lead_out_of_it_is_refused() -> None:
     data[offsets + 8 : offsets + 12] = (6_000_000).to_bytes(4, "little")
     with pytest.raises(UNREADABLE):
         read_one_batch(bytes(data))
+
+
+@pytest.mark.parametrize("batch", [BATCH, pa.record_batch({"word": coded(["a", "b", "a"])})])
+def test_a_frame_that_is_cut_anywhere_is_refused(batch: pa.RecordBatch) -> None:
+    whole = stream(batch)
+    end = len(whole) - 8  # of the mark of a stream's end, which may be left out
+    for size in range(end):
+        with pytest.raises(UNREADABLE):
+            read_one_batch(whole[:size])
+    assert read_one_batch(whole[:end]).equals(batch)

@@ -263,3 +263,35 @@ def test_lifespan_and_sockets_of_others() -> None:
     lived = asyncio.run(steps("lifespan", "lifespan.startup", "lifespan.shutdown"))
     assert lived == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert asyncio.run(steps("websocket")) == ["websocket.close"]
+
+
+def test_what_is_on_its_way_takes_room_and_has_to_come_in_time() -> None:
+    """Bodies whose last byte never comes: beyond the room for them they are refused, the others are cut off."""
+
+    async def steps() -> list[int]:
+        intake = Intake(1_000)
+        webhook = app(intake, answer_timeout_s=0.05)
+        sent: list[int] = []
+
+        async def slow() -> None:
+            begun = False
+
+            async def receive() -> Any:
+                nonlocal begun
+                if begun:
+                    await asyncio.Event().wait()
+                begun = True
+                return {"type": "http.request", "body": b"x" * 100, "more_body": True}
+
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    assert (b"connection", b"close") in message["headers"]
+                    sent.append(message["status"])
+
+            await webhook(Sender(b"").scope, receive, send)  # type: ignore[arg-type]
+
+        await asyncio.gather(*(slow() for _ in range(30)))
+        assert intake.come(1_000), "nothing is left of them"
+        return sent
+
+    assert sorted(asyncio.run(steps())) == [408] * 10 + [429] * 20

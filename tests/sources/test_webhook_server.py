@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -142,3 +144,23 @@ def test_a_server_that_ends_by_itself_fails_the_source(opened: Any) -> None:
     reader.server.close()
     with pytest.raises(SourceError, match="ended by itself"):
         reader.fetch(1, 0.01)
+
+
+def test_connections_without_a_request_lock_nobody_out(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new one beyond the bound ends the oldest that waits; those whose headers do not come are cut off."""
+    monkeypatch.setattr("ftlayer.sources.webhook.server._CONNECTIONS", 5)
+    monkeypatch.setattr("ftlayer.transport.sockets.REQUEST_S", 0.2)
+    reader = opened()
+    at = ("127.0.0.1", reader.server.port)
+    idle = [socket.create_connection(at, timeout=600) for _ in range(20)]
+    idle[-1].sendall(b"POST /in HTTP/1.1\r\nHost: h")
+    answers: list[int] = []
+    thread = send(reader, b"x", answers)
+    (found,) = fetched(reader, 1)
+    reader.acknowledge([found.receipt])
+    thread.join()
+    assert answers == [202]
+    for each in idle:
+        with contextlib.suppress(ConnectionError):
+            assert each.recv(1) == b""
+        each.close()

@@ -25,17 +25,12 @@ async def log_in(request: Request) -> Response:
     console = console_of(request)
     form = SubmittedForm(await request.form(max_files=0, max_fields=10))
     wanted = own_path(form.text("next"))
-    peer = peer_of(request.scope)
-    wait_ms = console.throttle.wait_ms(peer)
-    if wait_ms:
-        text = too_many(wait_ms)
-        return page(request, "login.html", token="", next=wanted, failure=text, status=429)
     token = form.text("token").strip()
     user = console.users.of_token(token)
     if user is None:
-        console.throttle.failed(peer, token)
-        text = "No user has this token."
-        return page(request, "login.html", token="", next=wanted, failure=text, status=403)
+        wait_ms = console.throttle.failed(peer_of(request.scope), token)
+        text, status = (too_many(wait_ms), 429) if wait_ms else ("No user has this token.", 403)
+        return page(request, "login.html", token="", next=wanted, failure=text, status=status)
     answer = go_to(wanted)
     answer.set_cookie(
         console.cookie,

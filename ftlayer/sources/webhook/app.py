@@ -24,6 +24,8 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 RETRY_AFTER_S = 1
 """When somebody whose request had no room is to come again."""
 
+_NO_ROOM = 429, "too much waits to be stored: send it again later"
+
 
 class WebhookApp:
     """See the module.
@@ -31,8 +33,9 @@ class WebhookApp:
     It answers
 
     - 202, with the request's id: it is durable;
-    - 401: the signature is missing, or wrong; 405: it is no POST; 413: the body is too large. Nothing was taken;
-    - 429 with ``Retry-After``: too much waits. Nothing was taken;
+    - 401: the signature is missing, or wrong; 405: it is no POST; 408: the body did not come in time; 413: it is too
+      large. Nothing was taken;
+    - 429 with ``Retry-After``: too much waits, or is on its way. Nothing was taken;
     - 503 with ``Retry-After``: it was taken, and may be durable or not. Sent again, it may be there twice.
     """
 
@@ -71,11 +74,13 @@ class WebhookApp:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body:
             return 413, f"a body has {self._max_body} bytes at most"
-        body = await _body(receive, self._max_body)
-        if body is None:
-            return 0, ""
-        if len(body) > self._max_body:
-            return 413, f"a body has {self._max_body} bytes at most"
+        try:
+            async with asyncio.timeout(self._answer_timeout_s):
+                body = await self._body(receive)
+        except TimeoutError:
+            return 408, "the body did not come in time: send it again"
+        if not isinstance(body, bytes):
+            return body
         if self._signature is not None and not self._signature.is_right(headers, body):
             return 401, f"{self._signature.header} is missing, or is not the signature of this body"
         query = scope["query_string"]
@@ -83,12 +88,36 @@ class WebhookApp:
         kept = tuple(headers.get(name) for name in self._headers)
         return await self._offered(path, kept, body)
 
+    async def _body(self, receive: Receive) -> bytes | tuple[int, str]:
+        """Return the body; or status and text of an answer, status 0: the sender is gone.
+
+        What is there of it takes room, as what waits does: anybody may begin with one.
+        """
+        parts: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return 0, ""
+                part = message.get("body", b"")
+                if not self._intake.come(len(part)):
+                    return _NO_ROOM
+                parts.append(part)
+                size += len(part)
+                if size > self._max_body:
+                    return 413, f"a body has {self._max_body} bytes at most"
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            self._intake.come(-size)
+
     async def _offered(self, path: str, headers: tuple[bytes | None, ...], body: bytes) -> tuple[int, str]:
         loop = self._loop = asyncio.get_running_loop()
         answer: asyncio.Future[bool] = loop.create_future()
         request = Request(secrets.token_hex(16), time.time_ns() // 1_000, path, headers, body, answer)
         if not self._intake.offer(request):
-            return 429, "too much waits to be stored: send it again later"
+            return _NO_ROOM
         too_late = loop.call_later(self._answer_timeout_s, _set, [request], False)
         stored = await answer
         too_late.cancel()
@@ -110,24 +139,12 @@ def _set(requests: list[Request], stored: bool) -> None:
             request.answer.set_result(stored)
 
 
-async def _body(receive: Receive, most: int) -> bytes | None:
-    """Return the body, or the first more than ``most`` bytes of it; None if the sender is gone."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        parts.append(part)
-        size += len(part)
-        if size > most or not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
 async def _answer(send: Send, status: int, said: str) -> None:
     body = json.dumps({"id" if status == 202 else "error": said}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if status in (408, 429):
+        # Of what comes yet of its body nothing is read.
+        headers.append((b"connection", b"close"))
     if status in (429, 503):
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
     if status == 405:

@@ -48,13 +48,29 @@ class Intake:
         self._new: deque[Request] = deque()
         self._waiting: set[Request] = set()
         self._bytes = 0
+        self._coming = 0
         self._is_woken = False
         self._is_closed = False
+
+    def come(self, size: int) -> bool:
+        """Bytes of bodies are there (below 0: are no more), whose requests are not; False: there is no room for them.
+
+        One that comes alone always finds room.
+        """
+        with self._changed:
+            if size > 0 and (self._bytes or self._coming) and self._taken + size > self._max_bytes:
+                return False
+            self._coming += size
+        return True
+
+    @property
+    def _taken(self) -> int:
+        return self._bytes + self._coming
 
     def offer(self, request: Request) -> bool:
         """Take a request in; False: there is no room now, or none are taken any more."""
         with self._changed:
-            if self._is_closed or (self._waiting and self._bytes + request.size > self._max_bytes):
+            if self._is_closed or (self._waiting and self._taken + request.size > self._max_bytes):
                 return False
             self._waiting.add(request)
             self._bytes += request.size

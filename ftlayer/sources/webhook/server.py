@@ -9,8 +9,10 @@ from typing import Any
 from ftlayer.errors import SourceError
 from ftlayer.sources.webhook.app import AsgiApp
 from ftlayer.transport.address import Address
+from ftlayer.transport.sockets import bounded_http
 
 _BACKLOG = 2_048
+_CONNECTIONS = 512
 _LAST_ANSWERS_S = 1
 """How long answers may take when the server ends."""
 
@@ -26,10 +28,12 @@ class WebServer:
         Raises `SourceError` if that cannot be.
         """
         import uvicorn
+        from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
         self._socket = _listening(address, shares_port=shares_port)
         config = uvicorn.Config(
             app,
+            http=bounded_http(AutoHTTPProtocol, _CONNECTIONS),
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
@@ -19,6 +21,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from ftlayer.errors import ConfigError, FTLayerError, UnknownJobError, VertexUnavailableError
 from ftlayer.histogram import Histogram
+from ftlayer.transport.sockets import REQUEST_S
 from ftlayer.vertex.calls import (
     AnnouncedJob,
     Call,
@@ -40,6 +43,9 @@ from ftlayer.vertex.service.rules import Answer
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
+
+
+MAX_CONNECTIONS = 32
 
 
 class Asked(Protocol):
@@ -86,7 +92,7 @@ class Metrics:
                 said = f"{error}\n".encode()
                 return _answered(start_response, HTTPStatus.SERVICE_UNAVAILABLE, said, "text/plain")
 
-        kind = _ServerOnIPv6 if ":" in self._host else ThreadingWSGIServer
+        kind = _ServerOnIPv6 if ":" in self._host else _Server
         try:
             server = make_server(self._host, self._port, app, kind, handler_class=_SilentHandler)
         except OSError as error:
@@ -119,14 +125,76 @@ class Metrics:
         return prometheus_metrics(self._gather())
 
 
-class _ServerOnIPv6(ThreadingWSGIServer):
-    """The same for an address of IPv6."""
+class _Server(ThreadingWSGIServer):
+    """Bounds what callers can make it hold, who show no token: each connection is a thread and a descriptor.
 
+    A new one beyond `MAX_CONNECTIONS` ends the oldest whose request has not come; where all have, it is ended itself.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._open: dict[socket.socket, float] = {}  # by when its request has to be there
+        self._lock = threading.Lock()
+        super().__init__(*args, **options)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            ended = None
+            if len(self._open) >= MAX_CONNECTIONS:
+                ended = next((each for each, by in self._open.items() if by < math.inf), request)
+                self._open.pop(ended, None)
+            if ended is not request:
+                self._open[request] = time.monotonic() + REQUEST_S
+            if ended is not None:
+                _end(ended)
+        if ended is request:
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def requested(self, request: socket.socket) -> None:
+        """All of its request is there: it is answered, however long that takes."""
+        with self._lock:
+            if request in self._open:
+                self._open[request] = math.inf
+
+    def service_actions(self) -> None:
+        """End those whose requests do not come, byte by byte or not at all (twice a second)."""
+        now = time.monotonic()
+        with self._lock:
+            for request in [each for each, by in self._open.items() if by <= now]:
+                del self._open[request]
+                _end(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of connections that break off, or that were ended."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+def _end(request: socket.socket) -> None:
+    """Let the thread that reads from or writes to a connection find its end; it closes it."""
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
+class _ServerOnIPv6(_Server):
     address_family = socket.AF_INET6
 
 
 class _SilentHandler(WSGIRequestHandler):
     """Logs no requests: there is one of each probe and each scraper every few seconds."""
+
+    timeout = REQUEST_S  # of each read and write
+    server: _Server
+
+    def get_environ(self) -> dict[str, Any]:
+        self.server.requested(self.connection)
+        return super().get_environ()
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""

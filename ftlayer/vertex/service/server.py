@@ -182,7 +182,7 @@ class VertexServer(TokenServer):
                 )
         except FTLayerError as error:
             raise flight_error(error) from error
-        except (pa.ArrowException, ValueError, OSError) as error:
+        except (pa.ArrowException, ValueError, OSError, EOFError) as error:
             if isinstance(error, flight.FlightError):
                 raise
             raise flight_error(MalformedRequestError(f"stream: not readable ({error})")) from error

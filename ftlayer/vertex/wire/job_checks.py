@@ -72,6 +72,7 @@ def check_job_call(call: AnnounceJob | AskJob | GetJob | GetHour) -> None:
             _check_order(call.order, "AskJob.order")
         case GetJob():
             check_name(call.owner, "GetJob.owner")
+            check_least(call.checkpoints_since_ms, 0, "GetJob.checkpoints_since_ms")
         case GetHour():
             if call.owner:
                 check_name(call.owner, "GetHour.owner")

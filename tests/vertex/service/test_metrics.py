@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import urllib.error
 import urllib.request
 from functools import partial
@@ -13,7 +15,7 @@ import pytest
 from ftlayer.errors import ConfigError, UnknownJobError, VertexUnavailableError
 from ftlayer.vertex.calls import GetJob, ListJobs, ListStreams, Stats
 from ftlayer.vertex.metrics.families import Families
-from ftlayer.vertex.service.metrics import Metrics, vertex_families
+from ftlayer.vertex.service.metrics import MAX_CONNECTIONS, Metrics, vertex_families
 
 
 class Vertex:
@@ -58,3 +60,20 @@ def test_what_questions_of_tools_take_is_counted(running: Any) -> None:
     before = client.call(Stats()).values["reading_seconds"]
     client.call(ListStreams())
     assert client.call(Stats()).values["reading_seconds"] > before > 0
+
+
+def test_connections_without_a_request_lock_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new one beyond the bound ends the oldest that waits; those whose request does not come are ended."""
+    monkeypatch.setattr("ftlayer.vertex.service.metrics.REQUEST_S", 1)
+    with Metrics(Families, "127.0.0.1", 0) as endpoint:
+        at = ("127.0.0.1", endpoint.port)
+        idle = [socket.create_connection(at, timeout=600) for _ in range(3 * MAX_CONNECTIONS)]
+        idle[-1].sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        threads = [each for each in threading.enumerate() if "process_request" in each.name]
+        assert len(threads) <= 2 * MAX_CONNECTIONS  # ended ones may still be about to return
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=600) as answer:
+            assert answer.status == 200
+        for each in idle:
+            with contextlib.suppress(ConnectionError):
+                each.recv(65_536)
+            each.close()

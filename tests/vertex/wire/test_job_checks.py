@@ -96,6 +96,8 @@ def test_what_makes_sense_comes_through(call: Call) -> None:
         (AskJob(replace(ORDER, slot=-1)), r"AskJob\.order\.slot: expected 0"),
         (AskJob(replace(ORDER, timeout_ms=-1)), r"AskJob\.order\.timeout_ms: expected 0"),
         (GetJob(""), r"GetJob\.owner"),
+        (GetJob("orders", -1), r"GetJob\.checkpoints_since_ms: expected 0 to"),
+        (GetJob("orders", 1 << 63), r"GetJob\.checkpoints_since_ms: expected 0 to"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_its_field(call: Call, named: str) -> None:

@@ -6,6 +6,7 @@ whatever becomes of the process. `LastWords` come behind the page. While its pro
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -176,14 +177,17 @@ def _is_private(path: Path) -> bool:
 
 def _sweep(base: Path) -> None:
     """Remove what killed jobs have left."""
-    for path in base.glob(f"{_PREFIX}*/*"):
-        try:
-            if time.time() - path.stat().st_mtime < FORGOTTEN_S or not _is_private(path.parent):
+    for directory in base.glob(f"{_PREFIX}*"):
+        # Others may put anything there that has such a name: of theirs nothing is looked at, let alone followed.
+        with contextlib.suppress(OSError):
+            if not _is_private(directory):
                 continue
-            _read(path, ())
-            _remove_if_empty(path.parent)
-        except FileNotFoundError:
-            continue
+            for path in directory.iterdir():
+                with contextlib.suppress(OSError):
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= FORGOTTEN_S:
+                        _read(path, ())
+                        _remove_if_empty(directory)
 
 
 def _remove_if_empty(path: Path) -> None:

@@ -187,3 +187,32 @@ def test_a_byte_that_is_not_there_cannot_be_set_at_exit() -> None:
             _native.mark_exit(bytearray(4), place)
     with pytest.raises(BufferError):
         _native.mark_exit(b"1234", 0)
+
+
+def test_what_others_put_in_a_shared_directory_switches_nothing_off(tmp_path: Path) -> None:
+    """Loops of links, pipes, names that are no text, directories that are not private: they are left alone."""
+    stranger = tmp_path / "ftlayer-boxes-stranger"
+    stranger.mkdir(mode=0o777)
+    stranger.chmod(0o777)
+    mine = tmp_path / "ftlayer-boxes-mine"
+    mine.mkdir(mode=0o700)
+    for directory in (stranger, mine):
+        (directory / "loop.box").symlink_to("loop.box")
+        (directory / "nowhere.box").symlink_to("/nowhere/at/all")
+        os.mkfifo(directory / "pipe.box")
+        (directory / "inner").mkdir()
+        (directory / os.fsdecode(b"\xff\xfe.box")).write_bytes(b"")
+    (tmp_path / "ftlayer-boxes-loop").symlink_to("ftlayer-boxes-loop")
+    (tmp_path / "ftlayer-boxes-file").write_bytes(b"")
+    for path in stranger.iterdir():
+        os.utime(path, (0, 0), follow_symlinks=False)
+    for path in mine.iterdir():
+        os.utime(path, (0, 0), follow_symlinks=False)
+    assert box_directory(str(tmp_path), "job").is_dir()
+    assert len(list(stranger.iterdir())) == 5
+    assert sorted(os.fsencode(path.name) for path in mine.iterdir()) == [
+        b"inner",
+        b"loop.box",
+        b"nowhere.box",
+        b"pipe.box",
+    ]
