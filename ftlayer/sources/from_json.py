@@ -18,7 +18,37 @@ CORRUPT = "_corrupt_record"
 SHOWN_BYTES = 200
 """An error shows so much of a message."""
 
-_NUMBER, _VALUE = "#", "v"
+
+class ObjectReader:
+    """Reads JSON objects as a struct of given fields, one for each text."""
+
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        """Raises `ConfigError` for types that cannot be read from JSON."""
+        self._kind = pa.struct([field.with_nullable(True) for field in fields])
+        self._options = pj.ParseOptions(
+            explicit_schema=pa.schema([_readable(field, field.name) for field in fields]),
+            newlines_in_values=True,
+            unexpected_field_behavior="ignore",
+        )
+
+    def read(self, written: pa.Buffer, count: int) -> pa.StructArray:
+        """Return as many objects as there are texts, which have a newline between them. Raises `pa.ArrowException`.
+
+        Each has to begin with ``{`` and to end with ``}``, blanks aside. Arrow's reader dies of a first value that is
+        null, and takes two values in one text, or one in two of them, for what they are not. With these ends a value
+        cannot go on over the end of its text: so many texts that are so many values are one each.
+        """
+        table = pj.read_json(
+            pa.BufferReader(written),
+            read_options=pj.ReadOptions(use_threads=False, block_size=written.size + 1),
+            parse_options=self._options,
+        )
+        if table.num_rows != count:
+            raise pa.ArrowInvalid("there is not one JSON value in each")
+        objects = table.to_struct_array().combine_chunks()
+        if isinstance(objects, pa.ChunkedArray):
+            objects = pa.concat_arrays(objects.chunks)
+        return objects.cast(self._kind)
 
 
 class FromJson:
@@ -59,12 +89,7 @@ class FromJson:
         self._fields = [field for field in objects if field.name != CORRUPT]
         if not self._fields:
             raise ConfigError(f"schema: there is no column beside {CORRUPT}")
-        read = pa.struct([_readable(field, field.name) for field in self._fields])
-        self._options = pj.ParseOptions(
-            explicit_schema=pa.schema([(_NUMBER, pa.int64()), (_VALUE, read)]),
-            newlines_in_values=True,
-            unexpected_field_behavior="ignore",
-        )
+        self._reader = ObjectReader(self._fields)
 
     def result_schema(self, messages: pa.Schema) -> pa.Schema:
         """Return the schema of the rows. Raises `ConfigError` if messages do not have the columns."""
@@ -127,24 +152,13 @@ class FromJson:
             raise pa.ArrowInvalid("the value is null")
         # Arrow's reader takes any bytes for text.
         texts = values.cast(pa.large_string())
-        # With its number around each value, two in one message, or none, do not pass for one each.
-        numbers = pa.array(range(len(texts))).cast(pa.large_string())
-        around = [pa.scalar(text, pa.large_string()) for text in ('{"#":', ',"v":', "}\n", "")]
-        lines = pc.binary_join_element_wise(around[0], numbers, around[1], texts, around[2], around[3])
-        written = lines.buffers()[2]
-        table = pj.read_json(
-            pa.BufferReader(written),
-            read_options=pj.ReadOptions(use_threads=False, block_size=written.size + 1),
-            parse_options=self._options,
-        )
-        if table.num_rows != len(texts) or table[_NUMBER].to_pylist() != list(range(len(texts))):
-            raise pa.ArrowInvalid("there is not one JSON value in each message")
-        objects = table[_VALUE].combine_chunks()
-        if isinstance(objects, pa.ChunkedArray):
-            objects = pa.concat_arrays(objects.chunks)
-        if objects.null_count:
+        shown = pc.utf8_trim(texts, " \t\r\n")
+        is_object = pc.and_(pc.starts_with(shown, "{"), pc.ends_with(shown, "}"))
+        if not pc.all(is_object).as_py():
             raise pa.ArrowInvalid("the value is no JSON object")
-        return objects.cast(pa.struct([field.with_nullable(True) for field in self._fields]))
+        newline, nothing = pa.scalar("\n", pa.large_string()), pa.scalar("", pa.large_string())
+        lines = pc.binary_join_element_wise(texts, nothing, newline)
+        return self._reader.read(lines.buffers()[2], len(texts))
 
 
 def _said(why: str, values: pa.Array) -> str:

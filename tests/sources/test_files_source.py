@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.sources import FilesSource
+from ftlayer.sources import FilesSource, TailSource
+from ftlayer.sources.beside import misfits
 from ftlayer.sources.files import journal as journals
+from ftlayer.topology.queues import Member
 
 Make = Callable[..., FilesSource]
 
@@ -384,6 +388,12 @@ def test_a_directory_that_is_not_there_yet_is_said_once(
         ({"format": "json", "schema": "n"}, "n"),
         ({"format": "csv", "schema": "n int", "malformed": "n"}, "schema: column 'n' is there twice$"),
         ({"delimiter": ""}, "delimiter: expected one character"),
+        ({"delimiter": "é"}, "delimiter: expected one character of ASCII"),
+        ({"encoding": "utf-99"}, "encoding: expected one of text"),
+        ({"encoding": "base64"}, "encoding: expected one of text"),
+        ({"errors": "ignore"}, "errors: expected"),
+        ({"format": "json", "schema": "m map<string, int>"}, "schema: m is map"),
+        ({"format": "csv", "schema": "m array<int>"}, "schema: m is list<.*which CSV has not"),
         ({"max_files": 0}, "max_files: "),
         ({"max_bytes": 0}, "max_bytes: "),
         ({"split_bytes": True}, "split_bytes: "),
@@ -418,3 +428,204 @@ def test_a_journal_is_not_among_the_files_that_are_read(path: str, journal: str,
             FilesSource(path, journal=journal)
     else:
         FilesSource(path, journal=journal)
+
+
+# ---------------------------------------------------------------- files and lines that cannot be read
+
+GOOD = b"id,name\n9,z\n"
+CSV = b"id,name\n1,a\n2,b\n"
+ROWS = [(1, "a"), (2, "b")]
+
+
+def pairs(source: FilesSource) -> list[Any]:
+    return [(row["id"], row["name"]) for row in all_rows(source)]
+
+
+@pytest.mark.parametrize("step", [1 << 24, 5])
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (CSV.replace(b"\n", b"\r"), ROWS),
+        (CSV.replace(b"\n", b"\r\n"), ROWS),
+        (b"id,name", []),
+        (b"\n  \r\n" + CSV, ROWS),
+        (b"\r\r" + CSV.replace(b"\n", b"\r"), ROWS),
+        (b"\n\n", []),
+        (b"\xef\xbb\xbf" + CSV, ROWS),
+        (b'"id","na""me",name\n1,x,"a, b"\n2,,"c\rd"\n', [(1, "a, b"), (2, "c\rd")]),
+        (b'id,name\n1,5" pipe\n2,b\n', [(1, '5" pipe'), (2, "b")]),
+    ],
+)
+def test_a_csv_file_of_others(make: Make, inbox: Path, content: bytes, found: Any, step: int) -> None:
+    put(inbox / "a.csv", content, 1)
+    put(inbox / "b.csv", GOOD)
+    assert pairs(make("csv", schema="id int, name string", split_bytes=step)) == [*found, (9, "z")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said", "read"),
+    [
+        ("utf16.csv", CSV.decode().encode("utf-16"), "byte order mark of UTF-16: encoding='utf-16'", []),
+        ("other.csv", b"id,nom\n1,a\n", "its first line has no column 'name'", []),
+        ("twice.csv", b"id,name,id\n1,a,2\n", "its first line has twice the column 'id'", []),
+        ("latin.csv", b"id,name,\xe9\n1,a,\n", "its first line has no names of columns", []),
+        ("cut.csv.gz", gzip.compress(CSV * 9)[:-9], "EOFError: Compressed file ended before", []),
+        ("none.csv.gz", b"nothing", "BadGzipFile", []),
+        ("cut.csv.xz", b"\xfd7zXZ\0bad", "EOFError", []),
+        ("no.csv.zip", b"PKbad", "BadZipFile", []),
+        ("cr.csv", b"id,name\n1,a\r3,c\n2,b\n", "the line at byte 8 is no csv", [(2, "b")]),
+        ("quote.csv", b'id,name\n1,"a\nb"\n2,b\n', "the line at byte 8 is no csv", [(2, "b")]),
+        ("open.csv", b'id,name\n2,b\n1,"a', "the line at byte 12 is no csv", [(2, "b")]),
+        ("byte.csv", b"id,name\n1,\xe9\n2,b\n", "the line at byte 8 is no csv", [(2, "b")]),
+    ],
+)
+def test_the_trouble_of_a_file_is_its_own(
+    make: Make, inbox: Path, caplog: pytest.LogCaptureFixture, name: str, content: bytes, said: str, read: Any
+) -> None:
+    put(inbox / name, content, 1)
+    put(inbox / "z.csv", GOOD)
+    put(inbox / "empty.csv.gz", gzip.compress(b""))
+    with pytest.raises(SourceError, match=f"{name}.*{said}.*errors="):
+        all_rows(make("csv", schema="id int, name string"))
+    before = misfits()
+    assert pairs(make("csv", schema="id int, name string", errors="skip")) == [*read, (9, "z")]
+    assert misfits() > before
+    assert said in caplog.text
+    assert name in caplog.text
+
+
+def test_a_file_system_that_fails_is_no_trouble_of_a_file(
+    make: Make, inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(inbox / "a.csv", GOOD)
+    source = make("csv", schema="id int, name string", errors="skip")
+    (each,) = ranges(source, source.initialOffset())
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.open", fails)
+    with pytest.raises(SourceError, match=r"a.csv cannot be read: OSError: the disk is gone"):
+        range_rows(source, *each)
+
+
+@pytest.mark.parametrize("format", ["text", "json", "csv"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "cp1252"])
+def test_encodings(make: Make, inbox: Path, format: str, encoding: str) -> None:
+    lines = {"text": "é\nb", "json": '{"name": "é"}\n{"name": "b"}', "csv": "name\né\nb"}[format]
+    put(inbox / f"a.{format}", lines.encode(encoding), 1)
+    put(inbox / f"b.{format}.gz", gzip.compress(lines.encode(encoding)))
+    schema = {} if format == "text" else {"schema": "name string"}
+    rows = all_rows(make(format, encoding=encoding, split_bytes=3, **schema))
+    assert [row["value" if format == "text" else "name"] for row in rows] == ["é", "b"] * 2
+    assert rows[1]["offset"] == lines.encode().index(lines.encode().splitlines()[-1])
+
+
+def test_what_is_none_of_the_encoding(make: Make, inbox: Path) -> None:
+    put(inbox / "a.csv", b"id,name\n1,\x81\n2,b\n", 1)
+    content = "id,name\n1,a\ud800\n2,b\n".encode("utf-16", "surrogatepass") + b"x"
+    put(inbox / "b.csv", content)
+    for encoding, name in (("cp1252", "a"), ("utf-16", "b")):
+        source = make(
+            "csv", inbox / f"{name}.csv", schema="id int, name string", encoding=encoding, malformed="bad"
+        )
+        rows = [(row["id"], row["name"], row["bad"]) for row in all_rows(source)]
+        assert rows[1] == (2, "b", None)
+        assert rows[0][:2] == (None, None)
+        assert rows[0][2].startswith("1,")
+        assert "\ufffd" in rows[0][2]
+
+
+def test_what_is_there_by_its_very_name_is_no_pattern(make: Make, inbox: Path) -> None:
+    for name in ("log[1].txt", "log1.txt", "d[1]/a.txt", "d1/a.txt", "d[1]/b*.txt", "star/x.txt"):
+        put(inbox / name, name)
+    found = {
+        "log[1].txt": ["log[1].txt"],
+        "log[12].txt": ["log1.txt"],
+        "d[1]/a.txt": ["d[1]/a.txt"],
+        "d[1]/*.txt": ["d[1]/a.txt", "d[1]/b*.txt"],
+        "d[1]": ["d[1]/a.txt", "d[1]/b*.txt"],
+        "d[1]/b*.txt": ["d[1]/b*.txt"],
+        "d[12]/*.txt": ["d1/a.txt"],
+        "st?r/*": ["star/x.txt"],
+    }
+    for path, names in found.items():
+        assert sorted(row["value"] for row in all_rows(make(path=inbox / path))) == names, path
+        reader = TailSource(inbox / path).open(Member("me", 0, 1), {}, stored=True)
+        if path != "d[1]":
+            fetched = [reader.fetch(9, 0.0) for _ in names]
+            lines = [line for each in fetched if each is not None for line in each.rows["value"].to_pylist()]
+            assert lines == [], "their lines have no newline yet"
+            assert {place.log for place in reader._follower.places()} == {f"{inbox}/{name}" for name in names}
+        reader.close()
+
+
+def test_a_name_that_is_not_utf_8(make: Make, inbox: Path) -> None:
+    name = os.fsdecode(b"a\xff.txt")
+    put(inbox / name, "one\n", 1)
+    put(inbox / "b.txt", "two\n")
+    rows = all_rows(make())
+    assert [(Path(row["path"]).name, row["value"]) for row in rows] == [
+        ("a\ufffd.txt", "one"),
+        ("b.txt", "two"),
+    ]
+    source = TailSource(inbox / "*.txt")
+    reader = source.open(Member("me", 0, 1), {}, stored=True)
+    first = reader.fetch(1, 0.0)
+    assert first is not None
+    again = source.open(Member("me", 0, 1), {0: first.position}, stored=True).fetch(9, 0.0)
+    assert again is not None
+    values = [first.rows["value"].to_pylist(), again.rows["value"].to_pylist()]
+    assert sorted(values) == [["one"], ["two"]]
+
+
+OBJECTS = st.one_of(
+    st.sampled_from(
+        ["null", "{}", "[]", "1", '{"n": 1}{"n": 2}', '{"n":', "2}", '{"n": null}', "\x00", " ", "{"]
+    ),
+    st.fixed_dictionaries({"n": st.integers(-9, 9)}).map(json.dumps),
+    st.text('{}[]":,n1 ', max_size=8),
+    st.builds(lambda text: f'  {{"n": 7, "s": {json.dumps(text)}}} ', st.text("{}\n,", max_size=4)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    lines=st.lists(OBJECTS, max_size=9),
+    newline=st.sampled_from(["\n", "\r\n", "\r"]),
+    step=st.integers(1, 60),
+)
+def test_each_json_line_is_a_row_or_malformed(
+    lines: list[str], newline: str, step: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def expected(line: str) -> Any:
+        try:
+            value = json.loads(line, object_pairs_hook=lambda pairs: pairs)
+        except ValueError:
+            return (None, line)
+        is_fit = line.strip().startswith("{") and [name for name, _ in value].count("n") < 2
+        numbers = [found for name, found in value if name == "n"] if is_fit else ["none"]
+        is_fit = is_fit and all(found is None or type(found) is int for found in numbers)
+        return (dict(value).get("n"), None) if is_fit else (None, line)
+
+    directory = tmp_path_factory.mktemp("json")
+    (directory / "a.json").write_bytes(newline.join(lines).encode())
+    source = FilesSource(
+        directory,
+        "json",
+        schema="n bigint",
+        malformed="bad",
+        journal=f"{directory}-journal",
+        split_bytes=step,
+    )
+    wanted = [expected(line) for line in lines if line.strip(" ")]
+    assert [(row["n"], row["bad"]) for row in all_rows(source)] == wanted
+
+
+def test_no_document_kills_its_reader() -> None:
+    """In processes of their own: a parser that dies would take the tests with it."""
+    script = Path(__file__).with_name("odd_documents.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=1_000
+    )
+    assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]

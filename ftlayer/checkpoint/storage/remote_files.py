@@ -187,11 +187,10 @@ class RemoteFiles:
 def modified_ms(info: dict[str, Any]) -> int:
     """Return when a file was changed, of what fsspec says of it, in ms since 1970; 0: unknown."""
     value = next((info[name] for name in _TIMES if info.get(name) is not None), 0)
-    if isinstance(value, str):
-        try:
+    try:
+        if isinstance(value, str):
             value = datetime.fromisoformat(value)
-        except ValueError:
-            return 0
-    if isinstance(value, datetime):
-        return int(value.timestamp() * 1_000)
-    return int(value * 1_000)
+        seconds = value.timestamp() if isinstance(value, datetime) else value
+        return int(seconds * 1_000)
+    except (ValueError, OverflowError, TypeError):
+        return 0  # No time that there is.

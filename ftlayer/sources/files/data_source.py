@@ -17,7 +17,8 @@ class FilesDataSource(FileDataSource):
 
     Options of a reader: ``path``, ``fileFormat``, ``journal``, ``columns`` (like ``"id bigint, name string"``),
     ``position``, ``malformed``, ``header``, ``delimiter``, ``maxFilesPerTrigger``, ``maxBytesPerTrigger``,
-    ``splitBytes``, ``poll``, ``minAge``, ``remember``, ``ignoreMissing``. See `FilesSource`.
+    ``splitBytes``, ``poll``, ``minAge``, ``remember``, ``ignoreMissing``, ``encoding``,
+    ``errors``. See `FilesSource`.
 
     A writer has those of `FileDataSource`.
     """
@@ -50,6 +51,8 @@ class FilesDataSource(FileDataSource):
             min_age=options.text("minAge", "0s"),
             remember=options.text("remember", "168h"),
             ignore_missing=options.flag("ignoreMissing", default=False),
+            encoding=options.text("encoding", "utf-8"),
+            errors=options.text("errors", "fail"),
         )
         options.check_all_known()
         return source

@@ -150,7 +150,7 @@ class Journal:
             self._take(entries, end)
 
     def _read(self, name: str) -> tuple[int, list[Entry]]:
-        end, packed = msgpack.unpackb(self._files.read(name))
+        end, packed = msgpack.unpackb(self._files.read(name), unicode_errors="surrogateescape")
         return end, unpacked(packed)
 
 
@@ -160,5 +160,5 @@ def _is_part(status: FileStatus) -> bool:
 
 
 def _packed(end: int, entries: Sequence[Entry]) -> bytes:
-    packed: Any = msgpack.packb([end, [entry.pack() for entry in entries]])
+    packed: Any = msgpack.packb([end, [entry.pack() for entry in entries]], unicode_errors="surrogateescape")
     return bytes(packed)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftlayer.checkpoint.storage.layout import is_local, last_name, normal
@@ -53,8 +54,9 @@ class Listing:
         fs = self.file_system
         try:
             fs.invalidate_cache()
-            found = self._find(fs)
-            self._note_missing(not found and not _WILD & set(self._root) and not fs.exists(self._root))
+            pattern = as_pattern(self._root, fs.exists)
+            found = fs.find(self._root, detail=True) if pattern is None else fs.glob(pattern, detail=True)
+            self._note_missing(not found and (pattern is not None or not fs.exists(self._root)))
         except FileNotFoundError:
             self._note_missing(True)
             return []
@@ -63,7 +65,7 @@ class Listing:
         files = [
             _found(path, info)
             for path, info in found.items()
-            if info.get("type") == "file" and info.get("size") and not self._is_hidden(path)
+            if info.get("type") == "file" and info.get("size") and not self._is_hidden(path, pattern)
         ]
         return sorted(files, key=lambda file: (file.modified_ms, file.path))
 
@@ -79,22 +81,26 @@ class Listing:
         found = _found(path, fs.info(path))
         return found.size, found.version
 
-    def _find(self, fs: Any) -> dict[str, Any]:
-        found: dict[str, Any]
-        if _WILD & set(self._root):
-            found = fs.glob(self._root, detail=True)
-        else:
-            found = fs.find(self._root, detail=True)
-        return found
-
-    def _is_hidden(self, path: str) -> bool:
-        if _WILD & set(self._root):
+    def _is_hidden(self, path: str, pattern: str | None) -> bool:
+        if pattern is not None:
             return last_name(path).startswith(("_", "."))
         below = path.removeprefix(self._root).strip("/")
         return any(part.startswith(("_", ".")) for part in below.split("/"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fs": None}
+
+
+def as_pattern(path: str, exists: Callable[[str], bool]) -> str | None:
+    """Return a path as a pattern, in which what is there by the very name stands for itself; None: all of it does."""
+    if not _WILD & set(path):
+        return None
+    parts = path.split("/")
+    for count in range(len(parts), 0, -1):
+        literal = "/".join(parts[:count])
+        if literal and exists(literal):
+            return None if count == len(parts) else "/".join([glob.escape(literal), *parts[count:]])
+    return path
 
 
 def _found(path: str, info: Mapping[str, Any]) -> FoundFile:

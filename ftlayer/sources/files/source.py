@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 import time
@@ -29,10 +30,12 @@ from ftlayer.checks import (
 )
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.sources.beside import note, valid
 from ftlayer.sources.files.formats import FORMATS, OFFSET, PATH, VALUE, FileFormat
 from ftlayer.sources.files.journal import Journal, new_journal_id
 from ftlayer.sources.files.listing import Listing
 from ftlayer.sources.files.pieces import FilePieces, FoundFile, Piece, limited, packed_splits
+from ftlayer.sources.from_json import ObjectReader
 from ftlayer.topology.ddl import parse_ddl
 
 logger = logging.getLogger(__name__)
@@ -71,13 +74,16 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         min_age: Duration = "0s",
         remember: Duration = "168h",
         ignore_missing: bool = False,
+        encoding: str = "utf-8",
+        errors: str = "fail",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Nothing is touched before it is read.
 
         Args:
-            path: a directory, with all below it, or a pattern (``logs/*.json``, ``logs/**/*.json``); a path, or any URL
-                of fsspec's. Hidden files (``_…``, ``.…``) and empty ones are left out.
+            path: a directory, with all below it, a file, or a pattern (``logs/*.json``, ``logs/**/*.json``); a path, or
+                any URL of fsspec's. What is there by the very name (``logs[1]/``) is no pattern. Hidden files (``_…``,
+                ``.…``) and empty ones are left out.
             format: ``"text"`` (a line a row), ``"json"`` (an object a line), ``"csv"``, ``"parquet"``. The first three
                 may be compressed, as their names say (``.gz``, ``.bz2``, ``.zst``, …).
             journal: directory for the list of the files that were found; of this source alone, for the driver.
@@ -86,7 +92,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             position: whether rows begin with ``path`` and ``offset``: the byte at which a line begins (of a compressed
                 file: of what it has unpacked), or the number of a row of a Parquet file.
             malformed: name of a last column, which has the text of a JSON or CSV line that cannot be read; its other
-                columns are null then. Without it such a line fails the source.
+                columns are null then. Without it ``errors`` says what becomes of such a line.
             header: of CSV: whether the first line of each file has the columns' names.
             delimiter: of CSV.
             max_files: of a batch of a query, or a range of a topology: as many pieces as fit.
@@ -98,6 +104,10 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             remember: how long the names of files are remembered at least that were removed.
             ignore_missing: whether a file that is removed before it is read is left out, with a warning. Otherwise it
                 fails the source.
+            encoding: of text, JSON and CSV, as Python calls it: ``"utf-16"``, ``"cp1252"``. Files of another one than
+                UTF-8 are read as a whole, and ``offset`` counts the bytes of their text in UTF-8.
+            errors: ``"fail"`` or ``"skip"``: whether a file that cannot be read (one that is cut off, say, or lacks a
+                column) or a line that cannot fails the source, or is left out, from there on, with a line in the log.
             storage_options: of the file system, as fsspec takes them.
 
         Raises `ConfigError` for an option that will not do.
@@ -109,8 +119,9 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             check_bool(flag, option)
         if malformed != "":
             check_text(malformed, "malformed", "the name of a column")
-        if not isinstance(delimiter, str) or len(delimiter) != 1:
-            raise ConfigError(f"delimiter: expected one character, got {delimiter!r}")
+        if not isinstance(delimiter, str) or len(delimiter.encode()) != 1 or delimiter in '"\r\n':
+            raise ConfigError(f"delimiter: expected one character of ASCII, and no quote, got {delimiter!r}")
+        check_choice(errors, "errors", ("fail", "skip"))
         check_int(max_files, "max_files", least=1)
         check_int(max_bytes, "max_bytes", least=1, most=MOST_BYTES)
         check_int(split_bytes, "split_bytes", least=1, most=MOST_BYTES)
@@ -124,7 +135,10 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"journal: {self.journal!r} is below {self.path!r}, and would be read; name another directory"
             )
         columns = _columns(format, schema, malformed, position=position)
-        self._format = FileFormat(format, columns, position, malformed, header, delimiter)
+        self._skips = errors == "skip"
+        self._format = FileFormat(
+            format, columns, position, malformed, header, delimiter, _encoding(encoding, format), self._skips
+        )
         self.schema: pa.Schema = self._format.schema
         self._listing = Listing(self.path, storage_options or {})
         self._max_files, self._max_bytes, self._split_bytes = max_files, max_bytes, split_bytes
@@ -208,7 +222,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     new.append(file)
             elif known != file.version and file.path not in self._warned:
                 self._warned.add(file.path)
-                logger.warning("%s has changed since it was found, and is not read again", file.path)
+                logger.warning("%s has changed since it was found, and is not read again", valid(file.path))
         if new:
             # Where that fails, only what was written says whether it was.
             self._opened = None
@@ -229,14 +243,36 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         if not self._is_there(piece):
             return
+        name = valid(piece.path)
         try:
             yield from self._format.rows(self._listing.file_system, piece)
         except FileNotFoundError as error:
-            raise SourceError(f"{piece.path} was removed while it was read") from error
-        except OSError as error:
-            raise SourceError(f"{piece.path} cannot be read: {error}") from error
+            raise SourceError(f"{name} was removed while it was read") from error
+        except Exception as error:
+            # One that was written to meanwhile is said to be that.
+            self._is_there(piece)
+            why = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
+            said = why if name in why else f"{name}: it cannot be read: {why}"
+            if not self._skips or not self._is_of_content(error, piece):
+                hint = "" if "errors=" in said else "; errors='skip' leaves out what cannot be read"
+                raise SourceError(said + hint) from error
+            note(name, "the rest of it is left out", 1, said)
         # What was written to it meanwhile may be among the rows.
         self._is_there(piece)
+
+    def _is_of_content(self, error: Exception, piece: Piece) -> bool:
+        """Whether reading again leads to the same: a file system that gives all of the file is not to blame."""
+        if isinstance(error, MemoryError | ImportError):
+            return False
+        try:
+            with self._listing.file_system.open(piece.path, "rb") as file:
+                while file.read(MIB):
+                    pass
+        except Exception as unread:
+            raise SourceError(
+                f"{valid(piece.path)} cannot be read: {type(unread).__name__}: {unread}"
+            ) from unread
+        return True
 
     def _is_there(self, piece: Piece) -> bool:
         """Whether the file is as it was found. Raises `SourceError` if it is another one, or gone."""
@@ -244,15 +280,15 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = self._listing.version(piece.path)
         except FileNotFoundError as error:
             if self._ignore_missing:
-                logger.warning("%s was removed before it was read, and is left out", piece.path)
+                logger.warning("%s was removed before it was read, and is left out", valid(piece.path))
                 return False
             raise SourceError(
-                f"{piece.path} was removed before it was read; ignore_missing=True leaves such files out"
+                f"{valid(piece.path)} was removed before it was read; ignore_missing=True leaves such files out"
             ) from error
         if found != (piece.size, piece.version):
             raise SourceError(
-                f"{piece.path} has changed since it was found, with {piece.size} bytes ({found[0]} now): write files "
-                "under a hidden name, and rename them when they are complete, or set min_age"
+                f"{valid(piece.path)} has changed since it was found, with {piece.size} bytes ({found[0]} now): "
+                "write files under a hidden name, and rename them when they are complete, or set min_age"
             )
         return True
 
@@ -264,10 +300,24 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _reads_below(path: str, directory: str) -> bool:
     """Return whether files in ``directory`` are among those of ``path``, a directory or a pattern of all below one."""
     top, pattern, _ = path.partition("**")
-    if not pattern and any(letter in path for letter in "*?["):
+    if not pattern and any(letter in path for letter in "*?[") and not os.path.exists(path):
         return False
     inner, outer = (each if "://" in each else os.path.abspath(each) for each in (directory, top))
     return inner == outer.rstrip("/") or inner.startswith(outer.rstrip("/") + "/")
+
+
+def _encoding(encoding: object, format: str) -> str:
+    """Return how Python calls an encoding."""
+    try:
+        name = codecs.lookup(encoding).name if isinstance(encoding, str) else ""
+        "\n".encode(name)
+    except (LookupError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"encoding: expected one of text that Python knows, like 'utf-16' or 'cp1252', got {encoding!r}"
+        ) from error
+    if format == "parquet" and name != "utf-8":
+        raise ConfigError("encoding: Parquet has its own; leave it out")
+    return name
 
 
 def _columns(format: str, schema: pa.Schema | str | None, malformed: str, *, position: bool) -> pa.Schema:
@@ -285,6 +335,11 @@ def _columns(format: str, schema: pa.Schema | str | None, malformed: str, *, pos
     else:
         check_text(schema, "schema", "a pyarrow.Schema or text like 'id bigint, name string'")
         columns = parse_ddl(schema)
+    if format == "json":
+        ObjectReader(columns)
+    nested = next((field for field in columns if pa.types.is_nested(field.type)), None)
+    if format == "csv" and nested is not None:
+        raise ConfigError(f"schema: {nested.name} is {nested.type}, which CSV has not")
     if malformed and format not in ("json", "csv"):
         raise ConfigError(f"malformed: {format} has no lines that cannot be read")
     names = [*((PATH, OFFSET) if position else ()), *columns.names, *([malformed] if malformed else [])]

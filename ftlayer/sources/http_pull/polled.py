@@ -16,6 +16,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.sources.beside import valid
 from ftlayer.sources.http_pull.requests import AnsweredError, check_answer, check_request, place_of
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -120,7 +121,7 @@ class PolledJsonSource(Queue):
         place = place_of(self.url)
         try:
             answer = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SourceError(f"{place}: the answer is no JSON: {error}") from error
         listed = _at(answer, self.items) if self.items else answer
         if not isinstance(listed, list):
@@ -142,7 +143,7 @@ class PolledJsonSource(Queue):
         *ids, cursor = texts
         named = ids[0] if len(ids) == 1 else json.dumps(ids)
         hashed = hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).digest()
-        return _Item(named, hashed, cursor, json.dumps(item, separators=(",", ":")), now_us)
+        return _Item(valid(named), hashed, cursor, json.dumps(item, separators=(",", ":")), now_us)
 
 
 class PolledJsonReader:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.sources import beside
+
 HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
 SCHEMA = pa.schema(
@@ -19,7 +21,7 @@ SCHEMA = pa.schema(
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
-        pa.field("timestamp", pa.timestamp("us", "UTC")),
+        pa.field("timestamp", beside.STAMP),
         pa.field("headers", pa.list_(HEADER)),
     ]
 )
@@ -38,19 +40,39 @@ def to_rows(messages: Sequence[Any], topic: str, partition: int) -> pa.RecordBat
         pa.repeat(pa.scalar(topic), count),
         pa.repeat(pa.scalar(partition, pa.int32()), count),
         pa.array(np.fromiter(map(_offset, messages), np.int64, count)),
-        _times(list(map(_timestamp, messages))),
-        _header_lists(list(map(_headers, messages))),
+        _times(list(map(_timestamp, messages)), topic),
+        _header_lists(_headers_of(messages, topic), topic),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _times(stamps: Sequence[tuple[int, int]]) -> pa.Array:
+def _times(stamps: Sequence[tuple[int, int]], topic: str) -> pa.Array:
     pairs = np.fromiter(chain.from_iterable(stamps), np.int64, 2 * len(stamps)).reshape(-1, 2)
     # Kind 0: the broker keeps none, and the time is -1.
-    return pa.array(pairs[:, 1] * 1_000, pa.timestamp("us", "UTC"), mask=pairs[:, 0] == 0)
+    is_known = pairs[:, 0] != 0
+    given = pairs[:, 1] if is_known.all() else pa.array(pairs[:, 1], mask=~is_known).to_pylist()
+    return beside.times(given, "ms", f"topic {topic}", "a timestamp")
 
 
-def _header_lists(headers: Sequence[list[tuple[str, bytes | None]] | None]) -> pa.Array:
+def _headers_of(messages: Sequence[Any], topic: str) -> list[Any]:
+    """Return the headers of each message. The client raises for a name that is not UTF-8: null then."""
+    try:
+        return list(map(_headers, messages))
+    except UnicodeDecodeError as error:
+        example = error
+    found = []
+    for message in messages:
+        try:
+            found.append(_headers(message))
+        except UnicodeDecodeError:
+            found.append(None)
+            beside.note(
+                f"topic {topic}", "a header's name is not UTF-8, and the headers are null", 1, example
+            )
+    return found
+
+
+def _header_lists(headers: Sequence[list[tuple[str, bytes | None]] | None], topic: str) -> pa.Array:
     if not any(headers):
         return pa.nulls(len(headers), pa.list_(HEADER))
     missing = [each is None for each in headers]
@@ -58,7 +80,7 @@ def _header_lists(headers: Sequence[list[tuple[str, bytes | None]] | None]) -> p
     flat = list(chain.from_iterable(lists))
     offsets = np.zeros(len(lists) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, lists), np.int32, len(lists)), out=offsets[1:])
-    keys = pa.array(list(map(itemgetter(0), flat)), pa.string())
+    keys = beside.texts(list(map(itemgetter(0), flat)), f"topic {topic}", "a header's name")
     values = pa.array(list(map(itemgetter(1), flat)), pa.binary())
     pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADER))
     return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=pa.list_(HEADER), mask=pa.array(missing))

@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.sources.beside import STAMP, texts, valid
+
 _TEXTS = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.string())]))
-_TIME = pa.timestamp("us", "UTC")
 
 SCHEMA = pa.schema(
     [
@@ -19,7 +20,7 @@ SCHEMA = pa.schema(
         pa.field("qos", pa.int8()),
         pa.field("retained", pa.bool_()),
         pa.field("redelivered", pa.bool_()),
-        pa.field("received", _TIME),
+        pa.field("received", STAMP),
         pa.field("headers", _TEXTS),
     ]
 )
@@ -28,10 +29,10 @@ SCHEMA = pa.schema(
 
 def to_rows(messages: Sequence[Any]) -> pa.RecordBatch:
     """Return paho's messages as rows of `SCHEMA`, as received now."""
-    now = pa.scalar(time.time_ns() // 1_000, pa.int64()).cast(_TIME)
+    now = pa.scalar(time.time_ns() // 1_000, pa.int64()).cast(STAMP)
     columns = [
         pa.array(list(map(attrgetter("payload"), messages)), pa.binary()),
-        pa.array(list(map(attrgetter("topic"), messages)), pa.string()),
+        texts(list(map(attrgetter("topic"), messages)), "MQTT", "a topic"),
         pa.array(list(map(attrgetter("qos"), messages)), pa.int8()),
         pa.array(list(map(attrgetter("retain"), messages)), pa.bool_()),
         pa.array(list(map(attrgetter("dup"), messages)), pa.bool_()),
@@ -43,4 +44,4 @@ def to_rows(messages: Sequence[Any]) -> pa.RecordBatch:
 
 def _headers(properties: Any) -> list[dict[str, str]]:
     pairs = getattr(properties, "UserProperty", ())
-    return [{"name": name, "value": value} for name, value in pairs]
+    return [{"name": valid(name), "value": valid(value)} for name, value in pairs]

@@ -8,17 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.sources import beside
 from ftlayer.sources.nats.window import StreamDelivery
 
 _TEXTS = pa.map_(pa.string(), pa.string())
-_TIME = pa.timestamp("us", "UTC")
 
 SCHEMA = pa.schema(
     [
         pa.field("value", pa.binary()),
         pa.field("subject", pa.string()),
         pa.field("sequence", pa.int64()),
-        pa.field("timestamp", _TIME),
+        pa.field("timestamp", beside.STAMP),
         pa.field("headers", _TEXTS),
         pa.field("redelivered", pa.bool_()),
     ]
@@ -50,9 +50,9 @@ def to_rows(messages: Sequence[Any], deliveries: Sequence[StreamDelivery]) -> pa
     microseconds = [delivery.time_ns // 1_000 for delivery in deliveries]
     columns = [
         pa.array(list(map(attrgetter("data"), messages)), pa.binary()),
-        pa.array(list(map(attrgetter("subject"), messages)), pa.string()),
+        beside.texts(list(map(attrgetter("subject"), messages)), "NATS", "a subject"),
         pa.array(list(map(attrgetter("sequence"), deliveries)), pa.int64()),
-        pa.array(microseconds, pa.int64()).cast(_TIME),
+        beside.times(microseconds, "us", "NATS", "a timestamp"),
         _headers(list(map(attrgetter("headers"), messages))),
         pa.array([delivery.delivered > 1 for delivery in deliveries], pa.bool_()),
     ]
@@ -60,4 +60,6 @@ def to_rows(messages: Sequence[Any], deliveries: Sequence[StreamDelivery]) -> pa
 
 
 def _headers(found: Sequence[Mapping[str, str] | None]) -> pa.Array:
-    return pa.array([list(each.items()) if each else () for each in found], _TEXTS)
+    valid = beside.valid
+    pairs = ([(valid(name), valid(text)) for name, text in each.items()] if each else () for each in found)
+    return pa.array(list(pairs), _TEXTS)

@@ -11,15 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ftlayer.sources import beside
+
 ID, TIME, FIELDS = "id", "time", "fields"
 
-_STAMP = pa.timestamp("us", "UTC")
 _BYTES_BY_NAME = pa.map_(pa.string(), pa.binary())
 
 
 def schema_of(fields: Sequence[str]) -> pa.Schema:
     """Return the schema of entries: id, time of the server, and a text for each of ``fields``, or all as one map."""
-    own = [pa.field(ID, pa.string()), pa.field(TIME, _STAMP)]
+    own = [pa.field(ID, pa.string()), pa.field(TIME, beside.STAMP)]
     if not fields:
         return pa.schema([*own, pa.field(FIELDS, _BYTES_BY_NAME)])
     return pa.schema([*own, *(pa.field(name, pa.string()) for name in fields)])
@@ -39,8 +40,12 @@ def to_rows(entries: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
 
 def _times(ids: pa.Array) -> pa.Array:
     """Return when entries came: the milliseconds that their ids begin with."""
-    milliseconds = pc.list_element(pc.split_pattern(ids, "-", max_splits=1), 0).cast(pa.int64())
-    return milliseconds.cast(pa.timestamp("ms", "UTC")).cast(_STAMP)
+    begins = pc.list_element(pc.split_pattern(ids, "-", max_splits=1), 0)
+    try:
+        milliseconds = begins.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:  # An id has 64 bits without a sign.
+        milliseconds = list(map(int, begins.to_pylist()))
+    return beside.times(milliseconds, "ms", "Redis", "the time of an id")
 
 
 def _as_map(pairs: Sequence[Sequence[bytes]]) -> pa.Array:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ftlayer.errors import SourceError
+from ftlayer.sources.files.listing import as_pattern
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".Z")
 
@@ -112,9 +113,11 @@ class LocalDisk:
                 raise SourceError(
                     f"{given} is a directory; name its logs, {os.path.join(given, '*.log')}, say"
                 )
-        logs = sorted({path for given in self._paths for path in glob.glob(given)})
+        # What is there by the very name is no pattern.
+        patterns_of = {given: as_pattern(given, os.path.lexists) for given in self._paths}
+        found_logs = ([given] if of is None else glob.glob(of) for given, of in patterns_of.items())
         # A log that has gone, and not come again yet, has rotated files still.
-        logs += [path for path in self._paths if path not in logs and not glob.has_magic(path)]
+        logs = sorted({path for each in found_logs for path in each})
         patterns = {log: self._patterns(log) for log in logs}
         siblings = {
             other

@@ -49,7 +49,7 @@ def tail_length(offset: int) -> int:
 def pack(number: int, places: Sequence[Place]) -> bytes:
     """Return a source's position. ``number`` makes it another one than all others."""
     each = [[one.log, one.inode, one.offset, one.tail, one.is_ended] for one in places]
-    packed: bytes = msgpack.packb([_KIND, number, each])
+    packed: bytes = msgpack.packb([_KIND, number, each], unicode_errors="surrogateescape")
     return packed
 
 
@@ -57,7 +57,7 @@ def unpack(position: bytes) -> tuple[int, list[Place]]:
     """Return what was packed; `ConfigError` for the position of another source."""
     found: Any
     try:
-        found = msgpack.unpackb(position)
+        found = msgpack.unpackb(position, unicode_errors="surrogateescape")
     except (ValueError, msgpack.UnpackException):
         found = None
     if not isinstance(found, list) or len(found) != 3 or found[0] != _KIND:

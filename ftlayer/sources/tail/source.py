@@ -13,6 +13,7 @@ from ftlayer.checkpoint.storage.layout import is_local, normal
 from ftlayer.checks import Duration, check_choice, check_int, check_text, check_texts, duration_ms
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
+from ftlayer.sources.beside import valid
 from ftlayer.sources.lines import line_starts, texts_of
 from ftlayer.sources.tail.disk import ROTATED, Disk, LocalDisk
 from ftlayer.sources.tail.follower import Chunk, Follower
@@ -170,7 +171,7 @@ class TailReader:
         self._follower.take(chunk, length)
         starts = starts[:max_rows]
         columns = [
-            pa.repeat(pa.scalar(chunk.log), len(starts)),
+            pa.repeat(pa.scalar(valid(chunk.log)), len(starts)),
             pa.repeat(pa.scalar(_signed(chunk.inode), pa.int64()), len(starts)),
             pa.array(starts + chunk.at),
             texts_of(chunk.data[:length]),
