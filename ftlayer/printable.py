@@ -1,4 +1,4 @@
-"""Text of records as a terminal may have it, and as long as an answer may be.
+"""Text as it may be shown: of records on a terminal, of answers, of URLs without their secrets.
 
 A payload, a reason, a traceback, a name: the sender of records chooses them. Printed as they are, they could move the
 cursor, rewrite what was printed before, or fill the clipboard.
@@ -7,8 +7,14 @@ cursor, rewrite what was printed before, or fill the clipboard.
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from ftlayer.checks import check_text
+from ftlayer.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +24,12 @@ _ESCAPED = ("Cc", "Cs", "Zl", "Zp")
 _KEPT = "\n\t"
 # They are of category Cf, as joiners are, which scripts and emoji need: these turn the direction of what follows.
 _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://([^?#]*)")
+_SERVER = re.compile(r"(?:[\w.-]*|\[[0-9A-Fa-f:.]*\])(?::\d*)?(?:/.*)?", re.DOTALL)
+
+LEAST_SECRET = 4
+"""A shorter one would be found in words that it is no part of."""
 
 LONGEST_ANSWER_BYTES = 1_500
 r"""An error's text, in UTF-8. It travels in the headers of an answer, twice, escaped to up to three times its length:
@@ -80,3 +92,62 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except BaseException as broken:  # noqa: BLE001 - a user's exception may fail to describe itself
         return f"(its text cannot be had: {type(broken).__name__})"
+
+
+# ---------------------------------------------------------------- URLs
+
+
+def shown_url(url: str) -> str:
+    """Return a URL, or several with commas between, without user, password, query and fragment.
+
+    What cannot be told from a password is left out too: each form of URL that a parser refuses comes here.
+    """
+    return ",".join(_shown(each) for each in url.split(","))
+
+
+def _shown(url: str) -> str:
+    found = _URL.match(url)
+    if found is None:
+        return "…" if set(url) & set("@:?#=") else printable(url)
+    scheme, rest = found.groups()
+    if not _SERVER.fullmatch(rest):
+        rest = rest.rpartition("@")[2] if "@" in rest else ""
+    return printable(f"{scheme}://{rest if rest and _SERVER.fullmatch(rest) else '…'}")
+
+
+def url_parts(url: object, option: str, expected: str, schemes: Sequence[str]) -> SplitResult:
+    """Return the parts of a URL of one of these schemes. Raises `ConfigError`, which shows no secret of it.
+
+    No other error is its cause or context: those of parsers quote what they were given.
+    """
+    check_text(url, option, expected)
+    parts = _split(str(url))
+    if parts is None or parts.scheme not in schemes or not parts.hostname:
+        raise ConfigError(f"{option}: expected {expected}, got {shown_url(str(url))}")
+    return parts
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts
+
+
+def secrets_of(url: str, others: Iterable[str] = ()) -> list[str]:
+    """Return what must not be shown of a URL, and of ``others`` (values of headers, say), the longest first."""
+    parts = urlsplit(url)
+    query = [value for _, value in parse_qsl(parts.query)]
+    found = [parts.password or "", *query, *re.split(r"[&=]", parts.query), *others]
+    found += [word for each in others for word in each.split()]  # "Bearer …"
+    found += [unquote(each) for each in found]
+    return sorted({each for each in found if len(each) >= LEAST_SECRET}, key=len, reverse=True)
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return a text with ``…`` for each secret: a server's answer may repeat what it was sent."""
+    for secret in secrets:
+        text = text.replace(secret, "…")
+    return text

@@ -10,7 +10,7 @@ import typer
 
 from ftlayer.cli.connection import EXIT_ERROR
 from ftlayer.errors import ConfigError
-from ftlayer.printable import printable
+from ftlayer.printable import printable, shown_url
 
 DEFAULT_URL = "http://127.0.0.1:9464"
 _WAIT_S = 5.0
@@ -48,7 +48,7 @@ def _probe(url: str, path: str) -> tuple[bool, list[str]]:
     except ValueError:
         port = None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-        raise ConfigError(f"URL: expected one like {DEFAULT_URL!r}, got {url!r}")
+        raise ConfigError(f"URL: expected one like {DEFAULT_URL!r}, got {shown_url(url)}")
     if parts.scheme == "https":
         # A certificate names the service, hardly 127.0.0.1.
         unchecked = ssl.create_default_context()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ftlayer.checks import check_text
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
+from ftlayer.printable import shown_url, url_parts
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +33,11 @@ def amqp_library() -> Any:
 
 def check_amqp_url(url: object) -> None:
     """Raise `ConfigError` unless pika can read it."""
-    check_text(url, "url", "a URL like amqp://user:password@host:5672/%2F")
-    assert isinstance(url, str)
-    if not url.startswith(("amqp://", "amqps://")):
-        raise ConfigError("url: expected amqp://… or amqps://…")
-    try:
+    url_parts(url, "url", "amqp://user:password@host:5672/%2F, or amqps://…", ("amqp", "amqps"))
+    with contextlib.suppress(ValueError, TypeError):  # What it says quotes what it could not read.
         amqp_library().URLParameters(url)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"url: {error}") from error
+        return
+    raise ConfigError(f"url: pika cannot read the path or the options of {shown_url(str(url))}")
 
 
 @dataclass(slots=True)

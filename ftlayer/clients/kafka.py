@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -73,7 +73,7 @@ class Brokers:
 
     servers: str
     group: str
-    properties: tuple[tuple[str, Any], ...]
+    properties: tuple[tuple[str, Any], ...] = field(repr=False)
 
     def consumer(self) -> Any:
         """Return a consumer that is told which offsets to read, and commits none by itself."""

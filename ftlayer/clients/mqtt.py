@@ -7,14 +7,14 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from ftlayer.checks import check_text
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import url_parts
 
 logger = logging.getLogger(__name__)
 
@@ -50,23 +50,18 @@ class Address:
     port: int
     tls: bool
     user: str | None
-    password: str | None
+    password: str | None = field(repr=False)
 
 
 def address_of(url: object) -> Address:
     """Return what ``mqtt://user:password@host:1883`` says. Raises `ConfigError`."""
-    check_text(url, "url", "a URL like mqtt://host:1883")
-    assert isinstance(url, str)
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"url: {error}") from error
-    if parts.scheme not in PORTS or not parts.hostname or parts.path.strip("/") or parts.query:
-        raise ConfigError("url: expected mqtt://user:password@host:1883, or mqtts://… with TLS")
+    expected = "mqtt://user:password@host:1883, or mqtts://… with TLS"
+    parts = url_parts(url, "url", expected, tuple(PORTS))
+    if not parts.hostname or parts.path.strip("/") or parts.query:
+        raise ConfigError(f"url: expected {expected}")
     user = unquote(parts.username) if parts.username else None
     password = unquote(parts.password) if parts.password else None
-    return Address(parts.hostname, port or PORTS[parts.scheme], parts.scheme == "mqtts", user, password)
+    return Address(parts.hostname, parts.port or PORTS[parts.scheme], parts.scheme == "mqtts", user, password)
 
 
 class ServerAwayError(Exception):

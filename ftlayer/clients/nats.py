@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from ftlayer.checks import check_path, check_text
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
+from ftlayer.printable import url_parts
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +38,11 @@ def check_nats_url(url: object) -> None:
     """Raise `ConfigError` unless it is the address of a server, or of several with commas between them."""
     nats_library()
     check_text(url, "url", "a URL like nats://host:4222")
+    expected = "nats://user:password@host:4222, or tls://…, with commas between"
     for each in str(url).split(","):
-        try:
-            parts = urlsplit(each.strip())
-            _ = parts.port
-        except ValueError as error:
-            raise ConfigError(f"url: {error}") from error
-        if parts.scheme not in _SCHEMES or not parts.hostname or parts.path.strip("/") or parts.query:
-            raise ConfigError("url: expected nats://user:password@host:4222, or tls://…, with commas between")
+        parts = url_parts(each.strip(), "url", expected, _SCHEMES)
+        if parts.path.strip("/") or parts.query:
+            raise ConfigError(f"url: expected {expected}")
 
 
 def check_credentials(credentials: object) -> None:

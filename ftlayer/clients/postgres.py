@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from ftlayer.checks import shown
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
+from ftlayer.printable import shown_url
 
 TIMEOUT_S = 10
 """A server that does not answer for this long while it is connected to is taken for away."""
@@ -44,10 +46,13 @@ def check_dsn(dsn: object) -> None:
     psycopg = psycopg_library()
     if not isinstance(dsn, str):
         raise ConfigError(f"dsn: expected a connection string of PostgreSQL's as text, got {shown(dsn)}")
-    try:
+    with contextlib.suppress(psycopg.ProgrammingError):  # What libpq says quotes all of it.
         psycopg.conninfo.conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError as error:
-        raise ConfigError(f"dsn: not a connection string of PostgreSQL's: {error}") from error
+        return
+    raise ConfigError(
+        "dsn: not a connection string of PostgreSQL's: expected 'host=… dbname=… user=…' or "
+        f"postgresql://user@host/database, with options that libpq knows, got {shown_url(dsn)}"
+    )
 
 
 def database_of(dsn: str) -> str:

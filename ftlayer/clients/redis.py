@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from ftlayer.checks import check_text
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
+from ftlayer.printable import shown_url
 
 TIMEOUT_S = 10.0
 """A server that says nothing for this long is taken for away."""
@@ -20,10 +22,13 @@ def redis_library() -> Any:
 def check_redis_url(url: object) -> None:
     """Raise `ConfigError` unless redis-py can read it."""
     check_text(url, "url", "a URL like redis://host:6379/0")
-    try:
+    with contextlib.suppress(ValueError):  # What it says quotes what it could not read.
         redis_library().connection.parse_url(url)
-    except ValueError as error:
-        raise ConfigError(f"url: {error}") from error
+        return
+    raise ConfigError(
+        "url: expected redis://user:password@host:6379/0, rediss://… with TLS, or unix://path, with options that "
+        f"redis-py knows, got {shown_url(str(url))}"
+    )
 
 
 def connect(url: str) -> Any:

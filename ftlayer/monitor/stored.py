@@ -20,6 +20,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.monitor.sources import short_name
 from ftlayer.monitor.stored_letters import BrokenFiles, LetterReader
+from ftlayer.printable import shown_url
 from ftlayer.store import LmdbStore
 from ftlayer.vertex.calls import (
     AnnouncedJob,
@@ -107,7 +108,9 @@ class ReportReader:
             case GetJob():
                 found = next((job for job in self._jobs() if job.job.owner == call.owner), None)
                 if found is None:
-                    raise UnknownJobError(f"nothing is kept of job {call.owner!r} below {self._url}")
+                    raise UnknownJobError(
+                        f"nothing is kept of job {call.owner!r} below {shown_url(self._url)}"
+                    )
                 return found
             case GetHour():
                 return Hour(_STEP_MS, self._clock().wall_ms, {})
@@ -117,8 +120,8 @@ class ReportReader:
                 answer = self._letters.answer(call)
                 if answer is None:
                     raise UnsupportedError(
-                        f"{type(call).__name__}: {self._url} has what drivers have said last. To ask something of a "
-                        "job, start its program"
+                        f"{type(call).__name__}: {shown_url(self._url)} has what drivers have said last. To ask "
+                        "something of a job, start its program"
                     )
                 return answer
 

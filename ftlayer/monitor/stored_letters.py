@@ -12,6 +12,7 @@ from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.letters_for_tools import attempts_of, payload_of
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters, stored_letters
 from ftlayer.errors import CheckpointError, UnsupportedError
+from ftlayer.printable import shown_url
 from ftlayer.records.sought import says
 from ftlayer.vertex.calls import (
     MAX_PAGE_BYTES,
@@ -98,8 +99,9 @@ class LetterReader:
         match call:
             case Requeue() | EditAndRequeue():
                 raise UnsupportedError(
-                    f"the letters in {self._url} are of jobs without a vertex, so there is nothing to requeue them "
-                    "with: give the job's environment one (board=FTLayer.connect(…)) and start it again; it sends "
+                    f"the letters in {shown_url(self._url)} are of jobs without a vertex, so there is "
+                    "nothing to requeue them with: give the "
+                    "job's environment one (board=FTLayer.connect(…)) and start it again; it sends "
                     "them there, and a requeued one goes back into the job"
                 )
             case Stats() | ListStreams() | DeadGroups() | SelectRecords() | ListRecords() | Purge():

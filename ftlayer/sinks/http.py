@@ -15,6 +15,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_choice, check_int, check_text, duration_ms
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
+from ftlayer.printable import secrets_of, shown_url, url_parts, without_secrets
 from ftlayer.sinks.bodies import bodies_of, texts_of
 
 METHODS = ("POST", "PUT", "PATCH")
@@ -73,9 +74,7 @@ class HttpSink:
         """
         if find_spec("httpx") is None:
             raise ConfigError("an HTTP sink needs httpx where slots run: pip install 'ftlayer[http]'")
-        check_text(url, "url", "a URL like https://host/path")
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"url: expected one that begins with http:// or https://, got {url!r}")
+        url_parts(url, "url", "one that begins with http:// or https://", ("http", "https"))
         for column, option in ((key, "key"), (body, "body")):
             if column is not None:
                 check_text(column, option, "the name of a column")
@@ -89,6 +88,7 @@ class HttpSink:
         if any(name.lower() == KEY_HEADER.lower() for name in given):
             raise ConfigError(f"headers: {KEY_HEADER} is what key is for: name the column that has it")
         self._url, self._method = url, method
+        self._place, self._secrets = shown_url(url), secrets_of(url, given.values())
         self._key, self._body = key, body
         self._headers = {"Content-Type": "application/json"} if body is None else {}
         self._headers |= given
@@ -122,8 +122,10 @@ class HttpSink:
         try:
             answer = self._connected().request(self._method, self._url, content=body, headers=headers)
         except httpx.HTTPError as error:
-            return SinkError(f"{self._url}: no answer: {type(error).__name__}: {error}")
-        status, said = answer.status_code, f"{self._url} answered {answer.status_code}: {answer.text[:_SAID]}"
+            why = without_secrets(f"{type(error).__name__}: {error}", self._secrets)
+            return SinkError(f"{self._place}: no answer: {why}")
+        status, text = answer.status_code, without_secrets(answer.text, self._secrets)[:_SAID]
+        said = f"{self._place} answered {status}: {text}"
         if 200 <= status < 300:
             return None
         if status < 500 and status not in _COME_AGAIN:

@@ -21,6 +21,7 @@ from ftlayer import __version__
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.layout import check_location, normal
 from ftlayer.errors import CheckpointDamagedError, SourceError, newer_format
+from ftlayer.printable import shown_url
 
 _SUFFIX = ".arrow"
 _POSITIONS = b"ftlayer_positions"
@@ -47,7 +48,9 @@ class Spool:
         if not found:
             return range(0)
         if found[-1] - found[0] + 1 != len(found):
-            raise SourceError(f"spool {self._url}: files are missing between {found[0]} and {found[-1]}")
+            raise SourceError(
+                f"spool {shown_url(self._url)}: files are missing between {found[0]} and {found[-1]}"
+            )
         return range(found[0], found[-1] + 1)
 
     def put(self, number: int, rows: pa.RecordBatch, positions: Mapping[int, bytes]) -> None:
@@ -70,12 +73,13 @@ class Spool:
             data = self._files.read(_name(number))
         except CheckpointDamagedError as error:
             raise SourceError(
-                f"spool {self._url}: file {number} is not there: it was removed, or tasks do not reach this directory"
+                f"spool {shown_url(self._url)}: file {number} is not there: it was removed, "
+                "or tasks do not reach this directory"
             ) from error
         with pa.ipc.open_file(pa.BufferReader(data)) as reader:
             said = reader.schema.metadata or {}
             if (found := int(said.get(_FORMAT_KEY, _FORMAT))) > _FORMAT:
-                where = f"spool {self._url}: file {number}"
+                where = f"spool {shown_url(self._url)}: file {number}"
                 raise SourceError(newer_format(where, found, _FORMAT, said.get(_WRITER_KEY)))
             return reader.read_all()
 

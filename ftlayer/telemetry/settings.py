@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from ftlayer.errors import ConfigError
+from ftlayer.printable import shown_url, url_parts
 
 INTERVAL_MS = 60_000
 """How often metrics are pushed, as OpenTelemetry has it."""
@@ -35,25 +35,15 @@ class OtlpTarget:
     @property
     def shown(self) -> str:
         """What people are told of it: without a user's name and password."""
-        return without_password(self.base)
-
-
-def without_password(url: str) -> str:
-    """Return a URL without the user's name and password."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        return shown_url(self.base)
 
 
 def check_endpoint(endpoint: str | None, option: str) -> None:
     """Raise `ConfigError` for what is no URL of a collector; None is one."""
     if endpoint is None:
         return
-    parts = urlsplit(endpoint) if isinstance(endpoint, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(
-            f"{option}: expected the URL of a collector that takes OTLP over HTTP, like 'http://localhost:4318', "
-            f"got {without_password(endpoint) if isinstance(endpoint, str) else endpoint!r}"
-        )
+    expected = "the URL of a collector that takes OTLP over HTTP, like 'http://localhost:4318'"
+    url_parts(endpoint, option, expected, ("http", "https"))
 
 
 def target_of(signal: str, endpoint: str | None, environ: Mapping[str, str]) -> OtlpTarget | None:

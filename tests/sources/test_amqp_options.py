@@ -16,7 +16,7 @@ pytest.importorskip("pika")
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"url": 7}, "url: expected a URL like amqp://"),
+        ({"url": 7}, "url: expected amqp://"),
         ({"url": "redis://localhost"}, "url: expected amqp://"),
         ({"url": "amqp://localhost:port"}, "url: "),
         ({"queue": ""}, "queue: expected the name of a queue"),

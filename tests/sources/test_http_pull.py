@@ -269,7 +269,7 @@ def test_an_answer_without_items_fails_the_source(server: Server, given: Answer,
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"url": ""}, "url: expected a URL"),
+        ({"url": ""}, "url: expected one that begins with http"),
         ({"url": "ftp://x"}, "url: expected one that begins with http"),
         ({"headers": {"a": 1}}, "headers: expected a dict from name to text"),
         ({"id": []}, "id: expected a name in an item"),

@@ -14,6 +14,7 @@ from typing import Any
 from ftlayer.checkpoint.storage.files import CHUNK_BYTES, FileStatus, reading, storage_errors
 from ftlayer.checkpoint.storage.layout import new_unique, normal, parent, scheme_of
 from ftlayer.errors import CheckpointStorageError, ConfigError
+from ftlayer.printable import shown_url
 
 RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb", "ftp"})
 """File systems whose rename is atomic, and whose files can be seen half-written. Others put objects as a whole."""
@@ -42,7 +43,7 @@ class RemoteFileOutput:
         size = self._files.size(self._path)
         if size != self._written:
             raise CheckpointStorageError(
-                f"{self._files.url}/{self._path}: {self._written:,} bytes were written, and "
+                f"{shown_url(self._files.url)}/{self._path}: {self._written:,} bytes were written, and "
                 f"{'it is not there' if size is None else f'{size:,} are there'}; see whether the storage is well"
             )
         return False

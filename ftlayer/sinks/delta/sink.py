@@ -20,6 +20,7 @@ from ftlayer.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.clients.delta import delta_library
 from ftlayer.clients.s3 import SCHEMES, check_s3_options
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
+from ftlayer.printable import shown_url
 from ftlayer.sinks.delta.log import DeltaLog
 from ftlayer.sinks.delta.message import DeltaMessage, StagedFile, by_query
 from ftlayer.sinks.delta.rows import check_partitions, partitions, statistics
@@ -84,7 +85,7 @@ class DeltaSink(DataSourceStreamArrowWriter):
         if not is_local(self._url):
             check_choice(scheme_of(self._url), "path: scheme", SCHEMES)
             check_s3_options(storage_options or {})
-        self._place = f"Delta table {self._url}"
+        self._place = f"Delta table {shown_url(self._url)}"
         self._partition_by = tuple(partition_by)
         self._options = dict(storage_options or {})
         # Copies of this object share it: what other executions have left is told by it.

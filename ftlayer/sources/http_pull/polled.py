@@ -16,8 +16,9 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import shown_url
 from ftlayer.sources.beside import valid
-from ftlayer.sources.http_pull.requests import AnsweredError, check_answer, check_request, place_of
+from ftlayer.sources.http_pull.requests import AnsweredError, check_answer, check_request
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
 
@@ -118,7 +119,7 @@ class PolledJsonSource(Queue):
 
     def found(self, body: bytes) -> list[_Item]:
         """Return the items of an answer. Raises `SourceError` for one that is not as the options say."""
-        place = place_of(self.url)
+        place = shown_url(self.url)
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -153,7 +154,7 @@ class PolledJsonReader:
         self._source = source
         self._reads = reads
         self._number, self._place = (0, _Place()) if position is None else _unpack(position)
-        self._away = Reconnecting(place_of(source.url), source.patience_ms)
+        self._away = Reconnecting(shown_url(source.url), source.patience_ms)
         self._pending: deque[_Item] = deque()
         # Where this goes on when all that is pending is given.
         self._next = self._place
@@ -225,7 +226,7 @@ class PolledJsonReader:
         try:
             answer = self._get()
             if answer.status_code not in (204, 304):
-                place = place_of(self._source.url)
+                place = shown_url(self._source.url)
                 check_answer(place, answer.status_code, answer.headers, answer.text)
         except AnsweredError as error:
             self._away.failed(error)

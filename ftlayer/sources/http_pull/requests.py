@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from urllib.parse import urlsplit
 
-from ftlayer.checks import check_text
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import url_parts
 from ftlayer.sinks.http import retry_after_s
 
 AWAY = (408, 425, 429)
@@ -28,22 +27,13 @@ def check_request(url: object, headers: object) -> dict[str, str]:
     """Return headers. Raises `ConfigError` if httpx is missing, and for options that will not do."""
     if find_spec("httpx") is None:
         raise ConfigError("an HTTP source needs httpx where slots run: pip install 'ftlayer[http]'")
-    check_text(url, "url", "a URL like https://host/path")
-    assert isinstance(url, str)
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"url: expected one that begins with http:// or https://, got {url!r}")
+    url_parts(url, "url", "one that begins with http:// or https://", ("http", "https"))
     given = {} if headers is None else headers
     if not isinstance(given, Mapping) or not all(
         isinstance(part, str) for pair in given.items() for part in pair
     ):
         raise ConfigError("headers: expected a dict from name to text")
     return dict(given)
-
-
-def place_of(url: str) -> str:
-    """Return how errors name a server: without a password, or a query with a token."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
 
 def check_answer(place: str, status: int, headers: Mapping[str, str], said: str) -> None:

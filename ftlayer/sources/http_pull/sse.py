@@ -13,7 +13,8 @@ import pyarrow as pa
 from ftlayer.checks import Duration, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
-from ftlayer.sources.http_pull.requests import AnsweredError, check_answer, check_request, place_of
+from ftlayer.printable import shown_url
+from ftlayer.sources.http_pull.requests import AnsweredError, check_answer, check_request
 from ftlayer.sources.http_pull.sse_parser import ServerEvent, SseParser
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -81,7 +82,7 @@ class SseReader:
         self._reads = reads
         self._number, last_id = (0, "") if position is None else _unpack(position)
         self._parser = SseParser(last_id=last_id)
-        self._away = Reconnecting(place_of(source.url), source.patience_ms)
+        self._away = Reconnecting(shown_url(source.url), source.patience_ms)
         self._ready: deque[tuple[int, ServerEvent]] = deque()
         self._loop = asyncio.new_event_loop()
         self._arrived = asyncio.Event()
@@ -176,7 +177,7 @@ class SseReader:
             headers = {name: value.encode() for name, value in headers.items()}  # type: ignore[misc]
             headers["Last-Event-ID"] = parser.last_id.encode()  # type: ignore[assignment]
         async with client.stream("GET", source.url, headers=headers) as answer:
-            place = place_of(source.url)
+            place = shown_url(source.url)
             if answer.status_code == 204:
                 raise SourceError(f"{place}: it has answered 204: there are no more events")
             said = "" if answer.status_code == 200 else (await answer.aread()).decode("utf-8", "replace")

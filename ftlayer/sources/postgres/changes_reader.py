@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -57,7 +57,7 @@ _END = """
 class ChangesOptions:
     """What a reader has to know of its source. ``aside``: the slot of an initial copy that is not durable yet."""
 
-    dsn: str
+    dsn: str = field(repr=False)
     place: str
     table: TableName
     slot: str

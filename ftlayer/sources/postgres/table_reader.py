@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -59,7 +59,7 @@ class Growing:
 class TableOptions:
     """What a reader has to know of its source. ``table`` is quoted."""
 
-    dsn: str
+    dsn: str = field(repr=False)
     place: str
     table: str
     growing: Growing
