@@ -25,8 +25,9 @@ _KEPT = "\n\t"
 # They are of category Cf, as joiners are, which scripts and emoji need: these turn the direction of what follows.
 _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
-_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://([^?#]*)")
-_SERVER = re.compile(r"(?:[\w.-]*|\[[0-9A-Fa-f:.]*\])(?::\d*)?(?:/.*)?", re.DOTALL)
+_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(.*)", re.DOTALL)
+_SERVER = re.compile(r"(?:[\w.-]*|\[[0-9A-Fa-f:.]*\])(?::\d*)?")
+_BETWEEN_URLS = re.compile(r",(?=\s*[A-Za-z][A-Za-z0-9+.-]*://)")
 
 LEAST_SECRET = 4
 """A shorter one would be found in words that it is no part of."""
@@ -102,28 +103,33 @@ def shown_url(url: str) -> str:
 
     What cannot be told from a password is left out too: each form of URL that a parser refuses comes here.
     """
-    return ",".join(_shown(each) for each in url.split(","))
+    return ",".join(_shown(each) for each in _BETWEEN_URLS.split(url))
 
 
 def _shown(url: str) -> str:
     found = _URL.match(url)
     if found is None:
-        return "…" if set(url) & set("@:?#=") else printable(url)
-    scheme, rest = found.groups()
-    if not _SERVER.fullmatch(rest):
-        rest = rest.rpartition("@")[2] if "@" in rest else ""
-    return printable(f"{scheme}://{rest if rest and _SERVER.fullmatch(rest) else '…'}")
+        return "…" if set(url) & set("@:?#=,") else printable(url)
+    scheme, authority, rest = found.groups()
+    server = authority.rpartition("@")[2]
+    # An @ further on may end a password that has a slash or a question mark.
+    if "@" in rest or not server or not _SERVER.fullmatch(server):
+        return f"{scheme}://…"
+    return printable(f"{scheme}://{server}{re.split('[?#]', rest, maxsplit=1)[0]}")
 
 
-def url_parts(url: object, option: str, expected: str, schemes: Sequence[str]) -> SplitResult:
+def url_parts(
+    url: object, option: str, expected: str, schemes: Sequence[str], whole: str | None = None
+) -> SplitResult:
     """Return the parts of a URL of one of these schemes. Raises `ConfigError`, which shows no secret of it.
 
+    ``whole``: the text that it is a piece of; a piece alone may be one of a password.
     No other error is its cause or context: those of parsers quote what they were given.
     """
     check_text(url, option, expected)
     parts = _split(str(url))
     if parts is None or parts.scheme not in schemes or not parts.hostname:
-        raise ConfigError(f"{option}: expected {expected}, got {shown_url(str(url))}")
+        raise ConfigError(f"{option}: expected {expected}, got {shown_url(whole or str(url))}")
     return parts
 
 

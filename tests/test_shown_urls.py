@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftlayer.clients import amqp, mqtt, nats, postgres, redis
-from ftlayer.clients.kafka import Brokers
+from ftlayer.clients.kafka import Brokers, check_producer_properties, check_properties
 from ftlayer.errors import ConfigError
 from ftlayer.printable import secrets_of, shown_url, without_secrets
 from ftlayer.sinks import HttpSink
@@ -38,6 +38,7 @@ FORMS = (
     "{0}://u:hunter2@h:-1{1}",
     " {0}://u:hunter2@h:1",
     "{0}://u:pa,hunter2@h:1",
+    "{0}://u:1,hunter2,b@h:1",
     "{0}://u:hunter2@h:1?password=hunter2&nosuch=hunter2",
 )
 DSNS = (
@@ -90,15 +91,25 @@ WORD = st.text(st.characters(exclude_categories=["C"]), max_size=8)
 
 @given(WORD, WORD, st.sampled_from(FORMS))
 @example("@", "/", FORMS[0])
+@example(",", ",", FORMS[0])
+@example("1/", "", FORMS[0])
+@example("1?", "", FORMS[0])
 def test_no_form_shows_one(before: str, behind: str, form: str) -> None:
     url = form.format("http", "/p").replace(SECRET, f"{before}{SECRET}{behind}")
     assert SECRET not in shown_url(url)
 
 
 def test_what_is_shown() -> None:
-    assert shown_url("https://u:p@h:8/a/@me?k=v#f") == "https://me"
-    assert shown_url("https://h:8/a/@me?k=v#f") == "https://h:8/a/@me"
-    assert shown_url("nats://a:1,nats://u:pa,ss@[::1]:2") == "nats://a:1,nats://…,…"
+    assert shown_url("https://u:p@h:8/a?k=v#f") == "https://h:8/a"
+    assert shown_url("nats://a:1,nats://u:p@[::1]:2") == "nats://a:1,nats://[::1]:2"
+    for ambiguous in (
+        "redis://u:1234/5@h",
+        "http://u:1234?5@h",
+        "http://u:1234#5@h",
+        "https://h/a?to=me@hunter2",
+    ):
+        assert shown_url(ambiguous) == ambiguous.partition("://")[0] + "://…"
+    assert shown_url("host=a,b password=a,hunter2,b") == "…"
     assert shown_url("/no/url") == "/no/url"
 
 
@@ -116,6 +127,14 @@ def test_an_answer_that_repeats_what_was_sent(monkeypatch: pytest.MonkeyPatch) -
         said = all_that_is_said(sink.sent((None, body)))
         assert "https://h/p" in said
         assert not [each for each in (SECRET, token, "secret", "s%65cret") if each in said]
+
+
+@pytest.mark.parametrize("check", [check_properties, check_producer_properties])
+@pytest.mark.parametrize("value", [SECRET, "a b"])
+def test_librdkafka_quotes_values(check: Callable[[Any], None], value: str) -> None:
+    with pytest.raises(ConfigError, match=r"security\.protocol") as raised:
+        check({"security.protocol": value})
+    assert value not in all_that_is_said(raised.value)
 
 
 def test_what_a_repr_leaves_out() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
+from ftlayer.printable import LEAST_SECRET, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,10 @@ def check_properties(properties: Mapping[str, Any]) -> None:
     try:
         # Without servers it does not connect.
         kafka.Consumer({"group.id": "ftlayer", **properties}, logger=logger).close()
+        return
     except (kafka.KafkaException, TypeError, ValueError) as error:
-        raise ConfigError(f"config: {reason(error)}") from error
+        refused = _refused(error, properties)
+    raise refused  # Out here it has no context, which would quote values too.
 
 
 def check_producer_properties(properties: Mapping[str, Any]) -> None:
@@ -60,8 +63,21 @@ def check_producer_properties(properties: Mapping[str, Any]) -> None:
         raise ConfigError(f"config: {min(taken)!r} is set by the sink itself")
     try:
         kafka_library().Producer({**properties, "enable.idempotence": True}, logger=logger)
+        return
     except (kafka_library().KafkaException, TypeError, ValueError) as error:
-        raise ConfigError(f"config: {reason(error)}") from error
+        refused = _refused(error, properties)
+    raise refused  # Out here it has no context, which would quote values too.
+
+
+def _refused(error: Exception, properties: Mapping[str, Any]) -> ConfigError:
+    """Return what librdkafka says without the values, which it quotes: one may be a password."""
+    values = sorted({str(each) for each in properties.values()} - {""}, key=len, reverse=True)
+    said = reason(error)
+    for value in values:
+        said = said.replace(f'"{value}"', '"…"')
+    return ConfigError(
+        f"config: {without_secrets(said, [each for each in values if len(each) >= LEAST_SECRET])}"
+    )
 
 
 @dataclass(frozen=True)

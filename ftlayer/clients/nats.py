@@ -40,7 +40,7 @@ def check_nats_url(url: object) -> None:
     check_text(url, "url", "a URL like nats://host:4222")
     expected = "nats://user:password@host:4222, or tls://…, with commas between"
     for each in str(url).split(","):
-        parts = url_parts(each.strip(), "url", expected, _SCHEMES)
+        parts = url_parts(each.strip(), "url", expected, _SCHEMES, str(url))
         if parts.path.strip("/") or parts.query:
             raise ConfigError(f"url: expected {expected}")
 

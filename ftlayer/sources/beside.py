@@ -69,7 +69,8 @@ def times(given: Sequence[Any] | npt.NDArray[np.int64], unit: str, place: str, w
         pass  # One of them is no number, or too large a one: they are looked at one by one.
     found = [_in_us(each, scale, least, most) for each in given]
     bad = [each for each, us in zip(given, found, strict=True) if us is None and each is not None]
-    note(place, f"{what} is none of the years 1 to 9999, and null", len(bad), bad[0])
+    if bad:
+        note(place, f"{what} is none of the years 1 to 9999, and null", len(bad), bad[0])
     return pa.array(found, pa.int64()).cast(STAMP)
 
 

@@ -57,6 +57,10 @@ def test_a_text_is_what_it_was_or_has_replacements(given: list[Any]) -> None:
             assert text == value or "\ufffd" in text
 
 
+def test_a_time_of_another_type_that_fits_is_no_misfit() -> None:
+    assert beside.times(["7", None], "s", "x", "a time").cast("int64").to_pylist() == [7_000_000, None]
+
+
 def test_it_is_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     before = beside.misfits()
     with caplog.at_level(logging.WARNING):

@@ -94,6 +94,10 @@ def test_the_pause_that_the_server_wants() -> None:
     parser.begin()
     parser.feed(b"retry: soon\nretry: 1500\nretry: -1\n")
     assert parser.retry_ms == 1_500
+    parser.feed(b"retry: 86400001\nretry: " + b"9" * 5_000 + b"\n")
+    assert parser.retry_ms == 1_500, "neither raises nor waits for ever"
+    parser.feed(b"retry: " + b"0" * 5_000 + b"86400000\n")
+    assert parser.retry_ms == 86_400_000
 
 
 def test_an_event_without_an_end_is_refused() -> None:

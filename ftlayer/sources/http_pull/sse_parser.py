@@ -6,6 +6,10 @@ import re
 from dataclasses import dataclass, field
 
 from ftlayer.errors import SourceError
+from ftlayer.sources.beside import note
+
+MOST_RETRY_MS = 86_400_000
+"""A server that says a longer pause between connections would stop the source for good."""
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
@@ -83,7 +87,11 @@ class SseParser:
                     self._id = value
             case "retry":
                 if value.isascii() and value.isdecimal():
-                    self.retry_ms = int(value)
+                    digits = value.lstrip("0") or "0"
+                    if len(digits) > len(str(MOST_RETRY_MS)) or int(digits) > MOST_RETRY_MS:
+                        note("Server-Sent Events", "a retry of more than a day is none", 1, value)
+                    else:
+                        self.retry_ms = int(digits)
         return None
 
     def _dispatch(self) -> ServerEvent | None:
