@@ -86,7 +86,11 @@ def test_a_failure_in_the_second_query_replays_through_the_first(
     mine = {row.origin for row in layer.pending(spark).collect() if row.stream.endswith("/up")}
     assert len(mine) == 100
 
-    down = layer.resume(road.read(), name="down").filter(lambda r: r["n"] != 77).map(second, "n bigint")
+    down = (
+        layer.resume(road.read(), name="down")
+        .filter(lambda r: r["n"] != 77)
+        .map(second, "n bigint", extra_keys="ignore")
+    )
     downstream = started(down.sink(kept, checkpoint=str(tmp_path / "2")))
     tools.until(lambda: upstream.ft_status().drained, "the end of all")
     assert upstream.await_drained(600)
@@ -145,10 +149,10 @@ def test_a_chain_of_three_queries(
         return [{"n": record["n"]}] * (record["n"] % 3)  # a third of them ends here
 
     first = started(layer.source(numbers, name="one").emit(road.write, checkpoint=str(tmp_path / "1")))
-    second = layer.resume(road.read(), name="two").flat_map(middle, "n bigint")
+    second = layer.resume(road.read(), name="two").flat_map(middle, "n bigint", extra_keys="ignore")
     started(second.emit(second_road.write, checkpoint=str(tmp_path / "2")))
     tools.until(lambda: first.ft_status().pending == 66, "what ended in the second query")
-    third = layer.resume(second_road.read(), name="three").map(last, "n bigint")
+    third = layer.resume(second_road.read(), name="three").map(last, "n bigint", extra_keys="ignore")
     started(third.sink(kept, checkpoint=str(tmp_path / "3")))
     tools.until(lambda: first.ft_status().drained, "the end of all")
     counts = Counter(kept.column("n"))
