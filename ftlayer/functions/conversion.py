@@ -405,14 +405,29 @@ def cast_strictly(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
 
 
 def cast_by_value(column: pa.Array, kind: pa.DataType, *, safe: bool = True) -> pa.Array:
-    """Cast as Arrow does, but by value: that asks of an integer's type whether a decimal can hold all of it."""
+    """Cast as Arrow does, but by value: that asks of an integer's type whether a decimal can hold all of it.
+
+    It also refuses each integer beyond 2**24 as a float: what comes back as it was is taken.
+    """
     for step in (
         _by_way_of(column.type, kind, _without_booleans),
         _by_way_of(column.type, kind, _wide),
         kind,
     ):
-        column = column if column.type == step else column.cast(step, safe=safe)
+        column = column if column.type == step else _cast(column, step, safe=safe)
     return column
+
+
+def _cast(column: pa.Array, kind: pa.DataType, *, safe: bool) -> pa.Array:
+    try:
+        return column.cast(kind, safe=safe)
+    except pa.ArrowInvalid:
+        if not pa.types.is_integer(column.type) and not pa.types.is_nested(column.type):
+            raise
+        found = column.cast(kind, safe=False)
+        if not found.cast(column.type).equals(column):
+            raise
+        return found
 
 
 def _without_booleans(old: pa.DataType, new: pa.DataType) -> pa.DataType:

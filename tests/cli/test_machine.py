@@ -103,7 +103,7 @@ def test_without_java_the_demo_says_so_first_and_nothing_else(tmp_path: Path) ->
 
 
 def test_without_java_pytest_says_so_at_its_top_and_spark_tests_fail_with_it(tmp_path: Path) -> None:
-    for name in ("conftest.py", "draws.py", "spark_home.py"):
+    for name in ("conftest.py", "draws.py", "programs.py", "spark_home.py"):
         own = Path(__file__).parents[1] / name
         (tmp_path / name).write_text(own.read_text("utf-8"), "utf-8")
     (tmp_path / "test_it.py").write_text(

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
+from ftlayer.errors import QueryError
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.steps import FlatMap, Map
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
@@ -77,7 +78,12 @@ class Sinks:
         self.die_half_way = False
 
     def write(self, batch: int, result: Any, incarnation: int) -> Any:
-        return BatchFunctionSink(self.take, "sinks", tagged=True).write(batch, result, incarnation)
+        try:
+            return BatchFunctionSink(self.take, "sinks", tagged=True).write(batch, result, incarnation)
+        except QueryError as error:
+            if isinstance(error.__cause__, CrashError):
+                raise error.__cause__ from None  # A process that dies reports nothing.
+            raise
 
     def take(self, frame: Any, batch: int) -> None:
         tagged = list(frame.toLocalIterator())

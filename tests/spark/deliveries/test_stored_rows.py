@@ -195,3 +195,12 @@ def _holds(kind: pa.DataType, value: Any, old: pa.DataType) -> bool:
         return exact.denominator == 1 and -(2 ** (kind.bit_width - 1)) <= exact < 2 ** (kind.bit_width - 1)
     digits = exact * 10**kind.scale
     return digits.denominator == 1 and abs(digits) < 10**kind.precision
+
+
+def test_an_integer_that_a_float_has_is_kept_however_large() -> None:
+    stored = pa.record_batch(
+        {"v": pa.array([1 << 24, (1 << 24) + 1, (1 << 24) + 2, (1 << 31) - 1], pa.int32())}
+    )
+    found = fit_rows(stored, pa.schema([("v", pa.float32())]))
+    assert sorted(found.misfits) == [1, 3]
+    assert found.columns[0].to_pylist() == [1 << 24, None, (1 << 24) + 2, None]
