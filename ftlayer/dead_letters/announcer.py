@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ftlayer.checks import check_ran
 from ftlayer.dead_letters.letter import DeadLetter, letter_of, letters_behind
 from ftlayer.errors import FTLayerError
-from ftlayer.functions.conversion import text_of
+from ftlayer.printable import text_of
 from ftlayer.vertex.calls import Cursor, GetCursor, PutCursor
 from ftlayer.vertex.client.client import VertexClient
 

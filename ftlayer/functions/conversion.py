@@ -18,7 +18,7 @@ from pyarrow.lib import string_to_tzinfo
 
 from ftlayer.functions.plain import plain_columns, read_plain
 from ftlayer.functions.steps import Record
-from ftlayer.printable import text_of as text_of
+from ftlayer.printable import text_of
 
 
 class Form(Protocol):

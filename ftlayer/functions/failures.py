@@ -15,9 +15,9 @@ from typing import Any, SupportsIndex
 
 from ftlayer.errors import ConfigError
 from ftlayer.failures import FailException, RowsRejected
-from ftlayer.functions.conversion import text_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.tracebacks import traceback_text
+from ftlayer.printable import text_of
 
 MAX_REASON = 512
 MAX_TRACEBACK = 4_096

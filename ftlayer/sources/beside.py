@@ -6,6 +6,7 @@ counted, and logged once for each place and kind.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -57,7 +58,8 @@ def times(given: Sequence[Any] | npt.NDArray[np.int64], unit: str, place: str, w
     """Return numbers since 1970 (None: there is no time) as `STAMP`; null for what is none of the years 1 to 9999."""
     scale = _US[unit]
     least, most = -(-FIRST_US // scale), LAST_US // scale
-    try:
+    # Where one is no number, or too large a one, they are looked at one by one.
+    with contextlib.suppress(pa.ArrowException, OverflowError, TypeError, ValueError):
         values = pa.array(given, pa.int64())
         numbers = np.asarray(values.fill_null(0))
         odd = (numbers < least) | (numbers > most)
@@ -65,8 +67,6 @@ def times(given: Sequence[Any] | npt.NDArray[np.int64], unit: str, place: str, w
             return pa.array(
                 numbers * scale, STAMP, mask=np.asarray(values.is_null()) if values.null_count else None
             )
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        pass  # One of them is no number, or too large a one: they are looked at one by one.
     found = [_in_us(each, scale, least, most) for each in given]
     bad = [each for each, us in zip(given, found, strict=True) if us is None and each is not None]
     if bad:
@@ -85,10 +85,9 @@ def _in_us(value: Any, scale: int, least: int, most: int) -> int | None:
 def texts(given: Iterable[str | bytes | None], place: str, what: str) -> pa.Array:
     """Return texts, with U+FFFD for what is no Unicode in them."""
     values = given if isinstance(given, list) else list(given)
-    try:
+    # Where one has what is no Unicode, or is no text, they are looked at one by one.
+    with contextlib.suppress(pa.ArrowException, UnicodeEncodeError, TypeError):
         return pa.array(values, pa.string())
-    except (pa.ArrowException, UnicodeEncodeError, TypeError):
-        pass  # One has what is no Unicode, or is no text: they are looked at one by one.
     found = [_text(each) for each in values]
     bad = [each for each, text in zip(values, found, strict=True) if _is_changed(each, text)]
     if bad:

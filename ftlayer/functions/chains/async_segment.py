@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.functions.chains.pacing import RateLimiter
-from ftlayer.functions.conversion import Form, records_in_form, schema_text, text_of
+from ftlayer.functions.conversion import Form, records_in_form, schema_text
 from ftlayer.functions.current import for_calls
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.fitting import convert
 from ftlayer.functions.outcome import I64, SegmentOutcome
 from ftlayer.functions.steps import MapAsync
+from ftlayer.printable import text_of
 
 _NONE = object()
 """In the place of a result that there is none of."""

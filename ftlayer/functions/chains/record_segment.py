@@ -27,7 +27,6 @@ from ftlayer.functions.conversion import (
     concat,
     records_in_form,
     schema_text,
-    text_of,
 )
 from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
 from ftlayer.functions.fitting import convert
@@ -36,6 +35,7 @@ from ftlayer.functions.plain import PLAIN_CODES
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter
 from ftlayer.functions.undo.log import UndoLog
+from ftlayer.printable import text_of
 from ftlayer.records.kernels import native
 
 CHUNK_ROWS = 1_000

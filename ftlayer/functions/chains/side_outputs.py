@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.functions.chains.prepared import Processing
-from ftlayer.functions.conversion import Form, schema_text, text_of
+from ftlayer.functions.conversion import Form, schema_text
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.fitting import convert
 from ftlayer.functions.outcome import I64, SideOutput
+from ftlayer.printable import text_of
 
 
 def take_side_outputs(

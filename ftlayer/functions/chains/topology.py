@@ -33,7 +33,7 @@ from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.retiming import gives_times, taken_off
 from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
 from ftlayer.functions.chains.window_segment import WindowSegment
-from ftlayer.functions.conversion import VALUES, concat, text_of
+from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running
 from ftlayer.functions.failures import RowFailure, raise_signalled
 from ftlayer.functions.keyed import Backend
@@ -43,6 +43,7 @@ from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.windows.function import WindowFunction
+from ftlayer.printable import text_of
 
 __all__ = ["MAIN", "OutputRows", "TimerOutput", "TopologyChain", "TopologyResult"]
 

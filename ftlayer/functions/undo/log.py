@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from ftlayer.errors import StateSerializationError
-from ftlayer.functions.conversion import text_of
 from ftlayer.functions.values import is_immutable, private_copy
+from ftlayer.printable import text_of
 
 Restore = Callable[[Any, Any], object]
 """``restore(key, old)`` makes what ``key`` names what it was before one change."""

@@ -18,9 +18,9 @@ from ftlayer.checkpoint.snapshots import Committable, SinkPart
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, JobError
 from ftlayer.failures import RowsRejected
-from ftlayer.functions.conversion import text_of
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.writers import call_write
+from ftlayer.printable import text_of
 from ftlayer.runtime.connectors.rejecting import RowRejections
 from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
 from ftlayer.runtime.protocol.sealed import seal

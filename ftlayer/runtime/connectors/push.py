@@ -16,7 +16,8 @@ import pyarrow as pa
 from ftlayer.checks import check_ran, shown
 from ftlayer.config import MIB
 from ftlayer.errors import SourceError, SourceRowError
-from ftlayer.functions.conversion import concat, schema_text, text_of
+from ftlayer.functions.conversion import concat, schema_text
+from ftlayer.printable import text_of
 from ftlayer.runtime.connectors.lane import BATCH_BYTES, BatchLimits
 from ftlayer.runtime.connectors.rows import RowMaker, slices
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone

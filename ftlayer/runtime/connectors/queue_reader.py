@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftlayer.errors import SourceError
-from ftlayer.functions.conversion import text_of
+from ftlayer.printable import text_of
 from ftlayer.runtime.connectors.lane import BATCH_BYTES, READY_BATCHES, BatchLimits
 from ftlayer.runtime.connectors.positions import PositionChain, partition_index, partition_key
 from ftlayer.runtime.protocol.messages import AssignSplits

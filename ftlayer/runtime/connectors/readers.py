@@ -15,7 +15,7 @@ from operator import not_
 from typing import Any, Protocol
 
 from ftlayer.errors import SourceError
-from ftlayer.functions.conversion import text_of
+from ftlayer.printable import text_of
 from ftlayer.runtime.connectors.lane import BatchLimits, OpenSplits, PartitionLane, SplitProgress
 from ftlayer.runtime.connectors.offset_reader import read_split
 from ftlayer.runtime.connectors.positions import (

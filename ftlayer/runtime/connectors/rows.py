@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import SourceRowError
-from ftlayer.functions.conversion import cast_strictly, check_values, in_order, schema_text, text_of
+from ftlayer.functions.conversion import cast_strictly, check_values, in_order, schema_text
 from ftlayer.functions.plain import OTHER_CODE, array_of, codes_of, plain_columns
+from ftlayer.printable import text_of
 from ftlayer.records.kernels import native
 
 MAX_SHOWN = 200

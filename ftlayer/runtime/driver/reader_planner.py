@@ -9,7 +9,7 @@ from typing import Any, assert_never
 
 from ftlayer.clock import Now, system_now
 from ftlayer.errors import FTLayerError, SourceChangedError, SourceError
-from ftlayer.functions.conversion import text_of
+from ftlayer.printable import text_of
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, digest_of, offset_reader, without_rows
 from ftlayer.runtime.driver.planner_events import (
     AskBacklog,

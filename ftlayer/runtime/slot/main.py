@@ -23,8 +23,8 @@ from ftlayer.errors import (
     PeerUnreachableError,
     SourceError,
 )
-from ftlayer.functions.conversion import text_of
 from ftlayer.functions.failures import raise_signalled
+from ftlayer.printable import text_of
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.connectors.lane import BatchLimits

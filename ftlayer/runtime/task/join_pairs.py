@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.functions.conversion import VALUES, concat, text_of, to_batch
+from ftlayer.functions.conversion import VALUES, concat, to_batch
 from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
+from ftlayer.printable import text_of
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.task.lineages import BoolArray
 from ftlayer.topology.operators import Join

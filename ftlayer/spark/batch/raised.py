@@ -6,7 +6,7 @@ import logging
 
 from ftlayer.errors import FTLayerError, QueryError, error_for_code
 from ftlayer.failures import FailException, RetryLater
-from ftlayer.functions.conversion import text_of
+from ftlayer.printable import text_of
 from ftlayer.recovery import lasting
 
 _MAX_CHARS = 4_000

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.functions.chains.chain import ChainResult, RowFailure
-from ftlayer.functions.conversion import text_of
+from ftlayer.printable import text_of
 
 TRIES_ALONE = 2
 """A record alone in its process gets this many tries before it is called a killer: the first death

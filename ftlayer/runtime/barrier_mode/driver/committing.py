@@ -16,8 +16,8 @@ from ftlayer.errors import (
     UnauthorizedError,
     UncommittableError,
 )
-from ftlayer.functions.conversion import text_of
 from ftlayer.functions.writers import call_commit
+from ftlayer.printable import text_of
 from ftlayer.runtime.barrier_mode.driver.range_log import reseal_captured
 from ftlayer.runtime.protocol.sealed import reseal, unseal
 from ftlayer.topology.job_graph import JobGraph

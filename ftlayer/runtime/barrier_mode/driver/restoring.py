@@ -155,7 +155,7 @@ def _share(whole: _Whole, subtask: int, parallelism: int) -> OperatorState:
 
 
 def _event_times(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return the lowest watermark of each operator: whoever takes keys over from several subtasks drops nothing."""
+    """Return the lowest watermark of each operator: a subtask that takes keys over from several ones drops nothing."""
     lowest: dict[str, int] = {}
     for part in checkpoint.subtasks:
         for uid, time_ms in part.event_times.items():
