@@ -34,7 +34,8 @@ _PROGRAM = (
 )
 _PROGRAM_TEXT = frozenset(kind.__name__ for kind in (*_PROGRAM, UnboundLocalError, ModuleNotFoundError))
 _PROGRAM_CONDITION = re.compile(
-    r"\[(UNRESOLVED_COLUMN|UNRESOLVED_FIELD|UNRESOLVED_ROUTINE|FIELD_NOT_FOUND)[.\w]*\] "
+    r"\[(UNRESOLVED_COLUMN|UNRESOLVED_FIELD|UNRESOLVED_ROUTINE|FIELD_NOT_FOUND|PATH_ALREADY_EXISTS)[.\w]*\] "
+    r"|\borg\.apache\.hadoop\.fs\.ParentNotDirectoryException: "
 )
 
 _OURS = {

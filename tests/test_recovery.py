@@ -240,3 +240,22 @@ def test_conditions_of_spark_that_are_the_programs() -> None:
         "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11."
     )
     assert lasting(AnalysisException(mismatch)) is not None
+
+
+@pytest.mark.parametrize(
+    ("said", "programs"),
+    [
+        (
+            ": org.apache.hadoop.fs.ParentNotDirectoryException: Parent path is not a directory: file:/x/out",
+            True,
+        ),
+        (
+            "[PATH_ALREADY_EXISTS] Path file:/x/out already exists. Set mode as 'overwrite'. SQLSTATE: 42K04",
+            True,
+        ),
+        (": java.net.ConnectException: Connection refused", False),
+    ],
+)
+def test_mistakes_of_the_program_that_java_tells(said: str, programs: bool) -> None:
+    kind = type("Py4JJavaError", (Exception,), {"__module__": "py4j.protocol"})
+    assert is_programs(kind(f"An error occurred while calling o1.parquet.\n{said}\n\tat org.x.Y")) is programs

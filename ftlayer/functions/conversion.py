@@ -214,7 +214,7 @@ def _fields_of(
             columns.append(list(map(itemgetter(name), rows)))
         except KeyError:
             complete = False
-            columns.append([row.get(name) for row in rows])
+            columns.append([row.get(name) if type(row) is dict else _item(row, name) for row in rows])
     if not complete and not lax:
         known = set(names)
         for row in rows:
@@ -222,6 +222,14 @@ def _fields_of(
                 if key not in known:
                     raise TypeError(no_such(what, key, names))
     return columns
+
+
+def _item(row: Mapping[str, Any], name: str) -> Any:
+    # One of a kind that makes what it lacks (a defaultdict) makes it whichever other rows are beside it.
+    try:
+        return row[name]
+    except KeyError:
+        return None
 
 
 def no_such(what: str, key: object, names: Sequence[str]) -> str:

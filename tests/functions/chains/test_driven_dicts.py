@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftlayer.functions.chains.prepared import PreparedStep
@@ -157,6 +157,7 @@ def outcome_of(segment: RecordSegment, records: list[dict[str, Any]]) -> Any:
 
 
 @given(st.lists(STEP, min_size=1, max_size=3), st.lists(RECORDS, min_size=1, max_size=2))
+@example([("flat_map", [0, 2, 12])], [[dict.fromkeys(IN.names)]])
 def test_both_loops_do_the_same(program: list[Any], batches: list[list[Any]]) -> None:
     driven, reference = segment_of(program, driven=True), segment_of(program, driven=False)
     for records in batches:
