@@ -433,6 +433,8 @@ def _cast(column: pa.Array, kind: pa.DataType, *, safe: bool) -> pa.Array:
         if not pa.types.is_integer(column.type) and not pa.types.is_nested(column.type):
             raise
         found = column.cast(kind, safe=False)
+        # Else a decimal within others keeps more digits than its type has, and comes back as it was.
+        found.validate(full=True)
         if not found.cast(column.type).equals(column):
             raise
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import fractions
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,17 @@ def _holds(kind: pa.DataType, value: Any, old: pa.DataType) -> bool:
         return exact.denominator == 1 and -(2 ** (kind.bit_width - 1)) <= exact < 2 ** (kind.bit_width - 1)
     digits = exact * 10**kind.scale
     return digits.denominator == 1 and abs(digits) < 10**kind.precision
+
+
+@pytest.mark.parametrize("within", [lambda kind: kind, pa.list_, lambda kind: pa.struct([("x", kind)])])
+def test_a_decimal_has_no_more_digits_than_its_type(within: Callable[[pa.DataType], pa.DataType]) -> None:
+    put = {"list": lambda n: [n], "struct": lambda n: {"x": n}}.get(
+        str(within(pa.int8())).split("<")[0], lambda n: n
+    )
+    stored = pa.record_batch({"v": pa.array([put(100), put(99)], within(pa.int8()))})
+    found = fit_rows(stored, pa.schema([("v", within(pa.decimal128(3, 1)))]))
+    assert list(found.misfits) == [0]
+    assert found.columns[0].to_pylist() == [None, put(decimal.Decimal("99.0"))]
 
 
 def test_an_integer_that_a_float_has_is_kept_however_large() -> None:
