@@ -30,8 +30,6 @@ _A_MINUTE = re.compile(r"(\d+)\s*/\s*min")
 
 
 class CircuitState(StrEnum):
-    """Where a circuit breaker is."""
-
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
@@ -167,7 +165,6 @@ class CircuitBreaker:
         return self.limit.exceeded(records, failed)
 
     def status(self, now_ms: int) -> CircuitStatus:
-        """Return what it says of itself."""
         left = max(self._until_ms - now_ms, 0) if self.state is CircuitState.OPEN else 0
         return CircuitStatus(self.state, self.opened, *self._seen, left)
 

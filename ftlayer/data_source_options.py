@@ -69,7 +69,6 @@ class DataSourceOptions:
         }
 
     def know(self, *names: str) -> None:
-        """Note that there are such options."""
         self._known.update(dict.fromkeys(names))
 
     def check_all_known(self) -> None:

@@ -98,7 +98,6 @@ class RowsRejected(Exception):  # noqa: N818 - it sets rows aside, as the failur
         self.errors = dict(errors)
 
     def __str__(self) -> str:
-        """Count the rows, and show one."""
         if not self.errors:
             return "no rows"
         row, error = next(iter(self.errors.items()))

@@ -1,5 +1,3 @@
-"""How ftlayer compiles its numba kernels."""
-
 from __future__ import annotations
 
 import warnings

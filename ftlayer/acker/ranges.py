@@ -41,7 +41,6 @@ class RangeTable:
 
     @property
     def has_ranges(self) -> bool:
-        """Whether there is any range."""
         return self._used > 0
 
     @property

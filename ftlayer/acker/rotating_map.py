@@ -164,7 +164,6 @@ class RotatingHashMap:
         return lookup
 
     def look_up(self, keys: U64) -> Lookup:
-        """Read keys."""
         lookup = empty_lookup(keys.size)
         kernels.look_up(self._table, keys, *lookup)
         return lookup

@@ -96,7 +96,6 @@ def parsed_keys(keys: list[str]) -> tuple[bytes, ...]:
 
 
 def page_of(client: Client, call: SelectRecords) -> RecordPage:
-    """Ask for a page of records."""
     from ftlayer.vertex.calls import RecordPage
 
     page = client.call(call)

@@ -246,7 +246,6 @@ class Session:
             self._client.between |= earlier._client.between
 
     def end(self) -> None:
-        """End the session, and disconnect."""
         if self._is_5:
             properties = _properties("DISCONNECT")
             properties.SessionExpiryInterval = 0

@@ -146,7 +146,6 @@ class NatsConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is gone."""
         return bool(self.client.is_closed)
 
     def close(self) -> None:

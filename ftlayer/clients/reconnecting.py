@@ -68,7 +68,6 @@ class Reconnecting:
         self._pause_s = min(2 * self._pause_s, MOST_S)
 
     def works(self) -> None:
-        """It was reached."""
         if self._since is not None:
             logger.warning("%s is back after %.1f s", self._place, self._clock() - self._since)
             self._since = None

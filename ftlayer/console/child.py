@@ -45,7 +45,6 @@ class ConsoleOrder:
 
     @classmethod
     def from_line(cls, line: bytes) -> ConsoleOrder:
-        """Read an order."""
         order = json.loads(line)
         options = order["options"]
         for name in _PATHS:

@@ -63,7 +63,6 @@ class LivePage:
         self._here = here
 
     def respond(self, request: Request) -> HTMLResponse:
-        """Return the whole page."""
         visit = _visit(request, request.path_params, request.query_params)
         context = self._context(visit)
         where = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path

@@ -95,7 +95,6 @@ class Users:
 
     @property
     def first(self) -> User:
-        """The first of them."""
         return self._users[0]
 
 
@@ -141,7 +140,6 @@ class Sessions:
     """
 
     def __init__(self, clock: Callable[[], Now]) -> None:
-        """Begin with none."""
         self._clock = clock
         self._sessions: dict[str, LoginSession] = {}
 

@@ -76,7 +76,6 @@ class Traffic:
                 self._seconds.setdefault(kind, Histogram()).observe(seconds)
 
     def add_to(self, families: Families) -> None:
-        """Add what was counted."""
         with self._lock:
             for (kind, status), count in sorted(self._requests.items()):
                 families.add(REQUESTS, count, {"kind": kind, "code": str(status)})

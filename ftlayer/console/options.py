@@ -75,7 +75,6 @@ class ConsoleOptions:
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
         return parse_listen(self.listen, "listen")
 
     @property

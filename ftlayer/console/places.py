@@ -1,5 +1,3 @@
-"""Where things are in the console."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,7 +12,6 @@ def job_href(job: str) -> str:
 
 
 def record_href(vertex: str, key: str) -> str:
-    """Return the page of a record."""
     return f"/records/{quote(vertex, safe='')}/{quote(key, safe='')}"
 
 

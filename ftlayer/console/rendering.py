@@ -109,7 +109,6 @@ def console_of(request: Request) -> Console:
 
 
 def caller_of(request: Request) -> Caller | None:
-    """Return who makes a request."""
     caller: Caller | None = request.state.caller
     return caller
 

@@ -34,8 +34,6 @@ class Wanted(StrEnum):
 
 
 class WorkState(StrEnum):
-    """Where a work is."""
-
     COUNTING = "counting"
     COUNTED = "counted"
     CHANGING = "changing"
@@ -69,7 +67,6 @@ class Works:
     """All works of a console. Any thread may use it."""
 
     def __init__(self, watch: Watch, clock: Callable[[], Now]) -> None:
-        """Begin with none."""
         self._watch = watch
         self._clock = clock
         self._lock = threading.Lock()

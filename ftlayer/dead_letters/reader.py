@@ -51,7 +51,6 @@ class DeadLetterReader(DataSourceStreamReader):
         return dict.fromkeys(self._streams, "")
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """See `RANGE_ROWS`."""
         return ReadMaxRows(RANGE_ROWS)
 
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802
@@ -87,7 +86,6 @@ class DeadLetterReader(DataSourceStreamReader):
         """Nothing: letters stay until they are requeued or purged."""
 
     def stop(self) -> None:
-        """Disconnect."""
         self._client.close()
 
     def _last(self, stream: str) -> str:

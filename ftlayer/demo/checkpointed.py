@@ -34,7 +34,6 @@ class Count(ProcessFunction):
     """Numbers the occurrences of each word."""
 
     def open(self, ctx: Context) -> None:
-        """Make the handle."""
         self._count = ctx.value("count", 0)
 
     def process(self, record: tuple[str, int, str, str], ctx: Context) -> Iterator[tuple[object, ...]]:

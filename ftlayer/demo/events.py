@@ -80,7 +80,6 @@ _TYPES = {
 
 
 def to_line(event: Event) -> str:
-    """Return the event as a line."""
     return json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)}) + "\n"
 
 

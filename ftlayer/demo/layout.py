@@ -1,5 +1,3 @@
-"""The files of a run."""
-
 from __future__ import annotations
 
 import json
@@ -45,7 +43,6 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The checkpoints of the topology."""
         return self.root / "checkpoints"
 
     @property
@@ -65,7 +62,6 @@ class RunDirectory:
 
     @property
     def store(self) -> Path:
-        """The store of the vertex."""
         return self.root / "ft"
 
     @property

@@ -63,7 +63,6 @@ class Screen:
         return time.monotonic() - self._since
 
     def show(self, happening: Happening) -> None:
-        """Show what happened."""
         self._tally.count(happening)
         match happening:
             case Starting(what):

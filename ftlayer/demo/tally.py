@@ -35,7 +35,6 @@ class Tally(ABC):
     _back_s: float = 0.0
 
     def count(self, happening: Happening) -> None:
-        """Take note of what happened."""
         match happening:
             case Killed():
                 self._killed = happening.when
@@ -92,7 +91,6 @@ class BatchTally(Tally):
         return statistics.median(self.batch_seconds) if self.batch_seconds else 0.0
 
     def count(self, happening: Happening) -> None:
-        """See `Tally`."""
         super().count(happening)
         match happening:
             case BatchDone():
@@ -116,7 +114,6 @@ class BatchTally(Tally):
         self._first_batch = False
 
     def figures(self) -> dict[str, str]:
-        """See `Tally`."""
         return {
             "batches": str(self.batches),
             "lines/s": f"{self.lines_per_second:,.0f}",
@@ -128,18 +125,15 @@ class BatchTally(Tally):
         }
 
     def sentence(self) -> str:
-        """See `Tally`."""
         return (
             f"batch {self._last}: {self.seen:,} lines read, {self.done:,} done, {self.retried:,} retried, "
             f"{self.waiting:,} waiting, {self.dead:,} dead letters"
         )
 
     def summary(self) -> str:
-        """See `Tally`."""
         return f"{self.lines_per_second:,.0f} lines/s, {self.p50_batch_s:.2f} s a batch (median)"
 
     def values(self) -> dict[str, Any]:
-        """See `Tally`."""
         return {
             "lines_per_s": round(self.lines_per_second, 1),
             "p50_batch_s": round(self.p50_batch_s, 3),
@@ -155,7 +149,6 @@ class TopologyTally(Tally):
     _earlier: dict[str, int] = field(default_factory=dict)
 
     def count(self, happening: Happening) -> None:
-        """See `Tally`."""
         super().count(happening)
         match happening:
             case Progress():
@@ -171,18 +164,14 @@ class TopologyTally(Tally):
         return self._latest.get(name, 0) + self._earlier.get(name, 0)
 
     def figures(self) -> dict[str, str]:
-        """See `Tally`."""
         return {"read": f"{self.seen:,}"} | {name: f"{self.figure(name):,}" for name in self._latest}
 
     def sentence(self) -> str:
-        """See `Tally`."""
         others = [f"{self.figure(name):,} {name}" for name in self._latest]
         return ", ".join([f"{self.seen:,} lines read", *others])
 
     def summary(self) -> str:
-        """See `Tally`."""
         return f"slots restarted: {self.figure('slot restarts')}"
 
     def values(self) -> dict[str, Any]:
-        """See `Tally`."""
         return {name.replace(" ", "_"): self.figure(name) for name in TOTALS if name in self._latest}

@@ -88,7 +88,6 @@ class EnrichWord:
     service: Service
 
     def __call__(self, record: Word) -> tuple[str, int, str, str]:
-        """Return the record with its kind."""
         line, _, word = record
         return (*record, self.service.kind(line, word))
 

@@ -39,7 +39,6 @@ _PHRASES = {
 
 
 def explanation(kind: Kind, prepared: PreparedInput, victims: Sequence[Victim]) -> str:
-    """Say what is about to happen."""
     through = _THROUGH[kind].format(batches=prepared.batches)
     lines = [
         f"{prepared.lines:,} lines of text ({prepared.title}, {prepared.sources} files) go through {through}",

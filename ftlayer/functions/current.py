@@ -52,12 +52,10 @@ class Tries:
     packed: U64Array | None
 
     def record(self, row: int) -> CurrentRecord:
-        """See `Known.record`."""
         origin = None if self.origins is None else int(self.origins[row])
         return record_of(FIRST_TRY if self.packed is None else int(self.packed[row]), origin)
 
     def tries(self, rows: I64) -> U64Array:
-        """See `Known.tries`."""
         return tries_or_first(None if self.packed is None else self.packed[rows], len(rows))
 
     def take(self, rows: I64) -> Tries:

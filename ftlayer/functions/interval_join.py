@@ -46,12 +46,10 @@ class IntervalJoin(CoProcessFunction):
         self._can_change = any(pa.types.is_nested(field.type) for taken in inputs for field in taken)
 
     def open(self, ctx: Context) -> None:
-        """See `CoProcessFunction.open`."""
         self._left = ctx.map("left")
         self._right = ctx.map("right")
 
     def process_left(self, record: Any, ctx: Context) -> list[Any]:
-        """See `CoProcessFunction.process_left`."""
         time_ms = _time_of(ctx)
         if _has_null(ctx.key):
             return []
@@ -65,7 +63,6 @@ class IntervalJoin(CoProcessFunction):
         return pairs
 
     def process_right(self, record: Any, ctx: Context) -> list[Any]:
-        """See `CoProcessFunction.process_right`."""
         time_ms = _time_of(ctx)
         if _has_null(ctx.key):
             return []

@@ -67,7 +67,6 @@ class RetryRule:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether neither was given."""
         return self.retry_on is None and self.dead_on is None
 
     def worth_a_retry(self, error: BaseException) -> bool | None:

@@ -12,8 +12,6 @@ from ftlayer.functions.values import owned_all
 
 
 class ExpiringValue(ValueHandle):
-    """One value a key."""
-
     __slots__ = ("_refreshes", "_stamp")
 
     def __init__(

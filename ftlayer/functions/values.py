@@ -83,7 +83,6 @@ def owned(value: Any) -> Any:
 
 
 def owned_all(values: list[Any]) -> list[Any]:
-    """Return a list of `owned` values."""
     return values if ATOMS.issuperset(map(type, values)) else list(map(owned, values))
 
 

@@ -74,7 +74,6 @@ class FTAnchorHandler:
     def derive(
         self, anchors: RecordIds | None, parents: I64Array, tag: str = "", *, once: bool = False
     ) -> Derived:
-        """See `AnchorHandler.derive`."""
         anchors = _tracked(anchors)
         if once and self._book is None and _distinct(parents):
             return OnlyCopies(self._site, anchors, None if len(parents) == len(anchors) else parents)
@@ -95,13 +94,11 @@ class FTAnchorHandler:
         right: RecordIds | None,
         right_rows: I64Array,
     ) -> Pairs:
-        """See `AnchorHandler.pair`."""
         # A number no other pair of this task has: the same two records may be paired again at any time.
         first, self._pairs = self._pairs, self._pairs + len(left_rows)
         return FTPairs(self._site, _tracked(left), left_rows, _tracked(right), right_rows, first)
 
     def of_roots(self, roots: U64Array | None, n: int, *, once: bool = False) -> Derived:
-        """See `AnchorHandler.of_roots`."""
         if roots is None:
             raise ValueError("roots: with fault tolerance on every new record has a root")
         anchors = RecordIds(roots, roots)
@@ -110,7 +107,6 @@ class FTAnchorHandler:
         return FTDerived(self._site, anchors, np.arange(n), np.zeros(n, np.uint64))
 
     def event_ids(self, roots: U64Array | None) -> EventIds | None:
-        """See `AnchorHandler.event_ids`."""
         if self._book is None or roots is None:
             return None
         return self._book.take(roots, own=False)
@@ -135,7 +131,6 @@ class NonFTAnchorHandler:
         right: RecordIds | None,
         right_rows: I64Array,
     ) -> Pairs:
-        """Return pairs without RecordIds."""
         return self._children(len(left_rows))
 
     def of_roots(self, roots: U64Array | None, n: int, *, once: bool = False) -> Derived:
@@ -143,7 +138,6 @@ class NonFTAnchorHandler:
         return self._children(n)
 
     def event_ids(self, roots: U64Array | None) -> EventIds | None:
-        """Return None."""
         return None
 
     def _children(self, n: int) -> UntrackedChildren:

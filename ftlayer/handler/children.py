@@ -104,7 +104,6 @@ class OnlyCopies:
         return len(self._children)
 
     def names(self, edge: int) -> U64Array:
-        """See `Children.names`."""
         ids, offsets = self._children.ids, self._children.offsets
         parents = ids if offsets is None else ids[offsets[:-1]]
         return _names(self._site, edge, parents, np.zeros(len(parents), np.uint64))
@@ -133,12 +132,10 @@ class FTDerived:
         return self._records
 
     def names(self, edge: int) -> U64Array:
-        """See `Children.names`."""
         first = slice(None) if self._offsets is None else self._offsets[:-1]
         return _names(self._site, edge, self._parents[first], self._ordinals[first])
 
     def copies(self, edge: int, owner: str, channel: int | I32Array) -> RecordIds:
-        """See `Children.copies`."""
         ids = child_ids(
             self._parents,
             operator=self._site.operator,
@@ -221,16 +218,13 @@ class FTPairs:
 
     @property
     def owed_left(self) -> U64Array:
-        """See `Pairs.owed_left`."""
         return self._left.owed
 
     @property
     def owed_right(self) -> U64Array:
-        """See `Pairs.owed_right`."""
         return self._right.owed
 
     def names(self, edge: int) -> U64Array:
-        """See `Children.names`."""
         return join_ids(
             self._left.names,
             self._right.names,
@@ -242,7 +236,6 @@ class FTPairs:
         )
 
     def copies(self, edge: int, owner: str, channel: int | I32Array) -> RecordIds:
-        """See `Children.copies`."""
         left = self._side_ids(self._left, edge, owner, channel)
         right = self._side_ids(self._right, edge, owner, channel)
         ids = self._in_order(left, right)

@@ -44,17 +44,14 @@ class FTPersister:
     """`Persister` with fault tolerance on."""
 
     def __init__(self, job: str, run: str, shard: int, shards: int) -> None:
-        """See `ftlayer.handler.handler.FTHandler`."""
         self._job, self._run = job, run
         self._shard, self._shards = shard, shards
 
     def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array:
-        """See `Persister.roots`."""
         seed = RootSeed(self._job, self._run, source, batch, partition)
         return root_ids(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
 
     def root_range(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> RootRange:
-        """See `Persister.root_range`."""
         seed = RootSeed(self._job, self._run, source, batch, partition)
         return root_range(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
 
@@ -69,7 +66,6 @@ class FTPersister:
         position: SourcePosition | None = None,
         ids: EventIds | None = None,
     ) -> Persist:
-        """See `Persister.persist`."""
         return Persist(stream, payload, roots, values, key_hashes, position, ids)
 
 

@@ -89,7 +89,6 @@ def concat_record_ids(parts: Sequence[RecordIds]) -> RecordIds:
 
 
 def origins_of(lineage: RecordIds) -> U64Array:
-    """Return the origin of each RecordId."""
     return lineage.roots if lineage.origins is None else lineage.origins
 
 

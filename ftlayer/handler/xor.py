@@ -71,7 +71,6 @@ class FTXorHandler:
     def settle(
         self, anchors: RecordIds | None, owed: U64Array | None, records: I64Array | None = None
     ) -> None:
-        """See `XorHandler.settle`."""
         if anchors is None:
             raise ValueError("anchors: with fault tolerance on every record has RecordIds")
         if owed is anchors.ids:
@@ -95,7 +94,6 @@ class FTXorHandler:
             self._ids.append(self._book.take(ids, own=True))
 
     def fail(self, anchors: RecordIds | None, failures: Iterable[RowFailure]) -> None:
-        """See `XorHandler.fail`."""
         if anchors is None:
             raise ValueError("anchors: with fault tolerance on every record has RecordIds")
         for failure in failures:
@@ -106,7 +104,6 @@ class FTXorHandler:
                 self._book.take(anchors.ids[places], own=True)
 
     def events(self) -> Events | None:
-        """See `XorHandler.events`."""
         if not self._roots:
             return None
         roots = self._roots
@@ -126,7 +123,6 @@ class FTXorHandler:
         return Events(unique, folded, lists)
 
     def failures(self) -> tuple[Failure, ...]:
-        """See `XorHandler.failures`."""
         failed, self._failures = tuple(self._failures.values()), {}
         return failed
 
@@ -161,9 +157,7 @@ class NonFTXorHandler:
             raise error
 
     def events(self) -> Events | None:
-        """Return None."""
         return None
 
     def failures(self) -> tuple[Failure, ...]:
-        """Return nothing."""
         return ()

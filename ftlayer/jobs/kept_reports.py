@@ -35,7 +35,6 @@ class ReportKeeper:
         self._announcer.close()
 
     def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:
-        """See `BoardCalls`: write a report. Raises `CheckpointStorageError`."""
         if not isinstance(call, AnnounceJob):
             raise UnsupportedError(f"{type(call).__name__}: reports are kept here, and nothing is asked for")
         job = call.job

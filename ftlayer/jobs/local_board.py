@@ -60,7 +60,6 @@ class LocalBoard:
     """A board in this process; any thread may call it. It reads the clock that it is given."""
 
     def __init__(self, now: Callable[[], Now] = system_now) -> None:
-        """Begin with an empty one."""
         self._now = now
         self._store = MemoryStore(MAX_STORE_BYTES)
         self._lock = threading.Lock()
@@ -147,7 +146,6 @@ class BoardServer(TokenServer):
         self._sockets.remove()
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        """Name the actions."""
         return [("call", "one call about jobs, as a msgpack frame"), ("health", "whether the board is up")]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
@@ -203,7 +201,6 @@ class _Program:
         return board_families(self._board.call, __version__)
 
     def announcer(self) -> JobAnnouncer:
-        """Return what announces jobs to it."""
         with self._lock:
             if self._announcer is None:
                 self._server = _served(self._board)

@@ -22,8 +22,6 @@ _EXCLUDES = {
 
 
 class Orders:
-    """Those of one run."""
-
     def __init__(self, run: str) -> None:
         self._run = run
         self._new: dict[str, OrderAnswer] = {}

@@ -31,7 +31,6 @@ class LetterGroups:
         self._groups: dict[tuple[str, str, str, str], LetterGroup] = {}
 
     def add(self, vertex: str, info: RecordInfo) -> None:
-        """Count a letter."""
         at_ms = info.history[-1].at_ms if info.history else 0
         name = (vertex, info.stream, info.operator, kind_of(info.reason))
         group = self._groups.get(name, LetterGroup(*name, 0, at_ms, at_ms))

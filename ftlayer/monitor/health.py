@@ -55,8 +55,6 @@ class Health(StrEnum):
 
 
 class Page(StrEnum):
-    """What is to be looked at."""
-
     JOB = "job"
     CHECKPOINTS = "checkpoints"
     DEAD = "dead"
@@ -93,7 +91,6 @@ class Judgement:
 
 
 def together(judgements: Iterable[Judgement]) -> Judgement:
-    """Return how all of them are."""
     return _judged(finding for judgement in judgements for finding in judgement.findings)
 
 

@@ -81,7 +81,6 @@ class Counting:
         return scope.vertex, call
 
     def take(self, page: RecordPage) -> None:
-        """Take the answer to the call."""
         vertex = self._scopes[0].vertex
         keys: Sequence[bytes] = page.keys
         if self._sees_records:
@@ -105,7 +104,6 @@ class Counting:
 
     @property
     def letters(self) -> Letters:
-        """What was found."""
         return Letters(tuple(self._found), self._examined, self._now_ms)
 
 
@@ -133,7 +131,6 @@ class Carrying:
         return None
 
     def take(self, answer: Changed) -> None:
-        """Take the answer to the call."""
         vertex, keys = next(iter(self._rest.items()))
         self.asked += len(keys[:KEYS_A_CALL])
         self.changed += answer.count

@@ -60,17 +60,14 @@ class StoredReports:
 
     @property
     def address(self) -> str:
-        """Where it is."""
         return normal(self.url)
 
     @property
     def path(self) -> str:
-        """No store of a vertex."""
         return ""
 
     @property
     def identity(self) -> str:
-        """What it is known by."""
         return self.address
 
     @property
@@ -83,7 +80,6 @@ class StoredReports:
         return self
 
     def client(self, clock: Callable[[], Now]) -> ReportReader:
-        """Return what answers for it."""
         return ReportReader(self.address, clock, self.key)
 
 

@@ -129,7 +129,6 @@ class Broadcast:
     """A copy of each record to every channel."""
 
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
-        """Return `ALL_CHANNELS` for all rows."""
         check_channels(channels)
         return np.full(len(rows.record_ids), ALL_CHANNELS, np.int32)
 
@@ -143,7 +142,6 @@ class Global:
     """Every record to channel 0."""
 
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
-        """Return 0 for all rows."""
         check_channels(channels)
         return np.zeros(len(rows.record_ids), np.int32)
 

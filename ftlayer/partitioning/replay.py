@@ -60,7 +60,6 @@ class ReplayByRouting:
     """
 
     def select(self, rows: StoredRows, channels: int) -> I32Array:
-        """Return the remainders."""
         check_channels(channels)
         if rows.routing is None:
             raise CodecError(
@@ -76,7 +75,6 @@ class ReplayAnywhere:
     seed: int = 0
 
     def select(self, rows: StoredRows, channels: int) -> I32Array:
-        """Return the channels drawn."""
         return spread(rows.record_ids, channels, self.seed)
 
 
@@ -85,7 +83,6 @@ class ReplayEverywhere:
     """Every channel, since the failed attempt may have reached any of them."""
 
     def select(self, rows: StoredRows, channels: int) -> I32Array:
-        """Return `ALL_CHANNELS` for all rows."""
         check_channels(channels)
         return np.full(len(rows.record_ids), ALL_CHANNELS, np.int32)
 
@@ -95,7 +92,6 @@ class ReplayGlobal:
     """Channel 0."""
 
     def select(self, rows: StoredRows, channels: int) -> I32Array:
-        """Return 0 for all rows."""
         check_channels(channels)
         return np.zeros(len(rows.record_ids), np.int32)
 

@@ -315,7 +315,6 @@ class _FlatbufferTable:
         return 0 if at is None else int(_I64.unpack_from(self.data, at)[0])
 
     def table(self, slot: int) -> _FlatbufferTable | None:
-        """Return a table within this one."""
         at = self._place(slot)
         return None if at is None else _FlatbufferTable(self.data, self._target(at))
 
@@ -325,7 +324,6 @@ class _FlatbufferTable:
         return 0 if at is None else int(_U32.unpack_from(self.data, self._target(at))[0])
 
     def tables(self, slot: int) -> Iterator[_FlatbufferTable]:
-        """Return the tables of a vector."""
         at = self._place(slot)
         if at is not None:
             start = self._target(at)

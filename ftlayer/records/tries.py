@@ -28,7 +28,6 @@ def pack_tries(attempts: I32Array, first_failed_ms: U64Array | None) -> U64Array
 
 
 def attempts_of(tries: U64Array) -> I32Array:
-    """Return the attempt of each."""
     return (tries >> np.uint64(_TIME_BITS)).astype(np.int32)
 
 

@@ -80,7 +80,6 @@ def _views_within(kind: pa.DataType) -> bool:
 
 
 def kinds_within(kinds: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
-    """Return types, and those within them."""
     waiting = list(kinds)
     while waiting:
         kind = waiting.pop()

@@ -259,7 +259,6 @@ class _Publisher:
                 raise TimeoutError(f"the server has confirmed nothing for {self._patience_s:.0f} s")
 
     def close(self) -> None:
-        """Disconnect."""
         self._connection.close()
 
     def _send(self, todo: Iterator[tuple[int, _Message]]) -> bool:

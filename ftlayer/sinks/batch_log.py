@@ -32,8 +32,6 @@ class WrittenFile:
 
 
 class BatchLog:
-    """The log of one query."""
-
     def __init__(self, files: Files, query: str) -> None:
         self._files = files
         self._directory = join(DIRECTORY, part(query))

@@ -30,7 +30,6 @@ class DeltaDataSource(DataSource):
         return "ftlayer-delta"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return the sink."""
         options = DataSourceOptions(self.options, self.name())
         sink = DeltaSink(
             options.required("path"),
@@ -54,7 +53,6 @@ class FileDataSource(DataSource):
         return "ftlayer-files"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return the sink."""
         options = DataSourceOptions(self.options, self.name())
         sink = FileSink(options.required("path"), options.text("fileFormat", "parquet"))
         options.check_all_known()
@@ -75,7 +73,6 @@ class IcebergDataSource(DataSource):
         return "ftlayer-iceberg"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return the sink."""
         options = DataSourceOptions(self.options, self.name())
         sink = IcebergSink(
             options.required("table"),
@@ -99,7 +96,6 @@ class PostgresDataSource(DataSource):
         return "ftlayer-postgres"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return the sink."""
         options = DataSourceOptions(self.options, self.name())
         sink = PostgresSink(options.required("dsn"), options.required("table"), name=options.text("name", ""))
         options.check_all_known()

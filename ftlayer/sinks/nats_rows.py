@@ -121,7 +121,6 @@ def to_chunks(rows: Iterable[NatsRow]) -> Iterator[bytes]:
 
 
 def of_chunk(chunk: bytes) -> Iterator[NatsRow]:
-    """Return the rows of a chunk."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     unpacker.feed(chunk)
     for body, name, headers in unpacker:

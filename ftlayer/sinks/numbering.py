@@ -20,7 +20,6 @@ class WriterNumbers:
         self._numbers: Iterator[int] = itertools.count(1)
 
     def next(self) -> int:
-        """Return the next number."""
         return next(self._numbers)
 
     def __getstate__(self) -> dict[str, Any]:

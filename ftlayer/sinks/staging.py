@@ -134,7 +134,6 @@ def enter(connection: Any, tables: Tables, sink: str, ids: list[str], checkpoint
 
 
 def copy_statement(tables: Tables, columns: list[str]) -> sql.Composed:
-    """Return the COPY that stages rows."""
     return sql.SQL("COPY {} ({}, {}) FROM STDIN (FORMAT csv)").format(
         tables.staging, sql.Identifier(MESSAGE_COLUMN), _names(columns)
     )

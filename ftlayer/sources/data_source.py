@@ -38,7 +38,6 @@ class QueueDataSource(DataSource):
         return from_arrow_schema(source.schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        """Return the reader."""
         options = DataSourceOptions(self.options, self.name())
         source = self.source(options)
         spool, rows = _check_spool(options), options.count("maxRowsPerTrigger", MAX_ROWS)

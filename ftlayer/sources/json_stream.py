@@ -35,23 +35,18 @@ class JsonReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._messages.initialOffset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """See `initialOffset`."""
         return self._messages.getDefaultReadLimit()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """See `initialOffset`."""
         self._messages.prepareForTriggerAvailableNow()
 
     def latestOffset(self, start: Any, limit: ReadLimit) -> Any:  # noqa: N802 - Spark's name
-        """See `initialOffset`."""
         return self._messages.latestOffset(start, limit)
 
     def reportLatestOffset(self) -> Any:  # noqa: N802 - Spark's name
-        """See `initialOffset`."""
         return self._messages.reportLatestOffset()
 
     def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
-        """See `initialOffset`."""
         return self._messages.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -68,11 +63,9 @@ class JsonReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise
 
     def commit(self, end: Any) -> None:
-        """See `initialOffset`."""
         self._messages.commit(end)
 
     def stop(self) -> None:
-        """See `initialOffset`."""
         self._messages.stop()
 
 

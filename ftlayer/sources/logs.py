@@ -78,7 +78,6 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------ as Spark calls it
 
     def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
-        """See `starts`."""
         return self.starts()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -125,7 +124,6 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [ranges.get(split, LogRange(split, offset, offset)) for split, offset in end.items()]
 
     def commit(self, end: Offsets) -> None:
-        """See `committed`."""
         self.committed(end)
 
     def behind(self, partition: InputPartition, passed: int) -> InputPartition:
@@ -134,7 +132,6 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return replace(partition, start=min(partition.start + passed, partition.end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """See `read_split`."""
         assert isinstance(partition, LogRange)
         return self.read_split(partition.split, partition.start, partition.end)
 

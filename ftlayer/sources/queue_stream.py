@@ -34,8 +34,6 @@ def owner_of(spool: str) -> str:
 
 @dataclass(frozen=True)
 class SpooledFile(InputPartition):
-    """A file of the spool."""
-
     number: int
 
 
@@ -114,7 +112,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows = {number: rows for number, rows in self._rows.items() if number >= end["next"]}
 
     def stop(self) -> None:
-        """Disconnect."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -168,7 +165,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------ in the tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a file."""
         assert isinstance(partition, SpooledFile)
         yield from self._spool.read(partition.number).replace_schema_metadata(None).to_batches()
 

@@ -131,19 +131,16 @@ class QueryGate:
     report: Callable[[dict[str, CircuitStatus]], None]
 
     def wait(self) -> None:
-        """See `BatchGate.wait`."""
         self.circuits.wait(self.interrupted)
         # For each batch: a vertex that has been started anew does not know.
         self.report(self.circuits.status())
 
     def passes(self, tally: FailureTally) -> bool:
-        """See `BatchGate.passes`."""
         passed = self.circuits.passes(tally)
         self.report(self.circuits.status())
         return passed
 
     def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
-        """See `BatchGate.sink_passes`."""
         passed = self.circuits.sink_passes(records, rejected)
         self.report(self.circuits.status())
         return passed

@@ -76,23 +76,18 @@ class LayeredBackend:
     # ------------------------------------------------------------ what operators use
 
     def state(self, uid: str) -> OperatorTables:
-        """See `SubtaskState.state`."""
         return self.subtask.state(uid)
 
     def timers(self, uid: str) -> TimerService:
-        """See `SubtaskState.timers`."""
         return self.subtask.timers(uid)
 
     def operators(self, uid: str) -> SubtaskOperatorStates:
-        """See `SubtaskState.operators`."""
         return self.subtask.operators(uid)
 
     def opened(self) -> None:
-        """See `SubtaskState.opened`."""
         self.subtask.opened()
 
     def filled(self, keys: Collection[Key], values: Collection[Any]) -> None:
-        """See `StateUpkeep.filled`."""
         self._upkeep.filled(keys, values)
 
     def _new_table(self, info: TableInfo, groups: KeyGroups) -> LayeredTable:

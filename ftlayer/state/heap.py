@@ -15,8 +15,6 @@ _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 class HeapList:
-    """Lists by key."""
-
     def __init__(self) -> None:
         self._lists: dict[Key, list[Any]] = {}
 
@@ -52,7 +50,6 @@ class HeapMap:
         return len(self._maps)
 
     def keys(self) -> Iterable[Key]:
-        """Return the keys that have items."""
         return self._maps.keys()
 
     def items(self, key: Key) -> Mapping[Any, Any]:
@@ -60,7 +57,6 @@ class HeapMap:
         return self._maps.get(key, _NOTHING)
 
     def put(self, key: Key, field: Any, value: Any) -> None:
-        """Set one item."""
         found = self._maps.get(key)
         if found is None:
             self._maps[key] = {field: value}

@@ -125,7 +125,6 @@ class SubtaskState:
         return self._operators.values()
 
     def all_timers(self) -> list[tuple[TableInfo, KeyGroups, TimerService]]:
-        """Return the timers of all operators."""
         return [(info, self._groups[info.operator], service) for info, service in self._timers.values()]
 
     def caches(self) -> list[StateCache]:
@@ -133,7 +132,6 @@ class SubtaskState:
         return [cache for state in self._states.values() for cache in state.caches]
 
     def by_number(self) -> dict[int, tuple[TableInfo, KeyGroups]]:
-        """Return the tables by their numbers."""
         return {info.number: (info, groups) for info, groups, _ in self.tables}
 
     def as_saved(self, info: TableInfo) -> TableInfo:

@@ -103,7 +103,6 @@ def get_head(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
 
 
 def put_head(txn: WriteTransaction, query: int, batch: int, head: BatchHead) -> None:
-    """Store the head of a batch."""
     values = [
         FORMAT,
         head.committed,
@@ -152,13 +151,11 @@ def parts(
 
 
 def delete_parts(txn: WriteTransaction, query: int, batch: int, count: int) -> None:
-    """Remove the parts of a batch."""
     for part in range(1, count + 1):
         txn.delete("batches", _key(query, batch, part))
 
 
 def delete_head(txn: WriteTransaction, query: int, batch: int) -> None:
-    """Remove the head of a batch."""
     txn.delete("batches", _key(query, batch, 0))
 
 

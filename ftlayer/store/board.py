@@ -47,7 +47,6 @@ def all_orders(txn: ReadTransaction) -> Iterator[tuple[str, list[Any]]]:
 
 
 def delete_order(txn: WriteTransaction, owner: str, order: str) -> None:
-    """Forget an order."""
     txn.delete(_TABLE, _prefix(_ORDER, owner) + order.encode())
 
 
@@ -58,7 +57,6 @@ def checkpoint_key(owner: str, ended_ms: int, number: int) -> bytes:
 
 
 def put_checkpoint(txn: WriteTransaction, key: bytes, values: list[object]) -> None:
-    """Store a checkpoint that has ended."""
     txn.put(_TABLE, key, pack(values))
 
 
@@ -76,7 +74,6 @@ def checkpoints(txn: ReadTransaction, owner: str, since_ms: int) -> Iterator[lis
 
 
 def delete_checkpoint(txn: WriteTransaction, key: bytes) -> None:
-    """Forget a checkpoint."""
     txn.delete(_TABLE, key)
 
 

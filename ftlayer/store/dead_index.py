@@ -63,12 +63,10 @@ def get_state(txn: ReadTransaction) -> IndexState | None:
 
 
 def put_state(txn: WriteTransaction, state: IndexState) -> None:
-    """Store how far the index is."""
     txn.put("meta", _STATE, pack([state.rules, state.next_group, state.built]))
 
 
 def put_group(txn: WriteTransaction, group: GroupRecord) -> None:
-    """Store a group."""
     values = [group.operator, group.kind, group.example, group.count, group.first_ms, group.last_ms]
     txn.put("groups", _group_key(group.stream, group.number), pack(values))
 
@@ -113,7 +111,6 @@ class NewLetters:
             self._by_root.append(record.origin.to_bytes(8, "big") + key)
 
     def write(self, txn: WriteTransaction) -> None:
-        """Store the letters."""
         if self._by_group:
             txn.put_keys("by_group", sorted(self._by_group))
             txn.put_keys("by_root", sorted(self._by_root))

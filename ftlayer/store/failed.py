@@ -26,8 +26,6 @@ KEY_BYTES = 20
 
 
 class FailedTable(StrEnum):
-    """Where failed records are."""
-
     WAITING = "waiting"
     DEAD = "dead"
 
@@ -97,7 +95,6 @@ def key_of(stream: int, time_ms: int, serial: int) -> bytes:
 
 
 def stream_of(key: bytes) -> int:
-    """Return the stream of a key."""
     return int.from_bytes(key[:_STREAM_BYTES], "big")
 
 
@@ -107,7 +104,6 @@ def time_of(key: bytes) -> int:
 
 
 def put(txn: WriteTransaction, table: FailedTable, key: bytes, record: FailedRecord) -> None:
-    """Store a failed record."""
     packed = pack(
         [
             _FORMAT,

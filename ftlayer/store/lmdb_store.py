@@ -1,5 +1,3 @@
-"""The store on disk."""
-
 from __future__ import annotations
 
 import errno
@@ -113,7 +111,6 @@ class LmdbStore:
 
     @contextmanager
     def write(self, *, intake: bool) -> Iterator[LmdbWriteTransaction]:
-        """See `KeyValueStore.write`."""
         with self._alone_in_thread(), self._writer:
             self._check_usable()
             if self._lock is None:
@@ -141,7 +138,6 @@ class LmdbStore:
 
     @contextmanager
     def read(self) -> Iterator[LmdbReadTransaction]:
-        """See `KeyValueStore.read`."""
         with self._alone_in_thread():
             with self._readers_changed:
                 self._check_usable()
@@ -162,7 +158,6 @@ class LmdbStore:
                     self._readers_changed.notify_all()
 
     def sync(self) -> None:
-        """See `KeyValueStore.sync`."""
         with self._writer:
             self._check_usable()
             self._sync()
@@ -207,12 +202,10 @@ class LmdbStore:
 
     @property
     def used_share(self) -> float:
-        """See `KeyValueStore.used_share`."""
         return self.used_bytes / self._header.max_bytes
 
     @property
     def max_bytes(self) -> int:
-        """See `KeyValueStore.max_bytes`."""
         return self._header.max_bytes
 
     @property

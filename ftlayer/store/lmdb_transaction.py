@@ -48,7 +48,6 @@ class LmdbReadTransaction:
         self._open = False
 
     def get(self, table: str, key: bytes) -> memoryview | bytes | None:
-        """See `ReadTransaction.get`."""
         check_key(key)
         if not self._has(table):
             return None
@@ -61,7 +60,6 @@ class LmdbReadTransaction:
     def scan(
         self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, memoryview | bytes]]:
-        """See `ReadTransaction.scan`."""
         if not self._has(table):
             return
         for key, entry in self._entries(self._databases[table], start, stop, reverse):
@@ -70,13 +68,11 @@ class LmdbReadTransaction:
     def keys(
         self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[bytes]:
-        """See `ReadTransaction.keys`."""
         if self._has(table):
             for key, _ in self._entries(self._databases[table], start, stop, reverse):
                 yield key
 
     def count(self, table: str) -> int:
-        """See `ReadTransaction.count`."""
         return self._transaction.stat(self._databases[table])["entries"] if self._has(table) else 0
 
     def sizes(self, table: str) -> Iterator[int]:
@@ -156,7 +152,6 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         self.failed = False
 
     def put(self, table: str, key: bytes, value: bytes | memoryview, *, append: bool = False) -> None:
-        """See `WriteTransaction.put`."""
         database = self._changing(table)
         check_key(key)
         if not isinstance(value, bytes):
@@ -182,7 +177,6 @@ class LmdbWriteTransaction(LmdbReadTransaction):
             raise translate(error, self._path) from error
 
     def put_keys(self, table: str, keys: Sequence[bytes]) -> None:
-        """See `WriteTransaction.put_keys`."""
         database = self._changing(table)
         entries = []
         for key in keys:
@@ -197,7 +191,6 @@ class LmdbWriteTransaction(LmdbReadTransaction):
             raise translate(error, self._path) from error
 
     def delete(self, table: str, key: bytes) -> bool:
-        """See `WriteTransaction.delete`."""
         database = self._changing(table)
         check_key(key)
         self._note_change(table)

@@ -202,7 +202,6 @@ class MemoryStore:
 
     @contextmanager
     def write(self, *, intake: bool) -> Iterator[_Write]:
-        """See `KeyValueStore.write`."""
         with self._alone_in_thread(), self._writer:
             self._check_open()
             limit = int(self._max_bytes * INTAKE_SHARE) if intake else self._max_bytes
@@ -220,7 +219,6 @@ class MemoryStore:
 
     @contextmanager
     def read(self) -> Iterator[_Read]:
-        """See `KeyValueStore.read`."""
         with self._alone_in_thread():
             with self._guard:
                 self._check_open()
@@ -238,7 +236,6 @@ class MemoryStore:
         self._check_open()
 
     def close(self) -> None:
-        """See `KeyValueStore.close`."""
         with self._writer:
             self._closed = True
 
@@ -250,12 +247,10 @@ class MemoryStore:
 
     @property
     def used_share(self) -> float:
-        """See `KeyValueStore.used_share`."""
         return self.used_bytes / self._max_bytes
 
     @property
     def max_bytes(self) -> int:
-        """See `KeyValueStore.max_bytes`."""
         return self._max_bytes
 
     @property

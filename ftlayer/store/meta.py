@@ -37,7 +37,6 @@ def get_query(txn: ReadTransaction, name: str) -> QueryRecord | None:
 
 
 def put_query(txn: WriteTransaction, name: str, record: QueryRecord) -> None:
-    """Store a query."""
     values = [
         record.number,
         record.epoch,

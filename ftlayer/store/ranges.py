@@ -51,7 +51,6 @@ def put_ranges(txn: WriteTransaction, stream: int, partition: str, stored: Store
 
 
 def delete_ranges(txn: WriteTransaction, stream: int, partition: str) -> None:
-    """Forget a partition."""
     txn.delete("meta", _prefix(stream) + partition.encode())
 
 

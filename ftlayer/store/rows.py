@@ -97,8 +97,6 @@ class RowInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """Rows with their payload."""
-
     info: RowInfo
     payload: pa.RecordBatch
 

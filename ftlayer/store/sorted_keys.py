@@ -23,7 +23,6 @@ class SortedKeys:
         return self._length
 
     def copy(self) -> SortedKeys:
-        """Return an independent copy."""
         other = SortedKeys()
         other._blocks = [block.copy() for block in self._blocks]
         other._lasts = self._lasts.copy()
@@ -59,7 +58,6 @@ class SortedKeys:
             del self._lasts[at]
 
     def last(self) -> bytes | None:
-        """Return the highest key."""
         return self._lasts[-1] if self._lasts else None
 
     def above(self, key: bytes, *, inclusive: bool) -> bytes | None:

@@ -54,7 +54,6 @@ class LogEntry:
 
 
 def put_stream(txn: WriteTransaction, name: str, record: StreamRecord) -> None:
-    """Store a stream."""
     txn.put("meta", _STREAM + name.encode(), pack([record.number, record.options, record.query]))
 
 

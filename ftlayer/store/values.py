@@ -97,7 +97,6 @@ def decode(key: bytes, entry: bytes | memoryview) -> Inline | Reference | None:
 
 
 def part_key(number: int, index: int) -> bytes:
-    """Return the key of one part."""
     return _PART_KEY.pack(number, index)
 
 

@@ -33,7 +33,6 @@ class CollectorNews:
         self._was_taken = True
 
     def note(self, *, is_taken: bool) -> None:
-        """Take note of a push."""
         if self._was_taken and not is_taken:
             logger.warning(
                 "%s are not taken at %s; it is tried again, and nothing else waits for it",

@@ -59,7 +59,6 @@ class GraphBuilder:
 
     @property
     def name(self) -> str:
-        """The topology's name."""
         return self.draft.name
 
     def source(

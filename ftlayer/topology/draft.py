@@ -132,7 +132,6 @@ class GraphDraft:
         return leg
 
     def operator(self, place: int) -> Operator:
-        """Return the operator at a place."""
         return self._nodes[place].operator
 
     def rename(self, place: int, uid: str) -> None:

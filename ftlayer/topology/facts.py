@@ -24,7 +24,6 @@ LETTERS = "dead letters"
 
 
 def inputs_of(operator: Operator) -> int:
-    """Return the number of inputs."""
     if isinstance(operator, Source | Replay):
         return 0
     return 2 if isinstance(operator, CoProcess | Join) else 1

@@ -36,7 +36,6 @@ class NopFTLayerBuilder:
     tracked = False
 
     def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:
-        """Return the graph as it is."""
         return graph
 
 
@@ -59,7 +58,6 @@ class OpFTLayerBuilder:
 
     @property
     def tracked(self) -> bool:
-        """True."""
         return True
 
     def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:

@@ -104,7 +104,6 @@ class JobGraph:
         return max(vertex.parallelism for vertex in self.vertices)
 
     def vertex(self, uid: str) -> JobVertex:
-        """Return the chain with this uid."""
         return self._by_uid[uid]
 
     def edges_from(self, uid: str) -> tuple[JobEdge, ...]:
@@ -131,7 +130,6 @@ class JobGraph:
         )
 
     def channels(self, edge: JobEdge) -> tuple[Channel, ...]:
-        """Return all channels of an edge."""
         senders = range(self.vertex(edge.source).parallelism)
         receivers = range(self.vertex(edge.target).parallelism)
         return tuple(
@@ -162,7 +160,6 @@ class JobGraph:
         return any(edge.tag == LETTERS for edge in self.edges_from(uid))
 
     def sources(self) -> tuple[Source, ...]:
-        """Return the sources."""
         return tuple(op for vertex in self.vertices for op in vertex.operators if isinstance(op, Source))
 
     def stream_of(self, uid: str, tag: str = "") -> str:

@@ -14,8 +14,6 @@ from ftlayer.transport.tokens import call_options
 
 
 class FlightConnection:
-    """See `ftlayer.transport.connection.Connection`; frames are ``app_metadata`` (`ftlayer.transport.streams`)."""
-
     def __init__(self, endpoint: Endpoint, command: bytes) -> None:
         """Prepare a stream to ``endpoint``, whose descriptor is ``command``."""
         self._endpoint, self._command = endpoint, command
@@ -26,7 +24,6 @@ class FlightConnection:
         self._reader: flight.FlightStreamReader | None = None
 
     def open(self) -> None:
-        """See `Connection.open`."""
         self._client = connect(self._endpoint)
         descriptor = flight.FlightDescriptor.for_command(self._command)
         options = call_options(self._endpoint.token)
@@ -39,7 +36,6 @@ class FlightConnection:
         self._writer.begin(NO_COLUMNS)
 
     def read(self) -> bytes | None:
-        """See `Connection.read`."""
         assert self._reader is not None
         while True:
             try:
@@ -51,17 +47,14 @@ class FlightConnection:
                 return data
 
     def write(self, frame: bytes) -> None:
-        """See `Connection.write`."""
         assert self._writer is not None
         self._writer.write_metadata(frame)
 
     def end(self) -> None:
-        """See `Connection.end`."""
         assert self._writer is not None
         end_stream(self._writer)
 
     def cancel(self) -> None:
-        """See `Connection.cancel`."""
         with self._lock:
             self._cancelled = True
             reader = self._reader
@@ -69,7 +62,6 @@ class FlightConnection:
             reader.cancel()
 
     def close(self) -> None:
-        """See `Connection.close`."""
         if self._writer is not None:
             # A writer that is not closed complains when it is freed.
             with contextlib.suppress(*TRANSPORT_ERRORS):

@@ -32,8 +32,6 @@ _SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class FrameKind(IntEnum):
-    """What a frame is."""
-
     DATA = 0
     END = 1
     """None comes behind it; it is empty."""

@@ -29,7 +29,6 @@ class UnixConnection:
         self._frames: FrameSocket | None = None
 
     def open(self) -> None:
-        """See `Connection.open`."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with self._lock:
             self._frames = frames = FrameSocket(connected)
@@ -41,7 +40,6 @@ class UnixConnection:
         meet(frames, self._token, self._command)
 
     def read(self) -> bytes | None:
-        """See `Connection.read`."""
         assert self._frames is not None
         kind, body = self._frames.receive()
         if kind is FrameKind.END:
@@ -52,24 +50,20 @@ class UnixConnection:
         return data
 
     def write(self, frame: bytes) -> None:
-        """See `Connection.write`."""
         assert self._frames is not None
         self._frames.send(FrameKind.DATA, frame)
 
     def end(self) -> None:
-        """See `Connection.end`."""
         assert self._frames is not None
         self._frames.send(FrameKind.END)
 
     def cancel(self) -> None:
-        """See `Connection.cancel`."""
         with self._lock:
             self._cancelled = True
             if self._frames is not None:
                 self._frames.shut()
 
     def close(self) -> None:
-        """See `Connection.close`."""
         with self._lock:
             if self._frames is not None:
                 self._frames.close()

@@ -44,12 +44,10 @@ class CompletedStore:
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """All of them."""
         return tuple(self._checkpoints)
 
     @property
     def latest(self) -> Checkpoint | None:
-        """The checkpoint to restore from."""
         return self._checkpoints[-1] if self._checkpoints else None
 
     @property

@@ -91,7 +91,6 @@ class Completion:
         return self._flight.abort(pending, AbortReason.STORAGE, now, reason, final)
 
     def committed(self, checkpoint: int, now: Now) -> list[CheckpointInstruction]:
-        """The sinks are committed."""
         pending = self._answered(checkpoint, CheckpointStage.COMMITTING)
         assert pending.checkpoint is not None
         return self._sinks_committed(pending, pending.checkpoint, now)
@@ -121,7 +120,6 @@ class Completion:
         return _discard(self._store.restored(checkpoint))
 
     def over(self, end: JobEnd) -> list[CheckpointInstruction]:
-        """The job is over."""
         self._end = end
         return _discard(self._store.over(end))
 

@@ -219,7 +219,6 @@ class CheckpointCoordinator:
 
     @property
     def counts(self) -> CheckpointCounts:
-        """Totals."""
         return self._flight.counts
 
     def history(self, now: Now) -> tuple[CheckpointStats, ...]:

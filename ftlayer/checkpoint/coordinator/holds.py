@@ -26,7 +26,6 @@ class InputHolds:
 
     @property
     def chains(self) -> Collection[str]:
-        """Those that hold their input."""
         return self._since_ms.keys()
 
     def after(self, mono_ms: int) -> frozenset[str]:
@@ -35,7 +34,6 @@ class InputHolds:
         return frozenset((*self._since_ms, *ended))
 
     def lasting(self, now_ms: int) -> frozenset[str]:
-        """Those that have for long."""
         return frozenset(uid for uid, since_ms in self._since_ms.items() if now_ms - since_ms >= LASTING_MS)
 
     def lasts_at_ms(self, chains: Iterable[str]) -> int:

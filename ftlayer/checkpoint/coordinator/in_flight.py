@@ -64,7 +64,6 @@ class PendingCheckpoints:
 
     @property
     def expires_ms(self) -> int | None:
-        """When the next one expires."""
         times = [
             pending.triggered_ms + self._config.timeout_ms
             for pending in self.all
@@ -79,7 +78,6 @@ class PendingCheckpoints:
     def begin(
         self, barrier: Barrier, now: Now, requests: list[int], *, stops: bool = False
     ) -> list[CheckpointInstruction]:
-        """Trigger one."""
         subtasks = set(self._facts.subtasks)
         self._pending[barrier.checkpoint] = PendingCheckpoint(
             barrier, now.mono_ms, subtasks, stops=stops, requests=requests
@@ -190,16 +188,13 @@ class PendingCheckpoints:
         self.failure = FailJob(reason, final or before)
 
     def restored(self) -> None:
-        """Tasks were restored from a checkpoint."""
         self._statistics.restored += 1
 
     @property
     def counts(self) -> CheckpointCounts:
-        """Totals."""
         return self._statistics.counts(len(self._pending), self._failures.in_a_row)
 
     def history(self, now: Now) -> tuple[CheckpointStats, ...]:
-        """See `Statistics.history`."""
         return self._statistics.history(self.all, now.wall_ms)
 
     def validate(self) -> None:

@@ -74,7 +74,6 @@ class PendingCheckpoint:
 
     @property
     def number(self) -> int:
-        """Id."""
         return self.barrier.checkpoint
 
     @property

@@ -47,7 +47,6 @@ class Schedule:
         self._backlogs.difference_update(sources)
 
     def triggered(self, now_ms: int) -> None:
-        """A periodic checkpoint was triggered."""
         self._next = None
         self._plan(now_ms)
 

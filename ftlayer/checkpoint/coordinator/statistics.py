@@ -15,8 +15,6 @@ HISTORY = 100
 
 
 class CheckpointState(StrEnum):
-    """Where a checkpoint is."""
-
     IN_PROGRESS = "in-progress"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -130,8 +128,6 @@ class CheckpointCounts:
 
 @dataclass
 class Statistics:
-    """Keeps the history."""
-
     triggered: int = 0
     completed: int = 0
     failed: int = 0
@@ -139,19 +135,16 @@ class Statistics:
     _ended: deque[CheckpointStats] = field(default_factory=lambda: deque(maxlen=HISTORY))
 
     def complete(self, pending: PendingCheckpoint, checkpoint: Checkpoint, wall_ms: int) -> None:
-        """It is complete."""
         self.completed += 1
         self._ended.append(
             stats_of(pending, CheckpointState.COMPLETED, wall_ms, wall_ms, location=checkpoint.location)
         )
 
     def fail(self, pending: PendingCheckpoint, failure: str, wall_ms: int) -> None:
-        """It was given up."""
         self.failed += 1
         self._ended.append(stats_of(pending, CheckpointState.FAILED, wall_ms, wall_ms, failure=failure))
 
     def counts(self, in_progress: int, failures_in_a_row: int) -> CheckpointCounts:
-        """Return the totals."""
         return CheckpointCounts(
             self.triggered, in_progress, self.completed, self.failed, self.restored, failures_in_a_row
         )

@@ -34,7 +34,6 @@ class AlignmentProgress:
 
     @property
     def checkpoint(self) -> int:
-        """Its id."""
         return self.barrier.checkpoint
 
     def alignment_ms(self, now_ms: int) -> int:
@@ -108,7 +107,6 @@ class AlignedHandler:
 
     @property
     def due_ms(self) -> int | None:
-        """None."""
         return None
 
     # ------------------------------------------------------------ the checkpoint under way

@@ -92,7 +92,6 @@ class TrackingHandler:
 
     @property
     def due_ms(self) -> int | None:
-        """None."""
         return None
 
     def _track(self, checkpoint: int) -> Tracked:

@@ -105,24 +105,20 @@ class StoredLetters:
         return sorted(found, key=lambda file: file.name)
 
     def write(self, batch: LetterBatch) -> bool:
-        """See `LetterFiles.write`."""
         return self._files.publish_new(_path(batch.name), encode_letters(batch, self._signer))
 
     def read(self, name: str) -> list[list[ChainLetter]]:
-        """See `LetterFiles.read`."""
         purged = self._purged(name)
         _, parts = self._decoded(name)
         return [[letter for letter in letters_of(each) if letter.letter not in purged] for each in parts]
 
     def empty(self, name: str) -> None:
-        """See `LetterFiles.empty`."""
         head, _ = self._decoded(name)
         self._files.publish(_path(name), encode_letters(LetterBatch(name, (), head.lasting), self._signer))
         for path in self._purged_paths(name):
             self._files.delete(path)
 
     def remove(self, name: str) -> None:
-        """See `LetterFiles.remove`."""
         self._files.delete(_path(name))
         for path in self._purged_paths(name):
             self._files.delete(path)
@@ -207,23 +203,18 @@ class LettersInMemory:
     _batches: dict[str, LetterBatch] = field(default_factory=dict)
 
     def found(self) -> list[LetterFile]:
-        """See `LetterFiles.found`."""
         return [LetterFile(each.name, len(each.letters), each.lasting) for each in self._batches.values()]
 
     def write(self, batch: LetterBatch) -> bool:
-        """See `LetterFiles.write`."""
         return self._batches.setdefault(batch.name, batch) is batch
 
     def read(self, name: str) -> list[list[ChainLetter]]:
-        """See `LetterFiles.read`."""
         return list(parts_of(self._batches[name].letters))
 
     def empty(self, name: str) -> None:
-        """See `LetterFiles.empty`."""
         self._batches[name] = LetterBatch(name, (), self._batches[name].lasting)
 
     def remove(self, name: str) -> None:
-        """See `LetterFiles.remove`."""
         self._batches.pop(name, None)
 
 

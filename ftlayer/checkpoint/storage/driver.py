@@ -72,7 +72,6 @@ class DriverStorageBase:
         return savepoint
 
     def undecided(self) -> dict[int, CheckpointStorageError]:
-        """See `DriverStorage.undecided`."""
         left: dict[int, CheckpointStorageError] = {}
         for number, (files, path) in list(self._undecided.items()):
             try:
@@ -89,11 +88,9 @@ class DriverStorageBase:
         return load_checkpoint(location, self._key_of(normal(location)))
 
     def verify(self, checkpoint: Checkpoint) -> None:
-        """See `DriverStorage.verify`."""
         verify_checkpoint(checkpoint, self._key_of(checkpoint.location), self._crew)
 
     def discard(self, checkpoint: Checkpoint, keep: Iterable[Checkpoint]) -> None:
-        """See `DriverStorage.discard`."""
         if checkpoint.location:
             discard_checkpoint(checkpoint, keep, self._crew)
 
@@ -156,11 +153,9 @@ class FileDriverStorage(DriverStorageBase):
         self._unsettled: set[str] = set()
 
     def completed(self, job: str) -> list[str]:
-        """See `DriverStorage.completed`."""
         return find_checkpoints(job_directory(self._directory, job))
 
     def discard(self, checkpoint: Checkpoint, keep: Iterable[Checkpoint]) -> None:
-        """See `DriverStorage.discard`."""
         if pieces_directory(checkpoint) != self._run:
             super().discard(checkpoint, keep)
             return
@@ -181,7 +176,6 @@ class FileDriverStorage(DriverStorageBase):
         keep: Iterable[Checkpoint],
         location: str = "",
     ) -> None:
-        """See `DriverStorage.discard_parts`."""
         if checkpoint in self._undecided:
             return
         if location:
@@ -198,7 +192,6 @@ class FileDriverStorage(DriverStorageBase):
         raise_together(errors, join(self._run, checkpoint_name(checkpoint)))
 
     def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
-        """See `DriverStorage.sweep`."""
         kept = [one for one in keep if pieces_directory(one) == self._run]
         entries = self._files.walk()
         with self._lock:
@@ -291,16 +284,13 @@ class MemoryDriverStorage(DriverStorageBase):
         keep: Iterable[Checkpoint],
         location: str = "",
     ) -> None:
-        """See `DriverStorage.discard_parts`."""
         if location and checkpoint not in self._undecided:
             self._discard_savepoint(location)
 
     def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
-        """See `DriverStorage.sweep`; there are no files."""
         return iter(())
 
     def close(self, keep: Iterable[Checkpoint]) -> None:
-        """See `DriverStorage.close`."""
         self._crew.close()
 
     def _publish(self, checkpoint: Checkpoint) -> Checkpoint:

@@ -224,7 +224,6 @@ class FileLane:
                 self.rotate()
 
     def close(self) -> None:
-        """Close the file."""
         with self.lock:
             file, self._current = self._current, None
             if file is not None:

@@ -115,7 +115,6 @@ def read_head(data: bytes, location: str) -> LettersHead:
 
 
 def letters_of(part: pa.RecordBatch) -> list[ChainLetter]:
-    """Return the letters of a part."""
     return [_letter(row) for row in part.to_pylist()]
 
 

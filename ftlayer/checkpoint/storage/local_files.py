@@ -47,7 +47,6 @@ class LocalFileOutput:
         self._behind = 0
 
     def write(self, data: bytes) -> None:
-        """See `FileOutput.write`."""
         with storage_errors(self._url, self._path, "written"):
             self._file.write(data)
             self._size += len(data)
@@ -76,7 +75,6 @@ class LocalFileOutput:
         return True
 
     def rewind(self, size: int) -> bool:
-        """See `FileOutput.rewind`."""
         with storage_errors(self._url, self._path, "cut"):
             self._file.flush()
             self._file.truncate(size)
@@ -85,12 +83,10 @@ class LocalFileOutput:
         return True
 
     def close(self) -> None:
-        """See `FileOutput.close`."""
         with storage_errors(self._url, self._path, "closed"):
             self._file.close()
 
     def abandon(self) -> None:
-        """See `FileOutput.abandon`."""
         with storage_errors(self._url, self._path, "deleted"):
             # What the buffer holds is of no use, and may not find room.
             self._file.raw.close()
@@ -98,8 +94,6 @@ class LocalFileOutput:
 
 
 class LocalFiles:
-    """See `ftlayer.checkpoint.storage.files.Files`."""
-
     appends = True
 
     def __init__(self, url: str) -> None:
@@ -107,12 +101,10 @@ class LocalFiles:
         self._root = Path(self.url)
 
     def create(self, path: str) -> LocalFileOutput:
-        """See `Files.create`."""
         with storage_errors(self.url, path, "written"):
             return LocalFileOutput(self.url, path, self._open_new(self._root / path))
 
     def publish(self, path: str, data: bytes) -> None:
-        """See `Files.publish`."""
         target = self._root / path
         with storage_errors(self.url, path, "written"):
             temporary = self._write_new(target, data)
@@ -124,11 +116,9 @@ class LocalFiles:
             sync_directory(target.parent)
 
     def publish_new(self, path: str, data: bytes) -> bool:
-        """See `Files.publish_new`."""
         return self._put_new(path, data, 0o666)
 
     def put_new(self, path: str, data: bytes) -> bool:
-        """See `Files.put_new`; mode 0600."""
         return self._put_new(path, data, 0o600)
 
     def _put_new(self, path: str, data: bytes, mode: int) -> bool:
@@ -145,13 +135,11 @@ class LocalFiles:
         return is_new
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """See `Files.read`."""
         with reading(self.url, path), (self._root / path).open("rb") as file:
             file.seek(offset)
             return file.read(-1 if length is None else length)
 
     def chunks(self, path: str, offset: int, length: int) -> Iterator[bytes]:
-        """See `Files.chunks`."""
         with reading(self.url, path), (self._root / path).open("rb", buffering=0) as file:
             file.seek(offset)
             while length and (chunk := file.read(min(length, CHUNK_BYTES))):
@@ -159,7 +147,6 @@ class LocalFiles:
                 yield chunk
 
     def size(self, path: str) -> int | None:
-        """See `Files.size`."""
         with storage_errors(self.url, path, "read"):
             try:
                 return (self._root / path).stat().st_size
@@ -167,7 +154,6 @@ class LocalFiles:
                 return None
 
     def walk(self, path: str = "") -> list[FileStatus]:
-        """See `Files.walk`."""
         found: list[FileStatus] = []
         with storage_errors(self.url, path, "read"):
             for directory, _, names in os.walk(self._root / path, onerror=_unless_missing):
@@ -181,7 +167,6 @@ class LocalFiles:
         return found
 
     def move(self, path: str, target: str) -> bool:
-        """See `Files.move`."""
         with storage_errors(self.url, target, "written"):
             make_directory((self._root / target).parent)
             try:
@@ -191,17 +176,14 @@ class LocalFiles:
         return True
 
     def sync_names(self, path: str) -> None:
-        """See `Files.sync_names`."""
         with storage_errors(self.url, path, "written"):
             sync_directory(self._root / path)
 
     def delete(self, path: str) -> None:
-        """See `Files.delete`."""
         with storage_errors(self.url, path, "deleted"):
             (self._root / path).unlink(missing_ok=True)
 
     def delete_empty(self, path: str) -> None:
-        """See `Files.delete_empty`."""
         with storage_errors(self.url, path, "deleted"):
             try:
                 (self._root / path).rmdir()

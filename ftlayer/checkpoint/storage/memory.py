@@ -23,7 +23,6 @@ class MemoryWriter:
         self._is_discarded = False
 
     def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE) -> Piece:
-        """See `PieceWriter.write`."""
         gathered: list[bytes] = []
         length = 0
         for chunk in chunks:
@@ -37,11 +36,9 @@ class MemoryWriter:
         return Piece(self._signer.digest(data), length, data, scope=scope)
 
     def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
-        """See `PieceWriter.wasteful`; there are no files."""
         return set()
 
     def sync(self) -> None:
-        """See `PieceWriter.sync`; nothing outlives the driver."""
         if self._is_discarded:
             raise given_up()
 
@@ -49,7 +46,6 @@ class MemoryWriter:
         """See `PieceWriter.close`."""
 
     def discard(self) -> None:
-        """See `PieceWriter.discard`."""
         self._is_discarded = True
 
 

@@ -32,7 +32,6 @@ class RemoteFileOutput:
         self._written = 0
 
     def write(self, data: bytes) -> None:
-        """See `FileOutput.write`."""
         with storage_errors(self._files.url, self._path, "written"):
             self._file.write(data)
             self._written += len(data)
@@ -49,11 +48,9 @@ class RemoteFileOutput:
         return False
 
     def rewind(self, size: int) -> bool:
-        """See `FileOutput.rewind`."""
         return False
 
     def close(self) -> None:
-        """See `FileOutput.close`."""
         with storage_errors(self._files.url, self._path, "written"):
             self._file.close()
 
@@ -71,8 +68,6 @@ class RemoteFileOutput:
 
 
 class RemoteFiles:
-    """See `ftlayer.checkpoint.storage.files.Files`."""
-
     appends = False
 
     def __init__(self, url: str) -> None:
@@ -89,12 +84,10 @@ class RemoteFiles:
         self._root: str = root.rstrip("/")
 
     def create(self, path: str) -> RemoteFileOutput:
-        """See `Files.create`."""
         with storage_errors(self.url, path, "written"):
             return RemoteFileOutput(self, path, self._open_new(self._at(path)))
 
     def publish(self, path: str, data: bytes) -> None:
-        """See `Files.publish`."""
         with storage_errors(self.url, path, "written"):
             target = self._at(path)
             self._fs.makedirs(parent(target), exist_ok=True)
@@ -110,18 +103,15 @@ class RemoteFiles:
         return self.publish_new(path, data)
 
     def publish_new(self, path: str, data: bytes) -> bool:
-        """See `Files.publish_new`; two at once as for `put_new`."""
         if self.size(path) is not None:
             return False
         self.publish(path, data)
         return True
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """See `Files.read`."""
         return b"".join(self.chunks(path, offset, 1 << 62 if length is None else length))
 
     def chunks(self, path: str, offset: int, length: int) -> Iterator[bytes]:
-        """See `Files.chunks`."""
         with (
             reading(self.url, path),
             self._fs.open(self._at(path), "rb", block_size=4 * CHUNK_BYTES) as file,
@@ -132,7 +122,6 @@ class RemoteFiles:
                 yield bytes(chunk)
 
     def size(self, path: str) -> int | None:
-        """See `Files.size`."""
         with storage_errors(self.url, path, "read"):
             try:
                 self._fs.invalidate_cache()
@@ -141,7 +130,6 @@ class RemoteFiles:
                 return None
 
     def walk(self, path: str = "") -> list[FileStatus]:
-        """See `Files.walk`."""
         with storage_errors(self.url, path, "read"):
             try:
                 self._fs.invalidate_cache()
@@ -167,12 +155,10 @@ class RemoteFiles:
         """See `Files.sync_names`; they last at once."""
 
     def delete(self, path: str) -> None:
-        """See `Files.delete`."""
         with storage_errors(self.url, path, "deleted"), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._at(path))
 
     def delete_empty(self, path: str) -> None:
-        """See `Files.delete_empty`."""
         # A store without directories, or with something in this one, says so in one of many ways.
         with contextlib.suppress(OSError, NotImplementedError, ValueError):
             self._fs.rmdir(self._at(path))

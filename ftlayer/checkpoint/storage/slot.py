@@ -97,7 +97,6 @@ class SlotStorageBase:
             return self._writers[number][1]
 
     def open(self, location: str, piece: Piece) -> BinaryIO:
-        """See `SlotStorage.open`."""
         files, signer = self._source(location)
         local = self._local(location, piece)
         if local is not None:
@@ -108,7 +107,6 @@ class SlotStorageBase:
         return open_piece(files, piece, signer)
 
     def fetch(self, location: str, piece: Piece, path: Path) -> None:
-        """See `SlotStorage.fetch`."""
         files, signer = self._source(location)
         local = self._local(location, piece)
         if local is not None:
@@ -138,7 +136,6 @@ class SlotStorageBase:
                 self._later(functools.partial(self._tidy, checkpoint))
 
     def aborted(self, checkpoint: int) -> None:
-        """See `SlotStorage.aborted`."""
         with self._lock:
             self._latest = max(self._latest, checkpoint)
             entry = self._writers.pop(checkpoint, None)
@@ -229,7 +226,6 @@ class FileSlotStorage(SlotStorageBase):
         )
 
     def log_writer(self) -> PieceWriter:
-        """See `SlotStorage.log_writer`; all write into the same file."""
         return FileWriter(
             lambda: self._latest,
             self._log_lane,
@@ -241,7 +237,6 @@ class FileSlotStorage(SlotStorageBase):
         )
 
     def close(self, *, over: bool = False) -> None:
-        """See `SlotStorage.close`."""
         super().close(over=over)
         for lane in (self._across, self._log_lane):
             if lane is not None:

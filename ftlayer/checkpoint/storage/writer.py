@@ -50,7 +50,6 @@ class FileWriter:
         self._error: CheckpointStorageError | None = None
 
     def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE) -> Piece:
-        """See `PieceWriter.write`."""
         if self._error is not None:
             raise self._error
         hasher = self._signer.hasher()
@@ -89,7 +88,6 @@ class FileWriter:
         return found
 
     def sync(self) -> None:
-        """See `PieceWriter.sync`."""
         if self._is_discarded:
             raise given_up()
         if self._error is not None:
@@ -108,7 +106,6 @@ class FileWriter:
                     self._touched.pop(file, None)
 
     def close(self) -> None:
-        """See `PieceWriter.close`."""
         if not self._is_discarded:
             self.sync()
         self.release()

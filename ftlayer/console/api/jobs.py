@@ -65,7 +65,6 @@ def vertices(request: Request, caller: AnyCaller) -> Facts:
 
 @router.get("/vertices/{vertex}/hour")
 def vertex_hour(request: Request, vertex: str, caller: AnyCaller) -> Facts:
-    """The last hour of a vertex."""
     return hour_facts(console_of(request).watch.hour(vertex))
 
 
@@ -86,7 +85,6 @@ def job(request: Request, job: str, caller: AnyCaller) -> Facts:
 
 @router.get("/jobs/{job}/hour")
 def job_hour(request: Request, job: str, caller: AnyCaller) -> Facts:
-    """The last hour of a job."""
     return hour_facts(console_of(request).watch.hour(*split_job(job)))
 
 

@@ -21,7 +21,6 @@ def login_page(request: Request, token: str = "", next: str = "/") -> Response:
 
 @router.post(LOGIN)
 async def log_in(request: Request) -> Response:
-    """Begin a session."""
     console = console_of(request)
     form = SubmittedForm(await request.form(max_files=0, max_fields=10))
     wanted = own_path(form.text("next"))

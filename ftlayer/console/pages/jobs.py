@@ -107,7 +107,6 @@ CHECKPOINT_PAGE = LivePage(
 
 @router.get("/jobs/{job}")
 def job_page(request: Request, job: str) -> Response:
-    """Show a job."""
     return GRAPH_PAGE.respond(request)
 
 

@@ -56,5 +56,4 @@ LIVE = LivePage("/", "overview.html", ("verdict", "jobs", "vertices", "hours"), 
 
 @router.get("/")
 def overview(request: Request) -> Response:
-    """Show it."""
     return LIVE.respond(request)

@@ -84,7 +84,6 @@ def records_page(request: Request, caller: AnyCaller, after: str = "") -> Respon
 
 @router.get("/records/{vertex}/{key}")
 def record_page(request: Request, vertex: str, key: str) -> Response:
-    """Show one record."""
     console = console_of(request)
     info = known_record(console, vertex, key)
     facts = record_facts(vertex, info, console.watch.names(), mask=console.options.mask_payloads)

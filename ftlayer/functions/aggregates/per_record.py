@@ -37,7 +37,6 @@ class AggregatesPerRecord:
     """All aggregates of an operator, for records of the form VALUES."""
 
     def __init__(self, plan: AggregatePlan) -> None:
-        """Of ``plan``."""
         self._aggregates = [_one_by_one(each) for each in plan.aggregates]
         self._width = len(plan.input)
         self._places = [
@@ -62,7 +61,6 @@ class AggregatesPerRecord:
         return self._joined([each.merge(part, more) for each, part, more in parts])
 
     def results(self, state: Any) -> tuple[Any, ...]:
-        """Return what the aggregates are."""
         return tuple(
             each.result(part) for each, part in zip(self._aggregates, self._split(state), strict=True)
         )

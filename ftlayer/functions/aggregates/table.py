@@ -129,7 +129,6 @@ class AggregateValues:
         return found, failures, None if kept is None else (self.accumulators, kept)
 
     def load(self, slots: I32, values: list[Any]) -> None:
-        """Set what state has of slots."""
         plan = self._plan
         parts = [values] if len(plan.state) == 1 else zip(*values, strict=True)
         columns = [

@@ -45,12 +45,10 @@ class TypedAggregate:
 
     @property
     def code(self) -> bytes:
-        """The letter of the function."""
         return _CODES.get(self.call.function) or _COUNT_CODE[self.call.column is None]
 
     @property
     def kind(self) -> bytes:
-        """The letter of the type."""
         if self.call.function == "count":
             return b"-"
         if pa.types.is_decimal(self.held):

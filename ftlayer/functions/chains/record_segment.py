@@ -130,7 +130,6 @@ class RecordSegment:
             self._driver.forget()
 
     def tend(self) -> None:
-        """See `StateCache.tend`."""
         if self._driver is not None and self._driver.unwritten > MOST_UNWRITTEN:
             self._driver.write_back()
 

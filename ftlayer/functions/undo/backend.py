@@ -26,15 +26,12 @@ class UndoBackend:
         return UndoBackend(self._backend, self._log, copies=False)
 
     def state(self, uid: str) -> UndoState:
-        """See `Backend.state`."""
         return UndoState(self._backend.state(uid), self._changes)
 
     def timers(self, uid: str) -> UndoTimers:
-        """See `Backend.timers`."""
         return UndoTimers(self._backend.timers(uid), self._log)
 
     def operators(self, uid: str) -> OperatorStates:
-        """See `Backend.operators`."""
         states = self._backend.operators(uid)
         states.log_changes(partial(logged, log=self._changes))
         return states
@@ -52,27 +49,22 @@ class UndoState:
         self._maps: dict[str, UndoMaps] = {}
 
     def values(self, name: str) -> UndoValues:
-        """See `KeyedState.values`."""
         if name not in self._values:
             self._values[name] = UndoValues(self._state.values(name), self._log)
         return self._values[name]
 
     def lists(self, name: str) -> UndoLists:
-        """See `KeyedState.lists`."""
         if name not in self._lists:
             self._lists[name] = UndoLists(self._state.lists(name), self._log)
         return self._lists[name]
 
     def maps(self, name: str) -> UndoMaps:
-        """See `KeyedState.maps`."""
         if name not in self._maps:
             self._maps[name] = UndoMaps(self._state.maps(name), self._log)
         return self._maps[name]
 
     def describe(self, name: str, values: str) -> None:
-        """See `KeyedState.describe`."""
         self._state.describe(name, values)
 
     def cache(self, cache: StateCache) -> None:
-        """See `KeyedState.cache`."""
         self._state.cache(cache)

@@ -66,7 +66,6 @@ class UndoLog:
     __slots__ = ("_copied", "_is_mixed", "add", "alone", "entries", "traced")
 
     def __init__(self) -> None:
-        """Begin with no changes."""
         self.entries: list[Any] = []
         self.add: Callable[[tuple[Restore, Any, Any]], None] = self.entries.extend
         self.alone = False

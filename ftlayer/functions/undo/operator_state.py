@@ -20,8 +20,6 @@ def logged(state: Any, log: Changes) -> UndoItems | UndoBroadcast:
 
 
 class UndoItems(list[Any]):
-    """A list of operator state."""
-
     __slots__ = ("_log",)
 
     def __init__(self, items: Iterable[Any], log: Changes) -> None:
@@ -38,12 +36,10 @@ class UndoItems(list[Any]):
         return super().__iter__()
 
     def append(self, item: Any) -> None:
-        """See `list.append`."""
         self._log.add((self._cut, None, len(self)))
         super().append(item)
 
     def extend(self, items: Iterable[Any]) -> None:
-        """See `list.extend`."""
         self._log.add((self._cut, None, len(self)))
         super().extend(items)
 
@@ -65,34 +61,28 @@ class UndoItems(list[Any]):
         super().__delitem__(place)
 
     def insert(self, place: SupportsIndex, item: Any) -> None:
-        """See `list.insert`."""
         self._changes()
         super().insert(place, item)
 
     def pop(self, place: SupportsIndex = -1) -> Any:
-        """See `list.pop`."""
         found = self[place]
         self._changes()
         super().__delitem__(place)
         return found
 
     def remove(self, item: Any) -> None:
-        """See `list.remove`."""
         self._changes()
         super().remove(item)
 
     def clear(self) -> None:
-        """See `list.clear`."""
         self._changes()
         super().clear()
 
     def reverse(self) -> None:
-        """See `list.reverse`."""
         self._changes()
         super().reverse()
 
     def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
-        """See `list.sort`."""
         self._changes()
         super().sort(key=key, reverse=reverse)
 
@@ -111,8 +101,6 @@ class UndoItems(list[Any]):
 
 
 class UndoBroadcast(dict[Any, Any]):
-    """A mapping of operator state."""
-
     __slots__ = ("_log",)
 
     def __init__(self, items: dict[Any, Any], log: Changes) -> None:
@@ -123,19 +111,16 @@ class UndoBroadcast(dict[Any, Any]):
         return self._read(field, super().__getitem__(field))
 
     def get(self, field: Any, default: Any = None) -> Any:
-        """See `dict.get`."""
         try:
             return self[field]
         except KeyError:
             return default
 
     def values(self) -> Any:
-        """See `dict.values`."""
         self._read_all()
         return super().values()
 
     def items(self) -> Any:
-        """See `dict.items`."""
         self._read_all()
         return super().items()
 
@@ -148,25 +133,21 @@ class UndoBroadcast(dict[Any, Any]):
         super().__delitem__(field)
 
     def pop(self, field: Any, *default: Any) -> Any:
-        """See `dict.pop`."""
         if field in self:
             self[field]  # read: it may be changed behind that
             self._changes(field)
         return super().pop(field, *default)
 
     def popitem(self) -> tuple[Any, Any]:
-        """See `dict.popitem`."""
         field = next(reversed(self), ABSENT)
         return super().popitem() if field is ABSENT else (field, self.pop(field))
 
     def setdefault(self, field: Any, default: Any = None) -> Any:
-        """See `dict.setdefault`."""
         if field not in self:
             self[field] = default
         return self[field]
 
     def update(self, *others: Any, **fields: Any) -> None:
-        """See `dict.update`."""
         for field, value in dict(*others, **fields).items():
             self[field] = value
 
@@ -175,7 +156,6 @@ class UndoBroadcast(dict[Any, Any]):
         return self
 
     def clear(self) -> None:
-        """See `dict.clear`."""
         for field in list(self):
             del self[field]
 

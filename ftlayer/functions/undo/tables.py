@@ -37,7 +37,6 @@ class UndoValues(MutableMapping[Key, Any]):
         self._get = table.get
 
     def get(self, key: Key, default: Any = None) -> Any:
-        """See `MutableMapping.get`."""
         value = self._get(key, ABSENT)
         if type(value) not in ATOMS:
             if value is ABSENT:
@@ -60,7 +59,6 @@ class UndoValues(MutableMapping[Key, Any]):
         self.pop(key)
 
     def pop(self, key: Key, default: Any = ABSENT) -> Any:
-        """See `MutableMapping.pop`."""
         value = self._get(key, ABSENT)
         if value is ABSENT:
             if default is ABSENT:
@@ -107,11 +105,9 @@ class UndoLists:
         self._log = log
 
     def size(self, key: Key) -> int:
-        """See `ListTable.size`."""
         return self._table.size(key)
 
     def get(self, key: Key) -> list[Any]:
-        """See `ListTable.get`."""
         found = self._table.get(key)
         # The list is the caller's own; what is in it is not.
         if not (ATOMS.issuperset(map(type, found)) or all(map(is_immutable, found))):
@@ -119,13 +115,11 @@ class UndoLists:
         return found
 
     def extend(self, key: Key, values: Iterable[Any]) -> None:
-        """See `ListTable.extend`."""
         size = self._table.size(key)
         self._table.extend(key, values)
         self._log.add((self._cut, key, size))
 
     def clear(self, key: Key) -> None:
-        """See `ListTable.clear`."""
         self._log.add((self._replace, key, self._table.get(key)))
         self._table.clear(key)
 
@@ -149,27 +143,22 @@ class UndoMaps:
         self._log = log
 
     def keys(self) -> Iterable[Key]:
-        """See `MapTable.keys`."""
         return self.table.keys()
 
     def items(self, key: Key) -> Mapping[Any, Any]:
-        """See `MapTable.items`."""
         found = self.table.items(key)
         return _Items(self, key, found) if found else found
 
     def put(self, key: Key, field: Any, value: Any) -> None:
-        """See `MapTable.put`."""
         self._log.add((self._restore, (key, field), self.table.items(key).get(field, ABSENT)))
         self.table.put(key, field, value)
 
     def remove(self, key: Key, field: Any) -> None:
-        """See `MapTable.remove`."""
         old = self.table.items(key)[field]
         self.table.remove(key, field)
         self._log.add((self._restore, (key, field), old))
 
     def clear(self, key: Key) -> None:
-        """See `MapTable.clear`."""
         self._log.add((self._replace, key, dict(self.table.items(key))))
         self.table.clear(key)
 

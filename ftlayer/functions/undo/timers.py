@@ -18,42 +18,36 @@ class UndoTimers:
         self._log = log
 
     def add_event(self, key: Key, time_ms: int) -> bool:
-        """See `Timers.add_event`."""
         added = self._timers.add_event(key, time_ms)
         if added:
             self._log.add((self._timers.delete_event, key, time_ms))
         return added
 
     def add_processing(self, key: Key, time_ms: int) -> bool:
-        """See `Timers.add_processing`."""
         added = self._timers.add_processing(key, time_ms)
         if added:
             self._log.add((self._timers.delete_processing, key, time_ms))
         return added
 
     def delete_event(self, key: Key, time_ms: int) -> bool:
-        """See `Timers.delete_event`."""
         deleted = self._timers.delete_event(key, time_ms)
         if deleted:
             self._log.add((self._timers.add_event, key, time_ms))
         return deleted
 
     def delete_processing(self, key: Key, time_ms: int) -> bool:
-        """See `Timers.delete_processing`."""
         deleted = self._timers.delete_processing(key, time_ms)
         if deleted:
             self._log.add((self._timers.add_processing, key, time_ms))
         return deleted
 
     def due_event(self, watermark_ms: int) -> tuple[int, list[Key]] | None:
-        """See `Timers.due_event`."""
         due = self._timers.due_event(watermark_ms)
         if due is not None and not self._log.alone:
             self._log.add((self._set_event, *due))
         return due
 
     def due_processing(self, now_ms: int) -> tuple[int, list[Key]] | None:
-        """See `Timers.due_processing`."""
         due = self._timers.due_processing(now_ms)
         if due is not None and not self._log.alone:
             self._log.add((self._set_processing, *due))
@@ -61,22 +55,18 @@ class UndoTimers:
 
     @property
     def next_event_ms(self) -> int | None:
-        """See `Timers.next_event_ms`."""
         return self._timers.next_event_ms
 
     @property
     def next_processing_ms(self) -> int | None:
-        """See `Timers.next_processing_ms`."""
         return self._timers.next_processing_ms
 
     @property
     def event_count(self) -> int:
-        """See `Timers.event_count`."""
         return self._timers.event_count
 
     @property
     def processing_count(self) -> int:
-        """See `Timers.processing_count`."""
         return self._timers.processing_count
 
     def _set_event(self, time_ms: int, keys: list[Key]) -> None:

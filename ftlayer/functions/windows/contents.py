@@ -54,15 +54,12 @@ class Reduced:
     is_given = True
 
     def added(self, content: Any, record: Any) -> Any:
-        """See `Content`."""
         return record if content is NOTHING else self.function(content, record)
 
     def merged(self, content: Any, other: Any) -> Any:
-        """See `Content`."""
         return self.function(content, other)
 
     def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
-        """See `Content`."""
         return [content if self.result is None else self.result(key, window, content)]
 
 
@@ -78,16 +75,13 @@ class Aggregated:
     is_given = True
 
     def added(self, content: Any, record: Any) -> Any:
-        """See `Content`."""
         return self.add(self.create() if content is NOTHING else content, record)
 
     def merged(self, content: Any, other: Any) -> Any:
-        """See `Content`."""
         assert self.merge is not None
         return self.merge(content, other)
 
     def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
-        """See `Content`."""
         return [content if self.result is None else self.result(key, window, content)]
 
 
@@ -100,7 +94,6 @@ class BuiltIn:
 
     @property
     def described(self) -> str:
-        """See `Content`."""
         return self.plan.described()
 
     @cached_property
@@ -108,15 +101,12 @@ class BuiltIn:
         return AggregatesPerRecord(self.plan)
 
     def added(self, content: Any, record: Any) -> Any:
-        """See `Content`."""
         return self._model.add(self._model.create() if content is NOTHING else content, record)
 
     def merged(self, content: Any, other: Any) -> Any:
-        """See `Content`."""
         return self._model.merge(content, other)
 
     def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
-        """See `Content`."""
         own = (key,) if len(self.plan.keys) == 1 else key
         times = (
             _EPOCH + timedelta(milliseconds=window.start_ms),
@@ -134,16 +124,13 @@ class Collected:
     is_given = False
 
     def added(self, content: Any, record: Any) -> Any:
-        """See `Content`."""
         if content is NOTHING:
             return [record]
         content.append(record)
         return content
 
     def merged(self, content: Any, other: Any) -> Any:
-        """See `Content`."""
         return content + other
 
     def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
-        """See `Content`."""
         return results_of(self.function(key, window, list(content)))

@@ -46,14 +46,12 @@ class WindowFunction(ProcessFunction):
         self.late = 0
 
     def open(self, ctx: Context) -> None:
-        """See `ProcessFunction.open`."""
         self._windows: MapHandle = ctx.map(TABLE)
         self._is_given = self._content.is_given
         if self._content.described:
             ctx._describe(TABLE, self._content.described)
 
     def process(self, record: Any, ctx: Context) -> None:
-        """See `ProcessFunction.process`."""
         if ctx.timestamp is None:
             raise UnsupportedError(
                 f"{ctx.uid!r} works on event time, and the record has none; use assign_watermarks(column, …) before "
@@ -69,7 +67,6 @@ class WindowFunction(ProcessFunction):
             self.late += 1
 
     def on_timer(self, time_ms: int, ctx: Context) -> Iterator[Any]:
-        """See `ProcessFunction.on_timer`."""
         for window, content in self._ending(time_ms):
             # It may be kept, and stay here for late records.
             own = content if isinstance(self._content, BuiltIn) else owned(content)
@@ -108,7 +105,6 @@ class FixedWindows(WindowFunction):
     def __init__(
         self, windows: Fixed, content: Content, lateness_ms: int = 0, late_tag: str | None = None
     ) -> None:
-        """See `WindowFunction`."""
         super().__init__(windows, content, lateness_ms, late_tag)
         self._fixed = windows
         self._aggregates: WindowAggregates | None = None
@@ -173,7 +169,6 @@ class SessionWindows(WindowFunction):
     def __init__(
         self, windows: Session, content: Content, lateness_ms: int = 0, late_tag: str | None = None
     ) -> None:
-        """See `WindowFunction`."""
         super().__init__(windows, content, lateness_ms, late_tag)
         self._gap_ms = windows.gap_ms
 

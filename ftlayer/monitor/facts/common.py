@@ -31,12 +31,10 @@ def event_time(wall_ms: int) -> str:
 
 
 def seconds(milliseconds: float) -> float:
-    """Return a duration."""
     return round(milliseconds / 1_000, 6)
 
 
 def root_text(root: int) -> str:
-    """Return a root or origin."""
     return f"{root:016x}"
 
 
@@ -69,7 +67,6 @@ def judgement_facts(judgement: Judgement, *, mask: bool = False) -> Facts:
 
 
 def circuit_facts(status: CircuitStatus) -> Facts:
-    """Return where a circuit breaker is."""
     return {
         "state": str(status.state),
         "opened": status.opened,

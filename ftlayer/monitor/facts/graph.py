@@ -81,7 +81,6 @@ def _operator(uid: str, names: list[str], subtasks: list[SubtaskDetails], job: J
 
 
 def slot_facts(job: JobDetails, *, mask: bool = False) -> list[Facts]:
-    """Return the slots of a topology."""
     return [
         {
             "slot": slot.slot,

@@ -14,7 +14,6 @@ from ftlayer.vertex.calls.records import DeadGroup
 
 
 def group_facts(vertex: str, group: DeadGroup, names: JobNames, *, mask: bool = False) -> Facts:
-    """Return a group of dead letters."""
     return {
         "vertex": vertex,
         "stream": names.stream(vertex, group.stream),
@@ -91,7 +90,6 @@ def _attempts(info: RecordInfo, *, mask: bool) -> list[Facts]:
 
 
 def explained_facts(root: int, explained: Explained) -> Facts:
-    """Return what a root waits for."""
     return {
         "root": root_text(root),
         "known": explained.known,

@@ -142,7 +142,6 @@ class CommittingWriterBody:
         return partial(self._write_up_to, checkpoint)
 
     def completed(self, checkpoint: int) -> None:
-        """See `CommittingSinkBody.completed`."""
         with self._lock:
             self._written = [one for one in self._written if _is_behind(one, checkpoint)]
             self._refused = [one for one in self._refused if _is_behind(one, checkpoint)]

@@ -42,16 +42,13 @@ class PlainFilling:
         self.left: list[Any] = []
 
     def collect(self, iterator: Iterator[Any]) -> bool:
-        """See `Filling.collect`."""
         self.left = self._collector.collect(iterator)
         return self._collector.ended
 
     def interrupt(self) -> None:
-        """See `Filling.interrupt`."""
         self._collector.interrupt()
 
     def cut(self) -> list[pa.RecordBatch | Misfit]:
-        """See `Filling.cut`."""
         return [self._maker.collected(self._collector)]
 
 
@@ -63,7 +60,6 @@ class RecordFilling:
     """
 
     def __init__(self, maker: RowMaker, rows: Sequence[Any], limit: int) -> None:
-        """It begins with ``rows``."""
         self._maker = maker
         self._rows = list(rows)
         self._taken = 0
@@ -72,21 +68,17 @@ class RecordFilling:
 
     @property
     def left(self) -> list[Any]:
-        """See `Filling.left`: what came behind `cut`."""
         return self._rows[self._taken :] if self._taken else []
 
     def collect(self, iterator: Iterator[Any]) -> bool:
-        """See `Filling.collect`."""
         before = len(self._rows)
         self._rows.extend(map(_NOTHING.get, iter(self._tokens), iterator))
         return len(self._tokens) == self._room and len(self._rows) - before < self._room
 
     def interrupt(self) -> None:
-        """See `Filling.interrupt`."""
         self._tokens.clear()
 
     def cut(self) -> list[pa.RecordBatch | Misfit]:
-        """See `Filling.cut`."""
         self.interrupt()
         rows = self._rows[:]
         self._taken = len(rows)

@@ -59,7 +59,6 @@ class OpenSplits:
         self.now = Splits(tuple(splits), (), tuple(quiet), endless=False)
 
     def end(self, split: int, *, empty: bool) -> None:
-        """One was read to its end."""
         self.now = self.now.without(split, empty=empty)
 
 

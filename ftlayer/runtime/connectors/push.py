@@ -94,11 +94,9 @@ class PushReader:
         self._in_thread(self._run)
 
     def assign(self, splits: AssignSplits) -> None:
-        """See `SourceReader.assign`."""
         raise SourceError(f"source {self._uid!r} is pushed to and was assigned a reader's splits")
 
     def take(self, mono_ms: int) -> SourceRows | None:
-        """See `SourceReader.take`."""
         with self._changed:
             parts = list(self._next_parts())
             if parts:
@@ -116,7 +114,6 @@ class PushReader:
 
     @property
     def due_ms(self) -> int | None:
-        """See `SourceReader.due_ms`; nothing waits for others."""
         return None
 
     def accepted(self, rows: TakenRows) -> SplitDone | None:
@@ -127,7 +124,6 @@ class PushReader:
 
     @property
     def ended(self) -> bool:
-        """See `SourceReader.ended`."""
         with self._changed:
             return self._refusal is not None and self._failure is None and not self._waiting
 
@@ -156,11 +152,9 @@ class PushReader:
     # ------------------------------------------------------------ the user's threads
 
     def __call__(self, records: list[Any]) -> None:
-        """See `ftlayer.topology.operators.Push`."""
         self.push_async(records).result()
 
     def push_async(self, records: list[Any]) -> Future[None]:
-        """See `ftlayer.topology.operators.Push.push_async`."""
         if not isinstance(records, list | tuple):
             raise SourceRowError(
                 f"source {self._uid!r}: push takes a list of records of its schema ({schema_text(self._schema)}), got "

@@ -83,17 +83,14 @@ class QueueSourceReader:
     # ------------------------------------------------------------ the loop's thread
 
     def start(self) -> None:
-        """See `SourceReader.start`."""
         threading.Thread(
             target=self._run, name=f"ftlayer-{self._uid}-{self._member.subtask}", daemon=True
         ).start()
 
     def assign(self, splits: AssignSplits) -> None:
-        """See `SourceReader.assign`."""
         raise SourceError(f"source {self._uid!r} is a queue and was assigned a reader's splits")
 
     def take(self, mono_ms: int) -> SourceRows | None:
-        """See `SourceReader.take`."""
         with self._changed:
             if not self._ready:
                 if self._failure is not None:
@@ -108,7 +105,6 @@ class QueueSourceReader:
         return SourceRows(position.partition, self._number, first, fetched.rows, position)
 
     def accepted(self, rows: TakenRows) -> None:
-        """See `SourceReader.accepted`."""
         assert rows.position is not None
         receipt = self._unacknowledged.pop(rows.position)
         with self._changed:
@@ -119,7 +115,6 @@ class QueueSourceReader:
 
     @property
     def ended(self) -> bool:
-        """See `SourceReader.ended`."""
         with self._changed:
             return not self._fetches and not self._ready and self._failure is None
 

@@ -128,16 +128,13 @@ class IterableReader:
         self._next = 0
 
     def start(self) -> None:
-        """See `SourceReader.start`."""
         for index, lane in self._lanes:
             _start_thread(f"{self._source.uid}-{index}", lane, partial(self._read, index, lane))
 
     def assign(self, splits: AssignSplits) -> None:
-        """See `SourceReader.assign`."""
         raise SourceError(f"source {self._source.uid!r} is an iterable and was assigned a reader's splits")
 
     def take(self, mono_ms: int) -> SourceRows | None:
-        """See `SourceReader.take`; the partitions take turns."""
         for turn in range(len(self._lanes)):
             place = (self._next + turn) % len(self._lanes)
             mine, lane = self._lanes[place]
@@ -150,30 +147,24 @@ class IterableReader:
 
     @property
     def due_ms(self) -> int | None:
-        """See `SourceReader.due_ms`."""
         return min((due for _, lane in self._lanes if (due := lane.due_ms) is not None), default=None)
 
     def accepted(self, rows: TakenRows) -> SplitDone | None:
-        """See `SourceReader.accepted`; iterables have no splits."""
         return None
 
     @property
     def ended(self) -> bool:
-        """See `SourceReader.ended`."""
         return all(lane.ended for _, lane in self._lanes)
 
     def finish(self) -> None:
-        """See `SourceReader.finish`."""
         for _, lane in self._lanes:
             lane.close(discard=False)
 
     def stop(self) -> None:
-        """See `SourceReader.stop`."""
         for _, lane in self._lanes:
             lane.close(discard=True)
 
     def abandon(self) -> None:
-        """See `SourceReader.abandon`."""
         self.stop()
 
     def _read(self, index: int, lane: PartitionLane) -> None:
@@ -217,7 +208,6 @@ class SplitReader:
         self._known: tuple[int, set[int]] = (-1, set())
 
     def start(self) -> None:
-        """See `SourceReader.start`."""
         _start_thread(f"{self._uid}-{self._subtask}", self._lane, self._read_all)
 
     def assign(self, splits: AssignSplits) -> None:
@@ -233,16 +223,13 @@ class SplitReader:
             self._todo.put(replace(splits, mine=new))
 
     def take(self, mono_ms: int) -> SourceRows | None:
-        """See `SourceReader.take`."""
         return _take(self._uid, self._lane, mono_ms)
 
     @property
     def due_ms(self) -> int | None:
-        """See `SourceReader.due_ms`."""
         return self._lane.due_ms
 
     def accepted(self, rows: TakenRows) -> SplitDone | None:
-        """See `SourceReader.accepted`."""
         assert rows.position is not None
         position = unpack_split(self._uid, rows.position.end)
         if not position.done:
@@ -251,21 +238,17 @@ class SplitReader:
 
     @property
     def ended(self) -> bool:
-        """See `SourceReader.ended`."""
         return self._lane.ended
 
     def finish(self) -> None:
-        """See `SourceReader.finish`."""
         self._lane.close(discard=False)
         self._todo.put(None)
 
     def stop(self) -> None:
-        """See `SourceReader.stop`."""
         self._lane.close(discard=True)
         self._todo.put(None)
 
     def abandon(self) -> None:
-        """See `SourceReader.abandon`."""
         self.stop()
 
     def _read_all(self) -> None:

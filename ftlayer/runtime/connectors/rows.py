@@ -54,7 +54,6 @@ class RowMaker:
         self._bare = len(schema) == 1
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Convert records."""
         (part, *others) = self.parts(rows) or [self.empty()]
         for each in (part, *others):
             if isinstance(each, Misfit):
@@ -116,7 +115,6 @@ class RowMaker:
         return batch
 
     def empty(self) -> pa.RecordBatch:
-        """Return a batch without rows."""
         return pa.RecordBatch.from_pylist([], schema=self._schema)
 
     # ------------------------------------------------------------ columns

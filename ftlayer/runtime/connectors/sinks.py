@@ -75,7 +75,6 @@ class FunctionSinkBody:
         self._rules = rules
 
     def write(self, batch: pa.RecordBatch, mono_ms: int) -> Settled:
-        """See `SinkBody.write`."""
         failures = settle(self._uid, batch, self._call, rules=self._rules, takes_the_rest=True)
         return Settled(batch.num_rows, failures)
 
@@ -83,12 +82,10 @@ class FunctionSinkBody:
         check_ran(self._function(rows), f"sink {self._uid!r}")
 
     def flush(self, mono_ms: int, *, force: bool) -> Settled:
-        """See `SinkBody.flush`; nothing ever waits."""
         return NOTHING
 
     @property
     def due_ms(self) -> int | None:
-        """See `SinkBody.due_ms`."""
         return None
 
     def close(self) -> None:
@@ -110,7 +107,6 @@ class BatchNumbers:
         self._last_ms = 0
 
     def next(self) -> int:
-        """Return the next id."""
         self._last_ms = max(self._last_ms + 1, int(self._wall() * 1_000))
         return self._last_ms * MAX_WRITERS + self._subtask
 
@@ -148,7 +144,6 @@ class WriterSinkBody:
         self._due_ms: int | None = None
 
     def write(self, batch: pa.RecordBatch, mono_ms: int) -> Settled:
-        """See `SinkBody.write`."""
         if batch.num_rows:
             self._gathered.append(batch)
             self._rows += batch.num_rows
@@ -162,14 +157,12 @@ class WriterSinkBody:
         return NOTHING
 
     def flush(self, mono_ms: int, *, force: bool) -> Settled:
-        """See `SinkBody.flush`."""
         if self._due_ms is None or (mono_ms < self._due_ms and not force):
             return NOTHING
         return self._write_out(mono_ms, keep=0)
 
     @property
     def due_ms(self) -> int | None:
-        """See `SinkBody.due_ms`."""
         return self._due_ms
 
     def close(self) -> None:

@@ -299,11 +299,9 @@ class EndedJob:
         """Its result stays in any case."""
 
     def wait_until_over(self, timeout: float | None) -> bool:
-        """Return that it is over."""
         return True
 
     def wait_until_up(self, timeout: float | None) -> bool:
-        """Return that it is over."""
         return True
 
     def _refusal(self) -> CheckpointError:

@@ -121,7 +121,6 @@ class JobCore(Generic[Own]):
 
     @property
     def state(self) -> JobState:
-        """Where the job is."""
         if self._end is not None:
             return self._end.verdict.state if self._end.over else JobState.STOPPING
         if not self._mode.has_begun:

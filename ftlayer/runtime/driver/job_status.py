@@ -228,7 +228,6 @@ class JobStatus:
         ]
 
     def _repr_html_(self) -> str:
-        """Return it as HTML, for notebooks."""
         return html_table(
             self.line(),
             ("chain", "in", "in/s", "out", "out/s"),

@@ -124,7 +124,6 @@ class JobThread:
 
     @property
     def state(self) -> JobState:
-        """Where the job is."""
         return self._core.state
 
     @property
@@ -215,7 +214,6 @@ class JobThread:
     # ------------------------------------------------------------ for its parts
 
     def slot_said(self, slot: int, instance: str, message: FromSlot) -> None:
-        """Take a message of a slot."""
         if isinstance(message, StackTaken):
             self._stacks.taken(message)
             return
@@ -251,7 +249,6 @@ class JobThread:
         self._events.put(Broken(error))
 
     def start(self, parts: JobParts) -> None:
-        """Begin to run."""
         self._parts = parts
         crew = Crew(parts.graph.slots, parts.options.start_timeout_ms)
         self._mode: DriverMode[Any] = parts.mode(

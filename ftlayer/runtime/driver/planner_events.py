@@ -31,8 +31,6 @@ class AskInitial:
 
 @dataclass(frozen=True, slots=True)
 class InitialIs:
-    """The source begins here."""
-
     at: str
 
 

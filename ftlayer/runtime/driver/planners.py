@@ -88,7 +88,6 @@ class Planners:
         return {uid: planner.unanswered_ms for uid, planner in self._planners.items()}
 
     def start(self) -> None:
-        """Begin to plan."""
         for planner in self._planners.values():
             planner.start()
 

@@ -28,11 +28,9 @@ class PositionKeeper:
         """See `RangeKeeper`: there are no events."""
 
     def begun(self, at: str, number: int) -> None:
-        """See `RangeKeeper`."""
         self._uncommitted = number > 0
 
     def opened(self, planned: PlannedRange) -> None:
-        """See `RangeKeeper`."""
         self._uncommitted = True
 
     def moved(self, end: str) -> None:
@@ -42,9 +40,7 @@ class PositionKeeper:
         """See `RangeKeeper`: what is accepted is not read again."""
 
     def to_commit(self, complete: str | None) -> str | None:
-        """See `RangeKeeper`."""
         return complete if self._uncommitted else None
 
     def committed(self, end: str) -> None:
-        """See `RangeKeeper`."""
         self._uncommitted = False

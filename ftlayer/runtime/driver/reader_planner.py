@@ -127,7 +127,6 @@ class ReaderPlanner:
 
     @property
     def rules(self) -> PlannerRules:
-        """To be looked at."""
         return self._rules
 
     @property

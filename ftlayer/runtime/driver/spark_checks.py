@@ -161,7 +161,6 @@ _TAKEN = TaskSlotsTaken()
 
 
 def taken_task_slots() -> TaskSlotsTaken:
-    """Return the account of this driver."""
     return _TAKEN
 
 

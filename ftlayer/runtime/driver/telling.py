@@ -82,7 +82,6 @@ class TopologyTelling:
         return self.execution.job
 
     def details(self, known_checkpoint: int, *, with_plan: bool) -> JobDetails:
-        """See `Telling`."""
         final = self.execution.wait_until_over(0)
         status = self.execution.status()
         checkpoints = self._look_at_checkpoints(final)
@@ -124,7 +123,6 @@ class TopologyTelling:
         )
 
     def carry_out(self, order: JobOrder) -> str:
-        """See `Telling`."""
         job = Job(self.execution)
         if job.over(0):
             raise UnsupportedError(f"{job.name!r} is {job.state}: nothing can be asked of it")

@@ -42,17 +42,14 @@ class UntrackedJob:
 
     @property
     def has_begun(self) -> bool:
-        """See `JobMode`."""
         return self._begun
 
     @property
     def never_ran(self) -> bool:
-        """See `JobMode`."""
         return self._begun
 
     @property
     def is_complete(self) -> bool:
-        """See `JobMode`."""
         return self._crew.all_deployed
 
     def begin(self) -> _Instructions:
@@ -60,22 +57,18 @@ class UntrackedJob:
         return []
 
     def handle(self, event: Event, now_ms: int) -> _Instructions:
-        """See `JobMode`: no event is this one's own."""
         return []
 
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
-        """See `JobMode`."""
         return []
 
     def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
-        """See `JobMode`: nothing says which records it held."""
         return [failed(untracked(slot.failure))]
 
     def lost_before(self) -> None:
         """See `JobMode`: another instance is waited for."""
 
     def go_on(self, now_ms: int) -> _Instructions:
-        """See `JobMode`."""
         slots = self._crew.slots
         if self._begun:
             return [StopJob(Over(JobState.ENDED))] if all(slot.ended for slot in slots) else []
@@ -86,15 +79,12 @@ class UntrackedJob:
         return [each for slot in slots for each in self._crew.deploy(slot, deploy, now_ms)]
 
     def explained(self, error: FTLayerError) -> FTLayerError:
-        """See `JobMode`."""
         return error
 
     def last_wish(self, verdict: Over) -> list[JobInstruction]:
-        """See `JobMode`."""
         return []
 
     def validate(self) -> None:
-        """See `JobMode`."""
         assert self._begun == self._crew.all_deployed, "a job that goes on has lost a slot"
 
 
@@ -109,7 +99,6 @@ class UntrackedDriver:
 
     @property
     def checkpoints(self) -> CheckpointCalls:
-        """See `DriverMode`."""
         raise no_checkpoints(self._name)
 
     def before(self, said: Said) -> None:
@@ -138,7 +127,6 @@ class UntrackedDriver:
         """See `DriverMode`."""
 
     def when_done(self, done: Callable[[], None]) -> None:
-        """See `DriverMode`."""
         done()
 
 

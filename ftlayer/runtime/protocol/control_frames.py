@@ -23,13 +23,11 @@ _TO_SLOT: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(ToS
 
 
 def encode(message: FromSlot | ToSlot) -> bytes:
-    """Return the frame of ``message``."""
     kind: type = type(message)
     return pack({"message": kind.__name__, "fields": plain_codec(kind).pack(message)}, kind.__name__)
 
 
 def decode_from_slot(frame: bytes | Buffer) -> FromSlot:
-    """Read what a slot says."""
     return cast(FromSlot, _decode(frame, _FROM_SLOT))
 
 

@@ -33,7 +33,6 @@ class SendWindow:
     """
 
     def __init__(self, limit: int) -> None:
-        """Begin with full credit."""
         self.limit = limit
         self._queue: deque[bytes] = deque()
         self.in_flight = 0

@@ -90,8 +90,6 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSaid:
-    """A message of the coordinator."""
-
     message: ToSlot
 
 

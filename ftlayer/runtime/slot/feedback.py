@@ -52,7 +52,6 @@ class HeadInbox(Inbox):
         self._is_new = True
 
     def take(self, most_rows: int = sys.maxsize) -> Taken:
-        """See `Inbox.take`."""
         for channel in self.feedback:
             queue = self._queues[channel]
             if queue in self._turn and (self._is_new or not self.has_room(channel)):

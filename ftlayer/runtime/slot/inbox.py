@@ -141,7 +141,6 @@ class Inbox:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """All channels that lead here."""
         return tuple(self._queues)
 
     def put(self, channel: Channel, element: Element, credit: int) -> None:
@@ -254,7 +253,6 @@ class Inbox:
         self._blocked.add(queue)
 
     def unblock(self, channel: Channel) -> None:
-        """Go on with a channel."""
         queue = self._queues[channel]
         if queue.blocked:
             queue.blocked = False

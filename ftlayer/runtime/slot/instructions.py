@@ -63,8 +63,6 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class TellCoordinator:
-    """Send to the coordinator."""
-
     message: FromSlot
 
 

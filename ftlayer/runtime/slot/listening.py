@@ -38,7 +38,6 @@ class ListeningPlaces:
             self.socket = "" if self._own is None else f"{self._own.path}/{name}"
 
     def close(self) -> None:
-        """Remove what was made."""
         if self._own is not None:
             self._own.remove()
 

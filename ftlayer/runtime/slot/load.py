@@ -21,7 +21,6 @@ class BusyTimes:
         self._running: tuple[TaskKey, int] | None = None
 
     def began(self, key: TaskKey, now_ns: int) -> None:
-        """A task begins to run."""
         self._running = key, now_ns
 
     def ended(self, now_ns: int) -> None:

@@ -38,7 +38,6 @@ class NearestConnection:
         self.transport = ""
 
     def open(self) -> None:
-        """See `Connection.open`."""
         if self._unix is not None and self._meet(self._unix):
             self.transport = UNIX
             return
@@ -46,25 +45,20 @@ class NearestConnection:
         self.transport = FLIGHT
 
     def read(self) -> bytes | None:
-        """See `Connection.read`."""
         return self._used.read()
 
     def write(self, frame: bytes) -> None:
-        """See `Connection.write`."""
         self._used.write(frame)
 
     def end(self) -> None:
-        """See `Connection.end`."""
         self._used.end()
 
     def cancel(self) -> None:
-        """See `Connection.cancel`."""
         with self._lock:
             self._cancelled = True
             self._used.cancel()
 
     def close(self) -> None:
-        """See `Connection.close`."""
         self._used.close()
 
     def _meet(self, unix: UnixConnection) -> bool:

@@ -83,7 +83,6 @@ class Pulse:
         self.busy = BusyTimes()
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def watch(self, core: SlotCore) -> None:
@@ -93,7 +92,6 @@ class Pulse:
         self._core = core
 
     def stop(self) -> None:
-        """End."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -27,7 +27,6 @@ class StreamHeader:
     epoch: int
 
     def pack(self) -> bytes:
-        """Return the header as bytes."""
         packed: bytes = msgpack.packb([self.job, self.sender, self.instance, self.receiver, self.epoch])
         return packed
 

@@ -153,7 +153,6 @@ class Sources:
         self._running[key] = _Running(reader, signal, limits, reopening, dict(reopening.positions))
 
     def start(self) -> None:
-        """Begin to read."""
         for running in self._running.values():
             running.reader.start()
 

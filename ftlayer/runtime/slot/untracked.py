@@ -44,19 +44,15 @@ class UntrackedSlot:
         self._rows = rows_of_sources(parts)
 
     def handle(self, event: ModeEvent, now: Now) -> Instructions:
-        """See `SlotMode.handle`: no event is this one's own."""
         raise misplaced(event)
 
     def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
-        """See `SlotMode.work`: no work is this one's own."""
         raise misplaced(work)
 
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
-        """See `SlotMode.act`: no action is this one's own."""
         raise misplaced(action)
 
     def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
-        """See `SlotMode.ran`."""
         return ()
 
     def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
@@ -68,34 +64,27 @@ class UntrackedSlot:
         return ()
 
     def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
-        """See `SlotMode.arrived`."""
         raise misplaced(barrier)
 
     def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> None:
         """See `SlotMode.takes`."""
 
     def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
-        """See `SlotMode.worked`."""
         return ()
 
     def on_time(self, now: Now) -> Instructions:
-        """See `SlotMode.on_time`."""
         return ()
 
     def rest(self, now_ms: int) -> Instructions:
-        """See `SlotMode.rest`."""
         return ()
 
     def peers_gone(self, slots: Collection[int]) -> Instructions:
-        """See `SlotMode.peers_gone`."""
         return ()
 
     def peers_replaced(self, slots: Collection[int]) -> Instructions:
-        """See `SlotMode.peers_replaced`."""
         return ()
 
     def may_read(self, seat: Seat) -> bool:
-        """See `SlotMode.may_read`."""
         return True
 
     def reads_early(self, seat: Seat) -> bool:
@@ -103,24 +92,19 @@ class UntrackedSlot:
         return False
 
     def rows_wanted(self, key: TaskKey) -> int:
-        """See `SlotMode.rows_wanted`."""
         return self._rows[key]
 
     @property
     def is_open(self) -> bool:
-        """See `SlotMode.is_open`."""
         return self._seating.is_reading
 
     def counters(self) -> dict[str, int]:
-        """See `SlotMode.counters`."""
         return {}
 
     def exemplars(self) -> dict[str, Exemplar]:
-        """See `SlotMode.exemplars`: no record has a root."""
         return {}
 
     def held_roots(self) -> list[U64Array]:
-        """See `SlotMode.held_roots`: no record has roots."""
         return []
 
     def validate(self) -> None:
@@ -134,7 +118,6 @@ class UntrackedSlotFactory:
     restarts_in_place = False
 
     def instance(self, slot: SlotContext) -> UntrackedSlotShell:
-        """See `SlotModeFactory.instance`."""
         return UntrackedSlotShell(slot)
 
 
@@ -150,15 +133,12 @@ class UntrackedSlotShell:
         self._slot = slot
 
     def open(self, deploy: Deploy) -> UntrackedTaskMode:
-        """See `SlotModeShell.open`."""
         return UntrackedTaskMode(partial(open_sink, run=self._slot.run_of(deploy)))
 
     def rules(self, parts: SlotParts) -> UntrackedSlot:
-        """See `SlotModeShell.rules`."""
         return UntrackedSlot(parts)
 
     def positions(self, key: TaskKey) -> Mapping[str, bytes]:
-        """See `SlotModeShell.positions`: a source begins at its beginning."""
         return {}
 
     def carry_out(self, instruction: ModeInstruction) -> None:
@@ -169,11 +149,9 @@ class UntrackedSlotShell:
         """See `SlotModeShell.touch`: no record has roots."""
 
     def deaths(self) -> tuple[Death, ...]:
-        """See `SlotModeShell.deaths`: nothing is kept of them."""
         return ()
 
     def damaged(self, error: BaseException) -> int:
-        """See `SlotModeShell.damaged`: there are no checkpoints."""
         return 0
 
     def end(self, *, over: bool, stands: int) -> None:

@@ -61,12 +61,10 @@ class ChainPlan:
 
     @property
     def vertex(self) -> JobVertex:
-        """The chain."""
         return self.graph.vertex(self.uid)
 
     @property
     def functions(self) -> list[ChainOperator | AssignWatermarks]:
-        """The operators of its pipeline."""
         return [op for op in self.vertex.operators if not isinstance(op, NoFunction)]
 
     @property

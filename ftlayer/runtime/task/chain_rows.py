@@ -93,14 +93,12 @@ class WholeBatches:
         """Do nothing."""
 
     def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
-        """See `ChainRows.take`."""
         lineage = batch.lineage
         fresh = lineage is None or lineage.origins is None or not replayed(lineage).all()
         passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now, known_of(lineage))
         return self._outlet.take(lineage, batch.num_rows, passed, now)
 
     def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
-        """See `ChainRows.fire`."""
         found = self._pipeline.stages[stage]
         if kind == "event":
             fired = found.chain.fire_event_timers(found.watermark_ms, now.wall_ms)
@@ -123,7 +121,6 @@ class WholeBatches:
         raise ValueError(f"{len(letters)} dead letters came back to a chain that makes none")
 
     def holds(self, mark: Watermark | Idle) -> bool:
-        """See `ChainRows.holds`."""
         return False
 
     def ends(self, now: Now) -> None:
@@ -133,11 +130,9 @@ class WholeBatches:
         """Do nothing."""
 
     def due_ms(self, now: Now) -> int | None:
-        """See `ChainRows.due_ms`."""
         return None
 
     def hold_ms(self, now: Now) -> int:
-        """See `ChainRows.hold_ms`."""
         return 0
 
     def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:

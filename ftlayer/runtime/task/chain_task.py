@@ -82,7 +82,6 @@ class ChainTask:
         self._generators = [stage.generator for stage in pipeline.stages if stage.generator is not None]
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
-        """See `Task.handle`."""
         match event:
             case ElementCame(channel, element):
                 return self._came(channel, element, now)
@@ -112,7 +111,6 @@ class ChainTask:
                 raise refused(self.uid, event)
 
     def held_roots(self) -> U64Array:
-        """See `Task.held_roots`."""
         return self._outlet.held
 
     def gate_moved(self, now: Now) -> list[Action]:
@@ -165,7 +163,6 @@ class ChainTask:
         return self._rows.counts
 
     def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
-        """See `ChainRows.circuits`."""
         return self._rows.circuits(now_ms)
 
     @property
@@ -187,7 +184,6 @@ class ChainTask:
 
     @property
     def split_times(self) -> dict[str, dict[str, int]]:
-        """See `SubtaskSnapshot.split_times`."""
         return {generator.operator.uid: times for generator in self._generators if (times := generator.times)}
 
     def restore_event_time(self, times: Mapping[str, int], splits: Mapping[str, Mapping[str, int]]) -> None:

@@ -53,13 +53,10 @@ class NoCompanion:
         return []
 
     def loop_ended(self) -> list[Action]:
-        """Return nothing."""
         return []
 
     def data_ended(self) -> list[Action]:
-        """Return nothing."""
         return []
 
     def tend(self, records: int, now: Now) -> list[Action]:
-        """Do nothing."""
         return []

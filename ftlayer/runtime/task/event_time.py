@@ -89,7 +89,6 @@ class WatermarkGenerator:
 
     @property
     def reached_ms(self) -> int:
-        """See `CombinedWatermark.reached_ms`."""
         return self._combined.reached_ms
 
     @property
@@ -104,7 +103,6 @@ class WatermarkGenerator:
         }
 
     def restore(self, time_ms: int, times: Mapping[str, int]) -> None:
-        """Begin where a checkpoint was."""
         self._combined.restore(time_ms)
         for name, time in times.items():
             source, _, split = name.rpartition("#")

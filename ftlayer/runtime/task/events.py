@@ -104,7 +104,6 @@ class SourceRows:
 
     @property
     def taken(self) -> TakenRows:
-        """Which rows they are."""
         return TakenRows(self.number, self.first_ordinal, self.position)
 
 

@@ -66,7 +66,6 @@ class CombinedWatermark(Generic[K]):
         return self._claims[part].time_ms
 
     def is_idle(self, part: K) -> bool:
-        """Whether a part is idle."""
         return self._claims[part].idle
 
     def is_over(self, part: K) -> bool:
@@ -162,7 +161,6 @@ class StatusWatermarkValve(CombinedWatermark[Channel]):
                 self.end(channel)
 
     def end(self, part: Channel) -> None:
-        """Take a channel's end."""
         if part in self._replays:
             self._replays[part] = True
             self._update()

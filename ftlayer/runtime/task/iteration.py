@@ -127,7 +127,6 @@ class HeadTask:
         self._quiet = Quiet(self._max_wait_ms + later_ms)
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
-        """See `Task.handle`."""
         match event:
             case ElementCame(channel, element):
                 return self._came(channel, element, now)
@@ -139,7 +138,6 @@ class HeadTask:
                 return self._chain.handle(event, now)
 
     def held_roots(self) -> U64Array:
-        """See `Task.held_roots`."""
         return self._chain.held_roots()
 
     def flush(self, now: Now) -> list[Action]:
@@ -147,50 +145,40 @@ class HeadTask:
         return [*self._go_on(now), *self._chain.flush(now)]
 
     def abandon(self) -> None:
-        """See `ChainTask.abandon`."""
         self._chain.abandon()
 
     @property
     def is_over(self) -> bool:
-        """See `ChainTask.is_over`."""
         return self._chain.is_over
 
     @property
     def progress(self) -> int:
-        """See `ChainTask.progress`."""
         return self._chain.progress
 
     @property
     def failures(self) -> FailureCounts:
-        """See `ChainTask.failures`."""
         return self._chain.failures
 
     def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
-        """See `ChainTask.circuits`."""
         return self._chain.circuits(now_ms)
 
     @property
     def event_times(self) -> dict[str, int]:
-        """See `ChainTask.event_times`."""
         return self._chain.event_times
 
     @property
     def split_times(self) -> dict[str, dict[str, int]]:
-        """See `ChainTask.split_times`."""
         return self._chain.split_times
 
     def restore_event_time(self, times: Mapping[str, int], splits: Mapping[str, Mapping[str, int]]) -> None:
-        """See `ChainTask.restore_event_time`."""
         self._chain.restore_event_time(times, splits)
 
     @property
     def latencies(self) -> Mapping[str, Histogram]:
-        """See `ChainTask.latencies`."""
         return self._chain.latencies
 
     @property
     def row(self) -> int | None:
-        """See `ChainTask.row`."""
         return self._chain.row
 
     def _came(self, channel: Channel, element: Element, now: Now) -> list[Action]:

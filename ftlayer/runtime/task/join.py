@@ -110,7 +110,6 @@ class JoinTask:
         return self._gate.time_ms
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
-        """See `Task.handle`."""
         if self._ended:
             return []
         match event:
@@ -133,7 +132,6 @@ class JoinTask:
                 raise refused(self.uid, event)
 
     def held_roots(self) -> U64Array:
-        """See `Task.held_roots`."""
         runs = [run for buffer in self._buffers for run in buffer.runs]
         return np.concatenate([run.roots for run in runs]) if runs else np.zeros(0, np.uint64)
 
@@ -354,12 +352,10 @@ class _KnownPairs:
     other_of: I64
 
     def record(self, row: int) -> CurrentRecord:
-        """See `Known.record`."""
         one = known_of(self.one).record(int(self.one_of[row]))
         return worst(one, known_of(self.other).record(int(self.other_of[row])))
 
     def tries(self, rows: I64) -> U64Array:
-        """See `Known.tries`."""
         one, other = (
             known_of(self.one).tries(self.one_of[rows]),
             known_of(self.other).tries(self.other_of[rows]),

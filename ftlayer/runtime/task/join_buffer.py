@@ -55,7 +55,6 @@ class JoinRows:
         return len(self.times)
 
     def take(self, rows: I64) -> JoinRows:
-        """Return some of the rows."""
         owed = None
         if self.lineage is not None and self.owed is not None:
             owed = self.owed[self.lineage.entries(rows)[0]]
@@ -141,7 +140,6 @@ class Run:
         return np.unique(lineage.record_of[places]) if len(places) else _NO_ROWS
 
     def keys(self, names: tuple[str, ...]) -> list[pa.Array]:
-        """Return the columns of the key."""
         return [key_column(self.rows.payload, name) for name in names]
 
     def compacted(self) -> Run:

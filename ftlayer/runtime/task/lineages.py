@@ -29,7 +29,6 @@ class KnownOf:
     lineage: RecordIds
 
     def record(self, row: int) -> CurrentRecord:
-        """See `Known.record`."""
         lineage = self.lineage
         first, last = (row, row + 1) if lineage.offsets is None else lineage.offsets[row : row + 2].tolist()
         # The attempt is in the high bits.
@@ -38,7 +37,6 @@ class KnownOf:
         return record_of(tries, int(origins_of(lineage)[first + worst]))
 
     def tries(self, rows: I64) -> U64Array:
-        """See `Known.tries`."""
         lineage = self.lineage
         if lineage.tries is None:
             return tries_or_first(None, len(rows))

@@ -30,7 +30,6 @@ class LinkedTask:
         self._second = second
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
-        """See `Task.handle`."""
         match event:
             case TaskStart():
                 actions = self._second.handle(event, now)
@@ -44,7 +43,6 @@ class LinkedTask:
                 return self._pass_on(self._first.handle(event, now), now)
 
     def held_roots(self) -> U64Array:
-        """See `Task.held_roots`."""
         return np.concatenate([self._first.held_roots(), self._second.held_roots()])
 
     @property

@@ -92,7 +92,6 @@ class ChannelOutlet:
         self.latencies = SinkLatencies()
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
-        """See `Outlet.take`."""
         routed = self.route(passed)
         if routed.failures:
             self._handler.xor.fail(lineage, routed.failures)
@@ -138,7 +137,6 @@ class ChannelOutlet:
         return actions
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
-        """See `Outlet.take_fired`."""
         actions: list[Action] = []
         for tag, rows in outputs.items():
             if rows.payload.num_rows:
@@ -147,11 +145,9 @@ class ChannelOutlet:
         return actions
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
-        """See `Outlet.mark`."""
         return [*self._emitter.mark(mark)]
 
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
-        """See `Outlet.marker`."""
         return [*self._emitter.marker(marker)]
 
     def accepted(self, ticket: int) -> list[Action]:
@@ -181,13 +177,11 @@ class SinkOutlet:
         self.latencies = SinkLatencies()
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
-        """See `Outlet.take`."""
         self._handler.xor.fail(None, passed.failures)
         self._write(passed.outputs[MAIN], now)
         return []
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
-        """See `Outlet.take_fired`."""
         if MAIN in outputs:
             self._write(outputs[MAIN], now)
         return []
@@ -197,7 +191,6 @@ class SinkOutlet:
         return []
 
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
-        """See `Outlet.marker`."""
         self.latencies.came(marker, now)
         return []
 
@@ -206,16 +199,13 @@ class SinkOutlet:
         raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
-        """See `Outlet.flush`."""
         self._handler.xor.fail(None, self._sink.flush(now.mono_ms, force=force).failures)
 
     def close(self) -> None:
-        """See `Outlet.close`."""
         self._sink.close()
 
     @property
     def due_ms(self) -> int | None:
-        """See `Outlet.due_ms`."""
         return self._sink.due_ms
 
     def _write(self, rows: Rows, now: Now) -> None:

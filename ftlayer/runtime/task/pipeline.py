@@ -42,7 +42,6 @@ class Rows:
     times: I64Array | None
 
     def keep(self, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Rows:
-        """Return the rows of a mask."""
         if keep.all():
             return self
         times = None if self.times is None else self.times[keep]
@@ -81,7 +80,6 @@ class Fired:
 
     @property
     def has_failures(self) -> bool:
-        """Whether one of them failed."""
         return bool(self.passed.failures)
 
 
@@ -161,7 +159,6 @@ class OperatorChain:
         return None if running is None or row is None or row >= len(running[1]) else int(running[1][row])
 
     def open(self, mono_ms: int) -> None:
-        """Open all functions."""
         for stage in self.stages:
             stage.chain.open()
             if stage.generator is not None:

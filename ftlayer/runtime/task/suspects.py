@@ -55,7 +55,6 @@ class _NoSuspects:
     one_at_a_time = False
 
     def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
-        """No row."""
         return ()
 
     def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
@@ -64,7 +63,6 @@ class _NoSuspects:
     looks_at_timers = False
 
     def fires(self, operator: str, kind: str, key: Any, time_ms: int) -> Conviction | None:
-        """Nothing is noted."""
         return None
 
     def over(self) -> None:

@@ -32,11 +32,9 @@ class UntrackedTaskMode:
         """Every chain can be run."""
 
     def handler(self, uid: str) -> Handler:
-        """See `TaskMode.handler`."""
         return NonFTHandler()
 
     def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
-        """See `TaskMode.source`."""
         return UntrackedSourceTask(graph, uid, subtask, handler)
 
     def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
@@ -69,7 +67,6 @@ class UntrackedSourceTask:
         self._splits = SplitMarks(self._emitter)
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
-        """See `Task.handle`."""
         match event:
             case SourceRows():
                 sends = self._emitter.roots(event.payload, None, split=event.in_time).sends
@@ -85,5 +82,4 @@ class UntrackedSourceTask:
                 raise refused(self.uid, event)
 
     def held_roots(self) -> U64Array:
-        """Nothing is held."""
         return NO_ROOTS

@@ -60,7 +60,6 @@ class DeltaLog:
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """The partition columns."""
         return tuple(self._table.metadata().partition_columns)
 
     @property

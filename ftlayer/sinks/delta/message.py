@@ -1,5 +1,3 @@
-"""What a `DeltaSink` has staged."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -42,8 +42,6 @@ def open_table_files(url: str, options: dict[str, str]) -> TableFiles:
 
 
 class _LocalTableFiles:
-    """See `TableFiles`."""
-
     def __init__(self, url: str) -> None:
         self._root = Path(url)
 
@@ -82,8 +80,6 @@ class _LocalTableFiles:
 
 
 class _S3TableFiles:
-    """See `TableFiles`."""
-
     def __init__(self, url: str, options: dict[str, str]) -> None:
         self._fs = s3_file_system(options)
         self._root = url.partition("://")[2]

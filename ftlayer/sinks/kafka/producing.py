@@ -46,21 +46,18 @@ class KafkaTransactions:
         self._admin: Any = None
 
     def fence(self) -> None:
-        """See `Transactions.fence`."""
         if self._producer is None:
             producer = self._brokers.producer({"transactional.id": self._id})
             self._doing("a transaction cannot be begun", lambda: producer.init_transactions(CALL_S))
             self._producer = producer
 
     def read(self, group: str) -> Mark | None:
-        """See `Transactions.read`."""
         if self._admin is None:
             self._admin = self._brokers.admin()
         found = self._doing(f"group {group!r} cannot be read", lambda: read_group(self._admin, group))
         return max((Mark(*each) for each in found), key=lambda mark: mark.offset, default=None)
 
     def run(self, written: Sequence[KafkaMessage], marks: Mapping[str, Mark]) -> None:
-        """See `Transactions.run`."""
         # Before it begins: an open transaction holds back those who read the topic.
         contents = [content_of(message, self._files) for message in written]
         self._doing("rows cannot be committed", lambda: self._run(contents, marks))

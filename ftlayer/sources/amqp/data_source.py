@@ -30,7 +30,6 @@ class AmqpDataSource(QueueDataSource):
         return "ftlayer-amqp"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return the sink."""
         options = DataSourceOptions(self.options, self.name())
         sink = SendingWriter(
             AmqpSink(
@@ -47,7 +46,6 @@ class AmqpDataSource(QueueDataSource):
         return sink
 
     def source(self, options: DataSourceOptions) -> AmqpSource:
-        """See `QueueDataSource.source`."""
         return AmqpSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("queue"),  # type: ignore[arg-type]

@@ -129,7 +129,6 @@ class AmqpReader:
         return fetched
 
     def acknowledge(self, receipts: Sequence[int]) -> None:
-        """See `QueueReader.acknowledge`."""
         if receipts:
             self._window.durable(receipts)
         if self._connection is not None:
@@ -150,14 +149,12 @@ class AmqpReader:
 
     @property
     def is_away(self) -> bool:
-        """See `QueueReader.is_away`."""
         return self._away.is_away
 
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`: a fetch that waits for the server is not ended."""
 
     def close(self) -> None:
-        """See `QueueReader.close`."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

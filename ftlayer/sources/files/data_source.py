@@ -30,7 +30,6 @@ class FilesDataSource(FileDataSource):
         return from_arrow_schema(self._reader().schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        """Return the reader."""
         return self._reader()
 
     def _reader(self) -> FilesSource:

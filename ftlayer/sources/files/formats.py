@@ -62,7 +62,6 @@ class FileFormat:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows."""
         last = [pa.field(self.malformed, pa.string())] if self.malformed else []
         return pa.schema([*(POSITION if self.position else ()), *self.columns, *last])
 

@@ -81,7 +81,6 @@ class Entry:
 
 
 def unpacked(packed: Iterable[Sequence[Any]]) -> list[Entry]:
-    """Return the entries that were packed."""
     return [Entry(*each) for each in packed]
 
 

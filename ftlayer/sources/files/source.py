@@ -307,7 +307,6 @@ def _reads_below(path: str, directory: str) -> bool:
 
 
 def _encoding(encoding: object, format: str) -> str:
-    """Return how Python calls an encoding."""
     try:
         name = codecs.lookup(encoding).name if isinstance(encoding, str) else ""
         "\n".encode(name)
@@ -321,7 +320,6 @@ def _encoding(encoding: object, format: str) -> str:
 
 
 def _columns(format: str, schema: pa.Schema | str | None, malformed: str, *, position: bool) -> pa.Schema:
-    """Return the columns of the files."""
     if format == "text":
         if schema is not None:
             raise ConfigError(f"schema: text has one column, {VALUE!r}: leave it out")

@@ -21,7 +21,6 @@ class SseDataSource(QueueDataSource):
         return "ftlayer-sse"
 
     def source(self, options: DataSourceOptions) -> SseSource:
-        """See `QueueDataSource.source`."""
         return SseSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             headers=options.below("header."),
@@ -44,7 +43,6 @@ class PolledJsonDataSource(QueueDataSource):
         return "ftlayer-polled-json"
 
     def source(self, options: DataSourceOptions) -> PolledJsonSource:
-        """See `QueueDataSource.source`."""
         return PolledJsonSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             id=options.names("id", "id"),

@@ -38,7 +38,6 @@ class _Place:
 
     @property
     def ids(self) -> set[bytes]:
-        """The ids that are known."""
         return {self.known[at : at + ID_BYTES] for at in range(0, len(self.known), ID_BYTES)}
 
 
@@ -180,20 +179,16 @@ class PolledJsonReader:
         """See `QueueReader.acknowledge`: servers are not told."""
 
     def waiting(self) -> int | None:
-        """See `QueueReader.waiting`: servers do not tell."""
         return None
 
     @property
     def is_away(self) -> bool:
-        """See `QueueReader.is_away`."""
         return self._away.is_away
 
     def wake_up(self) -> None:
-        """See `QueueReader.wake_up`."""
         self._woken.set()
 
     def close(self) -> None:
-        """See `QueueReader.close`."""
         if self._client is not None:
             self._client.close()
 

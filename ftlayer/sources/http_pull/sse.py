@@ -111,19 +111,16 @@ class SseReader:
         """See `QueueReader.acknowledge`: servers are not told."""
 
     def waiting(self) -> int | None:
-        """See `QueueReader.waiting`: servers do not tell."""
         return None
 
     @property
     def is_away(self) -> bool:
-        """See `QueueReader.is_away`."""
         return self._away.is_away
 
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`: nothing waits for acknowledgements."""
 
     def close(self) -> None:
-        """See `QueueReader.close`."""
         if self._task is not None:
             self._task.cancel()
             self._loop.run_until_complete(asyncio.wait([self._task]))

@@ -1,1 +1,0 @@
-"""Topics of Kafka as a source."""

@@ -44,7 +44,6 @@ class KafkaDataSource(DataSource):
         return from_arrow_schema(schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        """Return the reader."""
         options = DataSourceOptions(self.options, self.name())
         source = _source(options)
         reader = with_schema(source, source.schema, schema, options)
@@ -52,7 +51,6 @@ class KafkaDataSource(DataSource):
         return reader
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return the sink."""
         options = DataSourceOptions(self.options, self.name())
         properties = options.below("kafka.")
         servers = properties.pop("bootstrap.servers", None)

@@ -1,5 +1,3 @@
-"""Topics of Kafka as a source."""
-
 from __future__ import annotations
 
 import json
@@ -99,7 +97,6 @@ class KafkaSource(LogReader):
     # ------------------------------------------------------------ in the driver
 
     def starts(self) -> Offsets:
-        """See `LogReader.starts`."""
         splits = self._splits()
         wanted = {split: self._start.get(split, self._start.get("", EARLIEST)) for split in splits}
         unknown = [split for split in self._start if split and split not in wanted]
@@ -108,11 +105,9 @@ class KafkaSource(LogReader):
         return self._offsets(wanted)
 
     def ends(self) -> Offsets:
-        """See `LogReader.ends`."""
         return self._offsets(dict.fromkeys(self._splits(), LATEST))
 
     def first_of(self, splits: Sequence[str]) -> Offsets:
-        """See `LogReader.first_of`."""
         return self._offsets(dict.fromkeys(splits, EARLIEST))
 
     def committed(self, offsets: Mapping[str, int]) -> None:
@@ -131,7 +126,6 @@ class KafkaSource(LogReader):
             logger.warning("group %r: offsets cannot be committed: %s", self.group, reason(error))
 
     def stop(self) -> None:
-        """Disconnect."""
         if self._committer is not None:
             self._committer.close()
         self._admin = self._committer = None
@@ -195,7 +189,6 @@ class KafkaSource(LogReader):
     # ------------------------------------------------------------ in the tasks
 
     def read_split(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """See `LogReader.read_split`."""
         return CONSUMERS.read(self._brokers, *_place(split), start, end, patience_s=self.patience_ms / 1_000)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -60,7 +60,6 @@ class PartitionConsumer:
         self._next = end
 
     def close(self) -> None:
-        """Disconnect."""
         self._consumer.close()
 
     @property
@@ -114,7 +113,6 @@ class Consumers:
     def read(
         self, brokers: Brokers, topic: str, partition: int, start: int, end: int, *, patience_s: float
     ) -> Iterator[pa.RecordBatch]:
-        """See `PartitionConsumer.read`."""
         key = (brokers, topic, partition)
         with self._lock:
             if self._process != os.getpid():

@@ -1,1 +1,0 @@
-"""Topics of MQTT as a source."""

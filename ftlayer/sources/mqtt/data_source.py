@@ -30,7 +30,6 @@ class MqttDataSource(QueueDataSource):
         return "ftlayer-mqtt"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return the sink."""
         options = DataSourceOptions(self.options, self.name())
         sink = SendingWriter(
             MqttSink(
@@ -47,7 +46,6 @@ class MqttDataSource(QueueDataSource):
         return sink
 
     def source(self, options: DataSourceOptions) -> MqttSource:
-        """See `QueueDataSource.source`."""
         return MqttSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("topic"),  # type: ignore[arg-type]

@@ -105,7 +105,6 @@ class MqttSource(Queue):
 
     @property
     def filter(self) -> str:
-        """What is subscribed to."""
         return self.topic if self.group is None else f"$share/{self.group}/{self.topic}"
 
     def position(self) -> bytes:
@@ -172,28 +171,23 @@ class MqttReader:
         return fetched
 
     def acknowledge(self, receipts: Sequence[_Receipt]) -> None:
-        """See `QueueReader.acknowledge`."""
         for receipt in receipts:
             self._durable[receipt.subtask] = max(receipt.turn, self._durable.get(receipt.subtask, 0))
         for share in (self._mine, *self._gone):
             self._release(share)
 
     def waiting(self) -> int | None:
-        """See `QueueReader.waiting`. MQTT does not tell."""
         return None
 
     @property
     def is_away(self) -> bool:
-        """See `QueueReader.is_away`."""
         return self._away.is_away
 
     def wake_up(self) -> None:
-        """See `QueueReader.wake_up`."""
         if (session := self._mine.session) is not None:
             session.wake_up()
 
     def close(self) -> None:
-        """See `QueueReader.close`."""
         for share in (self._mine, *self._gone):
             if share.session is not None:
                 share.session.close()

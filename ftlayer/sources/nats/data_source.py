@@ -30,7 +30,6 @@ class NatsDataSource(QueueDataSource):
         return "ftlayer-nats"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return the sink."""
         options = DataSourceOptions(self.options, self.name())
         sink = NatsSink(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
@@ -47,7 +46,6 @@ class NatsDataSource(QueueDataSource):
         return sink
 
     def source(self, options: DataSourceOptions) -> NatsSource:
-        """See `QueueDataSource.source`."""
         return NatsSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("stream"),  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ class Sequences:
 
     @classmethod
     def unpacked(cls, packed: Sequence[int]) -> Sequences:
-        """Return what `packed` was called of."""
         made, at = cls(), 0
         for gap, length in zip(packed[::2], packed[1::2], strict=True):
             first = at + gap
@@ -41,7 +40,6 @@ class Sequences:
         return zip(self._firsts, self._lasts, strict=True)
 
     def __len__(self) -> int:
-        """Return the number of ranges."""
         return len(self._firsts)
 
     def __contains__(self, number: int) -> bool:
@@ -79,7 +77,6 @@ class Sequences:
         del self._firsts[:count], self._lasts[:count]
 
     def clear(self) -> None:
-        """Forget all."""
         self._firsts.clear()
         self._lasts.clear()
 

@@ -173,7 +173,6 @@ class NatsReader:
         return fetched
 
     def acknowledge(self, receipts: Sequence[int]) -> None:
-        """See `QueueReader.acknowledge`."""
         with self._guard:
             self._window.durable(receipts)
         try:
@@ -205,11 +204,9 @@ class NatsReader:
 
     @property
     def is_away(self) -> bool:
-        """See `QueueReader.is_away`."""
         return self._away.is_away
 
     def wake_up(self) -> None:
-        """See `QueueReader.wake_up`."""
         if (pull := self._pull) is not None:
             pull.wake_up()
 

@@ -76,7 +76,6 @@ class SequenceWindow:
 
     @property
     def subjects(self) -> str:
-        """Which ones the consumer gets."""
         return self._subjects
 
     def reads(self, subjects: str) -> None:

@@ -68,7 +68,6 @@ class TableName:
 
     @property
     def quoted(self) -> str:
-        """The name in a statement."""
         names = [self.schema, self.table] if self.schema else [self.table]
         return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 

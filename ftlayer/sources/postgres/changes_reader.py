@@ -134,7 +134,6 @@ class PostgresChangesReader:
         return fetched
 
     def acknowledge(self, receipts: Sequence[ChangesReceipt]) -> None:
-        """See `QueueReader.acknowledge`."""
         for receipt in receipts:
             self._is_held = False
             self._durable = max(self._durable, receipt.turn)
@@ -159,16 +158,13 @@ class PostgresChangesReader:
 
     @property
     def is_away(self) -> bool:
-        """See `QueueReader.is_away`."""
         return self._away.is_away
 
     def wake_up(self) -> None:
-        """See `QueueReader.wake_up`."""
         if (stream := self._stream) is not None:
             stream.wake_up()
 
     def close(self) -> None:
-        """See `QueueReader.close`."""
         self._disconnect()
 
     # ------------------------------------------------------------ connecting

@@ -22,7 +22,6 @@ class PostgresChangesDataSource(QueueDataSource):
         return "ftlayer-postgres-changes"
 
     def source(self, options: DataSourceOptions) -> PostgresChangesSource:
-        """See `QueueDataSource.source`."""
         return PostgresChangesSource(
             options.get("dsn"),  # type: ignore[arg-type]  # It is checked there.
             options.get("table"),  # type: ignore[arg-type]
@@ -50,7 +49,6 @@ class PostgresTableDataSource(QueueDataSource):
         return "ftlayer-postgres-table"
 
     def source(self, options: DataSourceOptions) -> PostgresTableSource:
-        """See `QueueDataSource.source`."""
         return PostgresTableSource(
             options.get("dsn"),  # type: ignore[arg-type]  # It is checked there.
             options.get("table"),  # type: ignore[arg-type]

@@ -121,14 +121,12 @@ class PostgresTableReader:
 
     @property
     def is_away(self) -> bool:
-        """See `QueueReader.is_away`."""
         return self._away.is_away
 
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`: nothing is acknowledged."""
 
     def close(self) -> None:
-        """See `QueueReader.close`."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -31,7 +31,6 @@ class RedisDataSource(QueueDataSource):
         return "ftlayer-redis"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return the sink."""
         options = DataSourceOptions(self.options, self.name())
         longest = None if options.get("maxLength") is None else options.count("maxLength", MOST)
         sink = RedisSink(
@@ -44,7 +43,6 @@ class RedisDataSource(QueueDataSource):
         return sink
 
     def source(self, options: DataSourceOptions) -> RedisSource:
-        """See `QueueDataSource.source`."""
         return RedisSource(
             options.get("url"),  # type: ignore[arg-type]  # It is checked there.
             options.get("stream"),  # type: ignore[arg-type]

@@ -182,7 +182,6 @@ class RedisReader:
         return fetched
 
     def acknowledge(self, receipts: Sequence[_Receipt]) -> None:
-        """See `QueueReader.acknowledge`."""
         for receipt in receipts:
             self._todo.ids.append(receipt.ids)
             self._unacknowledged -= len(receipt.ids)
@@ -209,14 +208,12 @@ class RedisReader:
 
     @property
     def is_away(self) -> bool:
-        """See `QueueReader.is_away`."""
         return self._away.is_away
 
     def wake_up(self) -> None:
         """See `QueueReader.wake_up`: what waits in the server is not called back."""
 
     def close(self) -> None:
-        """See `QueueReader.close`."""
         self._client.close()
 
     # ------------------------------------------------------------ connecting

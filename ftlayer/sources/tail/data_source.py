@@ -24,7 +24,6 @@ class TailDataSource(QueueDataSource):
         return "ftlayer-tail"
 
     def source(self, options: DataSourceOptions) -> TailSource:
-        """See `QueueDataSource.source`."""
         check_text(options.get("path"), "path", "paths of this machine with commas between them")
         return TailSource(
             options.names("path"),

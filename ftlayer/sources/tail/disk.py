@@ -65,8 +65,6 @@ class Opened(Protocol):
 
 
 class Disk(Protocol):
-    """Where logs are."""
-
     def files(self, wanted: Collection[int]) -> list[Seen]:
         """Return the logs, what they were rotated to, and files beside them with the inodes that are ``wanted``.
 
@@ -85,16 +83,13 @@ class LocalFile:
         self.inode = os.fstat(descriptor).st_ino
 
     def stat(self) -> Stat:
-        """See `Opened.stat`."""
         found = os.fstat(self._descriptor)
         return Stat(found.st_size, found.st_mtime_ns, found.st_nlink > 0)
 
     def read(self, offset: int, length: int) -> bytes:
-        """See `Opened.read`."""
         return os.pread(self._descriptor, length, offset)
 
     def close(self) -> None:
-        """See `Opened.close`."""
         os.close(self._descriptor)
 
 

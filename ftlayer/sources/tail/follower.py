@@ -95,11 +95,9 @@ class Follower:
         self._is_begun_anew = False
 
     def places(self) -> list[Place]:
-        """Return where to go on."""
         return [*self._missing.values(), *(file.place for file in self._files.values())]
 
     def close(self) -> None:
-        """Close all files."""
         for file in self._files.values():
             file.opened.close()
         self._files.clear()

@@ -143,15 +143,12 @@ class TailReader:
 
     @property
     def is_away(self) -> bool:
-        """See `QueueReader.is_away`; files are here."""
         return False
 
     def wake_up(self) -> None:
-        """See `QueueReader.wake_up`."""
         self._woken.set()
 
     def close(self) -> None:
-        """See `QueueReader.close`."""
         if self._follower is not None:
             self._follower.close()
 

@@ -56,7 +56,6 @@ class WebhookApp:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the class."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "http":

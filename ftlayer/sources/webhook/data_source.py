@@ -26,7 +26,6 @@ class WebhookDataSource(QueueDataSource):
         return "ftlayer-webhook"
 
     def source(self, options: DataSourceOptions) -> WebhookSource:
-        """See `QueueDataSource.source`."""
         return WebhookSource(
             options.get("listen"),  # type: ignore[arg-type]  # It is checked there.
             headers=options.names("headers"),

@@ -1,5 +1,3 @@
-"""A web server in a thread."""
-
 from __future__ import annotations
 
 import socket
@@ -56,7 +54,6 @@ class WebServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         port: int = self._socket.getsockname()[1]
         return port
 

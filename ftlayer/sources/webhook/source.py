@@ -1,5 +1,3 @@
-"""A webhook as a source."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -153,31 +151,25 @@ class WebhookReader:
         return None
 
     def acknowledge(self, receipts: Sequence[list[Request]]) -> None:
-        """See `QueueReader.acknowledge`."""
         for requests in receipts:
             self._app.settle(self._intake.stored(requests), stored=True)
 
     def waiting(self) -> int:
-        """See `QueueReader.waiting`."""
         return self._intake.untaken
 
     @property
     def is_away(self) -> bool:
-        """See `QueueReader.is_away`; senders come here."""
         return False
 
     def wake_up(self) -> None:
-        """See `QueueReader.wake_up`."""
         self._intake.wake_up()
 
     def close(self) -> None:
-        """See `QueueReader.close`."""
         self._app.settle(self._intake.close(), stored=False)
         self.server.close()
 
 
 def rows_of(requests: Sequence[Request], schema: pa.Schema) -> pa.RecordBatch:
-    """Return requests as rows."""
     headers = zip(*(request.headers for request in requests), strict=True)
     columns = [
         [request.id for request in requests],

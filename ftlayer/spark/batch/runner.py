@@ -58,8 +58,6 @@ class SourceOfQuery:
 
 
 class SparkRunner:
-    """See `ftlayer.spark.protocol.Runner`; one for each batch."""
-
     def __init__(
         self,
         frame: DataFrame,
@@ -121,7 +119,6 @@ class SparkRunner:
         )
 
     def write(self, batch: int, result: StagesResult) -> tuple[Failure, ...]:
-        """Call the sink."""
         return self._sink.write(batch, result, self._incarnation())
 
     def reject(

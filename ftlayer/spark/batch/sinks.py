@@ -54,7 +54,6 @@ class BatchFunctionSink:
     query: str = "query"
 
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
-        """Call the function."""
         try:
             returned = self.function(result.tagged_rows() if self.tagged else result.good_rows(), batch)
         except RowsRejected as rejected:
@@ -142,7 +141,6 @@ class WriteTask:
     rules: RetryRules = NO_RULES
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the partition."""
         from pyspark.serializers import CloudPickleSerializer
 
         make_pickler: Any = CloudPickleSerializer

@@ -72,7 +72,6 @@ class IngestReader(DataSourceStreamReader):
         return {"next": end - len(self._rows(end - 1, end)) if end else 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """See `RANGE_ROWS`."""
         return ReadMaxRows(RANGE_ROWS)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
@@ -100,7 +99,6 @@ class IngestReader(DataSourceStreamReader):
         self._removed = end["next"]
 
     def stop(self) -> None:
-        """Disconnect."""
         self._client.close()
 
     def _deliverable(self, start: int, rows: int) -> int:

@@ -99,7 +99,6 @@ class DeliveryOptions:
         )
 
     def client(self) -> VertexClient:
-        """Connect to the vertex."""
         return VertexClient(
             self.address,
             self.token,
@@ -122,7 +121,6 @@ class DeliverySource(DataSource):
         raise ConfigError(f'format("{FORMAT}") needs .schema(…): the wrapped source\'s columns and {FT}')
 
     def streamReader(self, schema: StructType) -> DeliveryReader:  # noqa: N802 - Spark's name
-        """Return the reader."""
         return DeliveryReader(DeliveryOptions.from_spark(self.options), schema)
 
 
@@ -224,7 +222,6 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def stop(self) -> None:
-        """Disconnect."""
         self._client.close()
 
 

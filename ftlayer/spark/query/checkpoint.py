@@ -117,7 +117,6 @@ class CheckpointDirectory:
         return self._last("offsets")
 
     def log(self) -> LogEnds:
-        """Return the ends of both logs."""
         # In this order: a batch that is planned in between does not look committed.
         committed = self.last_commit
         return LogEnds(self.last_planned, committed)

@@ -43,7 +43,6 @@ class TrackedQueryListener(StreamingQueryListener):
 
 
 def tell_batch(listeners: Iterable[TrackedQueryListener], report: BatchReport) -> None:
-    """Tell all listeners of a batch."""
     for listener in listeners:
         try:
             listener.on_batch(report)

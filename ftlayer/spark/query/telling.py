@@ -148,7 +148,6 @@ class BatchHistory:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Totals of all batches."""
         with self._lock:
             return dict(self._counters)
 
@@ -246,7 +245,6 @@ class QueryTelling:
         return {} if lag is None else {f"lag/{self._source}": lag}
 
     def carry_out(self, order: JobOrder) -> str:
-        """See `Telling`."""
         supervisor = self._supervisor
         if not supervisor.isActive:
             raise UnsupportedError(f"{supervisor.name!r} is {supervisor.state}: nothing can be asked of it")
@@ -309,7 +307,6 @@ class UntrackedQueryTelling(QueryTelling):
         self._seen: tuple[int, str] | None = None
 
     def details(self, known_checkpoint: int, *, with_plan: bool) -> JobDetails:
-        """See `Telling`."""
         for progress in self._news():
             self._last_batch = int(progress["batchId"])
             self._log.progressed(progress)

@@ -28,7 +28,6 @@ class TriedRoots:
 
     @classmethod
     def of(cls, roots: U64, origins: U64, tries: U64) -> TriedRoots:
-        """Sort them."""
         order = np.argsort(roots)
         return cls(roots[order], origins[order], tries[order])
 

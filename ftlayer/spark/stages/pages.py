@@ -86,7 +86,6 @@ class PageHead:
     place: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return the head as msgpack."""
         values = [getattr(self, name) for name in _HEAD_FIELDS]
         values[2] = [[getattr(row, name) for name in _FAILED_FIELDS] for row in self.failures]
         packed: bytes = msgpack.packb(values)

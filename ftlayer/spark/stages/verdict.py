@@ -55,7 +55,6 @@ class Verdict:
 
     @property
     def failed_roots(self) -> U64:
-        """The failed roots, sorted."""
         return np.array(sorted(self.failures), np.uint64)
 
     @property

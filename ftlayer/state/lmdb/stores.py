@@ -74,7 +74,6 @@ class LmdbStores:
     # ------------------------------------------------------------ the environment
 
     def local_path(self) -> Path:
-        """Return its directory."""
         if self._directory is None:
             try:
                 self._directory = LocalDirectory(self._parent)
@@ -288,7 +287,6 @@ class LmdbStateStore:
             raise unreadable(f"operator {self._info.operator!r}, table {self._info.name!r}", error) from error
 
     def all_keys(self) -> Iterator[Key]:
-        """Return all keys."""
         keys = [unpack(entry_of(key, value).key) for key, value in self._stores.items(self._number)]
         return iter(self._groups.found_again(keys))
 

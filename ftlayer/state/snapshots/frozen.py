@@ -46,7 +46,6 @@ class StateView:
 
     @property
     def infos(self) -> tuple[TableInfo, ...]:
-        """What the pieces hold."""
         return (*(table.info for table in self.tables), *(timers.info for timers in self.timers))
 
     def snapshot(self, pieces: Sequence[StatePiece]) -> KeyedSnapshot | None:

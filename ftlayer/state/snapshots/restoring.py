@@ -107,14 +107,12 @@ class TimersRestored:
         self._found: list[tuple[int, bool, int, Key]] = []
 
     def add(self, keys: list[Key], values: list[Any]) -> None:
-        """Take timers of one block."""
         self._found += [
             (cast(int, order), processing, time_ms, key)
             for key, (processing, time_ms, order) in zip(keys, values, strict=True)
         ]
 
     def set(self) -> None:
-        """Set them all."""
         self._found.sort(key=lambda timer: timer[0])
         for _, processing, time_ms, key in self._found:
             (self._service.add_processing if processing else self._service.add_event)(key, time_ms)

@@ -80,7 +80,6 @@ class Serializer:
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Return what was packed."""
     return msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_from_ext)
 
 

@@ -32,7 +32,6 @@ class StateDeclarations:
         self._restored[name] = declared and self._restored.get(name, True)
 
     def ask(self, name: str) -> None:
-        """A function asks for a state."""
         if name not in self._asked:
             self._asked.add(name)
             if not self._opened:
@@ -49,11 +48,9 @@ class StateDeclarations:
 
     @property
     def held(self) -> frozenset[str]:
-        """The states that the checkpoint holds."""
         return frozenset(self._restored)
 
     def is_restored(self, name: str) -> bool:
-        """Whether the checkpoint holds it."""
         return name in self._restored
 
     def is_declared(self, name: str) -> bool:

@@ -60,7 +60,6 @@ class OperatorTables:
         return self._found(name, kind)[0]
 
     def describe(self, name: str, values: str) -> None:
-        """See `KeyedState.describe`."""
         self._described[name] = values
 
     def described(self, name: str) -> str:
@@ -72,7 +71,6 @@ class OperatorTables:
         self._restored[name] = values
 
     def cache(self, cache: StateCache) -> None:
-        """See `KeyedState.cache`."""
         self.caches.append(cache)
 
     def opened(self) -> None:
@@ -203,7 +201,6 @@ class LayeredMap:
         return len(self._table)
 
     def keys(self) -> Iterable[Key]:
-        """Return the keys that have items."""
         return iter(self._table)
 
     def items(self, key: Key) -> Mapping[Any, Any]:
@@ -212,7 +209,6 @@ class LayeredMap:
         return _NO_ITEMS if found is NOTHING else found
 
     def put(self, key: Key, field: Any, value: Any) -> None:
-        """Set one item."""
         found = self._table.own(key)
         if found is NOTHING:
             self._table[key] = {field: value}

@@ -299,7 +299,6 @@ class LayeredTable(_Raw):
         raise KeyError("popitem(): the table is empty")
 
     def copy(self) -> dict[Key, Any]:
-        """Return a plain dict of it."""
         return dict(self.items())
 
     def __repr__(self) -> str:

@@ -21,8 +21,6 @@ memory there is one: a key that is written again and again is in each of them.""
 
 
 class Merger:
-    """Merges the layers of one table."""
-
     def __init__(self, table: LayeredTable, sharing: Sharing, memory: StateMemory | None = None) -> None:
         """``memory`` is told what comes into bases; layers are measured for it."""
         self._table = table

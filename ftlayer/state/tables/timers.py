@@ -57,12 +57,10 @@ class TimerService:
 
     @property
     def event_count(self) -> int:
-        """Number of event timers."""
         return self._event.count
 
     @property
     def processing_count(self) -> int:
-        """Number of processing timers."""
         return self._processing.count
 
     def freeze(self) -> tuple[Buckets, Buckets]:
@@ -83,8 +81,6 @@ Buckets = dict[int, dict[Key, None]]
 
 
 class _Queue:
-    """Timers of one kind."""
-
     def __init__(self) -> None:
         self.count = 0
         self._buckets: Buckets = {}

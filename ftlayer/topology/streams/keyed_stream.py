@@ -192,7 +192,6 @@ class ConnectedStreams:
     """Two streams in front of one operator. They share keys where both have some; otherwise there are none."""
 
     def __init__(self, left: DataStream, right: DataStream) -> None:
-        """For `DataStream.connect`."""
         self._left = left
         self._right = right
 

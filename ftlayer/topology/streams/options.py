@@ -11,8 +11,6 @@ from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 
 
 class OperatorOptions(TypedDict, total=False):
-    """Of every operator."""
-
     uid: str | None
     """Its stable name."""
     parallelism: int | None

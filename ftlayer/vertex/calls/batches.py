@@ -238,7 +238,6 @@ class QueryStatus:
         return not (self.waiting or self.deliverable or self.delivered or self.pending)
 
     def _repr_html_(self) -> str:
-        """Return it as HTML, for notebooks."""
         names = ("waiting", "deliverable", "delivered", "pending", "dead")
         title = "nothing is left to do" if self.drained else "rows that are not done"
         return html_table(title, names, [tuple(getattr(self, name) for name in names)])

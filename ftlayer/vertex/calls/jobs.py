@@ -20,8 +20,6 @@ ORDER_EXPIRES_MS = 60_000
 
 
 class JobKind(StrEnum):
-    """What runs."""
-
     TOPOLOGY = "topology"
     QUERY = "query"
 

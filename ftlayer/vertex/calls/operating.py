@@ -76,17 +76,14 @@ class RecordInfo:
 
     @property
     def reason(self) -> str:
-        """See the class."""
         return self.history[-1].reason if self.history else ""
 
     @property
     def operator(self) -> str:
-        """See the class."""
         return self.history[-1].operator if self.history else ""
 
     @property
     def traceback(self) -> str:
-        """See the class."""
         return self.history[-1].traceback if self.history else ""
 
 

@@ -101,7 +101,6 @@ class VertexClient:
 
     @property
     def address(self) -> str:
-        """Where the vertex is."""
         return self._connection.address
 
     @property
@@ -198,7 +197,6 @@ class VertexClient:
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
-        """Lend a lane for one call."""
         self._check_fork()
         with self._lock:
             lane = self._free.pop() if self._free else None

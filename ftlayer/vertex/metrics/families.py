@@ -87,7 +87,6 @@ class Families:
             yield metric, [(dict(labels), value) for labels, value in samples.items()]
 
     def histograms(self) -> Iterator[tuple[Metric, list[tuple[dict[str, str], Histogram]]]]:
-        """Give histograms with their samples."""
         for metric, samples in self._histograms.items():
             yield metric, [(dict(labels), histogram) for labels, histogram in samples.items()]
 

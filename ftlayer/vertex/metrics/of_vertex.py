@@ -25,7 +25,6 @@ def owner_label(kind: JobKind | None, name: str) -> dict[str, str]:
 
 
 def add_build(families: Families, version: str) -> None:
-    """Say which version of ftlayer tells."""
     families.add(catalogue.BUILD_INFO, 1, {"version": version})
 
 

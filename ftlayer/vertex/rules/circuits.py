@@ -95,7 +95,6 @@ class _Circuit:
         self.trial.out_ms = now_ms
 
     def done(self, roots: U64, now_ms: int) -> None:
-        """These are done."""
         if self.is_closed:
             self.breaker.outcome(len(roots), 0, now_ms)
         elif self.trial is not None:
@@ -215,7 +214,6 @@ class Circuits:
                 circuit.try_with(roots.tolist(), now_ms)
 
     def done(self, stream: Stream, roots: U64, now_ms: int) -> None:
-        """These are done."""
         for declared, circuit in self._of.get(stream.name, ()):
             if declared.counts:
                 circuit.done(roots, now_ms)

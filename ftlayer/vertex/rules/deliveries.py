@@ -37,8 +37,6 @@ from ftlayer.vertex.rules.tracking import check_intake
 
 
 class Deliveries:
-    """The rules of the delivery log."""
-
     def __init__(self, state: ShardState, replay: Replays) -> None:
         self._state = state
         self._replay = replay

@@ -80,7 +80,6 @@ class FollowedAttempts:
                 self._replay_roots = None
 
     def completed(self, roots: U64Array, now: Now) -> None:
-        """Attempts have completed."""
         for root in self._of(roots).tolist():
             self._end(root, Outcome.COMPLETED, now)
 

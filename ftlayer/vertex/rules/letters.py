@@ -74,7 +74,6 @@ class BarrierLetters:
         return LettersKept(len(call.letters))
 
     def forget(self, txn: WriteTransaction, call: ForgetLetters) -> LettersKept:
-        """Forget a file."""
         self._state.owners.check([call.job], call.owner)
         return LettersKept(kept.forget_kept(txn, call.job, call.file))
 

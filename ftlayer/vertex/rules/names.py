@@ -26,7 +26,6 @@ class StreamNames:
 
 
 def names_of(state: ShardState, txn: ReadTransaction, stream: Stream) -> StreamNames:
-    """Return the names of a stream."""
     owner, kind = _owner(state, stream)
     query = get_query(txn, owner) if kind is JobKind.QUERY else None
     title = owner if query is None else query.title or owner

@@ -28,7 +28,6 @@ class Owners:
         self._runs: dict[str, str] = {}
 
     def recover(self, txn: ReadTransaction) -> None:
-        """Read who has claimed what."""
         self._runs = dict(all_jobs(txn))
 
     def claim(self, txn: WriteTransaction, call: ClaimJob) -> JobClaimed:

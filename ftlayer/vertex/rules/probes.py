@@ -62,7 +62,6 @@ class ProbeResult:
 
     @property
     def passes(self) -> bool:
-        """Whether all is well."""
         return not self.reasons
 
     def facts(self) -> dict[str, object]:

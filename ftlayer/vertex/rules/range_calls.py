@@ -38,8 +38,6 @@ WANTED_AT_ONCE = 65_536
 
 
 class RangeCalls:
-    """The calls of `ftlayer.vertex.calls.ranges`."""
-
     def __init__(self, state: ShardState, tracking: Tracking, failing: Failing) -> None:
         self._state = state
         self._tracking = tracking

@@ -121,7 +121,6 @@ class Replays:
         return [self._put_together(txn, stream, records) for records in groups.values()]
 
     def delete_cancelled(self, txn: WriteTransaction) -> None:
-        """Write down which replays are cancelled."""
         for key in self._state.cancelled:
             record = failed.get(txn, FailedTable.WAITING, key)
             if record is not None:

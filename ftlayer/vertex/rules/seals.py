@@ -1,5 +1,3 @@
-"""Seals, checked and stored."""
-
 from __future__ import annotations
 
 import hashlib

@@ -190,7 +190,6 @@ class SourceRanges:
         return iter(self._partitions.values())
 
     def of_stream(self, stream: Stream) -> list[SourcePartition]:
-        """Return the partitions of a stream."""
         return [each for (number, _), each in self._partitions.items() if number == stream.number]
 
     def get(self, stream: Stream, name: str) -> SourcePartition | None:

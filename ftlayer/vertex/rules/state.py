@@ -150,7 +150,6 @@ class ShardState:
         return self.incarnation << 32 | self._serials
 
     def add_stream(self, stream: Stream) -> None:
-        """Make a stream known."""
         self.streams[stream.name] = stream
         self.numbers[stream.number] = stream
         self.circuits.declare(stream)

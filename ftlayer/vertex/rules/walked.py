@@ -136,24 +136,19 @@ class FailedEntry(Record):
 
     @property
     def history(self) -> History:
-        """See `Record.history`."""
         return self._record.history
 
     @property
     def time_ms(self) -> int:
-        """See `Record.time_ms`."""
         return failed.time_of(self._stored_key)
 
     def may_say(self, sought: bytes) -> bool:
-        """See `Record.may_say`."""
         return sought in self._record.body
 
     def payload(self) -> pa.RecordBatch:
-        """See `Record.payload`."""
         return self._contents.payload_of(self._record)
 
     def info(self) -> RecordInfo:
-        """See `Record.info`."""
         record, contents = self._record, self._contents
         title, source = contents.names(self.stream)
         return RecordInfo(
@@ -213,8 +208,6 @@ class SegmentRows:
 
 
 class SegmentRow(Record):
-    """A row of a segment."""
-
     __slots__ = ("_index", "_rows")
 
     def __init__(self, rows: SegmentRows, index: int, key: bytes) -> None:
@@ -225,24 +218,19 @@ class SegmentRow(Record):
 
     @property
     def history(self) -> History:
-        """See `Record.history`."""
         return self._rows.info.history(self._index)
 
     @property
     def time_ms(self) -> int:
-        """See `Record.time_ms`."""
         return self._rows.registered_ms
 
     def may_say(self, sought: bytes) -> bool:
-        """See `Record.may_say`."""
         return self._rows.may_say(sought)
 
     def payload(self) -> pa.RecordBatch:
-        """See `Record.payload`."""
         return self._rows.payload.slice(self._index, 1)
 
     def info(self) -> RecordInfo:
-        """See `Record.info`."""
         rows = self._rows
         edited_ms, edited_by = rows.info.edit(self._index)
         title, source = rows.contents.names(self.stream)

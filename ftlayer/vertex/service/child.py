@@ -33,7 +33,6 @@ class ChildOrder:
 
     @classmethod
     def from_line(cls, line: bytes) -> ChildOrder:
-        """Read an order."""
         fields = json.loads(line)
         for name in ("tls_cert", "tls_key", "tls_client_ca"):
             fields[name] = None if fields[name] is None else fields[name].encode()

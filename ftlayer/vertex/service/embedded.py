@@ -132,7 +132,6 @@ class EmbeddedVertex:
             return self._address
 
     def client(self, *, client_id: str | None = None, deadline_ms: int = CLIENT_DEADLINE_MS) -> VertexClient:
-        """Return a client of it."""
         return VertexClient(
             self._address,
             self.token,

@@ -50,11 +50,9 @@ class Probes:
         self._phase = Phase.STOPPING
 
     def liveness(self) -> ProbeResult:
-        """See `ftlayer.vertex.rules.probes.liveness`."""
         return liveness(self._phase, self._pulses(), self._mono_ms())
 
     def readiness(self) -> ProbeResult:
-        """See `ftlayer.vertex.rules.probes.readiness`."""
         return readiness(self._phase, self._pulses(), self._mono_ms())
 
     def answer(self, path: str) -> tuple[HTTPStatus, bytes] | None:

@@ -107,7 +107,6 @@ class Rules:
         self._lost = True
 
     def now(self) -> Now:
-        """Return the time."""
         return self._parts.now()
 
     def in_memory(self, call: MemoryCall, envelope: Envelope | None) -> Reply | None:

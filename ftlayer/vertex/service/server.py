@@ -82,7 +82,6 @@ class VertexServer(TokenServer):
     # ------------------------------------------------------------ actions
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        """Name the actions."""
         return [
             ("call", "one call of the vertex, as a msgpack frame"),
             ("health", "whether the vertex is up, its incarnation and its limits"),

@@ -109,7 +109,6 @@ class Gather:
         self._sum: Reply | FTLayerError | None = None
 
     def __call__(self, answer: Reply | FTLayerError) -> None:
-        """Take one shard's answer."""
         with self._lock:
             if self._sum is None or isinstance(answer, FTLayerError):
                 if not isinstance(self._sum, FTLayerError):
@@ -142,12 +141,10 @@ def add_xored(a: Xored, b: Xored) -> Xored:
 
 
 def add_touched(a: Touched, b: Touched) -> Touched:
-    """Add what two shards touched."""
     return Touched(a.touched + b.touched)
 
 
 def add_failed(a: Failed, b: Failed) -> Failed:
-    """Add what two shards failed."""
     return Failed(a.waiting + b.waiting, a.dead + b.dead, a.unknown + b.unknown, a.held + b.held)
 
 

@@ -70,7 +70,6 @@ class Vertex:
 
     @property
     def shards(self) -> int:
-        """Number of shards."""
         return len(self._shards)
 
     @property

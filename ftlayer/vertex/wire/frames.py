@@ -122,7 +122,6 @@ def envelope_of(frame: dict[str, Any]) -> Envelope:
 
 
 def encode_reply(reply: Reply, sequence: int | None = None) -> bytes:
-    """Return the frame of ``reply``."""
     kind: type = type(reply)
     frame = {"reply": kind.__name__, "fields": dataclass_codec(kind).pack(reply)}
     return pack(frame if sequence is None else frame | {"sequence": sequence}, kind.__name__)

@@ -55,14 +55,12 @@ class AckerDriver:
 
     @property
     def checkpoints(self) -> CheckpointCalls:
-        """See `DriverMode`."""
         raise no_checkpoints(self._job.graph.name)
 
     def before(self, said: Said) -> None:
         """See `DriverMode`."""
 
     def carry_out(self, instruction: AckerInstruction) -> None:
-        """See `DriverMode`."""
         happened = self._job.happened
         match instruction:
             case RecallStreams(number):
@@ -76,7 +74,6 @@ class AckerDriver:
                 assert_never(instruction)
 
     def after(self, event: Event, state: JobState, now_ms: int) -> None:
-        """See `DriverMode`."""
         if isinstance(event, StatusKnown):
             # A job that ends asks the vertex a last time: what it says of breakers is told too.
             self._log_circuits(event.status)
@@ -86,7 +83,6 @@ class AckerDriver:
             )
 
     def vertex_status(self) -> StreamStatus | None:
-        """See `DriverMode`."""
         try:
             reply = self._vertex.client.call(
                 StreamStatusCall(self._vertex.streams), deadline_ms=STATUS_DEADLINE_MS
@@ -108,11 +104,9 @@ class AckerDriver:
         """See `DriverMode`."""
 
     def close(self) -> None:
-        """See `DriverMode`."""
         self._vertex.close()
 
     def when_done(self, done: Callable[[], None]) -> None:
-        """See `DriverMode`."""
         done()
 
     def _broken(self, error: FTLayerError) -> None:

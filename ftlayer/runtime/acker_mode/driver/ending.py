@@ -93,7 +93,6 @@ class EndDetection:
         self._is_empty = is_empty
 
     def heartbeat(self, slot: int, heartbeat: Heartbeat) -> None:
-        """Take a slot's heartbeat."""
         if self._phase in (_EndPhase.FIRST_ROUND, _EndPhase.SECOND_ROUND):
             if not heartbeat.quiet:
                 self._phase = _EndPhase.WATCHING

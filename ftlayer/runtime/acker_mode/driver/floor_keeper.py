@@ -37,7 +37,6 @@ class FloorKeeper:
         """See `RangeKeeper`."""
 
     def passed(self, end: str) -> None:
-        """See `RangeKeeper`."""
         self._passed = end
 
     def to_commit(self, complete: str | None) -> str | None:
@@ -45,5 +44,4 @@ class FloorKeeper:
         return None if self._passed == self._committed else self._passed
 
     def committed(self, end: str) -> None:
-        """See `RangeKeeper`."""
         self._committed = end

@@ -161,7 +161,6 @@ class Isolation:
 
     @property
     def active(self) -> bool:
-        """Whether it goes on."""
         return self._phase is not _IsolationPhase.OFF
 
     @property

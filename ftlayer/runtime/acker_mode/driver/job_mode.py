@@ -93,7 +93,6 @@ class AckerJob:
 
     @property
     def isolation(self) -> IsolationStatus | None:
-        """See `JobMode`."""
         return self._suspicion.status
 
     @property
@@ -108,27 +107,22 @@ class AckerJob:
 
     @property
     def was_lost(self) -> bool:
-        """See `JobMode`."""
         return self.epoch > 1
 
     @property
     def has_begun(self) -> bool:
-        """See `JobMode`."""
         return self.epoch > 0
 
     @property
     def never_ran(self) -> bool:
-        """See `JobMode`."""
         return self.epoch == 1
 
     @property
     def is_complete(self) -> bool:
-        """See `JobMode`."""
         return self._crew.all_deployed
 
     @property
     def state(self) -> JobState | None:
-        """See `JobMode`."""
         return JobState.ISOLATING if self._suspicion.active else None
 
     def begin(self) -> _Instructions:
@@ -136,7 +130,6 @@ class AckerJob:
         return [*self._recalls.ask()]
 
     def handle(self, event: Event, now_ms: int) -> _Instructions:
-        """See `JobMode`."""
         match event:
             case StatusKnown():
                 return self._probe(self._detection.status(event.number, event.status, now_ms))
@@ -150,7 +143,6 @@ class AckerJob:
         return []
 
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
-        """See `JobMode`."""
         match message:
             case Heartbeat() if slot.running:
                 self._detection.heartbeat(slot.number, message)
@@ -165,13 +157,11 @@ class AckerJob:
     # ------------------------------------------------------------ losses
 
     def lost_before(self) -> None:
-        """See `JobMode`."""
         if self.epoch:
             # The others went on since the vertex was asked to recall.
             self._recalls.forget()
 
     def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
-        """See `JobMode`."""
         slot.lost_ms = now_ms
         if self.is_ending:
             # Everything is done and the vertex is empty: what remained was to say so.
@@ -201,11 +191,9 @@ class AckerJob:
     # ------------------------------------------------------------ going on
 
     def explained(self, error: FTLayerError) -> FTLayerError:
-        """See `JobMode`."""
         return given_up(error, self._suspicion.quick_losses)
 
     def go_on(self, now_ms: int) -> _Instructions:
-        """See `JobMode`."""
         return [*self._bring_up(now_ms), *self._look_for_end(now_ms)]
 
     def last_wish(self, verdict: Over) -> Sequence[JobInstruction | AckerInstruction]:
@@ -213,7 +201,6 @@ class AckerJob:
         return [] if verdict.state is JobState.ENDED else self._recalls.at_the_end()
 
     def validate(self) -> None:
-        """See `JobMode`."""
         for slot in self._crew.slots:
             epochs = slot.dropped_epoch, slot.asked_epoch, self.epoch
             assert list(epochs) == sorted(epochs), f"slot {slot.number} is ahead of its epoch: {epochs}"

@@ -115,7 +115,6 @@ class Suspicion:
         return self._go(self._isolation.recalled(rows, now_ms))
 
     def took(self, report: ReplaysOut, now_ms: int) -> _Instructions:
-        """An input has taken replays."""
         instructions = self._go(self._isolation.took(report, now_ms))
         if self._isolation.group_is_out:
             self._detection.restart(GroupSettled())

@@ -29,7 +29,6 @@ class AckBuffer:
         return bool(self._events)
 
     def add(self, event: Acknowledge, now_ms: int) -> None:
-        """Take events."""
         if not len(event.roots):
             return
         self._events.append(event)
@@ -53,7 +52,6 @@ class AckBuffer:
         return None if self._since_ms is None else self._since_ms + MAX_WAIT_MS
 
     def take(self) -> Acknowledge:
-        """Return all events as one."""
         events, self._events = self._events, []
         self._count, self._since_ms = 0, None
         if len(events) == 1:

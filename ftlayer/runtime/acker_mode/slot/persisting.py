@@ -81,7 +81,6 @@ class PersistQueue:
             self._send(order)
 
     def answered(self, order: PersistOrder, answer: Future[Reply]) -> None:
-        """Take the answer to a call."""
         error = answer.exception()
         final: BaseException | None = None
         with self._lock:

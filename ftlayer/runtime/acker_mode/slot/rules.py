@@ -105,7 +105,6 @@ class AckerSlot:
         self._away: set[int] = set()
 
     def handle(self, event: ModeEvent, now: Now) -> Instructions:
-        """See `SlotMode.handle`."""
         match event:
             case RootsAccepted():
                 return self._roots_accepted(event, now)
@@ -179,11 +178,9 @@ class AckerSlot:
     # ------------------------------------------------------------ tasks
 
     def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
-        """See `SlotMode.work`: no work is this one's own."""
         raise misplaced(work)
 
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
-        """See `SlotMode.act`."""
         match action:
             case Acknowledge():
                 self._acks.add(action, now_ms)
@@ -238,14 +235,12 @@ class AckerSlot:
     # ------------------------------------------------------------ elements
 
     def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
-        """See `SlotMode.arrived`."""
         raise misplaced(barrier)
 
     def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> None:
         """See `SlotMode.takes`."""
 
     def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
-        """See `SlotMode.worked`."""
         return ()
 
     # ------------------------------------------------------------ time
@@ -261,12 +256,10 @@ class AckerSlot:
         return [TakeReplaysCall(key, self._unasked.pop(key)) for key in room]
 
     def rest(self, now_ms: int) -> Instructions:
-        """See `SlotMode.rest`."""
         return self._due_acks(now_ms)
 
     @property
     def due_ms(self) -> int | None:
-        """See `SlotMode.due_ms`."""
         return self._acks.due_ms
 
     def _due_acks(self, now_ms: int) -> list[XorCall]:
@@ -283,14 +276,12 @@ class AckerSlot:
         return self._run_replays(PeersAway(), counts=False)
 
     def peers_replaced(self, slots: Collection[int]) -> Instructions:
-        """See `SlotMode.peers_replaced`."""
         self._away.difference_update(slots)
         return [] if self._away else self._run_replays(PeersThere(), counts=False)
 
     # ------------------------------------------------------------ what is known of it
 
     def may_read(self, seat: Seat) -> bool:
-        """See `SlotMode.may_read`."""
         if len(self._unaccepted[seat.key]) >= PERSISTS_IN_FLIGHT:
             return False
         if self._paused and not (seat.key in self._ranged and self._ranged[seat.key].rereads):
@@ -305,7 +296,6 @@ class AckerSlot:
         return not self._unaccepted[seat.key]
 
     def rows_wanted(self, key: TaskKey) -> int:
-        """See `SlotMode.rows_wanted`."""
         return self._rows[key]
 
     @property
@@ -322,7 +312,6 @@ class AckerSlot:
 
     @property
     def is_quiet(self) -> bool:
-        """See `SlotMode.is_quiet`."""
         return not self._acks and not any(self._unaccepted.values()) and self._vertex.is_quiet
 
     def counters(self) -> dict[str, int]:
@@ -330,7 +319,6 @@ class AckerSlot:
         return self._totals | counters_of(PERSIST, self._persist_times.copy())
 
     def exemplars(self) -> dict[str, Exemplar]:
-        """See `SlotMode.exemplars`."""
         return exemplars_of(PERSIST, self._persist_times.copy())
 
     def held_roots(self) -> list[U64Array]:
@@ -340,7 +328,6 @@ class AckerSlot:
         return held + self._acks.roots()
 
     def validate(self) -> None:
-        """See `SlotMode.validate`."""
         for key, ticket in self._numbers:
             assert ticket in self._unaccepted[key], (
                 f"{key}: ticket {ticket} has rows, and its roots are forgotten"

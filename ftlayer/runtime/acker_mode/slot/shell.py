@@ -43,7 +43,6 @@ class AckerSlotFactory:
     restarts_in_place = False
 
     def instance(self, slot: SlotContext) -> AckerSlotShell:
-        """See `SlotModeFactory.instance`."""
         return AckerSlotShell(self.client, slot)
 
 
@@ -64,7 +63,6 @@ class AckerSlotShell:
 
     @property
     def touch_timeout_ms(self) -> int | None:
-        """See `SlotModeShell.touch_timeout_ms`."""
         return min((options.timeout_ms for _, options in self._graph.options), default=None)
 
     def open(self, deploy: Deploy) -> AckerTaskMode:
@@ -97,20 +95,16 @@ class AckerSlotShell:
 
     @property
     def tracer(self) -> AckerTracer | None:
-        """See `SlotModeShell.tracer`."""
         return self._tracer
 
     def rules(self, parts: SlotParts) -> AckerSlot:
-        """See `SlotModeShell.rules`."""
         assert self._port is not None
         return AckerSlot(self._port, parts)
 
     def positions(self, key: TaskKey) -> Mapping[str, bytes]:
-        """See `SlotModeShell.positions`: the vertex keeps them."""
         return self._opened[self._graph.stream_of(key[0])].positions
 
     def carry_out(self, instruction: ModeInstruction) -> None:
-        """See `SlotModeShell.carry_out`."""
         assert self._port is not None
         match instruction:
             case PersistCall(key, ticket, call):
@@ -127,23 +121,19 @@ class AckerSlotShell:
                 raise misplaced(instruction)
 
     def touch(self, roots: list[U64Array]) -> None:
-        """See `SlotModeShell.touch`."""
         if self._port is not None and roots:
             self._port.touch(roots)
 
     def deaths(self) -> tuple[Death, ...]:
-        """See `SlotModeShell.deaths`: nothing is kept of them."""
         return ()
 
     def damaged(self, error: BaseException) -> int:
-        """See `SlotModeShell.damaged`: there are no checkpoints."""
         return 0
 
     def end(self, *, over: bool, stands: int) -> None:
         """See `SlotModeShell.end`."""
 
     def close(self) -> None:
-        """See `SlotModeShell.close`."""
         if self._port is not None:
             self._port.close()
         if self._spans is not None:

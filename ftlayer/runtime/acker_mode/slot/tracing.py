@@ -32,7 +32,6 @@ class AckerTracer:
         self._made: dict[tuple[TaskKey, int], tuple[int, list[int]]] = {}
 
     def ran(self, run: RunTask, decided: Sequence[SlotInstruction], start_ns: int, end_ns: int) -> None:
-        """See `RunTracer.ran`."""
         event = run.event
         if run.lineage is not None:
             self._worked(run, run.lineage, decided, start_ns, end_ns)

@@ -28,7 +28,6 @@ class AckerCompanion:
         return reports(self._xor)
 
     def loop_ended(self) -> list[Action]:
-        """Return nothing."""
         return []
 
     def data_ended(self) -> list[Action]:
@@ -36,5 +35,4 @@ class AckerCompanion:
         return []
 
     def tend(self, records: int, now: Now) -> list[Action]:
-        """Do nothing."""
         return []

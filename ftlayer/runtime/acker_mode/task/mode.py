@@ -36,8 +36,6 @@ class Holding:
 
 
 class AckerTaskMode:
-    """`ftlayer.runtime.task.mode.TaskMode` of acker mode."""
-
     def __init__(
         self,
         make_handler: Callable[[str], Handler],
@@ -58,11 +56,9 @@ class AckerTaskMode:
         """Every chain can be run."""
 
     def handler(self, uid: str) -> Handler:
-        """See `TaskMode.handler`."""
         return self._make_handler(uid)
 
     def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
-        """See `TaskMode.source`."""
         if not reads_again(graph.vertex(uid).operators[0]):
             return PersistingSourceTask(graph, uid, subtask, handler)
         assert self._holding is not None, "who holds its rows has no name"
@@ -70,7 +66,6 @@ class AckerTaskMode:
         return RangeSourceTask(graph, uid, subtask, handler, self._holding.holder, known)
 
     def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
-        """See `TaskMode.replay`."""
         return StreamReplayTask(graph, uid, subtask, handler, self._options)
 
     def chain(self, plan: ChainPlan) -> Task:

@@ -241,5 +241,4 @@ class StreamReplayTask:
 
 
 def _text(schema: pa.Schema) -> str:
-    """Return a schema in one line."""
     return "(" + ", ".join(str(field) for field in schema) + ")"

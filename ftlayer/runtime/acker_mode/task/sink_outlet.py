@@ -34,7 +34,6 @@ class AckingSinkOutlet:
         self.latencies = SinkLatencies()
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
-        """See `Outlet.take`."""
         if lineage is None:
             raise ProtocolError("a record without RecordIds came to a sink that acknowledges")
         xor = self._handler.xor
@@ -64,7 +63,6 @@ class AckingSinkOutlet:
         return []
 
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
-        """See `Outlet.marker`."""
         self.latencies.came(marker, now, given=self._queue.given, settled=self._queue.settled)
         return []
 
@@ -73,7 +71,6 @@ class AckingSinkOutlet:
         raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
-        """See `Outlet.flush`."""
         self.latencies.look(self._queue.settled, now)
         self._settle(self._sink.flush(now.mono_ms, force=force))
         if force:
@@ -81,7 +78,6 @@ class AckingSinkOutlet:
             self.latencies.look(self._queue.settled, now)
 
     def close(self) -> None:
-        """See `Outlet.close`."""
         self._sink.close()
 
     @property
@@ -94,7 +90,6 @@ class AckingSinkOutlet:
 
     @property
     def held(self) -> U64Array:
-        """See `Outlet.held`."""
         return self._queue.held
 
     def _settle(self, settled: Settled) -> None:

@@ -141,11 +141,9 @@ class TimerRootsOutlet:
         self.latencies = channels.latencies
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
-        """See `Outlet.take`."""
         return self._channels.take(lineage, records, passed, now)
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
-        """See `Outlet.take_fired`."""
         actions: list[Action] = []
         for tag, rows in outputs.items():
             if rows.payload.num_rows:
@@ -153,7 +151,6 @@ class TimerRootsOutlet:
         return actions
 
     def mark(self, mark: Mark) -> list[Action]:
-        """See `Outlet.mark`."""
         return self._roots.mark(mark)
 
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
@@ -161,7 +158,6 @@ class TimerRootsOutlet:
         return self._channels.marker(marker, now)
 
     def accepted(self, ticket: int) -> list[Action]:
-        """See `Outlet.accepted`."""
         return self._roots.accepted(ticket)
 
     def flush(self, now: Now, *, force: bool) -> None:
@@ -172,10 +168,8 @@ class TimerRootsOutlet:
 
     @property
     def waiting(self) -> bool:
-        """See `Outlet.waiting`."""
         return self._roots.waiting
 
     @property
     def held(self) -> U64Array:
-        """See `Outlet.held`."""
         return self._roots.held

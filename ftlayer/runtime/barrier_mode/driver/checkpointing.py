@@ -126,7 +126,6 @@ class JobCheckpoints:
 
     @property
     def counts(self) -> CheckpointCounts:
-        """Totals."""
         return self._rules.counts
 
     @property
@@ -394,7 +393,6 @@ class _Requests:
         self._last = 0
 
     def add(self, answer: Future[Checkpoint]) -> int:
-        """Take a request; returns its number."""
         self._last += 1
         self._waiting[self._last] = answer
         return self._last

@@ -38,27 +38,22 @@ class BarrierDriver:
 
     @property
     def checkpoint_counts(self) -> CheckpointCounts:
-        """See `DriverMode`."""
         return self.checkpoints.counts
 
     @property
     def result(self) -> JobResult | None:
-        """See `DriverMode`."""
         return self.checkpoints.result
 
     @property
     def stopped_with(self) -> Checkpoint | None:
-        """See `DriverMode`."""
         return self.checkpoints.stopped_with
 
     def before(self, said: Said) -> None:
-        """See `DriverMode`."""
         match said.message:
             case SlotFailed(reason=reason, damaged=damaged) if damaged:
                 self.checkpoints.damaged(damaged, reason)
 
     def carry_out(self, instruction: BarrierInstruction) -> None:
-        """See `DriverMode`."""
         match instruction:
             case PrepareRestore():
                 self.checkpoints.prepare(instruction)
@@ -71,7 +66,6 @@ class BarrierDriver:
                 assert_never(instruction)
 
     def after(self, event: Event, state: JobState, now_ms: int) -> None:
-        """See `DriverMode`."""
         if state.is_final or state is JobState.STOPPING:
             self.checkpoints.cancel()
         elif isinstance(event, Said) and self._crew.slots[event.slot].is_instance(event.instance):
@@ -98,12 +92,10 @@ class BarrierDriver:
         *,
         interrupted: bool,
     ) -> None:
-        """See `DriverMode`."""
         self.checkpoints.close(state, take_events, close_by_s, interrupted=interrupted)
 
     def close(self) -> None:
         """See `DriverMode`: `end` has closed everything."""
 
     def when_done(self, done: Callable[[], None]) -> None:
-        """See `DriverMode`."""
         self.checkpoints.when_done(done)

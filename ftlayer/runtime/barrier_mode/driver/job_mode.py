@@ -108,27 +108,22 @@ class BarrierJob:
 
     @property
     def was_lost(self) -> bool:
-        """See `JobMode`."""
         return self._restarts > 0
 
     @property
     def has_begun(self) -> bool:
-        """See `JobMode`."""
         return self._begun
 
     @property
     def never_ran(self) -> bool:
-        """See `JobMode`."""
         return not self.was_lost and not self._succeeded
 
     @property
     def is_complete(self) -> bool:
-        """See `JobMode`."""
         return all(region.deployed for region in self._regions)
 
     @property
     def state(self) -> JobState | None:
-        """See `JobMode`."""
         return JobState.RECOVERING if self._restore_fails and not self._begun else None
 
     @property
@@ -137,11 +132,9 @@ class BarrierJob:
         return self._search.status
 
     def begin(self) -> _Instructions:
-        """See `JobMode`."""
         return [self._prepare(region) for region in self._regions]
 
     def handle(self, event: Event, now_ms: int) -> _Instructions:
-        """See `JobMode`."""
         match event:
             case RestartRequested(reason):
                 return self._fail_regions(self._regions, reason, now_ms)
@@ -161,21 +154,17 @@ class BarrierJob:
         return []
 
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
-        """See `JobMode`."""
         if isinstance(message, Hello):
             return [FailureNoted(news) for news in self._search.died(message.deaths)]
         return []
 
     def explained(self, error: FTLayerError) -> FTLayerError:
-        """See `JobMode`."""
         return error
 
     def last_wish(self, verdict: Over) -> list[JobInstruction]:
-        """See `JobMode`: the last checkpoint has everything."""
         return []
 
     def validate(self) -> None:
-        """See `JobMode`."""
         self._search.validate()
         numbers = sorted(number for region in self._regions for number in region.slots)
         assert numbers == [slot.number for slot in self._crew.slots], f"regions have the slots {numbers}"
@@ -192,7 +181,6 @@ class BarrierJob:
         """See `JobMode`: one more instance is waited for."""
 
     def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
-        """See `JobMode`."""
         if self.is_ending:
             # The last checkpoint is committed: what remained was to say so.
             return [StopJob(Over(JobState.ENDED), "everything is done")]
@@ -256,7 +244,6 @@ class BarrierJob:
     # ------------------------------------------------------------ going on
 
     def go_on(self, now_ms: int) -> _Instructions:
-        """See `JobMode`."""
         instructions = [each for region in self._regions for each in self._bring_up(region, now_ms)]
         if not self._all_run and self.is_complete and self._crew.all_started:
             self._all_run = True

@@ -110,8 +110,6 @@ def check_place(graph: JobGraph, config: CheckpointConfig, *, has_vertex: bool) 
 
 
 class JobLetters:
-    """See the module."""
-
     def __init__(self, places: LetterPlaces, job: JobContext, check_owner: Callable[[], None]) -> None:
         """``check_owner`` raises `StaleOwnerError` once another driver has taken the job over."""
         self._graph, self._later, self._tell = job.graph, job.later, job.tell

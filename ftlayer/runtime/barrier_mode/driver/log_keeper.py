@@ -69,7 +69,6 @@ class LogKeeper:
         return b"" if captured is None else captured.pack()
 
     def handle(self, event: LogEvent, first_unread: int) -> Beginning | None:
-        """See `RangeKeeper`."""
         match event:
             case RangesRestored(restored):
                 return self._go_back(restored)
@@ -85,17 +84,14 @@ class LogKeeper:
         return None
 
     def begun(self, at: str, number: int) -> None:
-        """See `RangeKeeper`."""
         if self._log.now is None:
             self._log.begin(at)
 
     def opened(self, planned: PlannedRange) -> None:
-        """See `RangeKeeper`."""
         self._forget(planned.number)
         self._log.opened(planned)
 
     def moved(self, end: str) -> None:
-        """See `RangeKeeper`."""
         self._log.moved(end)
 
     def passed(self, end: str) -> None:
@@ -106,7 +102,6 @@ class LogKeeper:
         return self._to_commit[0] if self._to_commit else None
 
     def committed(self, end: str) -> None:
-        """See `RangeKeeper`."""
         self._to_commit.popleft()
         self._committed = end
 

@@ -195,7 +195,6 @@ class LetterOutbox:
         return found
 
     def done(self, work: OutboxWork) -> None:
-        """This is done."""
         self._free(work).failures = 0
         entry = self._entries[_name_of(work)]
         match work:

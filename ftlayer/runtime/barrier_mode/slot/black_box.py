@@ -75,11 +75,9 @@ class BlackBox:
         self._last_words = LastWords(self._file, self._exits, self._page, _EXIT_OF_C_AT)
 
     def about_to(self, chain: str, digest: bytes) -> None:
-        """See `RecordNotes`."""
         _NOTE.pack_into(self._page, _NOTE_AT, 1, self._places[chain], digest)
 
     def over(self) -> None:
-        """See `RecordNotes`."""
         _IN_HAND.pack_into(self._page, _NOTE_AT, 0)
 
     def close(self) -> None:

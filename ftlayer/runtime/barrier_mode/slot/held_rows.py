@@ -17,7 +17,6 @@ class HeldRows:
     _before: deque[tuple[int, list[int]]] = field(default_factory=deque)
 
     def read(self, number: int) -> None:
-        """The source has read rows."""
         self._since.append(number)
 
     def snapshot(self, checkpoint: int) -> None:

@@ -45,7 +45,6 @@ class CapturedChannel:
 
     @property
     def records(self) -> int:
-        """Number of records."""
         return sum(part.num_rows if isinstance(part, Batch) else rows_in(part) for part in self.parts)
 
     def write(self, writer: PieceWriter) -> ChannelState:

@@ -47,7 +47,6 @@ class BarrierSlot:
         self._final: int | None = None  # the checkpoint that the job ends with
 
     def handle(self, event: ModeEvent, now: Now) -> Instructions:
-        """See `SlotMode.handle`."""
         match event:
             case TriggerCheckpoint(barrier):
                 self.activity += 1
@@ -80,13 +79,11 @@ class BarrierSlot:
     # ------------------------------------------------------------ tasks
 
     def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
-        """See `SlotMode.work`."""
         if not isinstance(work, SnapshotWork):
             raise misplaced(work)
         return self._barriers.take_snapshot(seat, work, now)
 
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
-        """See `SlotMode.act`."""
         match action:
             case DataEnded():
                 return [TellCoordinator(action)]
@@ -94,7 +91,6 @@ class BarrierSlot:
                 raise misplaced(action)
 
     def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
-        """See `SlotMode.ran`."""
         if not isinstance(event, SnapshotWork):
             return ()
         held = self._held.get(seat.key)
@@ -123,11 +119,9 @@ class BarrierSlot:
     # ------------------------------------------------------------ elements
 
     def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
-        """See `SlotMode.arrived`."""
         self._barriers.arrived(channel, barrier, size)
 
     def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> Instructions | None:
-        """See `SlotMode.takes`."""
         return self._barriers.took(seat, channel, mark, now)
 
     def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
@@ -142,28 +136,23 @@ class BarrierSlot:
         return [*told, *self._barriers.on_time(now)]
 
     def rest(self, now_ms: int) -> Instructions:
-        """See `SlotMode.rest`."""
         return ()
 
     @property
     def due_ms(self) -> int | None:
-        """See `SlotMode.due_ms`."""
         return self._barriers.due_ms
 
     # ------------------------------------------------------------ peers
 
     def peers_gone(self, slots: Collection[int]) -> Instructions:
-        """See `SlotMode.peers_gone`."""
         return ()
 
     def peers_replaced(self, slots: Collection[int]) -> Instructions:
-        """See `SlotMode.peers_replaced`."""
         return ()
 
     # ------------------------------------------------------------ what is known of it
 
     def may_read(self, seat: Seat) -> bool:
-        """See `SlotMode.may_read`."""
         return self._final is None
 
     def reads_early(self, seat: Seat) -> bool:
@@ -171,14 +160,12 @@ class BarrierSlot:
         return False
 
     def rows_wanted(self, key: TaskKey) -> int:
-        """See `SlotMode.rows_wanted`."""
         return (
             self._parts.options.batch_rows if self._debloating is None else self._debloating.rows_wanted(key)
         )
 
     @property
     def is_open(self) -> bool:
-        """See `SlotMode.is_open`."""
         return self._parts.seating.is_reading
 
     @property
@@ -187,19 +174,15 @@ class BarrierSlot:
         return True
 
     def counters(self) -> dict[str, int]:
-        """See `Barriers.counters`."""
         return self._barriers.counters()
 
     def exemplars(self) -> dict[str, Exemplar]:
-        """See `SlotMode.exemplars`: no record has a root."""
         return {}
 
     def held_roots(self) -> list[U64Array]:
-        """See `SlotMode.held_roots`: no record has roots."""
         return []
 
     def validate(self) -> None:
-        """See `SlotMode.validate`."""
         self._barriers.validate()
 
 

@@ -46,13 +46,10 @@ from ftlayer.state.opening import open_backend
 
 @dataclass(frozen=True)
 class BarrierSlotFactory:
-    """`ftlayer.runtime.slot.shell.SlotModeFactory`."""
-
     plan: CheckpointPlan
     restarts_in_place = True
 
     def instance(self, slot: SlotContext) -> BarrierSlotShell:
-        """See `SlotModeFactory.instance`."""
         return BarrierSlotShell(self.plan, slot)
 
 
@@ -85,7 +82,6 @@ class BarrierSlotShell:
         self._suspecting = Suspecting(slot, plan.config.state_directory)
 
     def open(self, deploy: Deploy) -> BarrierTaskMode:
-        """See `SlotModeShell.open`."""
         order, plan = self._slot.order, self._plan
         self._restored = deploy.restore
         storage = slot_storage(
@@ -107,7 +103,6 @@ class BarrierSlotShell:
         return tasks
 
     def rules(self, parts: SlotParts) -> BarrierSlot:
-        """See `SlotModeShell.rules`. Raises what `put_in_flight` raises."""
         opened = self._opened
         assert opened is not None
         self.snapshots = SnapshotRunner(
@@ -121,12 +116,10 @@ class BarrierSlotShell:
         return rules
 
     def positions(self, key: TaskKey) -> Mapping[str, bytes]:
-        """See `SlotModeShell.positions`: they are in the checkpoint."""
         restored = _by_subtask(self._restored).get(key)
         return {} if restored is None else restored.positions
 
     def carry_out(self, instruction: ModeInstruction) -> None:
-        """See `SlotModeShell.carry_out`."""
         snapshots = self.snapshots
         assert snapshots is not None
         match instruction:
@@ -151,11 +144,9 @@ class BarrierSlotShell:
         """See `SlotModeShell.touch`: no record has roots."""
 
     def deaths(self) -> tuple[Death, ...]:
-        """See `SlotModeShell.deaths`."""
         return self._suspecting.deaths()
 
     def damaged(self, error: BaseException) -> int:
-        """See `SlotModeShell.damaged`."""
         if self._restored is None or not isinstance(error, CheckpointDamagedError):
             return 0
         return self._restored.checkpoint
@@ -183,7 +174,6 @@ class BarrierSlotShell:
 
 
 def _by_subtask(restore: Restore | None) -> dict[TaskKey, SubtaskRestore]:
-    """Return what each subtask begins with."""
     return {} if restore is None else {(each.uid, each.subtask): each for each in restore.subtasks}
 
 

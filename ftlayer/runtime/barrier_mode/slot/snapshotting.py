@@ -83,7 +83,6 @@ class SnapshotRunner:
     # ------------------------------------------------------------ the loop's side
 
     def begin(self, key: TaskKey, barrier: Barrier, pending: PendingSnapshot) -> None:
-        """See `BeginSnapshot`."""
         part = _SubtaskSnapshot(key, barrier, pending, stopwatch_ms())
         self._parts[key, barrier.checkpoint] = part
         self._jobs.put(lambda: self._write(part))
@@ -91,18 +90,15 @@ class SnapshotRunner:
     def captured(
         self, key: TaskKey, checkpoint: int, channels: tuple[CapturedChannel, ...], times: SnapshotTimes
     ) -> None:
-        """See `SnapshotCaptured`."""
         part = self._parts.get((key, checkpoint))
         if part is not None:
             self._jobs.put(lambda: self._write_channels(part, channels, times))
 
     def give_up(self, key: TaskKey, checkpoint: int, reason: str) -> None:
-        """See `GiveUpSnapshot`."""
         self._send(SubtaskDeclined(checkpoint, *key, reason, counts=False))
         self.cancel(key, checkpoint)
 
     def cancel(self, key: TaskKey, checkpoint: int) -> None:
-        """See `CancelSnapshot`."""
         part = self._parts.get((key, checkpoint))
         if part is not None and not part.cancelled:
             part.cancelled = True
@@ -116,11 +112,9 @@ class SnapshotRunner:
             part.pending.release()
 
     def completed(self, checkpoint: int) -> None:
-        """The checkpoint is complete."""
         self._jobs.put(lambda: self._storage.completed(checkpoint))
 
     def aborted(self, checkpoint: int) -> None:
-        """The checkpoint was given up."""
         self._jobs.put(lambda: self._storage.aborted(checkpoint))
 
     def close(self, *, over: bool = False) -> None:

@@ -46,7 +46,6 @@ class ChainCheckpoints:
         self._given_up: set[int] = set()
 
     def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], ChainSnapshot]:
-        """See `Checkpointed.snapshot`."""
         actions = self._chain.flush(now)
         if barrier.final:
             self._companion.last_barrier = barrier.checkpoint
@@ -70,7 +69,6 @@ class ChainCheckpoints:
         return actions, ChainSnapshot(part, barrier.checkpoint, frozen, precommitted)
 
     def completed(self, checkpoint: int) -> None:
-        """See `Checkpointed.completed`; also behind the task's end."""
         self._suspects.completed(checkpoint)
         if self._letters is not None:
             self._letters.completed(checkpoint)
@@ -144,6 +142,5 @@ class ChainSnapshot:
         )
 
     def release(self) -> None:
-        """See `PendingSnapshot.release`."""
         if self._frozen is not None:
             self._frozen.release()

@@ -46,11 +46,9 @@ class ChainSuspects:
 
     @property
     def one_at_a_time(self) -> bool:
-        """See `Suspects`."""
         return self._checkpoints_left > 0
 
     def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
-        """See `Suspects`."""
         if not self._convictions:
             return ()
         digests = row_digests(payload, input)
@@ -62,16 +60,13 @@ class ChainSuspects:
         return found
 
     def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
-        """See `Suspects`."""
         self._notes.about_to(self._chain, row_digests(payload.slice(row, 1), input)[0])
 
     @property
     def looks_at_timers(self) -> bool:
-        """See `Suspects`."""
         return self.one_at_a_time or bool(self._convictions)
 
     def fires(self, operator: str, kind: str, key: Any, time_ms: int) -> Conviction | None:
-        """See `Suspects`."""
         digest = timer_digest(operator, kind, key, time_ms)
         conviction = self._convictions.get(digest)
         if conviction is not None:
@@ -81,13 +76,11 @@ class ChainSuspects:
         return conviction
 
     def over(self) -> None:
-        """See `Suspects`."""
         self._notes.over()
 
     # ------------------------------------------------------------ checkpoints
 
     def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
-        """See `Suspects`."""
         self._held_since = {digest: since or checkpoint for digest, since in self._held_since.items()}
         return tuple(self._held_since)
 
@@ -119,7 +112,6 @@ def row_digests(rows: pa.RecordBatch, input: int) -> list[bytes]:
 
 
 def timer_digest(operator: str, kind: str, key: Any, time_ms: int) -> bytes:
-    """Return the digest of a timer."""
     data = repr((operator, kind, key, time_ms)).encode("utf-8", "surrogatepass")
     return blake2b(data, digest_size=DIGEST_BYTES, person=b"ftlayer timer").digest()
 

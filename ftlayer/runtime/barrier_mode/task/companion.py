@@ -68,5 +68,4 @@ class BarrierCompanion:
 
     @property
     def rest_ms(self) -> int | None:
-        """See `ChainCompanion.rest_ms`."""
         return None if self.last_barrier is None else RETRY_MS

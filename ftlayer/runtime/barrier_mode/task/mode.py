@@ -103,11 +103,9 @@ class BarrierTaskMode:
             )
 
     def handler(self, uid: str) -> Handler:
-        """See `TaskMode.handler`: no record is followed."""
         return NonFTHandler()
 
     def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
-        """See `TaskMode.source`."""
         restore = self._restored.get((uid, subtask))
         task = CheckpointedSourceTask(
             graph, uid, subtask, handler, {} if restore is None else restore.positions
@@ -123,7 +121,6 @@ class BarrierTaskMode:
         )
 
     def chain(self, plan: ChainPlan) -> Task:
-        """See `TaskMode.chain`."""
         broadcast = any(isinstance(edge.partitioner, Broadcast) for edge in plan.graph.edges_into(plan.uid))
         plan = replace(plan, handler=NonFTHandler(NO_REMEDY if broadcast else REMEDY))
         policy = plan.vertex.failures

@@ -22,7 +22,6 @@ class SharedBackend:
         self._out = 0
 
     def freeze(self, barrier: Barrier, now_ms: int) -> _SharedFrozen:
-        """See `CheckpointedBackend.freeze`."""
         frozen = self.backend.freeze(barrier, now_ms)
         self._out += 1
         return _SharedFrozen(frozen, self._released)
@@ -51,10 +50,8 @@ class _SharedFrozen:
         self._released = released
 
     def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> BackendSnapshot:
-        """See `Frozen.write`."""
         return self._frozen.write(writer, cancelled)
 
     def release(self) -> None:
-        """See `Frozen.release`."""
         self._frozen.release()
         self._released()

@@ -69,13 +69,11 @@ class CheckpointedSourceTask:
         return [*self._splits.around(rows, sends), *self._markers.behind(rows.payload.num_rows, now)]
 
     def held_roots(self) -> U64Array:
-        """Nothing is held."""
         return NO_ROOTS
 
     # ------------------------------------------------------------ checkpoints
 
     def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], SourceSnapshot]:
-        """See `Checkpointed.snapshot`."""
         return [], SourceSnapshot(self.uid, self.subtask, dict(self._positions))
 
     def completed(self, checkpoint: int) -> None:
@@ -95,7 +93,6 @@ class SourceSnapshot:
         self._snapshot = SubtaskSnapshot(uid, subtask, positions=positions)
 
     def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
-        """See `PendingSnapshot.write`."""
         return self._snapshot
 
     def release(self) -> None:

@@ -41,12 +41,10 @@ class OrderEntry:
         return self.answer.state.is_final
 
     def end(self, state: OrderState, text: str, now_ms: int) -> None:
-        """Bring it to its end."""
         self.answer = OrderAnswer(self.order.id, state, text, now_ms)
 
     @property
     def record(self) -> OrderRecord:
-        """As tools see it."""
         return OrderRecord(self.order, self.answer)
 
 

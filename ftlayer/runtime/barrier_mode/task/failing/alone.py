@@ -68,11 +68,9 @@ class ToChannels:
         self._attempts = attempts
 
     def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
-        """See `WayOut.route`."""
         return self._outlet.route(passed, log)
 
     def send(self, given: Given, routed: Routed, now: Now) -> list[Action]:
-        """See `WayOut.send`."""
         self._attempts.ended(given, routed.failures, now)
         return self._outlet.send(None, given.payload.num_rows, routed)
 
@@ -140,21 +138,18 @@ class RecordsAlone:
         self._log.forget()
 
     def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
-        """See `ChainRows.take`."""
         watermark_ms = self._pipeline.stages[0].watermark_ms
         actions = self._run(Given(input, batch.payload, batch.times, watermark_ms), now)
         self._hurry(now)
         return actions
 
     def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
-        """See `ChainRows.fire`."""
         assert self._timers is not None, f"{self._uid!r} is a sink"
         actions = self._timers.fire(stage, kind, now)
         self._hurry(now)
         return [*actions, *self._letters_sent()]
 
     def again(self, now: Now) -> list[Action]:
-        """See `ChainRows.again`."""
         if self._breakers.pause_ms(now.mono_ms):
             return []
         due = self._attempts.waiting.take_due(now.wall_ms, MOST_AT_ONCE)
@@ -170,7 +165,6 @@ class RecordsAlone:
         return [*actions, *self._letters_sent()]
 
     def readmit(self, letters: tuple[ChainLetter, ...], now: Now) -> None:
-        """See `ChainRows.readmit`."""
         if self._attempts.is_last:
             return  # They are still where they came from, and come with the job's next start.
         for letter in letters:
@@ -178,37 +172,30 @@ class RecordsAlone:
         self._hurry(now)
 
     def holds(self, mark: Watermark | Idle) -> bool:
-        """See `ChainRows.holds`."""
         is_last = mark == Watermark(MAX_TIME_MS)
         return bool(len(self._attempts.waiting)) and (is_last or self._policy.hold_watermark)
 
     def ends(self, now: Now) -> None:
-        """See `ChainRows.ends`."""
         self._ends = True
         self._hurry(now)
 
     def last(self) -> None:
-        """See `ChainRows.last`."""
         self._attempts.is_last = True
 
     def due_ms(self, now: Now) -> int | None:
-        """See `ChainRows.due_ms`."""
         due_ms = self._attempts.waiting.due_ms
         if due_ms is None:
             return None
         return now.mono_ms + max(due_ms - now.wall_ms, self._breakers.pause_ms(now.mono_ms), 0)
 
     def hold_ms(self, now: Now) -> int:
-        """See `ChainRows.hold_ms`."""
         return max(LOOK_MS if self._is_full else 0, self._breakers.pause_ms(now.mono_ms))
 
     def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
-        """See `ChainRows.circuits`."""
         return self._breakers.circuits(now_ms)
 
     @property
     def counts(self) -> FailureCounts:
-        """See `ChainRows.counts`."""
         attempts = self._attempts
         return FailureCounts(
             attempts.retried,

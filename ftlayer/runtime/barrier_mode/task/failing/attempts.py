@@ -129,7 +129,6 @@ class RecordAttempts:
             self._decide(waiting, failure, now, waited=bool(given.waiting))
 
     def timer_through(self, timer: WaitingRecord) -> None:
-        """A timer that waited has fired."""
         self.waiting.remove(timer)
 
     def timer_failed(self, timer: WaitingRecord, failure: RowFailure, now: Now, *, waited: bool) -> None:

@@ -49,7 +49,6 @@ class RowsToSink:
 
     @property
     def refused(self) -> int:
-        """See `WayOut.refused`."""
         return 0 if self._committing is None else self._committing.refused
 
     def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
@@ -57,7 +56,6 @@ class RowsToSink:
         return Routed({MAIN: (passed.outputs[MAIN], None)}, passed.failures)
 
     def send(self, given: Given, routed: Routed, now: Now) -> list[Action]:
-        """See `WayOut.send`."""
         self._attempts.ended(given, self._sink.write(given.payload, now.mono_ms).failures, now)
         return []
 
@@ -70,11 +68,9 @@ class RowsToSink:
         raise NotImplementedError
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
-        """See `Outlet.mark`."""
         return [*self._emitter.mark(mark)]
 
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
-        """See `Outlet.marker`."""
         self.latencies.came(marker, now)
         return []
 
@@ -86,10 +82,8 @@ class RowsToSink:
         """Nothing waits: what a sink gathers is in its committables."""
 
     def close(self) -> None:
-        """See `Outlet.close`."""
         self._sink.close()
 
     @property
     def due_ms(self) -> int | None:
-        """See `Outlet.due_ms`."""
         return None

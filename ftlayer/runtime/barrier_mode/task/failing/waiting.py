@@ -173,7 +173,6 @@ class WaitingRecords:
         self._take_in(waiting)
 
     def remove(self, waiting: WaitingRecord) -> None:
-        """The record waits no more."""
         self.bytes -= self._all.pop(waiting.name).size
         self._tables[waiting.enters].remove(waiting.key, waiting.name)
 
