@@ -25,7 +25,7 @@ from pyarrow import flight
 
 from bench.peers import flight_echo
 from ftlayer.store.directory import DATA_FILE
-from ftlayer.store.lmdb_file import read_meta
+from ftlayer.store.lmdb_store import read_meta
 
 T = TypeVar("T")
 

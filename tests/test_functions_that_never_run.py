@@ -25,7 +25,7 @@ from ftlayer.functions.steps import Filter, Map, Process
 from ftlayer.functions.writers import call_commit
 from ftlayer.restart import check_strategy
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.connectors.push import PushReader
+from ftlayer.runtime.connectors.readers import PushReader
 from ftlayer.runtime.connectors.sinks import FunctionSinkBody
 from ftlayer.spark.batch.sinks import BatchFunctionSink, EmitSink
 from ftlayer.spark.facade import FTLayer

@@ -2,35 +2,484 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 from typer.core import TyperGroup
 
 from ftlayer import __version__
 from ftlayer.cli import checkpoints as cli_checkpoints
-from ftlayer.cli import console as cli_console
 from ftlayer.cli import dead as cli_dead
-from ftlayer.cli import health as cli_health
 from ftlayer.cli import jobs as cli_jobs
 from ftlayer.cli import new as cli_new
-from ftlayer.cli import orders as cli_orders
-from ftlayer.cli import pending as cli_pending
 from ftlayer.cli import top as cli_top
-from ftlayer.cli.connection import EXIT_ERROR, Asking, Json, TokenFile, asking, read_file, token_of
+from ftlayer.cli.connection import (
+    EXIT_ERROR,
+    Asking,
+    ClientPem,
+    Json,
+    RootCerts,
+    TokenFile,
+    asking,
+    read_file,
+    token_of,
+    warn,
+)
+from ftlayer.cli.jobs import JobName
+from ftlayer.cli.printing import Wide, new_table, print_json, print_table
+from ftlayer.cli.records import (
+    FoundRecords,
+    Limit,
+    RecordListing,
+    WhereText,
+    keepers,
+    page_of,
+    parsed_where,
+    print_listing,
+)
+from ftlayer.clock import system_now
 from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError, VertexUnavailableError
-from ftlayer.printable import printable, printing_console
+from ftlayer.printable import printable, printing_console, shown_url
 from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer
-    from ftlayer.vertex.calls import Explained
+    from ftlayer.monitor.names import JobKey, JobNames
+    from ftlayer.monitor.search import Search
+    from ftlayer.monitor.sources import VertexSource
+    from ftlayer.monitor.stored import StoredReports
+    from ftlayer.monitor.views import VertexView
+    from ftlayer.vertex.calls import Explained, JobOrder, OrderRecord, RecordInfo
+
+
+def console(
+    vertex: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH|ADDRESS",
+            help="A vertex to show: its address, or the store of a program of yours that runs; repeatable. Without it, "
+            "all that programs of yours serve on this machine.",
+        ),
+    ] = None,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
+    listen: Annotated[
+        str, typer.Option(help="host:port; port 0 is any free one. Or unix:/path.")
+    ] = "127.0.0.1:7080",
+    login_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Who may log in, a line 'operator|reader NAME TOKEN' a user; required off loopback. Without it, a "
+            "token is drawn for one operator, and a link printed."
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM of the certificate chain; required off loopback.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM of its private key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(help="PEM of what browsers' certificates are signed by; they then need one."),
+    ] = None,
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="A directory whose checkpoints are listed, with what their drivers have said last; repeatable.",
+        ),
+    ] = None,
+    mask_payloads: Annotated[
+        bool, typer.Option("--mask-payloads", help="Show types and lengths in place of what records hold.")
+    ] = False,
+) -> None:
+    """Show queries, topologies, vertices and records in a browser, and mend them from there."""
+    import logging
+
+    # gRPC's log is on stderr, a line an attempt; the console says the same. Read when gRPC loads.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from ftlayer.console.options import ConsoleOptions, check_extra
+
+    check_extra()
+    from ftlayer.console.serve import serve
+    from ftlayer.transport.systemd import Notifier
+
+    options = ConsoleOptions(
+        listen, login_file, tls_cert, tls_key, tls_client_ca, mask_payloads, tuple(checkpoints or ())
+    )
+    look = _look(vertex or [], token_file, root_certs, client_pem, checkpoints or ())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    serve(
+        options,
+        look,
+        on_ready=lambda link: typer.echo(f"ftlayer console at {link}"),
+        notifier=Notifier.of(os.environ),
+    )
+
+
+def _look(
+    places: Sequence[str],
+    token_file: Path | None,
+    root_certs: Path | None,
+    client_pem: Path | None,
+    checkpoints: Sequence[str],
+) -> Callable[[], Sequence[VertexSource | StoredReports]]:
+    from ftlayer.monitor.sources import sources_given, sources_here
+    from ftlayer.monitor.stored import StoredReports
+
+    stored = [StoredReports(url) for url in checkpoints]
+    if not places:
+        return lambda: [*sources_here().sources, *stored]
+    given = sources_given(
+        places,
+        token=lambda: token_of(token_file),
+        root_certs=None if root_certs is None else read_file(root_certs, "--root-certs"),
+        client_pem=None if client_pem is None else read_secret(client_pem, "--client-pem"),
+    )
+    return lambda: [*given, *stored]
+
+
+DEFAULT_URL = "http://127.0.0.1:9464"
+_WAIT_S = 5.0
+
+
+def health(
+    url: Annotated[
+        str,
+        typer.Argument(
+            help="Where the probes are: of a vertex its metrics port, of a console its address; http:// or https://."
+        ),
+    ] = DEFAULT_URL,
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask whether it is alive, not whether it serves clients.")
+    ] = False,
+) -> None:
+    """Ask a vertex or a console how it is. Exit code 0: all is well. 1: it is not, or there is no answer.
+
+    The certificate of https:// is not checked: nothing secret is sent.
+    """
+    passes, lines = _probe(url.rstrip("/"), "/livez" if live else "/readyz")
+    for line in lines:
+        typer.echo(printable(line), err=not passes)
+    if not passes:
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _probe(url: str, path: str) -> tuple[bool, list[str]]:
+    import http.client
+    import ssl
+
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        raise ConfigError(f"URL: expected one like {DEFAULT_URL!r}, got {shown_url(url)}")
+    if parts.scheme == "https":
+        # A certificate names the service, hardly 127.0.0.1.
+        unchecked = ssl.create_default_context()
+        unchecked.check_hostname = False
+        unchecked.verify_mode = ssl.CERT_NONE
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            parts.hostname, port, timeout=_WAIT_S, context=unchecked
+        )
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, port, timeout=_WAIT_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
+            return False, [
+                f"{url} answers, and not by HTTP: where this is a vertex' own port, name its metrics port"
+            ]
+        return False, [f"{url}{path} gives no answer: {error or type(error).__name__}"]
+    finally:
+        connection.close()
+    return answer.status == 200, _lines(url, path, answer.status, body)
+
+
+def _lines(url: str, path: str, status: int, body: bytes) -> list[str]:
+    try:
+        told = json.loads(body)
+        return [
+            f"{told['phase']}: {told['status']}",
+            *told["reasons"],
+            *(f"note: {note}" for note in told["notes"]),
+        ]
+    except (ValueError, KeyError, TypeError):
+        return [f"{url}{path} answers {status}, and no probe's JSON: is this the port of another service?"]
+
+
+# The commands that ask something of a running job: ``savepoint``, ``stop``, ``drain``, ``cancel``, ``stack``.
+#
+# The order goes to the job's vertex; its driver takes it with its next announcement, about a second later.
+
+
+POLL_S = 0.1
+ASK_DEADLINE_MS = 5_000
+
+Directory = Annotated[str, typer.Option(help="Where the savepoint goes; else where the job has its own.")]
+Wait = Annotated[str, typer.Option(help="How long to wait here for the end of it; it goes on behind that.")]
+
+
+@asking
+def savepoint(name: JobName, directory: Directory = "", wait: Wait = "10m", *, asking: Asking) -> None:
+    """Take a savepoint of a running topology, and print where it is."""
+    _carry_out(asking, name, "savepoint", wait, directory=directory)
+
+
+@asking
+def stop(name: JobName, directory: Directory = "", wait: Wait = "10m", *, asking: Asking) -> None:
+    """Stop a job: a topology in barrier mode with a savepoint, a wrapped query at once (drain lets it finish)."""
+    _carry_out(asking, name, "stop", wait, directory=directory)
+
+
+@asking
+def drain(
+    name: JobName,
+    timeout: Annotated[str, typer.Option(help="How long the job may take, like 5m; else as it has it.")] = "",
+    wait: Wait = "10m",
+    *,
+    asking: Asking,
+) -> None:
+    """Let a job end when all that it has taken in is done."""
+    from ftlayer.checks import duration_ms
+
+    _carry_out(asking, name, "drain", wait, timeout_ms=duration_ms(timeout, "--timeout") if timeout else 0)
+
+
+@asking
+def cancel(
+    name: JobName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    wait: Wait = "10m",
+    *,
+    asking: Asking,
+) -> None:
+    """End a job now, whatever is under way."""
+    _carry_out(asking, name, "cancel", wait, question="" if yes else "Cancel {} now?")
+
+
+@asking
+def stack(
+    name: JobName,
+    slot: Annotated[int, typer.Option(min=0, help="Which slot.")],
+    wait: Wait = "1m",
+    *,
+    asking: Asking,
+) -> None:
+    """Show what a slot's threads are at: their Python stacks."""
+    _carry_out(asking, name, "stack", wait, slot=slot)
+
+
+def _carry_out(
+    asking: Asking,
+    name: str,
+    action: str,
+    wait: str,
+    *,
+    directory: str = "",
+    timeout_ms: int = 0,
+    slot: int = -1,
+    question: str = "",
+) -> None:
+    """Order it, wait until it has come to an end, and print that; exit code 1 unless it is done."""
+    from ftlayer.checks import duration_ms
+    from ftlayer.clock import system_now
+    from ftlayer.monitor.facts import order_facts
+    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.sources import user_name
+    from ftlayer.vertex.calls import JobKind, JobOrder, OrderAction, OrderState
+
+    wait_ms = duration_ms(wait, "--wait", least=0)
+    with asking.gatherer() as gatherer:
+        names = JobNames(gatherer.views())
+        key = names.find(name)
+        label = names.label(key.vertex, key.owner)
+        if question:
+            typer.confirm(question.format(label), abort=True)
+        job = gatherer.job(key.vertex, key.owner).job
+        if directory and job.kind is JobKind.QUERY:
+            raise ConfigError(f"--directory: {label} is a wrapped query, which takes no savepoints")
+        order = JobOrder(
+            id=uuid.uuid4().hex,
+            owner=key.owner,
+            run=job.run,
+            action=OrderAction(action),
+            by=user_name(),
+            asked_ms=system_now().wall_ms,
+            directory=directory,
+            timeout_ms=timeout_ms,
+            slot=slot,
+        )
+        record = await_end(gatherer, key, order, wait_ms)
+    answer = record.answer
+    if asking.as_json:
+        print_json(order_facts(record))
+    elif answer.state is OrderState.DONE:
+        typer.echo(printable(answer.text or f"{action} of {label}: done"))
+    elif answer.state.is_final:
+        warn(f"{action} of {label} {_ENDS.get(answer.state, answer.state)}: {answer.text}")
+    else:
+        warn(f"{action} of {label} is still under way after {wait}; it goes on: see ftlayer jobs {label}")
+    if answer.state is not OrderState.DONE:
+        raise typer.Exit(EXIT_ERROR)
+
+
+_ENDS = {"failed": "has failed", "refused": "was refused", "expired": "was not taken in time"}
+
+
+def await_end(gatherer: Gatherer, key: JobKey, order: JobOrder, wait_ms: int) -> OrderRecord:
+    """Ask until the order has come to an end, or the wait is over; once at least.
+
+    The vertex of a program ends with it: where it is gone after an order that ends the job, the order was carried out.
+    """
+    until = time.monotonic() + wait_ms / 1_000
+    record = _asked(gatherer, key, order)
+    while not record.answer.state.is_final and time.monotonic() < until:
+        time.sleep(POLL_S)
+        try:
+            record = _asked(gatherer, key, order)
+        except VertexUnavailableError:
+            if not _has_ended(gatherer, key.vertex):
+                raise
+            return _ended_with_its_program(record)
+    return record
+
+
+def _asked(gatherer: Gatherer, key: JobKey, order: JobOrder) -> OrderRecord:
+    from ftlayer.vertex.calls import AskJob, OrderRecord
+
+    record = gatherer.client(key.vertex).call(AskJob(order), deadline_ms=ASK_DEADLINE_MS)
+    assert isinstance(record, OrderRecord)
+    return record
+
+
+def _has_ended(gatherer: Gatherer, vertex: str) -> bool:
+    return any(view.vertex == vertex and view.is_gone for view in gatherer.gather())
+
+
+def _ended_with_its_program(record: OrderRecord) -> OrderRecord:
+    from ftlayer.vertex.calls import OrderAction, OrderState
+
+    ends = record.order.action in (OrderAction.STOP, OrderAction.DRAIN, OrderAction.CANCEL)
+    if ends and record.answer.state is OrderState.TAKEN:
+        text = "its driver has taken the order, and its program has ended"
+        return replace(record, answer=replace(record.answer, state=OrderState.DONE, text=text))
+    text = "its program has ended, and what has become of the order is not known"
+    return replace(record, answer=replace(record.answer, state=OrderState.FAILED, text=text))
+
+
+class State(StrEnum):
+    """The values of ``--state``."""
+
+    PENDING = "pending"
+    WAITING = "waiting"
+    DELIVERY = "delivery"
+
+
+@asking
+def pending(
+    oldest: Annotated[bool, typer.Option("--oldest", help="List the oldest records.")] = False,
+    where: WhereText = "",
+    state: Annotated[State, typer.Option(help="With --oldest or --where: which records.")] = State.PENDING,
+    limit: Limit = 20,
+    wide: Wide = False,
+    *,
+    asking: Asking,
+) -> None:
+    """Count what is not done yet, by stream; with --oldest or --where, list such records, the oldest first."""
+    from ftlayer.monitor.names import JobNames
+
+    with asking.gatherer() as gatherer:
+        views = gatherer.views()
+        names = JobNames(views)
+        keepers(gatherer)
+        if not oldest and not where:
+            _print_streams(asking, views, names)
+            return
+        listing = _oldest(gatherer, names, where, state, limit)
+    total = sum(_count(view, state) for view in views)
+    if not where:
+        listing = replace(listing, count=max(total, listing.count), is_all=True)
+    if asking.as_json:
+        from ftlayer.monitor.facts import record_facts
+
+        items = [record_facts(record.vertex, record.info, names) for record in listing.records]
+        print_json({"items": items, "examined": listing.examined, "total": total})
+    else:
+        print_listing(printing_console(), listing, names, system_now().wall_ms, total, wide=wide)
+
+
+def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobNames) -> None:
+    from ftlayer.monitor.facts import stream_facts
+    from ftlayer.monitor.words import spoken
+
+    found = [(view, stream) for view in views for stream in view.streams]
+    if asking.as_json:
+        print_json([stream_facts(view.vertex, stream, names, view.as_of_ms) for view, stream in found])
+        return
+    numbers = ("pending", "waiting", "in delivery", "dead", "oldest")
+    table = new_table("stream", *numbers, numbers=numbers)
+    for view, stream in found:
+        counts = (stream.pending, stream.waiting, stream.in_delivery, stream.dead)
+        age = spoken(view.as_of_ms - stream.oldest_ms) if stream.oldest_ms else ""
+        table.add_row(names.stream(view.vertex, stream.stream), *(f"{count:,}" for count in counts), age)
+    console = printing_console()
+    print_table(console, table) if found else console.print("no stream has been opened")
+    for name in ("pending", "waiting", "in_delivery", "dead"):
+        console.print(f"{sum(getattr(stream, name) for _, stream in found):,} {name.replace('_', ' ')}")
+
+
+def _oldest(gatherer: Gatherer, names: JobNames, where: str, state: State, limit: int) -> RecordListing:
+    """Find the oldest of each stream, which is listed from its oldest on, and of all these the oldest."""
+    from ftlayer.monitor.search import Search, Selection
+
+    filter_, now_ms = parsed_where(where), system_now().wall_ms
+    found: list[FoundRecords] = []
+    examined, is_all = 0, True
+    for view in gatherer.views():
+        for stream in view.streams if view.is_up else ():
+            selection = Selection(view.vertex, str(state), filter_, stream_id=stream.stream)
+            search = Search(selection, names, now_ms)
+            found += _first(gatherer, view.vertex, search, limit)
+            examined += search.examined
+            is_all = is_all and search.is_over
+    found.sort(key=lambda record: _since_ms(record.info))
+    is_all = is_all and len(found) <= limit
+    return RecordListing(tuple(found[:limit]), len(found), examined, is_all)
+
+
+def _first(gatherer: Gatherer, vertex: str, search: Search, limit: int) -> list[FoundRecords]:
+    found: list[FoundRecords] = []
+    while len(found) < limit and (call := search.next_call(limit)) is not None:
+        found += [FoundRecords(vertex, info) for info in search.take(page_of(gatherer.client(vertex), call))]
+    return found
+
+
+def _since_ms(info: RecordInfo) -> int:
+    return info.registered_ms or (info.history[-1].at_ms if info.history else info.not_before_ms)
+
+
+def _count(view: VertexView, state: State) -> int:
+    name = {"delivery": "in_delivery"}.get(state, str(state))
+    return int(view.stats.get(name, 0)) if view.is_up else 0
+
 
 EXIT_USAGE = 2
 
@@ -95,19 +544,19 @@ app = typer.Typer(
 app.command()(cli_new.new)
 app.command()(cli_jobs.jobs)
 app.command()(cli_top.top)
-app.command()(cli_pending.pending)
+app.command()(pending)
 for order in (
-    cli_orders.savepoint,
-    cli_orders.stop,
-    cli_orders.drain,
-    cli_orders.cancel,
-    cli_orders.stack,
+    savepoint,
+    stop,
+    drain,
+    cancel,
+    stack,
 ):
     app.command()(order)
 app.add_typer(cli_dead.app, name="dead")
 app.add_typer(cli_checkpoints.app, name="checkpoints")
-app.command()(cli_console.console)
-app.command()(cli_health.health)
+app.command()(console)
+app.command()(health)
 
 
 class RecordState(StrEnum):

@@ -2,13 +2,363 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
 from ftlayer.console import formats
-from ftlayer.console.layout import Box, Curve, LayoutEdge, Route, lay_out
+
+# Where the boxes of a graph go, and how its edges run: in layers from left to right (Sugiyama, Tagawa, Toda).
+#
+# An edge runs between the columns of boxes, and where it has to pass a column, on a lane of its own between the
+# boxes. So boxes do not overlap, and no edge crosses a box. An edge that leads back runs below everything.
+
+
+BOX_WIDTH = 232.0
+BOX_HEIGHT = 96.0
+COLUMN_GAP = 88.0
+ROW_GAP = 24.0
+MARGIN = 12.0
+_LANE_HEIGHT = 4.0
+_BACK_LANE = 14.0
+_BACK_OFFSET = 10.0
+_BACK_STEP = 5.0
+_SWEEPS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutEdge:
+    """An edge to be drawn; ``back`` leads against the direction of the others."""
+
+    source: str
+    target: str
+    back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Where a node is: its upper left corner. All have one size."""
+
+    uid: str
+    x: float
+    y: float
+    width: float = BOX_WIDTH
+    height: float = BOX_HEIGHT
+
+    @property
+    def middle(self) -> float:
+        """The y of its centre."""
+        return self.y + self.height / 2
+
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A cubic Bézier curve; a straight line has its control points on it."""
+
+    start: Point
+    first: Point
+    second: Point
+    end: Point
+
+    def at(self, share: float) -> Point:
+        """Return the point at ``share`` of its parameter, from 0 to 1."""
+        rest = 1 - share
+        weights = rest**3, 3 * rest**2 * share, 3 * rest * share**2, share**3
+        points = self.start, self.first, self.second, self.end
+        return (
+            sum(weight * point[0] for weight, point in zip(weights, points, strict=True)),
+            sum(weight * point[1] for weight, point in zip(weights, points, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How one edge runs. ``label_at`` is a point of it that is free of boxes."""
+
+    edge: LayoutEdge
+    curves: tuple[Curve, ...]
+
+    @property
+    def label_at(self) -> Point:
+        """The middle of the curve where a label has room."""
+        return self.curves[len(self.curves) // 2 if self.edge.back else 0].at(0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A graph as it is drawn; ``routes`` are in the order of the edges that were given."""
+
+    boxes: tuple[Box, ...]
+    routes: tuple[Route, ...]
+    width: float
+    height: float
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A place in a column: a node, or the lane of an edge that passes it."""
+
+    column: int
+    height: float
+    uid: str = ""
+    y: float = 0.0
+    before: list[_Cell] = field(default_factory=list)
+    behind: list[_Cell] = field(default_factory=list)
+
+    @property
+    def middle(self) -> float:
+        return self.y + self.height / 2
+
+
+def lay_out(uids: Sequence[str], edges: Sequence[LayoutEdge]) -> Layout:
+    """Place nodes and edges. Every edge joins two of ``uids``, which are all different."""
+    forward, back = _split(uids, edges)
+    columns = _columns_of(uids, [edges[index] for index in forward])
+    cells, chains = _cells(uids, edges, forward, columns)
+    table = _in_columns(cells)
+    _order(table)
+    _place(table)
+    return _drawn(uids, edges, cells, chains, back)
+
+
+# ---------------------------------------------------------------- which edges lead back, and columns
+
+
+def _split(uids: Sequence[str], edges: Sequence[LayoutEdge]) -> tuple[list[int], list[int]]:
+    """Return the numbers of edges that lead forward, and of those that lead back: marked, or closing a circle."""
+    leaving: dict[str, list[int]] = defaultdict(list)
+    for index, edge in enumerate(edges):
+        if not edge.back:
+            leaving[edge.source].append(index)
+    back = {index for index, edge in enumerate(edges) if edge.back}
+    done: set[str] = set()
+    for root in uids:
+        if root not in done:
+            back |= _closing(root, edges, leaving, done)
+    return [index for index in range(len(edges)) if index not in back], sorted(back)
+
+
+def _closing(
+    root: str, edges: Sequence[LayoutEdge], leaving: Mapping[str, list[int]], done: set[str]
+) -> set[int]:
+    """Return the edges behind ``root`` that lead to a node that is on the way to them."""
+    closing = set()
+    way = {root}
+    stack = [(root, iter(leaving.get(root, ())))]
+    while stack:
+        uid, rest = stack[-1]
+        index = next(rest, None)
+        if index is None:
+            stack.pop()
+            way.discard(uid)
+            done.add(uid)
+            continue
+        target = edges[index].target
+        if target in way:
+            closing.add(index)
+        elif target not in done:
+            way.add(target)
+            stack.append((target, iter(leaving.get(target, ()))))
+    return closing
+
+
+def _columns_of(uids: Sequence[str], edges: Sequence[LayoutEdge]) -> dict[str, int]:
+    """Return each node's column: one behind the last of those before it."""
+    arriving = dict.fromkeys(uids, 0)
+    leaving: dict[str, list[str]] = defaultdict(list)
+    for edge in edges:
+        arriving[edge.target] += 1
+        leaving[edge.source].append(edge.target)
+    columns = dict.fromkeys(uids, 0)
+    ready = [uid for uid in uids if not arriving[uid]]
+    for uid in ready:
+        for target in leaving[uid]:
+            columns[target] = max(columns[target], columns[uid] + 1)
+            arriving[target] -= 1
+            if not arriving[target]:
+                ready.append(target)
+    return columns
+
+
+def _cells(
+    uids: Sequence[str], edges: Sequence[LayoutEdge], forward: Sequence[int], columns: Mapping[str, int]
+) -> tuple[dict[str, _Cell], dict[int, list[_Cell]]]:
+    """Return the nodes' cells, and for each edge all cells that it goes through, its ends included."""
+    cells = {uid: _Cell(columns[uid], BOX_HEIGHT, uid) for uid in uids}
+    chains = {}
+    for index in forward:
+        source, target = cells[edges[index].source], cells[edges[index].target]
+        lanes = [_Cell(column, _LANE_HEIGHT) for column in range(source.column + 1, target.column)]
+        chains[index] = chain = [source, *lanes, target]
+        for one, next_one in itertools.pairwise(chain):
+            one.behind.append(next_one)
+            next_one.before.append(one)
+    return cells, chains
+
+
+# ---------------------------------------------------------------- order and heights
+
+
+def _in_columns(cells: Mapping[str, _Cell]) -> list[list[_Cell]]:
+    """Return all cells by column, lanes behind the nodes that they come from."""
+    table: dict[int, list[_Cell]] = defaultdict(list)
+    for cell in cells.values():
+        table[cell.column].append(cell)
+        for lane in cell.behind:
+            while not lane.uid:
+                table[lane.column].append(lane)
+                (lane,) = lane.behind
+    return [table[column] for column in sorted(table)]
+
+
+def _order(table: list[list[_Cell]]) -> None:
+    """Sort each column by the mean place of its neighbours, to and fro, so that few edges cross."""
+    place = {id(cell): float(index) for column in table for index, cell in enumerate(column)}
+    for sweep in range(_SWEEPS):
+        rightward = sweep % 2 == 0
+        for column in table if rightward else reversed(table):
+            wanted = {
+                id(cell): _mean([place[id(other)] for other in (cell.before if rightward else cell.behind)])
+                for cell in column
+            }
+            column.sort(key=lambda cell: place[id(cell)] if (mean := wanted[id(cell)]) is None else mean)
+            for index, cell in enumerate(column):
+                place[id(cell)] = float(index)
+
+
+def _place(table: list[list[_Cell]]) -> None:
+    """Give each cell its height: close to its neighbours', in the order of its column, and none over another."""
+    for column in table:
+        _pack(column, [0.0] * len(column))
+    for sweep in range(_SWEEPS):
+        rightward = sweep % 2 == 0
+        for column in table if rightward else reversed(table):
+            wanted = []
+            for cell in column:
+                others = [other.middle for other in (cell.before if rightward else cell.behind)]
+                mean = _mean(others)
+                wanted.append(cell.y if mean is None else mean - cell.height / 2)
+            _pack(column, wanted)
+    top = min((cell.y for column in table for cell in column), default=0.0)
+    for column in table:
+        for cell in column:
+            cell.y = round(cell.y - top + MARGIN, 1)
+
+
+def _pack(column: Sequence[_Cell], wanted: Sequence[float]) -> None:
+    """Bring a column as close to what is wanted as its order allows.
+
+    Pushing cells down from the first, and up from the last, gives two arrangements without overlap; so is their mean.
+    """
+    down = list(wanted)
+    for index in range(1, len(column)):
+        down[index] = max(down[index], down[index - 1] + column[index - 1].height + ROW_GAP)
+    up = list(wanted)
+    for index in range(len(column) - 2, -1, -1):
+        up[index] = min(up[index], up[index + 1] - column[index].height - ROW_GAP)
+    for cell, low, high in zip(column, down, up, strict=True):
+        cell.y = (low + high) / 2
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+# ---------------------------------------------------------------- lines
+
+
+def _drawn(
+    uids: Sequence[str],
+    edges: Sequence[LayoutEdge],
+    cells: Mapping[str, _Cell],
+    chains: Mapping[int, list[_Cell]],
+    back: Sequence[int],
+) -> Layout:
+    # Edges that lead back run through the gaps; the first and the last column get a gap of their own for them.
+    gutter = _BACK_OFFSET + _BACK_STEP * (len(back) + 1) if back else 0.0
+    gap = COLUMN_GAP + gutter
+    left = MARGIN + gutter
+
+    def x_of(cell: _Cell) -> float:
+        return left + cell.column * (BOX_WIDTH + gap)
+
+    ports = _ports(edges, cells, chains, back)
+    bottom = max((cell.y + cell.height for cell in cells.values()), default=0.0)
+    bottom = max(bottom, *(lane.y for chain in chains.values() for lane in chain), 0.0)
+    routes: dict[int, Route] = {}
+    for index, chain in chains.items():
+        routes[index] = Route(edges[index], tuple(_forward(chain, x_of, *ports[index])))
+    for lane, index in enumerate(back):
+        source, target = cells[edges[index].source], cells[edges[index].target]
+        offset = _BACK_OFFSET + _BACK_STEP * lane
+        start = x_of(source) + BOX_WIDTH, ports[index][0]
+        end = x_of(target), ports[index][1]
+        low = bottom + _BACK_LANE * (lane + 1)
+        corners = [start, (start[0] + offset, start[1]), (start[0] + offset, low)]
+        corners += [(end[0] - offset, low), (end[0] - offset, end[1]), end]
+        routes[index] = Route(
+            edges[index], tuple(_line(one, other) for one, other in itertools.pairwise(corners))
+        )
+    last = max((cell.column for cell in cells.values()), default=0)
+    return Layout(
+        tuple(Box(uid, x_of(cells[uid]), cells[uid].y) for uid in uids),
+        tuple(routes[index] for index in range(len(edges))),
+        left + last * (BOX_WIDTH + gap) + BOX_WIDTH + gutter + MARGIN,
+        bottom + _BACK_LANE * len(back) + MARGIN,
+    )
+
+
+def _ports(
+    edges: Sequence[LayoutEdge],
+    cells: Mapping[str, _Cell],
+    chains: Mapping[int, list[_Cell]],
+    back: Sequence[int],
+) -> dict[int, tuple[float, float]]:
+    """Return the heights at which each edge leaves its source and enters its target, spread over their sides."""
+    leaving: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    entering: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for index, chain in chains.items():
+        leaving[edges[index].source].append((chain[1].middle, index))
+        entering[edges[index].target].append((chain[-2].middle, index))
+    for index in back:
+        leaving[edges[index].source].append((float("inf"), index))
+        entering[edges[index].target].append((float("inf"), index))
+    starts = _spread(leaving, cells)
+    ends = _spread(entering, cells)
+    return {index: (starts[index], ends[index]) for index in range(len(edges))}
+
+
+def _spread(sides: Mapping[str, list[tuple[float, int]]], cells: Mapping[str, _Cell]) -> dict[int, float]:
+    heights = {}
+    for uid, ends in sides.items():
+        cell = cells[uid]
+        for place, (_, index) in enumerate(sorted(ends), 1):
+            heights[index] = round(cell.y + cell.height * place / (len(ends) + 1), 1)
+    return heights
+
+
+def _forward(chain: Sequence[_Cell], x_of: Callable[[_Cell], float], start: float, end: float) -> list[Curve]:
+    curves = []
+    heights = [start, *(lane.middle for lane in chain[1:-1]), end]
+    for place, (one, other) in enumerate(itertools.pairwise(chain)):
+        here = x_of(one) + BOX_WIDTH, heights[place]
+        there = x_of(other), heights[place + 1]
+        half = (here[0] + there[0]) / 2
+        curves.append(Curve(here, (half, here[1]), (half, there[1]), there))
+        if not other.uid:
+            curves.append(_line(there, (there[0] + BOX_WIDTH, there[1])))
+    return curves
+
+
+def _line(start: Point, end: Point) -> Curve:
+    return Curve(start, start, end, end)
+
 
 _PADDING = 12.0
 _NAME_LENGTH = 25

@@ -48,9 +48,11 @@ class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C,
         return value if self._own is None or value is self.default else self._own(value)
 
     def set(self, value: Any) -> None:
+        """Replace the value."""
         self._table[self._context.key] = value if self._own is None else self._own(value)
 
     def clear(self) -> None:
+        """Remove the value."""
         self._table.pop(self._context.key, None)
 
 
@@ -150,6 +152,7 @@ class ReducingHandle:
         self._function = function
 
     def add(self, value: Any) -> None:
+        """Take a value in."""
         old = self._value.get()
         self._value.set(value if old is NOTHING else self._function(old, value))
 
@@ -182,6 +185,7 @@ class AggregatingHandle:
         self._result = result
 
     def add(self, value: Any) -> None:
+        """Take a value in."""
         old = self._value.get()
         self._value.set(self._add(self._create() if old is NOTHING else old, value))
 
@@ -193,6 +197,7 @@ class AggregatingHandle:
         return aggregate if self._result is None else self._result(aggregate)
 
     def clear(self) -> None:
+        """Remove the aggregate."""
         self._value.clear()
 
 

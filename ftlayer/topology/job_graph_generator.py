@@ -2,37 +2,382 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol, TypeAlias, cast
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.circuit import Limit
 from ftlayer.config import FTStatus
-from ftlayer.errors import InvalidTopologyError
+from ftlayer.errors import InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import MAIN
-from ftlayer.partitioning.partitioners import Forward
-from ftlayer.topology.barrier_builder import BarrierBuilder
+from ftlayer.partitioning.key_groups import HashByKeyGroup
+from ftlayer.partitioning.partitioners import Broadcast, Custom, Forward, HashByKey, Partitioner
+from ftlayer.partitioning.replay import replay_twin
 from ftlayer.topology.checks import check_graph, check_writers
 from ftlayer.topology.facts import (
+    LETTERS,
+    emits_roots,
     has_timers,
     inputs_of,
+    outputs_of,
     rate_limit_of,
+    rules_of_operator,
     side_outputs_of,
 )
-from ftlayer.topology.failing import (
-    NO_POLICIES,
-    Policies,
-    check_letters,
-    check_no_policies,
-    check_rules,
-    policies_of,
-)
-from ftlayer.topology.ft_builder import FTLayerBuilder, NopFTLayerBuilder, OpFTLayerBuilder
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
-from ftlayer.topology.operators import IterationHead, IterationTail, Operator, Sink, Source
-from ftlayer.vertex.calls import StreamOptions
+from ftlayer.topology.operators import (
+    CoProcess,
+    IterationHead,
+    IterationTail,
+    Join,
+    Operator,
+    PushSource,
+    Replay,
+    Sink,
+    Source,
+)
+from ftlayer.vertex.calls import StreamCircuit, StreamOptions
+
+JOIN_KEEPS = tuple(
+    [field.name for field in fields(Join) if field.name not in ("function", "lower_ms", "upper_ms")]
+)
+"""What a join is told that is not its function's; `CoProcess` has all of it."""
+
+
+@dataclass(frozen=True)
+class BarrierBuilder:
+    """`ftlayer.topology.job_graph_generator.FTLayerBuilder` of graphs with checkpoints.
+
+    Attributes:
+        max_parallelism: number of key groups.
+    """
+
+    max_parallelism: int
+
+    @property
+    def tracked(self) -> bool:
+        """False: no record is followed."""
+        return False
+
+    def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:
+        """Return the graph for barriers.
+
+        Raises `InvalidTopologyError` for more subtasks than key groups, and for a source that cannot rewind.
+        """
+        for vertex in graph.vertices:
+            _check_rewinds(vertex)
+            if vertex.parallelism > self.max_parallelism:
+                raise InvalidTopologyError(
+                    f"{vertex.uid!r} has parallelism {vertex.parallelism}, and there are {self.max_parallelism} key "
+                    "groups; raise max_parallelism of CheckpointConfig (before the first checkpoint: it stays)"
+                )
+        return replace(
+            graph,
+            vertices=tuple(map(_without_joins, graph.vertices)),
+            edges=tuple(self._by_group(edge) for edge in graph.edges),
+            max_parallelism=self.max_parallelism,
+        )
+
+    def _by_group(self, edge: JobEdge) -> JobEdge:
+        if not isinstance(edge.partitioner, HashByKey):
+            return edge
+        return replace(edge, partitioner=HashByKeyGroup(edge.partitioner.selector, self.max_parallelism))
+
+
+def _check_rewinds(vertex: JobVertex) -> None:
+    source = vertex.operators[0]
+    if isinstance(source, Source) and isinstance(source.connector, PushSource):
+        raise InvalidTopologyError(
+            f"source {source.uid!r}: what was pushed cannot be had again, so there is nothing to restore it from; put "
+            "the records into an ingest of an FTLayer, and let the topology read layer.ingest(…).reader(name)"
+        )
+
+
+def _without_joins(vertex: JobVertex) -> JobVertex:
+    operators = tuple(as_co_process(each) if isinstance(each, Join) else each for each in vertex.operators)
+    return replace(vertex, operators=operators)
+
+
+def as_co_process(join: Join) -> CoProcess:
+    """Return an operator that does what `Join` does, under the same uid, with its records in keyed state."""
+    from ftlayer.functions.interval_join import IntervalJoin
+
+    function = IntervalJoin(join.function, join.lower_ms, join.upper_ms, join.schema, join.inputs)
+    kept = {name: getattr(join, name) for name in JOIN_KEEPS}
+    return CoProcess(function=function, **kept)
+
+
+Policies: TypeAlias = Mapping[str, FailurePolicy | None]
+"""By operator's uid; None: a record that fails there fails the job."""
+
+NO_POLICIES: Policies = {}
+
+
+def policies_of(graph: StreamGraph, of_job: FailurePolicy | None) -> Policies:
+    """Return each operator's policy: its own, else the job's.
+
+    An operator whose input is broadcast has none of the job: where one of its subtasks took a record that another one
+    could not take, they would no longer have the same state. Raises `InvalidTopologyError` if it has one of its own,
+    and for a source that has one.
+    """
+    found = {node.uid: _policy_of(graph, node, of_job) for node in graph.nodes}
+    for node in graph.nodes:
+        if isinstance(node.operator, IterationTail):
+            # It only passes on, and stays in the chain that it ends.
+            found[node.uid] = found[graph.edges_into(node.uid)[0].source]
+    return found
+
+
+def _policy_of(graph: StreamGraph, node: StreamNode, of_job: FailurePolicy | None) -> FailurePolicy | None:
+    own = node.on_failure if isinstance(node.on_failure, FailurePolicy) else None
+    if isinstance(node.operator, Source):
+        if own is not None:
+            raise InvalidTopologyError(
+                f"{node.uid!r}: on_failure is about records that a function fails for, and a source calls none with a "
+                "record: give it to the operators behind, and say by restart=… what becomes of a source that raises"
+            )
+        return None
+    copies = [
+        edge.source
+        for edge in graph.edges_into(node.uid)
+        if isinstance(graph.partitioner_of(edge), Broadcast)
+    ]
+    if copies:
+        if own is not None:
+            raise InvalidTopologyError(
+                f"{node.uid!r}: on_failure: every subtask gets what {copies[0]!r} broadcasts, and one that set a "
+                "record aside would not have the others' state: say on_failure('fail'), or catch the error in its "
+                "function"
+            )
+        return None
+    return of_job if node.on_failure is None else own
+
+
+def check_letters(graph: StreamGraph, policies: Policies) -> None:
+    """Raise `InvalidTopologyError` where dead letters are to come from an operator that makes none."""
+    for edge in graph.edges:
+        if edge.tag == LETTERS and policies[edge.source] is None:
+            raise InvalidTopologyError(
+                f"{edge.source!r}: dead_letters: a record that fails there fails the job: give "
+                "CheckpointConfig(failures=FailurePolicy(…)), or on_failure(FailurePolicy(…)); a source, and what is "
+                "broadcast to, has none"
+            )
+
+
+def check_no_policies(graph: StreamGraph) -> None:
+    """Raise `UnsupportedError` where an operator of a graph without checkpoints has a policy, or puts letters out."""
+    for edge in graph.edges:
+        if edge.tag == LETTERS:
+            raise UnsupportedError(
+                f"{edge.source!r}: dead_letters: there are some where records are tracked (layer=FTLayer…), and in "
+                "barrier mode with a FailurePolicy (checkpointing=CheckpointConfig(…))"
+            )
+    for node in graph.nodes:
+        if node.on_failure is not None:
+            raise UnsupportedError(
+                f"{node.uid!r}: on_failure is an option of barrier mode (checkpointing=CheckpointConfig(…)): leave it "
+                "out; with layer=… records are tried again as FTLayer, retry=… of a source, retry_on and dead_on say"
+            )
+
+
+def check_rules(graph: StreamGraph, policies: Policies) -> None:
+    """Raise `UnsupportedError` for rules on single records that fail where such a record fails the job."""
+    for node in graph.nodes:
+        rules = rules_of_operator(node.operator)
+        if isinstance(node.operator, Source):
+            if node.retry is not None or node.operator.replay != "store":
+                option = "retry" if node.retry is not None else "replay"
+                raise UnsupportedError(
+                    f"{node.uid!r}: {option} of a source is for acker mode; with checkpointing=… rows are read again "
+                    "from the last checkpoint, and FailurePolicy says how records are tried again: leave it out"
+                )
+            if rules.limit is not None:
+                raise UnsupportedError(
+                    f"{node.uid!r}: max_failing of a source is for acker mode; with checkpointing=… it is an option of "
+                    "FailurePolicy, and of operators that have one"
+                )
+            if any(policies[uid] is not None for uid in graph.behind(node.uid)):
+                continue
+        elif policies[node.uid] is not None:
+            continue
+        option = (
+            "max_failing is"
+            if rules.limit is not None
+            else "retry_on and dead_on are"
+            if rules.levels
+            else ""
+        )
+        if option:
+            raise UnsupportedError(
+                f"{node.uid!r}: {option} about single records that fail, and here one that fails fails the job: say "
+                "what becomes of it by CheckpointConfig(failures=FailurePolicy(…)) or on_failure(FailurePolicy(…)), or "
+                "leave the option out"
+            )
+
+
+MAX_ROUTING_COLUMNS = 32
+"""At most this many numbers are stored with a record for the edges that it is replayed by."""
+
+
+class FTLayerBuilder(Protocol):
+    """Wires the vertex into a graph of chains."""
+
+    @property
+    def tracked(self) -> bool:
+        """Whether records will be tracked, which decides what may be chained."""
+
+    def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:
+        """Return the graph with the vertex in it. ``retry`` has by uid the options of sources with their own."""
+
+
+class NopFTLayerBuilder:
+    """Adds nothing: `FTStatus.OFF`."""
+
+    tracked = False
+
+    def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:
+        return graph
+
+
+@dataclass(frozen=True)
+class OpFTLayerBuilder:
+    """Makes the vertex the first output of every source and the first input of every task behind one.
+
+    Each output of an operator that emits roots (a source, or one with timers) is a stream of the vertex. A `Replay`
+    stands for the stream as an input: for every edge of the output it has one with the same target and input, whose
+    partitioner is the replay twin. What the twins need of a record is stored with it, one column of its ``key_hash``
+    for each distinct rule: edges that go by the same key, or forward, share one.
+
+    Attributes:
+        retry: options of streams that have none of their own.
+        limit: how many records may fail, of sources and in operators that have no limit of their own.
+    """
+
+    retry: StreamOptions = field(default_factory=StreamOptions)
+    limit: Limit | None = None
+
+    @property
+    def tracked(self) -> bool:
+        return True
+
+    def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:
+        """Return the graph with routing columns, a `Replay` for each output that has edges, and all streams' options.
+
+        Raises `InvalidTopologyError` where more has to be stored with a record than there is room for, and
+        `UnsupportedError` for a partitioner without a twin.
+        """
+        edges = list(graph.edges)
+        vertices = list(graph.vertices)
+        options: list[tuple[str, StreamOptions]] = []
+        for vertex in graph.vertices:
+            operator = vertex.operators[-1]
+            if not emits_roots(operator):
+                continue
+            for tag, schema in outputs_of(operator).items():
+                stream = graph.stream_of(operator.uid, tag)
+                circuits = circuits_of(graph, vertex, tag, self.limit)
+                replay = operator.replay if isinstance(operator, Source) else "store"
+                chosen = retry.get(operator.uid, self.retry)
+                options.append((stream, replace(chosen, circuits=circuits, replay=replay)))
+                routed = _with_routing(graph, vertex, operator, tag)
+                if not routed:
+                    continue
+                for edge in routed:
+                    edges[edge.number] = edge
+                rules = rules_of_operator(operator)
+                again = Replay(replay_uid(operator.uid, tag), stream, operator.uid, schema, tag, rules)
+                vertices.append(JobVertex(again.uid, (again,), 1))
+                for edge in routed:
+                    edges.append(_twin(edge, len(edges), again))
+        return replace(
+            graph, vertices=tuple(vertices), edges=tuple(edges), tracked=True, options=tuple(options)
+        )
+
+
+def replay_uid(of: str, tag: str = "") -> str:
+    """Return the uid of the `Replay` of an operator's output; a user's uid has no colon."""
+    return f"replay:{of}:{tag}" if tag else f"replay:{of}"
+
+
+def routing_rule(partitioner: Partitioner, channels: int) -> Hashable:
+    """Return what decides the number that is stored for an edge: equal rules, equal numbers. None: none is stored."""
+    match partitioner:
+        case HashByKey(selector):
+            return ("hash", selector)
+        case Forward():
+            return "subtask"
+        case Custom(selector, function):
+            # The function's answer depends on the number of channels; equal functions need not be hashable.
+            return ("custom", selector, id(function), channels)
+    return None
+
+
+def _twin(edge: JobEdge, number: int, replay: Replay) -> JobEdge:
+    """Return the edge by which ``replay`` sends again what went by ``edge``."""
+    partitioner = replay_twin(cast(Partitioner, edge.partitioner))
+    return replace(edge, number=number, source=replay.uid, partitioner=partitioner, tag="")
+
+
+def _with_routing(graph: JobGraph, vertex: JobVertex, operator: Operator, tag: str) -> list[JobEdge]:
+    """Number what has to be stored for an output: return its edges with their columns."""
+    columns: dict[Hashable, int] = {}
+    routed: list[JobEdge] = []
+    for edge in graph.edges_from(vertex.uid):
+        if edge.tag != tag:
+            continue
+        rule = routing_rule(cast(Partitioner, edge.partitioner), graph.vertex(edge.target).parallelism)
+        routing = None if rule is None else columns.setdefault(rule, len(columns))
+        routed.append(replace(edge, routing=routing))
+    if len(columns) > MAX_ROUTING_COLUMNS:
+        raise InvalidTopologyError(
+            f"{operator.uid!r}: its records go by {len(columns)} different keys or functions, and "
+            f"{MAX_ROUTING_COLUMNS} can be stored with a record; put a map between and let some edges start there"
+        )
+    return routed
+
+
+# ---------------------------------------------------------------- circuit breakers
+
+
+def circuits_of(
+    graph: JobGraph, vertex: JobVertex, tag: str, of_topology: Limit | None
+) -> tuple[StreamCircuit, ...]:
+    """Return those of the output ``tag`` of a chain whose last operator emits roots.
+
+    Operators behind one with timers are paused for by the sources before it as well, which do not count there.
+    """
+    operator = vertex.operators[-1]
+    found: list[StreamCircuit] = []
+    own = rules_of_operator(operator).limit if isinstance(operator, Source) else None
+    if own is not None:
+        found.append(StreamCircuit(operator.uid, own))
+    elif of_topology is not None:
+        found.append(StreamCircuit("", of_topology))
+    first = [edge.target for edge in graph.edges_from(vertex.uid) if edge.tag == tag]
+    counted = _reached(graph, first, through_roots=False)
+    for uid in _reached(graph, first, through_roots=True):
+        for each in graph.vertex(uid).operators:
+            limit = rules_of_operator(each).limit
+            if limit is not None:
+                found.append(StreamCircuit(each.uid, limit, uid in counted))
+    return tuple(found)
+
+
+def _reached(graph: JobGraph, first: list[str], *, through_roots: bool) -> dict[str, None]:
+    """Return the chains that are reached from ``first``, these included; of those that emit roots on demand."""
+    found: dict[str, None] = {}
+    left = list(first)
+    while left:
+        uid = left.pop()
+        if uid in found:
+            continue
+        found[uid] = None
+        if through_roots or not emits_roots(graph.vertex(uid).operators[-1]):
+            left += [edge.target for edge in graph.edges_from(uid)]
+    return found
 
 
 def job_graph(

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from ftlayer.errors import JavaMissingError
-from ftlayer.java import bundled as bundled_java
+from ftlayer.java import machine as bundled_java
 from ftlayer.java.machine import Java, ensure_java, ensure_java_for_sessions
 
 UNKNOWN_MODULE = "--add-modules=jdk.incubator.vector"

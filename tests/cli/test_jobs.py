@@ -18,10 +18,8 @@ import pytest
 from programs import open_terminal
 from typer.testing import CliRunner
 
-from ftlayer.cli.keys import Key, key_of
-from ftlayer.cli.main import app
-from ftlayer.cli.orders import await_end
-from ftlayer.cli.top import Position, moved
+from ftlayer.cli.main import app, await_end
+from ftlayer.cli.top import Key, Position, key_of, moved
 from ftlayer.config import VertexOptions
 from ftlayer.errors import VertexUnavailableError
 from ftlayer.monitor.names import JobKey

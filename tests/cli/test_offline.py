@@ -12,7 +12,7 @@ import pytest
 from ftlayer.cli.offline import TableReport, inspect_store
 from ftlayer.errors import StoreError, StorePathError
 from ftlayer.store import LmdbStore
-from ftlayer.store.lmdb_environment import FORMAT_VERSION
+from ftlayer.store.lmdb_store import FORMAT_VERSION
 
 INSPECT = """
 import sys

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import KafkaSource
-from ftlayer.sources.kafka.rows import SCHEMA
+from ftlayer.sources.kafka.source import SCHEMA
 
 COUNT = count()
 

@@ -111,7 +111,7 @@ def test_a_transaction_that_was_not_answered_is_done_once(
     """Its rows are with the broker: the connection is lost before it is committed, or behind."""
     from confluent_kafka import KafkaError, KafkaException
 
-    from ftlayer.sinks.kafka.producing import KafkaTransactions
+    from ftlayer.sinks.kafka.sink import KafkaTransactions
 
     class Losing:
         """A producer that loses the connection once."""
@@ -147,7 +147,7 @@ def test_one_who_was_replaced_in_a_transaction_commits_nothing(
     kafka_server: Any, sink: KafkaSink, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that hangs in its commit while another one takes over, and goes on then."""
-    from ftlayer.sinks.kafka import producing
+    from ftlayer.sinks.kafka import sink as producing
 
     message, metadata = sink.write(rows(1, 2)), producing.group_metadata
     zombie, driver = copy_of(sink), copy_of(sink)

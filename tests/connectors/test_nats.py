@@ -20,8 +20,7 @@ from ftlayer.clients.nats import NatsAwayError, nats_library
 from ftlayer.errors import SinkError, SourceError
 from ftlayer.sinks import NatsSink
 from ftlayer.sources import NatsSource
-from ftlayer.sources.nats.pull import Pull
-from ftlayer.sources.nats.source import NatsReader
+from ftlayer.sources.nats.source import NatsReader, Pull
 from ftlayer.topology.queues import Fetched, Member, QueueReader
 
 pytest.importorskip("nats")

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from ftlayer import RowsRejected
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks import FileMessage, NatsSink
+from ftlayer.sinks import nats as rows_module
 from ftlayer.sinks import nats as sink_module
-from ftlayer.sinks import nats_rows as rows_module
-from ftlayer.sinks import nats_streams as streams_module
-from ftlayer.sinks.nats_streams import NatsStreams
+from ftlayer.sinks import nats as streams_module
+from ftlayer.sinks.nats import NatsStreams
 
 pytest.importorskip("nats")
 

@@ -15,7 +15,7 @@ import pytest
 
 from ftlayer.errors import ConfigError, UncommittableError
 from ftlayer.sinks import DeltaSink, FileSink, IcebergSink
-from ftlayer.sinks.delta.log import DeltaLog
+from ftlayer.sinks.delta.sink import DeltaLog
 
 COUNT = count()
 

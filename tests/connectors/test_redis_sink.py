@@ -18,7 +18,7 @@ from ftlayer import RowsRejected
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks import FileMessage, RedisSink
 from ftlayer.sinks import redis as sink_module
-from ftlayer.sinks.redis_entries import MAX_FIELDS
+from ftlayer.sinks.redis import MAX_FIELDS
 
 COUNT = count()
 

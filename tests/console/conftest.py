@@ -16,8 +16,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from ftlayer.clock import Now
-from ftlayer.console.app import create_app
 from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.serve import create_app
 from ftlayer.console.state import Console
 from ftlayer.errors import FTLayerError, VertexUnavailableError
 from ftlayer.monitor.gather import Gatherer

@@ -16,8 +16,8 @@ from draws import every_other
 from playwright.sync_api import Browser, Page, expect
 
 from ftlayer.clock import system_now
-from ftlayer.console.app import create_app
 from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.serve import create_app
 from ftlayer.console.state import Console
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource

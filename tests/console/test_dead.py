@@ -340,7 +340,7 @@ def test_masked_payloads(make_console: Any, vertex: Any, clock: Any) -> None:
     """Values become types, reasons classes; no export, no search in text."""
     from starlette.testclient import TestClient
 
-    from ftlayer.console.app import create_app
+    from ftlayer.console.serve import create_app
 
     vertex.open(STREAM)
     vertex.kill(STREAM, [{"id": 1, "secret": "Zoë"}], "parse", "ValueError: not a price: Zoë")

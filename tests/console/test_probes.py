@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from ftlayer.clock import Now
-from ftlayer.console.app import create_app
 from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.probes import liveness
+from ftlayer.console.serve import create_app, liveness
 from ftlayer.console.state import Console
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.vertex.rules.probes import STUCK_AFTER_MS

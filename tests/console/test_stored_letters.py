@@ -13,8 +13,8 @@ from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters
 from ftlayer.checkpoint.storage.keys import storage_key
-from ftlayer.console.app import create_app
 from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.serve import create_app
 from ftlayer.console.state import Console
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.stored import StoredReports

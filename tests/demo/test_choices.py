@@ -6,9 +6,8 @@ import pytest
 from rich.console import Console
 
 from ftlayer.demo.choices import Engine, Kill, Kind, Mode, Victim, doomed, kind_of
-from ftlayer.demo.run import DemoOptions, run_demo
+from ftlayer.demo.run import ACCOUNTS, DemoOptions, explanation, faults, run_demo
 from ftlayer.demo.text import PreparedInput
-from ftlayer.demo.wording import ACCOUNTS, explanation, faults
 from ftlayer.errors import ConfigError
 
 

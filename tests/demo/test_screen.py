@@ -6,9 +6,8 @@ from rich.console import Console
 
 from ftlayer.demo.choices import Victim
 from ftlayer.demo.events import Progress, Started, Starting
-from ftlayer.demo.screen import Screen
+from ftlayer.demo.run import Screen, TopologyTally
 from ftlayer.demo.supervisor import Happening, Killed
-from ftlayer.demo.tally import TopologyTally
 
 HAPPENINGS: list[Happening] = [
     Started(),

@@ -15,8 +15,8 @@ from ftlayer.demo.events import (
     to_line,
 )
 from ftlayer.demo.kills import KillPlan
+from ftlayer.demo.run import BatchTally, Recovery, TopologyTally
 from ftlayer.demo.supervisor import BackAgain, Happening, Killed, WentOn
-from ftlayer.demo.tally import BatchTally, Recovery, TopologyTally
 
 
 def test_counts_follow_the_batches() -> None:

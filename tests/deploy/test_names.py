@@ -12,8 +12,7 @@ import pytest
 import typer.main
 import yaml
 
-from ftlayer.cli.health import DEFAULT_URL
-from ftlayer.cli.main import app
+from ftlayer.cli.main import DEFAULT_URL, app
 from ftlayer.console import metrics as console_metrics
 from ftlayer.vertex.metrics import catalogue
 from ftlayer.vertex.metrics.families import Metric, MetricKind

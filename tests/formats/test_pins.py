@@ -13,7 +13,8 @@ import pytest
 
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage import last_reports, letter_table, metadata
+from ftlayer.checkpoint.storage import dead_letters as letter_table
+from ftlayer.checkpoint.storage import last_reports, metadata
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.runtime.protocol import channel_frames
 from ftlayer.sinks.at_least_once import SentMessage
@@ -24,15 +25,16 @@ from ftlayer.sinks.kafka.messages import KafkaMessage
 from ftlayer.sinks.nats import NatsMessage
 from ftlayer.sinks.postgres import PostgresMessage
 from ftlayer.sinks.redis import RedisMessage
-from ftlayer.sources import spool
+from ftlayer.sources import queue_stream as spool
 from ftlayer.sources.files.pieces import FilePieces
 from ftlayer.sources.logs import LogRange
 from ftlayer.spark.query import checkpoint as mark
 from ftlayer.state.snapshots import serializer
-from ftlayer.store import batches, failed, lmdb_environment, ranges, rows
+from ftlayer.store import batches, failed, ranges, rows
+from ftlayer.store import lmdb_store as lmdb_environment
 from ftlayer.vertex.calls import JobDetails
 from ftlayer.vertex.rules import dedupe
-from ftlayer.vertex.rules.board import entries
+from ftlayer.vertex.rules.board import board as entries
 from ftlayer.vertex.service import directory
 
 SHAPES = Path(__file__).with_name("shapes.txt")

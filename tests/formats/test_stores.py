@@ -17,8 +17,8 @@ import ftlayer
 from ftlayer import FTLayer, StreamEnvironment
 from ftlayer.cli.offline import inspect_vertex, stored_records
 from ftlayer.errors import CheckpointMismatchError, SourceError, StoreVersionError
-from ftlayer.sources import spool as spools
-from ftlayer.sources.spool import Spool
+from ftlayer.sources import queue_stream as spools
+from ftlayer.sources.queue_stream import Spool
 from ftlayer.spark.query.checkpoint import MARK, CheckpointMark
 from ftlayer.vertex.service.directory import DESCRIPTION, fix_shards
 

@@ -19,7 +19,7 @@ from ftlayer.functions.windows.contents import Collected
 from ftlayer.functions.windows.function import window_function
 from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.state.heap import HeapBackend
-from ftlayer.topology.barrier_builder import as_co_process
+from ftlayer.topology.job_graph_generator import as_co_process
 from ftlayer.topology.operators import Join
 
 LEFT = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])

@@ -26,7 +26,7 @@ from ftlayer.functions.windows.contents import Aggregated, Collected, Content, R
 from ftlayer.functions.windows.function import window_function
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.opening import open_backend
-from ftlayer.topology.barrier_builder import as_co_process
+from ftlayer.topology.job_graph_generator import as_co_process
 from ftlayer.topology.operators import Join
 
 RECORD = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])

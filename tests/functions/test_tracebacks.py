@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.functions import tracebacks
-from ftlayer.functions.tracebacks import traceback_text
+from ftlayer.functions import failures as tracebacks
+from ftlayer.functions.failures import traceback_text
 
 
 class Unreadable(Exception):  # noqa: N818 - the name is in the text

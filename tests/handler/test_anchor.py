@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.handler.anchor import FTAnchorHandler, NonFTAnchorHandler
 from ftlayer.handler.children import Children
-from ftlayer.handler.handler import FTHandler
+from ftlayer.handler.handler import FTAnchorHandler, FTHandler, NonFTAnchorHandler
 from ftlayer.handler.record_ids import RecordIds
 from ftlayer.handler.xor import Events
 from ftlayer.records.ids import child_ids, operator_key, random_root_ids

@@ -20,8 +20,7 @@ from ftlayer.cli.main import app
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, UnsupportedError
 from ftlayer.monitor.gather import Gatherer
-from ftlayer.monitor.stored import StoredReports
-from ftlayer.monitor.stored_letters import LetterReader
+from ftlayer.monitor.stored import LetterReader, StoredReports
 from ftlayer.records.ipc import as_stream
 from ftlayer.vertex import calls
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.where import Where, parse_where
-from ftlayer.monitor.where.conditions import Comparison, Every, Negation, Some, Value
-from ftlayer.monitor.where.filter import Pushed
+from ftlayer.monitor.where.filter import Comparison, Every, Negation, Pushed, Some, Value
 from ftlayer.vertex.calls import Attempt, RecordInfo
 
 NOW_MS = 1_800_000_000_000

@@ -20,8 +20,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
-from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
+from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, RecordIds

@@ -23,7 +23,7 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.functions.retry_rules import NO_RULES
-from ftlayer.java import bundled as bundled_java
+from ftlayer.java import machine as bundled_java
 from ftlayer.runtime.driver import spark_checks
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.driver.spark_checks import (

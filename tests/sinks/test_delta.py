@@ -21,8 +21,7 @@ from ftlayer import RowsRejected
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks import DeltaDataSource, DeltaSink, FileMessage, table_commits
 from ftlayer.sinks.delta import sink as sink_module
-from ftlayer.sinks.delta.log import DeltaLog
-from ftlayer.sinks.delta.rows import statistics
+from ftlayer.sinks.delta.sink import DeltaLog, statistics
 
 deltalake = pytest.importorskip("deltalake")
 

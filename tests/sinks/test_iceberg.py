@@ -21,7 +21,7 @@ from ftlayer import RowsRejected
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks import FileMessage, IcebergDataSource, IcebergMessage, IcebergSink, table_commits
 from ftlayer.sinks.iceberg import sink as sink_module
-from ftlayer.sinks.iceberg.commits import HOUR_MS, Commits
+from ftlayer.sinks.iceberg.sink import HOUR_MS, Commits
 
 pyiceberg = pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy")

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import SinkError, UncommittableError
-from ftlayer.sinks.kafka import marks as marks_module
-from ftlayer.sinks.kafka.commits import KafkaCommits, Mark
-from ftlayer.sinks.kafka.marks import CommitMarks, Fate
+from ftlayer.sinks.kafka import sink as marks_module
 from ftlayer.sinks.kafka.messages import KafkaMessage
+from ftlayer.sinks.kafka.sink import CommitMarks, Fate, KafkaCommits, Mark
 
 HOUR_MS = 3_600_000
 

@@ -12,12 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftlayer.sources import beside
-from ftlayer.sources.amqp import rows as amqp_rows
-from ftlayer.sources.kafka import rows as kafka_rows
-from ftlayer.sources.mqtt import rows as mqtt_rows
-from ftlayer.sources.nats import rows as nats_rows
-from ftlayer.sources.nats.window import StreamDelivery
-from ftlayer.sources.redis import rows as redis_rows
+from ftlayer.sources.amqp import source as amqp_rows
+from ftlayer.sources.kafka import source as kafka_rows
+from ftlayer.sources.mqtt import source as mqtt_rows
+from ftlayer.sources.nats import source as nats_rows
+from ftlayer.sources.nats.source import StreamDelivery
+from ftlayer.sources.redis import source as redis_rows
 
 SCALES = {"s": 1_000_000, "ms": 1_000, "us": 1}
 NUMBERS = st.one_of(

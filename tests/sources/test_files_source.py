@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import FilesSource, TailSource
 from ftlayer.sources.beside import misfits
-from ftlayer.sources.files import journal as journals
+from ftlayer.sources.files import source as journals
 from ftlayer.topology.queues import Member
 
 Make = Callable[..., FilesSource]

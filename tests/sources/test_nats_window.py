@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.sources.nats import window as window_module
-from ftlayer.sources.nats.sequences import Sequences
-from ftlayer.sources.nats.window import SequenceWindow, StreamDelivery
+from ftlayer.sources.nats import source as window_module
+from ftlayer.sources.nats.source import Sequences, SequenceWindow, StreamDelivery
 
 DELIVERIES = count(1)
 

@@ -17,8 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ftlayer.errors import SourceError
 from ftlayer.sources import queue_stream
-from ftlayer.sources.queue_stream import QueueStreamReader
-from ftlayer.sources.spool import Spool
+from ftlayer.sources.queue_stream import QueueStreamReader, Spool
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 ID = pa.schema([("id", pa.int64())])

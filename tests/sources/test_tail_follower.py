@@ -12,11 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ftlayer.sources.tail import follower as rules
-from ftlayer.sources.tail import place as places
+from ftlayer.sources.tail import source as places
+from ftlayer.sources.tail import source as rules
 from ftlayer.sources.tail.disk import Seen, Stat
-from ftlayer.sources.tail.follower import Follower
-from ftlayer.sources.tail.place import Place, pack, unpack
+from ftlayer.sources.tail.source import Follower, Place, pack, unpack
 
 LOG = "/logs/app.log"
 QUIET_NS = 1_000_000

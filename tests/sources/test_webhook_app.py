@@ -13,9 +13,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ftlayer.sources.webhook.app import WebhookApp
-from ftlayer.sources.webhook.intake import Intake, Request
 from ftlayer.sources.webhook.signature import HmacSignature
+from ftlayer.sources.webhook.source import Intake, Request, WebhookApp
 
 SECRET = "it is raining"
 

@@ -16,8 +16,7 @@ from ftlayer.spark.deliveries.ingest import IngestStream
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.layer import FTLayerEngine
 from ftlayer.vertex.calls import OpenStream, StreamOptions
-from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.client.connection import Connection
+from ftlayer.vertex.client.client import Connection, VertexClient
 
 SCHEMA = StructType().add("a", LongType())
 NO_SESSION = object()

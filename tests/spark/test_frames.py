@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.spark.frames import record_row
+from ftlayer.spark.facade import record_row
 from ftlayer.vertex.calls import Attempt, RecordInfo
 
 

@@ -22,14 +22,15 @@ from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.values import NAN
 from ftlayer.partitioning.key_groups import groups_of
-from ftlayer.state import backend
+from ftlayer.state import opening as backend
+from ftlayer.state import opening as merging
 from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen
 from ftlayer.state.lmdb import copies as lmdb_copy
 from ftlayer.state.lmdb import stores as lmdb
-from ftlayer.state.lmdb import sweep
+from ftlayer.state.lmdb import stores as sweep
 from ftlayer.state.opening import open_backend
 from ftlayer.state.snapshots import changelog, entries, lineage, view
-from ftlayer.state.tables import memory, merging
+from ftlayer.state.tables import memory
 from ftlayer.state.tables.groups import KeyGroups
 
 GROUPS = 16

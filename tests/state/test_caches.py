@@ -13,9 +13,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.functions.chains import record_segment
 from ftlayer.functions.chains.topology import TopologyChain
 from ftlayer.functions.steps import Reduce
-from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec
-from ftlayer.state.opening import open_backend
+from ftlayer.state.opening import LayeredBackend, open_backend
 
 KV = pa.schema([("k", pa.string()), ("v", pa.int64())])
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.coordinator import completed
-from ftlayer.checkpoint.coordinator.completed import CompletedStore
+from ftlayer.checkpoint.coordinator import coordinator as completed
+from ftlayer.checkpoint.coordinator.coordinator import CompletedStore
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.deleting import StoragePool

@@ -12,7 +12,7 @@ import pytest
 
 from ftlayer.errors import StoreError
 from ftlayer.store import LmdbStore
-from ftlayer.store.lmdb_file import check_file
+from ftlayer.store.lmdb_store import check_file
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -25,8 +25,7 @@ from ftlayer.errors import (
     StoreVersionError,
 )
 from ftlayer.store import LmdbStore
-from ftlayer.store.lmdb_environment import FORMAT_VERSION
-from ftlayer.store.lmdb_file import check_file, read_meta
+from ftlayer.store.lmdb_store import FORMAT_VERSION, check_file, read_meta
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SIZE = 16 << 20

@@ -12,7 +12,7 @@ from ftlayer.cli.offline import inspect_store
 from ftlayer.clock import Now
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store import TABLES, LmdbStore, MemoryStore
-from ftlayer.store.lmdb_environment import FORMAT_VERSION
+from ftlayer.store.lmdb_store import FORMAT_VERSION
 from ftlayer.store.meta import get_query
 from ftlayer.store.ranges import StoredPartition, StoredRange, all_ranges, put_ranges
 from ftlayer.store.rows import pack, unpack

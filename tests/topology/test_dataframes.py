@@ -16,8 +16,7 @@ from pyspark import cloudpickle
 
 from ftlayer.errors import ConfigError
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.connectors import partitions
-from ftlayer.topology.dataframes import MAX_PARTITIONS, PARTITION_ROWS, partitioned, table_of
+from ftlayer.topology.connectors import MAX_PARTITIONS, PARTITION_ROWS, partitioned, partitions, table_of
 from ftlayer.topology.ddl import parse_ddl, to_ddl
 from ftlayer.topology.operators import IterableSource, Source
 

@@ -15,12 +15,16 @@ from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import rules_of
 from ftlayer.functions.steps import CoProcess, MapAsync
 from ftlayer.restart import FixedDelay
-from ftlayer.topology.barrier_builder import BarrierBuilder
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.facts import rules_of_operator
-from ftlayer.topology.ft_builder import FTLayerBuilder, NopFTLayerBuilder, OpFTLayerBuilder
 from ftlayer.topology.job_graph import JobGraph, JobVertex
-from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.topology.job_graph_generator import (
+    BarrierBuilder,
+    FTLayerBuilder,
+    NopFTLayerBuilder,
+    OpFTLayerBuilder,
+    job_graph,
+)
 from ftlayer.topology.operators import FunctionSink, IterableSource, Join, Operator, Replay, Sink, Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions

@@ -19,10 +19,15 @@ from ftlayer.partitioning.replay import ReplayByRouting, replay_twin
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.explain import explain, to_dot, to_mermaid
-from ftlayer.topology.ft_builder import NopFTLayerBuilder, OpFTLayerBuilder, replay_uid
 from ftlayer.topology.graph import StreamGraph
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.topology.job_graph_generator import generate, job_graph
+from ftlayer.topology.job_graph_generator import (
+    NopFTLayerBuilder,
+    OpFTLayerBuilder,
+    generate,
+    job_graph,
+    replay_uid,
+)
 from ftlayer.topology.operators import Replay, Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions

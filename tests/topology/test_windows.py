@@ -10,8 +10,8 @@ import pytest
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import Process
 from ftlayer.functions.windows.assigners import Fixed, Session
-from ftlayer.topology.barrier_builder import as_co_process
 from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.job_graph_generator import as_co_process
 from ftlayer.topology.names import display_name
 from ftlayer.topology.operators import Join
 from ftlayer.topology.streams.data_stream import DataStream

@@ -25,8 +25,7 @@ from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 from ftlayer.vertex.service.rules import ShardParts
-from ftlayer.vertex.service.serve import open_vertex
-from ftlayer.vertex.service.server import VertexServer
+from ftlayer.vertex.service.serve import VertexServer, open_vertex
 from ftlayer.vertex.service.vertex import Vertex
 
 STREAM = "job/source"

@@ -15,13 +15,12 @@ No slot hears of it again, unless it is given up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
 from enum import Enum, auto
 from typing import assert_never
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
-from ftlayer.checkpoint.coordinator.completed import CompletedStore
-from ftlayer.checkpoint.coordinator.completion import Completion
 from ftlayer.checkpoint.coordinator.events import (
     BacklogChanged,
     CheckpointEvent,
@@ -49,16 +48,378 @@ from ftlayer.checkpoint.coordinator.in_flight import PendingCheckpoints
 from ftlayer.checkpoint.coordinator.instructions import (
     Answer,
     CheckpointInstruction,
+    CommitSinks,
+    Discard,
     FinishTasks,
+    JobEnd,
+    NotifyCompleted,
+    Publish,
     RestoreFrom,
 )
-from ftlayer.checkpoint.coordinator.pending import JobFacts, Subtask
-from ftlayer.checkpoint.coordinator.schedule import Schedule
+from ftlayer.checkpoint.coordinator.pending import CheckpointStage, JobFacts, PendingCheckpoint, Subtask
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
-from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode
-from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
+from ftlayer.checkpoint.pieces import Scope
+from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.clock import Now
-from ftlayer.errors import CheckpointError
+from ftlayer.errors import CheckpointError, CommitFailedError, FTLayerError
+
+# Completed checkpoints: how many are kept, and what becomes of them in the end.
+#
+# Incremental checkpoints refer to one another's pieces, so that damage to one file may reach all that are retained.
+# With ``retained`` 2 or more there is always a way back beside that: one more checkpoint is kept, the latest that
+# shares nothing with the latest one. So that there is one, and never an old one, every `FULL_EVERY`-th checkpoint is
+# a full one, and so is the second of a job that begins with nothing.
+
+
+_REMEMBERED = 16
+# Of so many discarded checkpoints the pieces are known: a task that has missed so many completions cannot take part.
+
+FULL_EVERY = 10
+"""Where checkpoints build on one another and more than one is retained, every so many-th is a full one."""
+
+_Place = tuple[str, int]
+"""File and offset of a piece. Files say too little: one that a discarded checkpoint was in may be written on."""
+
+
+class CompletedStore:
+    """Checkpoints that the job may be restored from, the oldest first. Savepoints among them are never discarded."""
+
+    def __init__(self, config: CheckpointConfig, known: Sequence[Checkpoint], *, claimed: bool) -> None:
+        """``known`` are there from the beginning; they are discarded like the job's own ones if ``claimed``."""
+        self._retained = config.retained
+        self._retention = config.effective_retention
+        self._is_lasting = config.directory is not None
+        self._has_own = False
+        self._checkpoints = sorted(known, key=lambda each: each.checkpoint)
+        self._foreign = set() if claimed else {each.checkpoint for each in known}
+        self._gone: deque[set[_Place]] = deque(maxlen=_REMEMBERED)
+        self._builds = config.incremental or config.changelog
+        self._since_full = 0
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        return tuple(self._checkpoints)
+
+    @property
+    def latest(self) -> Checkpoint | None:
+        return self._checkpoints[-1] if self._checkpoints else None
+
+    @property
+    def needs_full(self) -> bool:
+        """Whether the next checkpoint is to share nothing with those before."""
+        if not self._builds or self._retained == 1 or not self._checkpoints:
+            return False
+        return self._since_full >= FULL_EVERY or self._spare() is None
+
+    def add(self, checkpoint: Checkpoint, *, full: bool = False) -> None:
+        """Take one that the job has completed. ``full``: it was written to share nothing with those before."""
+        self._has_own = self._has_own or checkpoint.kind != SnapshotKind.SAVEPOINT
+        self._insert(checkpoint)
+        self._since_full = 1 if full else self._since_full + 1
+
+    def _insert(self, checkpoint: Checkpoint) -> None:
+        self._checkpoints.append(checkpoint)
+        self._checkpoints.sort(key=lambda each: each.checkpoint)
+
+    def subsume(self) -> list[Checkpoint]:
+        """Forget what is more than is retained; returns what is to be discarded of it."""
+        spare = self._spare()
+        return self._forget([each for each in self._checkpoints[: -self._retained] if each is not spare])
+
+    def _spare(self) -> Checkpoint | None:
+        """Return the latest checkpoint that shares nothing with the latest one of all, where that is promised."""
+        if self._retained == 1 or not self._checkpoints:
+            return None
+        *earlier, latest = self._checkpoints
+        places = _shared(latest.subtasks)
+        return next((each for each in reversed(earlier) if places.isdisjoint(_shared(each.subtasks))), None)
+
+    def restored(self, checkpoint: Checkpoint | None) -> list[Checkpoint]:
+        """The job was restored from this one: later ones do not stand any more. Returns what is to be discarded."""
+        last = 0 if checkpoint is None else checkpoint.checkpoint
+        dropped = self._forget([each for each in self._checkpoints if each.checkpoint > last])
+        if checkpoint is not None and all(each.checkpoint != last for each in self._checkpoints):
+            self._foreign.add(last)
+            self._insert(checkpoint)
+            self._since_full += 1
+        return dropped
+
+    def over(self, end: JobEnd) -> list[Checkpoint]:
+        """The job is over; returns what is to be discarded."""
+        if end is JobEnd.FINISHED:
+            keep = False
+        elif end is JobEnd.INTERRUPTED:
+            keep = self._is_lasting
+        elif end is JobEnd.CANCELLED:
+            keep = self._retention is Retention.RETAIN_ON_CANCELLATION
+        else:
+            # Before a checkpoint of its own, it may be the restore that was refused: what was restored is the way back.
+            keep = self._retention is not Retention.NO_EXTERNALIZED_CHECKPOINTS or not self._has_own
+        return [] if keep else self._forget(list(self._checkpoints))
+
+    def lacks_base(self, parts: Iterable[SubtaskSnapshot]) -> bool:
+        """Whether parts of a new checkpoint refer to pieces that went with a discarded one.
+
+        A task builds on the last checkpoint that it was told is complete. The news of the next one may reach it
+        later than a barrier does, and meanwhile what it builds on may have been discarded.
+        """
+        places = _shared(parts)
+        return any(not places.isdisjoint(gone) for gone in self._gone)
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        numbers = [each.checkpoint for each in self._checkpoints]
+        assert numbers == sorted(set(numbers)), f"completed checkpoints are {numbers}"
+        assert self._foreign <= set(numbers), f"{self._foreign} are foreign, of {numbers}"
+
+    def _forget(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+        dropped = {each.checkpoint for each in checkpoints}
+        self._checkpoints = [each for each in self._checkpoints if each.checkpoint not in dropped]
+        discarded = [
+            each
+            for each in checkpoints
+            if each.checkpoint not in self._foreign and each.kind != SnapshotKind.SAVEPOINT
+        ]
+        for each in discarded:
+            kept = [part for left in self._checkpoints for part in left.subtasks]
+            self._gone.append(_shared(each.subtasks) - _shared(kept))
+        self._foreign -= dropped
+        return discarded
+
+
+def _shared(parts: Iterable[SubtaskSnapshot]) -> set[_Place]:
+    return {
+        (piece.path, piece.offset)
+        for part in parts
+        for piece in part.pieces()
+        if piece.scope is Scope.SHARED and piece.inline is None
+    }
+
+
+class Schedule:
+    """The interval from trigger to trigger, and the pause from a completion to the next trigger.
+
+    While a source works off a backlog another interval holds: a longer one takes effect with the next trigger, a
+    shorter one at once, 0 suspends. Times are of one monotone clock, ms.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._interval = config.interval_ms
+        self._backlog_interval = config.interval_during_backlog_ms
+        self._pause = config.min_pause_ms
+        self._backlogs: set[Hashable] = set()
+        self._next: int | None = None
+        self._not_before: int | None = None
+        self._on = False
+
+    def start(self, now_ms: int) -> None:
+        """The job runs: the first one is due after an interval."""
+        self._on = True
+        self._next = None
+        self._plan(now_ms)
+
+    def stop(self) -> None:
+        """Nothing is due until `start`."""
+        self._on = False
+
+    def backlog(self, source: Hashable, working_off: bool, now_ms: int) -> None:
+        """A subtask of a source begins, or ceases, to work off a backlog."""
+        if working_off:
+            self._backlogs.add(source)
+        else:
+            self._backlogs.discard(source)
+        if self._on:
+            self._plan(now_ms)
+
+    def forget_backlogs(self, sources: Iterable[Hashable]) -> None:
+        """These begin again: they will say so anew."""
+        self._backlogs.difference_update(sources)
+
+    def triggered(self, now_ms: int) -> None:
+        self._next = None
+        self._plan(now_ms)
+
+    def completed(self, now_ms: int) -> None:
+        """A checkpoint or savepoint was completed: the pause begins."""
+        self._not_before = now_ms + self._pause
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the next periodic checkpoint may be triggered; None: nothing is planned."""
+        if not self._on or self._next is None:
+            return None
+        return self._next if self._not_before is None else max(self._next, self._not_before)
+
+    def _plan(self, now_ms: int) -> None:
+        interval = self._interval
+        if self._backlogs and self._backlog_interval is not None:
+            interval = self._backlog_interval
+        if not interval:
+            self._next = None
+        elif self._next is None or now_ms + interval < self._next:
+            self._next = now_ms + interval
+
+
+class Completion:
+    """Answers that were not asked for are a `ValueError`: the owner has lost count."""
+
+    def __init__(
+        self,
+        facts: JobFacts,
+        flight: PendingCheckpoints,
+        store: CompletedStore,
+        schedule: Schedule,
+    ) -> None:
+        self._facts = facts
+        self._flight = flight
+        self._store = store
+        self._schedule = schedule
+        self._current: PendingCheckpoint | None = None
+        self._committed = 0
+        self._completed_ms = max((known.completed_ms for known in store.checkpoints), default=0)
+        self._end: JobEnd | None = None
+        # A commit has failed: it has to be done again, with the same id, before another one holds its messages.
+        self._commits_again = False
+        self.last_done = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is waited for, which says which checkpoint the job is restored from."""
+        return self._current is not None
+
+    def advance(self, now: Now) -> list[CheckpointInstruction]:
+        """Publish the earliest that is written; none behind a failed commit, before the job is restored."""
+        instructions: list[CheckpointInstruction] = []
+        if self._commits_again:
+            return instructions
+        for pending in self._flight.all:
+            if self._current is not None or pending.stage is not CheckpointStage.WRITTEN:
+                continue
+            if self._store.lacks_base(pending.parts.values()):
+                instructions += self._flight.abort(pending, AbortReason.BASE_GONE, now)
+                continue
+            self._current, pending.stage = pending, CheckpointStage.PUBLISHING
+            # "The latest" goes by this time, whatever the clock of this driver says, or that of the one before.
+            self._completed_ms = max(now.wall_ms, self._completed_ms + 1)
+            whole = pending.assembled(self._facts, self._completed_ms)
+            instructions.append(Publish(whole, pending.barrier.location))
+        return instructions
+
+    def published(self, checkpoint: Checkpoint, now: Now) -> list[CheckpointInstruction]:
+        """The metadata is written."""
+        pending = self._answered(checkpoint.checkpoint, CheckpointStage.PUBLISHING)
+        self._flight.published(pending.number)
+        if not pending.commits:
+            return self._complete(pending, checkpoint, now)
+        subsumed = self._subsume_earlier(pending, now)
+        self._store.add(checkpoint, full=pending.barrier.full)
+        pending.stage, pending.checkpoint = CheckpointStage.COMMITTING, checkpoint
+        if self._end is not None:
+            # Nothing is committed for a job that is over: the job that restores the checkpoint does that.
+            answers = self._complete(pending, checkpoint, now)
+            return subsumed + answers + _discard(self._store.subsume() + self._store.over(self._end))
+        if self._has_to_commit(checkpoint):
+            return [*subsumed, CommitSinks(checkpoint)]
+        return subsumed + self._sinks_committed(pending, checkpoint, now)
+
+    def publish_failed(
+        self, checkpoint: int, reason: str, final: FTLayerError | None, now: Now
+    ) -> list[CheckpointInstruction]:
+        """The metadata could not be written."""
+        pending = self._answered(checkpoint, CheckpointStage.PUBLISHING)
+        self._current = None
+        return self._flight.abort(pending, AbortReason.STORAGE, now, reason, final)
+
+    def committed(self, checkpoint: int, now: Now) -> list[CheckpointInstruction]:
+        pending = self._answered(checkpoint, CheckpointStage.COMMITTING)
+        assert pending.checkpoint is not None
+        return self._sinks_committed(pending, pending.checkpoint, now)
+
+    def commit_failed(
+        self, checkpoint: int, reason: str, final: FTLayerError | None, now: Now
+    ) -> list[CheckpointInstruction]:
+        """The sinks are not committed, or not all of them. It is complete all the same, and restored from."""
+        pending = self._answered(checkpoint, CheckpointStage.COMMITTING)
+        assert pending.checkpoint is not None
+        text = f"checkpoint {checkpoint} is complete, but its sinks could not be committed: {reason}"
+        if pending.is_savepoint:
+            # "latest" does not find it, and what it holds of sinks may be committed.
+            text += (
+                f". The job goes on from savepoint {pending.checkpoint.location}; if its driver dies before the next "
+                "checkpoint is complete, restore it from there"
+            )
+        self._commits_again = True
+        self._flight.fail_job(text, final)
+        return self._complete(pending, pending.checkpoint, now, CommitFailedError(text))
+
+    def restored(self, checkpoint: Checkpoint | None) -> list[CheckpointInstruction]:
+        """Tasks begin with this one, whose sinks are committed."""
+        self._commits_again = False
+        if checkpoint is not None:
+            self._committed = max(self._committed, checkpoint.checkpoint)
+        return _discard(self._store.restored(checkpoint))
+
+    def over(self, end: JobEnd) -> list[CheckpointInstruction]:
+        self._end = end
+        return _discard(self._store.over(end))
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        answering = (CheckpointStage.PUBLISHING, CheckpointStage.COMMITTING)
+        under_way = [pending.number for pending in self._flight.all if pending.stage in answering]
+        current = [] if self._current is None else [self._current.number]
+        assert under_way == current, f"{under_way} are published or committed, {current} waits for an answer"
+
+    def _has_to_commit(self, checkpoint: Checkpoint) -> bool:
+        return any(
+            committable.checkpoint > self._committed
+            for part in checkpoint.subtasks
+            for committable in part.committables
+        )
+
+    def _subsume_earlier(self, pending: PendingCheckpoint, now: Now) -> list[CheckpointInstruction]:
+        instructions: list[CheckpointInstruction] = []
+        for earlier in self._flight.all:
+            if earlier.number < pending.number and earlier.can_be_aborted and not earlier.is_savepoint:
+                # Who asked for a checkpoint has got one.
+                pending.requests += earlier.requests
+                earlier.requests = []
+                instructions += self._flight.abort(earlier, AbortReason.SUBSUMED, now)
+        return instructions
+
+    def _sinks_committed(
+        self, pending: PendingCheckpoint, checkpoint: Checkpoint, now: Now
+    ) -> list[CheckpointInstruction]:
+        self._committed = max(self._committed, pending.number)
+        self.last_done = self.last_done or pending.barrier.final
+        return [
+            NotifyCompleted(pending.number),
+            *_discard(self._store.subsume()),
+            *self._complete(pending, checkpoint, now),
+        ]
+
+    def _complete(
+        self,
+        pending: PendingCheckpoint,
+        checkpoint: Checkpoint,
+        now: Now,
+        error: CheckpointError | None = None,
+    ) -> list[CheckpointInstruction]:
+        self._current = None
+        self._schedule.completed(now.mono_ms)
+        return self._flight.complete(pending, checkpoint, now, error)
+
+    def _answered(self, checkpoint: int, stage: CheckpointStage) -> PendingCheckpoint:
+        pending = self._current
+        if pending is None or pending.number != checkpoint or pending.stage is not stage:
+            raise ValueError(f"checkpoint {checkpoint} is not one that waits for this answer")
+        return pending
+
+
+def _discard(checkpoints: list[Checkpoint]) -> list[CheckpointInstruction]:
+    return [Discard(checkpoint) for checkpoint in checkpoints]
+
 
 FINAL_AGAIN_MS = 1_000
 """A final checkpoint that failed is taken again after this time."""

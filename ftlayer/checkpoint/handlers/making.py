@@ -2,12 +2,468 @@
 
 from __future__ import annotations
 
-from ftlayer.checkpoint.handlers.aligned import AlignedHandler
-from ftlayer.checkpoint.handlers.alternating import AlternatingHandler
-from ftlayer.checkpoint.handlers.contract import BarrierHandler
-from ftlayer.checkpoint.handlers.tracking import TrackingHandler
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
+from ftlayer.checkpoint.handlers.contract import (
+    AllBarriers,
+    BarrierHandler,
+    BlockChannel,
+    Decision,
+    GiveUp,
+    StopCapture,
+    TakeSnapshot,
+    Unblock,
+)
 from ftlayer.checkpoint.options import CheckpointingMode
-from ftlayer.errors import ConfigError
+from ftlayer.errors import CheckpointError, ConfigError
+
+SUBSUMED = "a later checkpoint came before this one's barriers did"
+"""A channel has gone on to a later checkpoint, or that one is unaligned and could not wait."""
+
+GIVEN_UP_BEFORE = "a task before this one gave it up"
+"""A cancel marker has come."""
+
+TOO_MANY = "too many checkpoints under way"
+"""`TrackingHandler` has let the earliest one go."""
+
+
+# Exactly once: a channel whose barrier has come waits for the others.
+#
+# The algorithm is the aligned variant of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed
+# Dataflows" (2015), with what Flink's `SingleCheckpointBarrierHandler` makes of barriers that never come.
+
+
+@dataclass(slots=True)
+class AlignmentProgress:
+    """The checkpoint that is under way.
+
+    Attributes:
+        barrier: its first one.
+        first_ms: when that was reached.
+        missing: the channels whose barrier has not come.
+        blocked: channels that wait, in the order in which they were blocked.
+        captures: its snapshot is taken already, and what comes on ``missing`` channels belongs to it.
+    """
+
+    barrier: Barrier
+    first_ms: int
+    missing: set[int]
+    blocked: list[int] = field(default_factory=list)
+    captures: bool = False
+
+    @property
+    def checkpoint(self) -> int:
+        return self.barrier.checkpoint
+
+    def alignment_ms(self, now_ms: int) -> int:
+        """Return the time since the first barrier; 0 if the clock was set back."""
+        return max(0, now_ms - self.first_ms)
+
+    def snapshot(self, barrier: Barrier, now_ms: int, capture: tuple[int, ...] = ()) -> TakeSnapshot:
+        """Return the decision that takes the snapshot, and sends ``barrier`` on."""
+        delay = max(0, self.first_ms - barrier.started_ms)
+        return TakeSnapshot(barrier, self.alignment_ms(now_ms), delay, capture)
+
+
+class AlignedHandler:
+    """`BarrierHandler` of tasks whose barriers never overtake records.
+
+    One checkpoint is under way at a time: what comes later on a channel waits behind its block. So a barrier, or
+    a cancel marker, of a later checkpoint shows that its channel will never bring the earlier one's.
+    """
+
+    def __init__(self, channels: int) -> None:
+        """``channels`` is their number, 1 at least."""
+        self._open = set(range(channels))
+        self._current: AlignmentProgress | None = None
+        # Checkpoints up to this one need nothing more; of later ones, those that the coordinator gave up.
+        self._over = 0
+        self._aborted: set[int] = set()
+
+    def announced(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
+        """Wait for its turn; `CheckpointError` for an UNALIGNED one, which nothing here would count."""
+        refuse_unaligned(channel, barrier)
+        return []
+
+    def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
+        """A barrier that is not UNALIGNED has come to its turn."""
+        decisions = self._make_way(barrier.checkpoint)
+        if self._is_over(barrier.checkpoint):
+            return decisions
+        current = self._current or self._begin(barrier, now_ms)
+        decisions += self._through(current, channel, now_ms)
+        if self._current is current and not current.captures:
+            current.blocked.append(channel)
+            decisions.append(BlockChannel(channel))
+        return decisions
+
+    def cancelled(self, channel: int, checkpoint: int, now_ms: int) -> list[Decision]:
+        """A `CancelMarker` has come to its turn."""
+        decisions = self._make_way(checkpoint)
+        if self._current is not None and self._current.checkpoint == checkpoint:
+            return [*decisions, *self._give_up(self._current, GIVEN_UP_BEFORE)]
+        if not self._is_over(checkpoint):
+            decisions.append(GiveUp(checkpoint, GIVEN_UP_BEFORE))
+        self._forget(checkpoint)
+        return decisions
+
+    def ended(self, channel: int, now_ms: int) -> list[Decision]:
+        """The channel has ended: it is no longer waited for."""
+        self._open.discard(channel)
+        return [] if self._current is None else self._through(self._current, channel, now_ms)
+
+    def aborted(self, checkpoint: int, now_ms: int) -> list[Decision]:
+        """The coordinator has given the checkpoint up; earlier ones go on."""
+        if self._current is not None and self._current.checkpoint == checkpoint:
+            return self._drop(self._current)
+        if checkpoint > self._over:
+            self._aborted.add(checkpoint)
+        return []
+
+    def on_time(self, now_ms: int) -> list[Decision]:
+        """Nothing here goes by time."""
+        return []
+
+    @property
+    def due_ms(self) -> int | None:
+        return None
+
+    # ------------------------------------------------------------ the checkpoint under way
+
+    def _begin(self, barrier: Barrier, now_ms: int) -> AlignmentProgress:
+        self._forget(barrier.checkpoint - 1)
+        self._current = AlignmentProgress(barrier, now_ms, set(self._open))
+        return self._current
+
+    def _through(self, current: AlignmentProgress, channel: int, now_ms: int) -> list[Decision]:
+        """Wait for ``channel`` no longer; the last one completes the checkpoint."""
+        current.missing.discard(channel)
+        if current.missing:
+            return []
+        return [current.snapshot(current.barrier, now_ms), *self._drop(current)]
+
+    def _make_way(self, checkpoint: int) -> list[Decision]:
+        """Give up what is under way if it is earlier than ``checkpoint``."""
+        current = self._current
+        if current is None or current.checkpoint >= checkpoint:
+            return []
+        return self._give_up(current, SUBSUMED)
+
+    def _give_up(self, current: AlignmentProgress, reason: str) -> list[Decision]:
+        return [*self._drop(current), GiveUp(current.checkpoint, reason)]
+
+    def _drop(self, current: AlignmentProgress) -> list[Decision]:
+        """Be done with what is under way, well or not; return what its channels need."""
+        self._current = None
+        self._forget(current.checkpoint)
+        return [Unblock(channel) for channel in current.blocked]
+
+    # ------------------------------------------------------------ checkpoints that are over
+
+    def _is_over(self, checkpoint: int) -> bool:
+        return checkpoint <= self._over or checkpoint in self._aborted
+
+    def _forget(self, checkpoint: int) -> None:
+        """Nothing up to ``checkpoint`` matters any more."""
+        self._over = max(self._over, checkpoint)
+        self._aborted = {aborted for aborted in self._aborted if aborted > self._over}
+
+
+def refuse_unaligned(channel: int, barrier: Barrier) -> None:
+    """Raise `CheckpointError` for a barrier that only a job with unaligned checkpoints has."""
+    if barrier.alignment is Alignment.UNALIGNED:
+        raise CheckpointError(
+            f"channel {channel} brought an unaligned barrier of checkpoint {barrier.checkpoint} to a task whose "
+            "barriers overtake nothing; unaligned has to be set for the whole job"
+        )
+
+
+# Exactly once, with barriers that may overtake records, from the beginning or when a checkpoint takes too long.
+#
+# Flink's `SingleCheckpointBarrierHandler` with its alternating states is the model. A checkpoint begins aligned, and
+# turns unaligned at one stroke: when an UNALIGNED barrier of it arrives, or when its time is up. It never turns back.
+
+
+class AlternatingHandler(AlignedHandler):
+    """`BarrierHandler` of tasks whose checkpoints are unaligned, or turn so.
+
+    Once a checkpoint is unaligned, a barrier counts as come when it arrives: what waits in front of it was captured
+    at its arrival, so an aligned barrier of the checkpoint that comes to its turn later is nothing new. A snapshot
+    that was taken is given up (`GiveUp`) if a later checkpoint comes before all barriers have.
+    """
+
+    def __init__(self, channels: int) -> None:
+        """``channels`` is their number, 1 at least."""
+        super().__init__(channels)
+        # Barriers that have arrived and not come to their turn; channels without one are not in it.
+        self._waiting: dict[int, deque[Barrier]] = {}
+
+    def announced(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
+        """Note a barrier that will come to its turn; begin, or turn to, an unaligned checkpoint if it is one."""
+        if barrier.alignment is not Alignment.UNALIGNED:
+            self._waiting.setdefault(channel, deque()).append(barrier)
+        if self._is_over(barrier.checkpoint):
+            return []
+        decisions: list[Decision] = []
+        if barrier.alignment is Alignment.UNALIGNED:
+            decisions = self._turn(barrier, now_ms)
+        current = self._current
+        if current is not None and current.captures and current.checkpoint == barrier.checkpoint:
+            return [*decisions, *self._through(current, channel, now_ms)]
+        return [*decisions, *self.on_time(now_ms)]
+
+    def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
+        """A barrier that is not UNALIGNED has come to its turn."""
+        self._taken(channel, barrier.checkpoint)
+        return [*super().barrier(channel, barrier, now_ms), *self.on_time(now_ms)]
+
+    def cancelled(self, channel: int, checkpoint: int, now_ms: int) -> list[Decision]:
+        """A `CancelMarker` has come to its turn."""
+        self._taken(channel, checkpoint)
+        return super().cancelled(channel, checkpoint, now_ms)
+
+    def ended(self, channel: int, now_ms: int) -> list[Decision]:
+        """The channel has ended: it is no longer waited for."""
+        self._waiting.pop(channel, None)
+        return super().ended(channel, now_ms)
+
+    def on_time(self, now_ms: int) -> list[Decision]:
+        """Turn checkpoints unaligned whose time is up."""
+        decisions: list[Decision] = []
+        while (barrier := self._may_turn()) is not None and _due_ms(barrier) <= now_ms:
+            decisions += self._turn(barrier, now_ms)
+        return decisions
+
+    @property
+    def due_ms(self) -> int | None:
+        """When a checkpoint turns unaligned, if its barriers have not come by then."""
+        barrier = self._may_turn()
+        return None if barrier is None else _due_ms(barrier)
+
+    # ------------------------------------------------------------ turning
+
+    def _may_turn(self) -> Barrier | None:
+        """Return the barrier of the next checkpoint that time may turn.
+
+        That is the one under way, if it is still aligned: a savepoint that aligns is left in peace, whatever waits.
+        Otherwise it is the earliest one that waits behind records.
+        """
+        current = self._current
+        if current is not None and not current.captures:
+            first: Barrier | None = current.barrier
+        else:
+            begun = 0 if current is None else current.checkpoint
+            later = [barrier for barrier in self._live() if barrier.checkpoint > begun]
+            first = min(later, key=lambda barrier: barrier.checkpoint, default=None)
+        return first if first is not None and _turns(first) else None
+
+    def _live(self) -> list[Barrier]:
+        """Return the barriers that wait, of checkpoints that are not over."""
+        return [
+            barrier
+            for barriers in self._waiting.values()
+            for barrier in barriers
+            if not self._is_over(barrier.checkpoint)
+        ]
+
+    def _turn(self, barrier: Barrier, now_ms: int) -> list[Decision]:
+        """Take the snapshot now if it is not taken, with what waits in front of barriers and is still to come."""
+        decisions = self._overtake(barrier.checkpoint)
+        current = self._current or self._begin(barrier, now_ms)
+        if current.captures:
+            return decisions
+        unaligned = replace(barrier, alignment=Alignment.UNALIGNED)
+        decisions.append(current.snapshot(unaligned, now_ms, tuple(sorted(current.missing))))
+        decisions += [Unblock(channel) for channel in current.blocked]
+        current.blocked.clear()
+        current.captures = True
+        here = [
+            channel
+            for channel, barriers in sorted(self._waiting.items())
+            if any(waits.checkpoint == barrier.checkpoint for waits in barriers)
+        ]
+        for channel in here:
+            decisions += self._through(current, channel, now_ms)
+        return decisions
+
+    def _overtake(self, checkpoint: int) -> list[Decision]:
+        """Give up all that is earlier than an unaligned checkpoint: what is under way, and what waits."""
+        decisions = self._make_way(checkpoint)
+        earlier = {barrier.checkpoint for barrier in self._live() if barrier.checkpoint < checkpoint}
+        return decisions + [GiveUp(overtaken, SUBSUMED) for overtaken in sorted(earlier)]
+
+    def _through(self, current: AlignmentProgress, channel: int, now_ms: int) -> list[Decision]:
+        """As without captures; with them, what is captured of the channel is complete."""
+        if not current.captures:
+            return super()._through(current, channel, now_ms)
+        if channel not in current.missing:
+            return []
+        current.missing.discard(channel)
+        decisions: list[Decision] = [StopCapture(current.checkpoint, channel)]
+        if not current.missing:
+            decisions += self._drop(current)
+            decisions.append(AllBarriers(current.checkpoint, current.alignment_ms(now_ms)))
+        return decisions
+
+    def _drop(self, current: AlignmentProgress) -> list[Decision]:
+        """As without captures; those that are open are stopped."""
+        still = sorted(current.missing) if current.captures else []
+        stops = [StopCapture(current.checkpoint, channel) for channel in still]
+        return [*stops, *super()._drop(current)]
+
+    def _taken(self, channel: int, checkpoint: int) -> None:
+        """Barriers that wait in ``channel`` up to ``checkpoint`` wait no more."""
+        barriers = self._waiting.get(channel)
+        while barriers and barriers[0].checkpoint <= checkpoint:
+            barriers.popleft()
+        if not barriers:
+            self._waiting.pop(channel, None)
+
+
+def _turns(barrier: Barrier) -> bool:
+    return barrier.timeout_ms is not None and barrier.kind is not SnapshotKind.SAVEPOINT
+
+
+def _due_ms(barrier: Barrier) -> int:
+    return barrier.started_ms + (barrier.timeout_ms or 0)
+
+
+# At least once: channels are never blocked; barriers are counted.
+#
+# Flink's `CheckpointBarrierTracker` is the model. Records behind a channel's barrier reach the task before its
+# snapshot, so after a restore they are in its state, and come again.
+
+
+MAX_TRACKED = 50
+"""Checkpoints that are remembered at a time, those included that were given up and have barriers to come.
+
+As many as Flink's tracker has. Beyond it the earliest is given up: barriers are missing, or it was given up.
+"""
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A checkpoint some of whose barriers have not come.
+
+    ``barrier`` and ``first_ms`` are those of the first one; None and 0: it was given up before one came.
+    """
+
+    missing: set[int]
+    barrier: Barrier | None = None
+    first_ms: int = 0
+    is_over: bool = False
+
+
+class TrackingHandler:
+    """`BarrierHandler` of tasks that may see a record again after a failure."""
+
+    def __init__(self, channels: int) -> None:
+        """``channels`` is their number, 1 at least."""
+        self._open = set(range(channels))
+        # Those after ``_over``, by id, ascending.
+        self._tracked: dict[int, Tracked] = {}
+        self._over = 0
+
+    def announced(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
+        """Wait for its turn; `CheckpointError` for an UNALIGNED one, which nothing here would count."""
+        refuse_unaligned(channel, barrier)
+        return []
+
+    def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
+        """A barrier has come to its turn."""
+        if barrier.checkpoint <= self._over:
+            return []
+        decisions = self._pass_over(channel, barrier.checkpoint)
+        tracked = self._track(barrier.checkpoint)
+        if tracked.barrier is None:
+            tracked.barrier, tracked.first_ms = barrier, now_ms
+        decisions += self._through(barrier.checkpoint, channel, now_ms)
+        return decisions + self._limit()
+
+    def cancelled(self, channel: int, checkpoint: int, now_ms: int) -> list[Decision]:
+        """A `CancelMarker` has come to its turn."""
+        if checkpoint <= self._over:
+            return []
+        decisions = self._pass_over(channel, checkpoint)
+        tracked = self._track(checkpoint)
+        if not tracked.is_over:
+            tracked.is_over = True
+            decisions.append(GiveUp(checkpoint, GIVEN_UP_BEFORE))
+        decisions += self._through(checkpoint, channel, now_ms)
+        return decisions + self._limit()
+
+    def ended(self, channel: int, now_ms: int) -> list[Decision]:
+        """The channel has ended: it is no longer waited for."""
+        self._open.discard(channel)
+        decisions: list[Decision] = []
+        for checkpoint in list(self._tracked):
+            decisions += self._through(checkpoint, channel, now_ms)
+        return decisions
+
+    def aborted(self, checkpoint: int, now_ms: int) -> list[Decision]:
+        """The coordinator has given the checkpoint up; earlier ones go on."""
+        if checkpoint <= self._over:
+            return []
+        self._track(checkpoint).is_over = True
+        return self._limit()
+
+    def on_time(self, now_ms: int) -> list[Decision]:
+        """Nothing here goes by time."""
+        return []
+
+    @property
+    def due_ms(self) -> int | None:
+        return None
+
+    def _track(self, checkpoint: int) -> Tracked:
+        tracked = self._tracked.get(checkpoint)
+        if tracked is None:
+            tracked = self._tracked[checkpoint] = Tracked(set(self._open))
+            self._tracked = dict(sorted(self._tracked.items()))
+        return tracked
+
+    def _through(self, checkpoint: int, channel: int, now_ms: int) -> list[Decision]:
+        """Wait for ``channel`` no longer; with the last one the checkpoint is complete, or forgotten."""
+        tracked = self._tracked.get(checkpoint)
+        if tracked is None:
+            return []
+        tracked.missing.discard(channel)
+        if tracked.missing:
+            return []
+        # All channels are past it, so all that is earlier has been decided too.
+        self._forget(checkpoint)
+        if tracked.is_over or tracked.barrier is None:
+            return []
+        delay = max(0, tracked.first_ms - tracked.barrier.started_ms)
+        return [TakeSnapshot(tracked.barrier, max(0, now_ms - tracked.first_ms), delay)]
+
+    def _pass_over(self, channel: int, checkpoint: int) -> list[Decision]:
+        """Give up what is earlier than ``checkpoint`` and misses ``channel``'s barrier: it will not come any more."""
+        decisions: list[Decision] = []
+        for earlier, tracked in self._tracked.items():
+            if earlier < checkpoint and channel in tracked.missing:
+                tracked.missing.discard(channel)
+                if not tracked.is_over:
+                    tracked.is_over = True
+                    decisions.append(GiveUp(earlier, SUBSUMED))
+        return decisions
+
+    def _limit(self) -> list[Decision]:
+        """Let the earliest ones go if there are too many."""
+        decisions: list[Decision] = []
+        while len(self._tracked) > MAX_TRACKED:
+            earliest = next(iter(self._tracked))
+            if not self._tracked[earliest].is_over:
+                decisions.append(GiveUp(earliest, TOO_MANY))
+            self._forget(earliest)
+        return decisions
+
+    def _forget(self, checkpoint: int) -> None:
+        """Nothing up to ``checkpoint`` matters any more."""
+        self._over = max(self._over, checkpoint)
+        self._tracked = {later: tracked for later, tracked in self._tracked.items() if later > self._over}
 
 
 def make_handler(mode: CheckpointingMode, unaligned: bool, channels: int) -> BarrierHandler:

@@ -2,20 +2,742 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import fcntl
+import functools
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
 
+from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.storage.contract import DriverStorage, SlotStorage
-from ftlayer.checkpoint.storage.driver import FileDriverStorage, MemoryDriverStorage
-from ftlayer.checkpoint.storage.keys import key_of as key_of
+from ftlayer.checkpoint.pieces import Piece, Scope
+from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.checkpoint.storage.contract import DriverStorage, PieceWriter, SlotStorage
+from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.files import Files
+from ftlayer.checkpoint.storage.keys import key_of, packed_key
 from ftlayer.checkpoint.storage.keys import storage_key as storage_key
-from ftlayer.checkpoint.storage.layout import is_local, normal
+from ftlayer.checkpoint.storage.lanes import FileLane
+from ftlayer.checkpoint.storage.layout import (
+    KEY,
+    METADATA,
+    NEVER,
+    SHARED,
+    FileName,
+    checkpoint_name,
+    checkpoint_number,
+    is_local,
+    job_directory,
+    join,
+    new_unique,
+    normal,
+    parent,
+    part,
+    pieces_directory,
+    run_directory,
+)
 from ftlayer.checkpoint.storage.layout import new_savepoint as new_savepoint
-from ftlayer.checkpoint.storage.layout import pieces_directory as pieces_directory
-from ftlayer.checkpoint.storage.loading import load_checkpoint as load_checkpoint
-from ftlayer.checkpoint.storage.memory import MemorySlotStorage
-from ftlayer.checkpoint.storage.slot import FileSlotStorage, WriterName
-from ftlayer.errors import ConfigError
+from ftlayer.checkpoint.storage.loading import (
+    all_pieces,
+    check_present,
+    find_checkpoints,
+    load_checkpoint,
+    paths_of,
+    verify_checkpoint,
+)
+from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.checkpoint.storage.metadata import encode
+from ftlayer.checkpoint.storage.orphans import is_bound, is_settled, orphans
+from ftlayer.checkpoint.storage.reading import fetch_piece, open_piece
+from ftlayer.checkpoint.storage.removing import (
+    delete_directory,
+    delete_savepoint,
+    discard_checkpoint,
+    shared_paths,
+)
+from ftlayer.checkpoint.storage.signing import Signer
+from ftlayer.checkpoint.storage.writer import Amplification, FileWriter, given_up
+from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError, FTLayerError
+
+logger = logging.getLogger(__name__)
+
+
+# Second copies of a slot's files on its own disk, for a quick restore (task-local recovery in Flink).
+#
+# ```
+# <local_recovery>/<job>/<run>/slot-<n>/_lock, chk-<n>/…, shared/…
+# ```
+#
+# The instances that run a slot one after the other share its directory: what one that was killed has left is what
+# the next one restores from. A copy that is missing or does not fit is ignored.
+
+
+LOCK = "_lock"
+
+
+class LocalCopies:
+    """The directory of one slot. Raises OSError if it cannot be made."""
+
+    def __init__(self, directory: str, job: str, run: str, slot: int) -> None:
+        own_run = Path(run_directory(directory, job, run))
+        self._root = own_run / f"slot-{slot}"
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self._root)
+        self.files = LocalFiles(str(self._root))
+        _remove_dead(Path(job_directory(directory, job)), except_run=part(run))
+
+    def completed(self, checkpoint: int, shared: Iterable[str]) -> None:
+        """Remove copies for older checkpoints, and of shared files but those of these paths."""
+        kept = set(shared)
+        for entry in self.files.walk():
+            directory, _, _ = entry.path.rpartition("/")
+            number = checkpoint_number(directory)
+            is_old = number is not None and number < checkpoint
+            if is_old or (directory == SHARED and entry.path not in kept):
+                self.files.delete(entry.path)
+        for path in self._root.iterdir():
+            number = checkpoint_number(path.name)
+            if number is not None and number < checkpoint:
+                self.files.delete_empty(path.name)
+
+    def close(self, *, over: bool) -> None:
+        """Let the next instance have them, or, if the job is ``over``, remove them."""
+        if over:
+            _remove(self._root)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(directory: Path) -> int | None:
+    """Hold the directory's lock while this process lives; None: another process (a zombie) still does."""
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_dead(job: Path, except_run: str) -> None:
+    """Remove what slots of earlier runs have left on this machine."""
+    for directory in job.glob(f"*/slot-*/{LOCK}"):
+        slot = directory.parent
+        if slot.parent.name == except_run:
+            continue
+        descriptor = _lock(slot)
+        if descriptor is not None:
+            _remove(slot)
+            os.close(descriptor)
+
+
+def _remove(slot: Path) -> None:
+    shutil.rmtree(slot, onerror=_report_of_local_copies)
+    # The run's and the job's directories go with the last slot's.
+    for directory in (slot.parent, slot.parent.parent):
+        try:
+            directory.rmdir()
+        except OSError:
+            return
+
+
+def _report_of_local_copies(
+    _function: object, path: str, error: tuple[object, BaseException, object]
+) -> None:
+    if not isinstance(error[1], FileNotFoundError):
+        logger.warning("a local copy of a part of a checkpoint cannot be removed: %s: %s", path, error[1])
+
+
+ACROSS_SPAN = 15
+"""With `CheckpointConfig.file_merging_across` a file takes pieces for so many checkpoints behind its first one."""
+
+LOG_SPAN = 16
+LOG_REACH = 64
+"""A log's file is changed for another one after LOG_SPAN checkpoints, and its name promises LOG_REACH: a log does not
+know exactly for which checkpoint its pieces will be new, as barriers run ahead of what a slot has heard of. Before it
+has heard of any, its first file promises all there will be: it is kept until the instance is gone."""
+
+MOST_GIVEN_UP = 1 << 10
+"""Numbers of given-up checkpoints that are remembered, for barriers that still come."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterName:
+    """Who writes: part of every file's name."""
+
+    slot: int
+    epoch: int
+    instance: str
+
+    def file_name(self, first: int = 0, last: int = 0) -> str:
+        """Return a new name, unique over all processes and runs."""
+        return str(FileName(self.slot, self.epoch, self.instance, new_unique(), first, last))
+
+
+class SlotStorageBase:
+    """The part that driver memory and directories share: savepoints, reading, and when writers end."""
+
+    def __init__(self, config: CheckpointConfig, seat: WriterName, key: bytes, location: str) -> None:
+        self.location = location
+        self._config = config
+        self._seat = seat
+        self._signer = Signer(key)
+        self._lock = threading.Lock()
+        self._writers: dict[int, tuple[SnapshotKind, PieceWriter]] = {}
+        self._given_up: dict[int, None] = {}
+        self._latest = 0
+        self._sources: dict[str, tuple[Files, Signer]] = {}
+        # Threads of a pool are made when the first work comes.
+        self._upkeep = ThreadPoolExecutor(1, "checkpoint-upkeep")
+
+    def writer(self, barrier: Barrier) -> PieceWriter:
+        """See `SlotStorage.writer`. The writer of a checkpoint that was given up refuses everything."""
+        number = barrier.checkpoint
+        with self._lock:
+            self._latest = max(self._latest, number)
+            if number not in self._writers:
+                if barrier.location:
+                    writer = self._savepoint_writer(barrier)
+                else:
+                    writer = self._checkpoint_writer(barrier)
+                if number in self._given_up:
+                    writer.discard()
+                    return writer
+                self._writers[number] = (barrier.kind, writer)
+            return self._writers[number][1]
+
+    def open(self, location: str, piece: Piece) -> BinaryIO:
+        files, signer = self._source(location)
+        local = self._local(location, piece)
+        if local is not None:
+            try:
+                return open_piece(local, piece, signer)
+            except (CheckpointDamagedError, CheckpointStorageError) as error:
+                logger.info("restoring from the checkpoint itself: %s", error)
+        return open_piece(files, piece, signer)
+
+    def fetch(self, location: str, piece: Piece, path: Path) -> None:
+        files, signer = self._source(location)
+        local = self._local(location, piece)
+        if local is not None:
+            try:
+                return fetch_piece(local, piece, signer, path)
+            except (CheckpointDamagedError, CheckpointStorageError) as error:
+                logger.info("restoring from the checkpoint itself: %s", error)
+        return fetch_piece(files, piece, signer, path)
+
+    def completed(self, checkpoint: int) -> None:
+        """See `SlotStorage.completed`; older checkpoints that are still written are given up by it (subsumed)."""
+        with self._lock:
+            self._latest = max(self._latest, checkpoint)
+            entry = self._writers.pop(checkpoint, None)
+            subsumed = []
+            if entry is not None and entry[0] is SnapshotKind.CHECKPOINT:
+                subsumed = [
+                    number
+                    for number, (kind, _) in self._writers.items()
+                    if number < checkpoint and kind is SnapshotKind.CHECKPOINT
+                ]
+        for number in subsumed:
+            self.aborted(number)
+        if entry is not None:
+            self._later(entry[1].close)
+            if entry[0] is SnapshotKind.CHECKPOINT:
+                self._later(functools.partial(self._tidy, checkpoint))
+
+    def aborted(self, checkpoint: int) -> None:
+        with self._lock:
+            self._latest = max(self._latest, checkpoint)
+            entry = self._writers.pop(checkpoint, None)
+            self._given_up[checkpoint] = None
+            while len(self._given_up) > MOST_GIVEN_UP:
+                del self._given_up[next(iter(self._given_up))]
+        if entry is not None:
+            self._later(entry[1].discard)
+
+    def close(self, *, over: bool = False) -> None:
+        """See `SlotStorage.close`. What was being removed is removed when it returns."""
+        self._upkeep.shutdown(wait=True)
+        with self._lock:
+            writers, self._writers = self._writers, {}
+        for _, writer in writers.values():
+            if isinstance(writer, FileWriter):
+                writer.release()
+
+    # ---------------------------------------------------------------- for subclasses
+
+    def _checkpoint_writer(self, barrier: Barrier) -> PieceWriter:
+        raise NotImplementedError
+
+    def _tidy(self, checkpoint: int) -> None:
+        """Remove what a completed checkpoint has made useless."""
+
+    def _local(self, location: str, piece: Piece) -> Files | None:
+        """Return the directory of local copies if there may be one of this piece."""
+        return None
+
+    def _later(self, work: Callable[[], None]) -> None:
+        """Do it beside the slot's loop. What cannot be removed is found again by the driver's sweep."""
+        self._upkeep.submit(work).add_done_callback(_report)
+
+    def _savepoint_writer(self, barrier: Barrier) -> PieceWriter:
+        files = open_files(barrier.location)
+        lane = FileLane(files, None, lambda _first, _last: self._seat.file_name())
+        return FileWriter(
+            lambda: barrier.checkpoint,
+            lane,
+            lane,
+            self._signer,
+            self._config.memory_threshold,
+            lambda _owner, _pieces: set(),
+            own=(lane,),
+        )
+
+    # ---------------------------------------------------------------- reading
+
+    def _source(self, location: str) -> tuple[Files | None, Signer]:
+        """Return the directory and what its pieces are signed with."""
+        if not location:
+            return None, self._signer
+        location = normal(location)
+        with self._lock:
+            known = self._sources.get(location)
+        if known is None:
+            key = None if location == self.location else key_of(location, self._config.key)
+            known = open_files(location), self._signer if key is None else Signer(key)
+            with self._lock:
+                self._sources[location] = known
+        return known
+
+
+class FileSlotStorage(SlotStorageBase):
+    """Below ``config.directory``."""
+
+    def __init__(self, config: CheckpointConfig, job: str, run: str, seat: WriterName, key: bytes) -> None:
+        assert config.directory is not None
+        super().__init__(config, seat, key, run_directory(config.directory, job, run))
+        self._files = open_files(self.location)
+        self._copies = _local_copies(config, job, run, seat.slot)
+        self._copy_files = None if self._copies is None else self._copies.files
+        self._sizes: dict[str, int] = {}
+        self._amplification = Amplification(self._size_of, config.max_space_amplification)
+        self._across: FileLane | None = None
+        if config.file_merging_across and self._files.appends:
+            self._across = self._shared_lane(
+                span=ACROSS_SPAN, reach=ACROSS_SPAN, max_bytes=config.max_file_size
+            )
+        self._log_lane = FileLane(
+            self._files,
+            self._copy_files,
+            self._log_path,
+            span=LOG_SPAN,
+            reach=LOG_REACH,
+            max_bytes=config.max_file_size,
+        )
+
+    def log_writer(self) -> PieceWriter:
+        return FileWriter(
+            lambda: self._latest,
+            self._log_lane,
+            self._log_lane,
+            self._signer,
+            -1,
+            self._amplification.report,
+            own=(),
+        )
+
+    def close(self, *, over: bool = False) -> None:
+        super().close(over=over)
+        for lane in (self._across, self._log_lane):
+            if lane is not None:
+                lane.close()
+        if self._copies is not None:
+            self._copies.close(over=over)
+
+    def _checkpoint_writer(self, barrier: Barrier) -> PieceWriter:
+        number = barrier.checkpoint
+        exclusive = FileLane(
+            self._files,
+            self._copy_files,
+            lambda _first, _last: join(checkpoint_name(number), self._seat.file_name()),
+        )
+        shared = self._across or self._shared_lane()
+        return FileWriter(
+            lambda: number,
+            exclusive,
+            shared,
+            self._signer,
+            self._config.memory_threshold,
+            self._amplification.report,
+            own=(exclusive,) if shared is self._across else (exclusive, shared),
+        )
+
+    def _shared_lane(self, span: int = 0, reach: int = 0, max_bytes: int | None = None) -> FileLane:
+        def name(first: int, last: int) -> str:
+            return join(SHARED, self._seat.file_name(first, last))
+
+        return FileLane(self._files, self._copy_files, name, span=span, reach=reach, max_bytes=max_bytes)
+
+    def _size_of(self, path: str) -> int | None:
+        size = self._sizes.get(path)
+        if size is None:
+            size = self._files.size(path)
+            if size is not None and not self._files.appends:
+                # It is there when it is whole, and keeps its size.
+                self._sizes[path] = size
+        return size
+
+    def _log_path(self, first: int, last: int) -> str:
+        return join(SHARED, self._seat.file_name(first, last if first else NEVER))
+
+    def _local(self, location: str, piece: Piece) -> Files | None:
+        if piece.inline is not None or normal(location) != self.location:
+            return None
+        return self._copy_files
+
+    def _tidy(self, checkpoint: int) -> None:
+        if self._copies is not None:
+            self._copies.completed(checkpoint, (entry.path for entry in self._files.walk(SHARED)))
+
+
+def _local_copies(config: CheckpointConfig, job: str, run: str, slot: int) -> LocalCopies | None:
+    if config.local_recovery is None:
+        return None
+    try:
+        return LocalCopies(config.local_recovery, job, run, slot)
+    except OSError as error:
+        logger.warning(
+            "no local copies (local_recovery): %s: %s", job_directory(config.local_recovery, job), error
+        )
+        return None
+
+
+def _report(work: Future[None]) -> None:
+    error = work.exception()
+    if isinstance(error, FTLayerError):
+        logger.warning("after a checkpoint: %s", error)
+    elif error is not None:
+        logger.error("after a checkpoint", exc_info=error)
+
+
+class MemoryWriter:
+    """Every piece is inline. See `PieceWriter`."""
+
+    def __init__(self, signer: Signer, max_bytes: int) -> None:
+        self._signer = signer
+        self._max_bytes = max_bytes
+        self._is_discarded = False
+
+    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE) -> Piece:
+        gathered: list[bytes] = []
+        length = 0
+        for chunk in chunks:
+            if self._is_discarded:
+                raise given_up()
+            gathered.append(chunk)
+            length += len(chunk)
+            if length > self._max_bytes:
+                raise too_large("a snapshot", length, self._max_bytes)
+        data = b"".join(gathered)
+        return Piece(self._signer.digest(data), length, data, scope=scope)
+
+    def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
+        return set()
+
+    def sync(self) -> None:
+        if self._is_discarded:
+            raise given_up()
+
+    def close(self) -> None:
+        """See `PieceWriter.close`."""
+
+    def discard(self) -> None:
+        self._is_discarded = True
+
+
+class MemorySlotStorage(SlotStorageBase):
+    """Without a directory; savepoints go to files all the same."""
+
+    def __init__(self, config: CheckpointConfig, seat: WriterName, key: bytes) -> None:
+        super().__init__(config, seat, key, "")
+
+    def log_writer(self) -> PieceWriter:
+        """Raise `ConfigError`: a changelog needs a directory."""
+        raise ConfigError("changelog, directory: a log that is written all the time needs a directory")
+
+    def _checkpoint_writer(self, barrier: Barrier) -> PieceWriter:
+        return MemoryWriter(self._signer, self._config.max_memory_state)
+
+
+def too_large(what: str, length: int, most: int) -> CheckpointStorageError:
+    """Return the error for a state that does not go into the driver's memory."""
+    return CheckpointStorageError(
+        f"{what} has {length:,} bytes or more, and without a directory checkpoints are kept in the driver's memory, up "
+        f"to {most:,} bytes for each subtask: set CheckpointConfig.directory, or raise max_memory_state"
+    )
+
+
+class DriverStorageBase:
+    """The part that driver memory and directories share: savepoints, and all that is named by its URL."""
+
+    def __init__(self, config: CheckpointConfig, job: str, key: bytes) -> None:
+        self._config = config
+        self._key = key
+        self._signer = Signer(key)
+        self._crew = StoragePool()
+        self._own = None if config.directory is None else job_directory(config.directory, job)
+        self._undecided: dict[int, tuple[Files, str]] = {}
+
+    def publish(self, checkpoint: Checkpoint, location: str = "") -> Checkpoint:
+        """See `DriverStorage.publish`. It makes sure that all files are there that it refers to."""
+        if checkpoint.kind != SnapshotKind.SAVEPOINT:
+            return self._publish(checkpoint)
+        files = open_files(location)
+        savepoint = replace(checkpoint, location=files.url)
+        check_present(files, savepoint, self._crew)
+        if self._config.key is None:
+            # It has to be readable wherever it is moved to.
+            files.put_new(KEY, packed_key(self._key))
+        self._write_metadata(files, METADATA, savepoint)
+        return savepoint
+
+    def undecided(self) -> dict[int, CheckpointStorageError]:
+        left: dict[int, CheckpointStorageError] = {}
+        for number, (files, path) in list(self._undecided.items()):
+            try:
+                files.delete(path)
+                _make_deletion_last(files, parent(path))
+            except CheckpointStorageError as error:
+                left[number] = error
+            else:
+                self._is_decided(number)
+        return left
+
+    def load(self, location: str) -> Checkpoint:
+        """See `DriverStorage.load`; any checkpoint or savepoint of any job."""
+        return load_checkpoint(location, self._key_of(normal(location)))
+
+    def verify(self, checkpoint: Checkpoint) -> None:
+        verify_checkpoint(checkpoint, self._key_of(checkpoint.location), self._crew)
+
+    def discard(self, checkpoint: Checkpoint, keep: Iterable[Checkpoint]) -> None:
+        if checkpoint.location:
+            discard_checkpoint(checkpoint, keep, self._crew)
+
+    def _publish(self, checkpoint: Checkpoint) -> Checkpoint:
+        raise NotImplementedError
+
+    def _write_metadata(self, files: Files, path: str, checkpoint: Checkpoint) -> None:
+        """Publish it. Where that fails it may be there all the same: remove it, or remember that it may be."""
+        try:
+            files.publish(path, encode(checkpoint, self._signer))
+        except BaseException:
+            self._undecided[checkpoint.checkpoint] = files, path
+            self.undecided()
+            raise
+
+    def _is_decided(self, checkpoint: int) -> None:
+        """It is not there, and will not be."""
+        del self._undecided[checkpoint]
+
+    def _discard_savepoint(self, location: str) -> None:
+        """Remove what is left of one that was given up."""
+        files = open_files(location)
+        raise_together(delete_savepoint(files, self._crew), location)
+
+    def _key_of(self, location: str) -> bytes | None:
+        """Return the key of what lies there; None: the one that is kept with it."""
+        if self._config.key is not None or not location:
+            return self._key
+        is_own = self._own is not None and location.startswith(f"{self._own}/")
+        return self._key if is_own else None
+
+
+def _make_deletion_last(files: Files, directory: str) -> None:
+    """Else what was deleted might be there again once the machine has failed."""
+    try:
+        files.sync_names(directory)
+    except CheckpointStorageError as error:
+        if not directory or not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        # It was never made, or is not mounted now: then what it lies in is not there either.
+        files.sync_names("")
+
+
+class FileDriverStorage(DriverStorageBase):
+    """Below ``config.directory``.
+
+    What this object has published and not discarded is kept whatever ``keep`` says, so that a list of the kept ones
+    that is a moment old does no harm.
+    """
+
+    def __init__(self, config: CheckpointConfig, job: str, run: str, key: bytes) -> None:
+        assert config.directory is not None
+        super().__init__(config, job, key)
+        self._directory = config.directory
+        self._run = run_directory(config.directory, job, run)
+        self._files = open_files(self._run)
+        self._lock = threading.Lock()
+        self._published: dict[int, set[str]] = {}
+        self._latest = 0
+        self._unsettled: set[str] = set()
+
+    def completed(self, job: str) -> list[str]:
+        return find_checkpoints(job_directory(self._directory, job))
+
+    def discard(self, checkpoint: Checkpoint, keep: Iterable[Checkpoint]) -> None:
+        if pieces_directory(checkpoint) != self._run:
+            super().discard(checkpoint, keep)
+            return
+        with self._lock:
+            self._published.pop(checkpoint.checkpoint, None)
+            self._latest = max(self._latest, checkpoint.checkpoint)
+            self._unsettled |= shared_paths(all_pieces(checkpoint))
+            shared = self._take_settled(keep)
+        name = checkpoint_name(checkpoint.checkpoint)
+        errors = delete_directory(self._files, name, self._crew)
+        errors += self._crew.delete(self._files, shared)
+        raise_together(errors, checkpoint.location)
+
+    def discard_parts(
+        self,
+        checkpoint: int,
+        parts: Iterable[SubtaskSnapshot],
+        keep: Iterable[Checkpoint],
+        location: str = "",
+    ) -> None:
+        if checkpoint in self._undecided:
+            return
+        if location:
+            self._discard_savepoint(location)
+            return
+        shared = shared_paths(piece for part in parts for piece in part.pieces())
+        with self._lock:
+            used = self._used(keep)
+            bound = [path for path in shared - used if is_bound(path, checkpoint)]
+            # Later checkpoints may refer to the others: a changelog goes on after a checkpoint was given up.
+            self._unsettled |= shared - used - set(bound)
+        errors = delete_directory(self._files, checkpoint_name(checkpoint), self._crew)
+        errors += self._crew.delete(self._files, bound)
+        raise_together(errors, join(self._run, checkpoint_name(checkpoint)))
+
+    def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
+        kept = [one for one in keep if pieces_directory(one) == self._run]
+        entries = self._files.walk()
+        with self._lock:
+            used = self._used(kept)
+            completed = {one.checkpoint for one in kept} | set(self._published)
+            found = orphans((entry.path for entry in entries), used, completed, self._latest, is_alive)
+        errors = []
+        for path in found:
+            failed = self._crew.delete(self._files, (path,))
+            errors += failed
+            if not failed:
+                yield path
+        for name in {path.partition("/")[0] for path in found}:
+            number = checkpoint_number(name)
+            if number is not None and number not in completed:
+                self._files.delete_empty(name)
+        raise_together(errors, self._run)
+
+    def close(self, keep: Iterable[Checkpoint]) -> None:
+        """See `DriverStorage.close`. The job's key stays: other runs have it too."""
+        kept = [one for one in keep if pieces_directory(one) == self._run]
+        try:
+            used = {path for one in kept for path in paths_of(all_pieces(one))}
+            used |= {join(checkpoint_name(one.checkpoint), METADATA) for one in kept}
+            entries = [entry.path for entry in self._files.walk() if entry.path not in used]
+            # Without its metadata a checkpoint is none: a half-removed one is not found.
+            entries.sort(key=lambda path: not path.endswith(f"/{METADATA}"))
+            errors = self._crew.delete(self._files, entries)
+            directories = {checkpoint_name(one) for one in self._published} | {SHARED}
+            directories |= {path.partition("/")[0] for path in entries if "/" in path}
+            for name in directories - {path.partition("/")[0] for path in used}:
+                self._files.delete_empty(name)
+            if not used:
+                self._files.delete_empty("")
+        finally:
+            self._crew.close()
+        raise_together(errors, self._run)
+
+    def _publish(self, checkpoint: Checkpoint) -> Checkpoint:
+        number = checkpoint.checkpoint
+        name = checkpoint_name(number)
+        located = replace(checkpoint, location=join(self._run, name))
+        with self._lock:
+            self._published[number] = paths_of(all_pieces(checkpoint))
+        try:
+            check_present(self._files, located, self._crew)
+            self._write_metadata(self._files, join(name, METADATA), located)
+        except BaseException:
+            if number not in self._undecided:
+                with self._lock:
+                    self._published.pop(number, None)
+            raise
+        with self._lock:
+            self._latest = max(self._latest, number)
+        return located
+
+    def _is_decided(self, checkpoint: int) -> None:
+        super()._is_decided(checkpoint)
+        with self._lock:
+            self._published.pop(checkpoint, None)
+
+    def _take_settled(self, keep: Iterable[Checkpoint]) -> list[str]:
+        """Return the shared files that are no longer needed, and forget them."""
+        used = self._used(keep)
+        self._unsettled -= used
+        settled = [path for path in self._unsettled if is_settled(path, self._latest)]
+        self._unsettled.difference_update(settled)
+        return settled
+
+    def _used(self, keep: Iterable[Checkpoint]) -> set[str]:
+        used: set[str] = set().union(*self._published.values())
+        for one in keep:
+            if pieces_directory(one) == self._run:
+                used |= paths_of(all_pieces(one))
+                self._latest = max(self._latest, one.checkpoint)
+        return used
+
+
+class MemoryDriverStorage(DriverStorageBase):
+    """Without a directory: the coordinator itself holds the checkpoints, there is nothing to find or to remove."""
+
+    def completed(self, job: str) -> list[str]:
+        """See `DriverStorage.completed`: none that a later run could find."""
+        return []
+
+    def discard_parts(
+        self,
+        checkpoint: int,
+        parts: Iterable[SubtaskSnapshot],
+        keep: Iterable[Checkpoint],
+        location: str = "",
+    ) -> None:
+        if location and checkpoint not in self._undecided:
+            self._discard_savepoint(location)
+
+    def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
+        return iter(())
+
+    def close(self, keep: Iterable[Checkpoint]) -> None:
+        self._crew.close()
+
+    def _publish(self, checkpoint: Checkpoint) -> Checkpoint:
+        for subtask in checkpoint.subtasks:
+            length = sum(piece.length for piece in subtask.pieces())
+            if length > self._config.max_memory_state:
+                name = f"the snapshot of {subtask.uid}[{subtask.subtask}]"
+                raise too_large(name, length, self._config.max_memory_state)
+        return replace(checkpoint, location="")
 
 
 def absolute(config: CheckpointConfig) -> CheckpointConfig:

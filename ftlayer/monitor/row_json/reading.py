@@ -2,19 +2,287 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import difflib
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 
 from ftlayer.checks import shown
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.row_json.arrays import array_of
-from ftlayer.monitor.row_json.types import UnfitError
-from ftlayer.monitor.row_json.values import reader_of
-from ftlayer.records.arrow_types import is_string
+from ftlayer.monitor.row_json.types import BASE64, DAY_S, EPOCH, IN_A_SECOND, UnfitError, check_fields
+from ftlayer.records.arrow_types import is_binary, is_list, is_string
+
+
+def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return what `reader_of` gave as an array; nested ones by parts, since ``pa.array`` cannot make all types."""
+    nulls = pa.array([value is None for value in values], pa.bool_())
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, array_of(values, kind.storage_type))
+    if pa.types.is_dictionary(kind):
+        places = pa.array(
+            [None if value is None else place for place, value in enumerate(values)], kind.index_type
+        )
+        return pa.DictionaryArray.from_arrays(places, array_of(values, kind.value_type), ordered=kind.ordered)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        parts = [
+            array_of([None if value is None else value[field.name] for value in values], field.type)
+            for field in fields
+        ]
+        return (
+            pa.StructArray.from_arrays(parts, fields=fields, mask=nulls) if parts else pa.array(values, kind)
+        )
+    if pa.types.is_map(kind):
+        entries = [entry for value in values for entry in value or ()]
+        keys, items = (
+            array_of([entry[i] for entry in entries], part)
+            for i, part in enumerate((kind.key_type, kind.item_type))
+        )
+        return pa.MapArray.from_arrays(_offsets(values, pa.int32()), keys, items, type=kind)
+    if is_list(kind):
+        return _list_array(values, kind, nulls)
+    if is_string(kind):
+        # Arrow would refuse what is not UTF-8; Spark's strings need not be.
+        raw = [value.encode() if isinstance(value, str) else value for value in values]
+        return pa.array(raw, _bytes_type(kind)).view(kind)
+    return pa.array(values, kind)
+
+
+def _list_array(values: list[Any], kind: Any, nulls: pa.Array) -> pa.Array:
+    items = [item for value in values for item in value or ()]
+    if pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+        items = [item for value in values for item in ([None] * size if value is None else value)]
+        if len(items) != size * len(values):
+            raise UnfitError(f"expected arrays of {size}")
+        return pa.FixedSizeListArray.from_arrays(array_of(items, kind.value_type), type=kind, mask=nulls)
+    inner = array_of(items, kind.value_type)
+    if pa.types.is_large_list(kind):
+        return pa.LargeListArray.from_arrays(_offsets(values, pa.int64()), inner, type=kind)
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(_offsets(values, pa.int32()), inner, type=kind)
+    return _array_of_views(values, kind, inner, nulls)
+
+
+def _array_of_views(values: list[Any], kind: Any, inner: pa.Array, nulls: pa.Array) -> pa.Array:
+    is_large = pa.types.is_large_list_view(kind)
+    whole = pa.int64() if is_large else pa.int32()
+    starts = pa.array(_starts(values)[:-1], whole)
+    sizes = pa.array([len(value or ()) for value in values], whole)
+    return (pa.LargeListViewArray if is_large else pa.ListViewArray).from_arrays(
+        starts, sizes, inner, type=kind, mask=nulls
+    )
+
+
+def _offsets(values: list[Any], whole: pa.DataType) -> pa.Array:
+    """Return where each list begins; null for a list that is."""
+    starts = _starts(values)
+    return pa.array(
+        [None if value is None else start for start, value in zip(starts, values, strict=False)]
+        + starts[-1:],
+        whole,
+    )
+
+
+def _starts(values: list[Any]) -> list[int]:
+    return list(accumulate((len(value or ()) for value in values), initial=0))
+
+
+def _bytes_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    return pa.binary_view() if pa.types.is_string_view(kind) else pa.binary()
+
+
+_NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_DATE = r"(?P<date>\d{4}-\d{2}-\d{2})"
+_TIME = r"(?P<time>\d{2}:\d{2}:\d{2})(?:\.(?P<fraction>\d{1,9}))?"
+_TIMESTAMP = re.compile(f"{_DATE}[T ]{_TIME}(?P<zone>Z|[+-]\\d{{2}}:\\d{{2}})?", re.ASCII)
+_TIME_OF_DAY = re.compile(_TIME, re.ASCII)
+
+
+def reader_of(kind: pa.DataType) -> Callable[[Any], Any]:
+    """Return what reads a value that is not null, as Arrow takes it for this type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return reader_of(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return reader_of(kind.value_type)
+    if pa.types.is_struct(kind):
+        return lambda value: _struct(value, kind)
+    if pa.types.is_map(kind):
+        return lambda value: _map(value, kind)
+    if is_list(kind):
+        return lambda value: _list(value, kind)
+    return lambda value: _value(value, kind)
+
+
+def _nested(value: Any, field: pa.Field) -> Any:
+    if value is None:
+        if not field.nullable:
+            raise UnfitError(f"{field.name!r} may not be null")
+        return None
+    return reader_of(field.type)(value)
+
+
+def _struct(value: Any, kind: pa.StructType) -> dict[str, Any]:
+    check_fields(kind)
+    fields = {kind.field(i).name: kind.field(i) for i in range(kind.num_fields)}
+    if not isinstance(value, Mapping) or set(value) != set(fields):
+        raise UnfitError(f"expected an object with {', '.join(fields) or 'no fields'}, got {shown(value)}")
+    return {name: _nested(value[name], field) for name, field in fields.items()}
+
+
+def _map(value: Any, kind: pa.MapType) -> list[tuple[Any, Any]]:
+    if not isinstance(value, list) or not all(isinstance(entry, list) and len(entry) == 2 for entry in value):
+        raise UnfitError(f"expected an array of [key, value], got {shown(value)}")
+    return [(_nested(entry[0], kind.key_field), _nested(entry[1], kind.item_field)) for entry in value]
+
+
+def _list(value: Any, kind: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise UnfitError(f"expected an array, got {shown(value)}")
+    return [_nested(item, kind.value_field) for item in value]
+
+
+def _value(value: Any, kind: pa.DataType) -> Any:
+    if pa.types.is_boolean(kind):
+        return _of(value, bool, "true or false")
+    if pa.types.is_integer(kind) or pa.types.is_duration(kind):
+        return _whole(value)
+    if pa.types.is_floating(kind):
+        return _float(value, kind)
+    if pa.types.is_decimal(kind):
+        return _decimal(value)
+    if is_string(kind):
+        return _bytes(value) if isinstance(value, Mapping) else _of(value, str, "text")
+    if is_binary(kind):
+        return _bytes(value)
+    if pa.types.is_timestamp(kind):
+        return _timestamp(value, kind)
+    if pa.types.is_date(kind):
+        return _date(value, kind)
+    if pa.types.is_time(kind):
+        return _time(value, kind.unit)
+    if kind == pa.month_day_nano_interval():
+        return _interval(value)
+    if pa.types.is_null(kind):
+        raise UnfitError(f"expected null, got {shown(value)}")
+    raise UnfitError("values of this type cannot be read from JSON")
+
+
+def _of(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise UnfitError(f"expected {what}, got {shown(value)}")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UnfitError(f"expected a whole number, got {shown(value)}")
+    return value
+
+
+def _float(value: Any, kind: pa.DataType) -> float:
+    if isinstance(value, str) and value in _NO_NUMBERS:
+        return _NO_NUMBERS[value]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise UnfitError(f"expected a number, got {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if (isinstance(value, int) and number != value) or math.isinf(_stored(number, kind)):
+        raise UnfitError(f"{shown(value)} is not a {kind}")
+    return number
+
+
+def _stored(number: float, kind: pa.DataType) -> float:
+    """Return a number as it is after it was stored."""
+    return float(pa.scalar(number, pa.float64()).cast(kind, safe=False).as_py())
+
+
+def _decimal(value: Any) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        raise UnfitError(f'expected a decimal number as text, like "12.50", got {shown(value)}')
+    try:
+        number = Decimal(str(value))
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite():
+        raise UnfitError(f'expected a decimal number as text, like "12.50", got {shown(value)}')
+    return number
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, Mapping) and set(value) == {BASE64} and isinstance(value[BASE64], str):
+        try:
+            return base64.b64decode(value[BASE64], validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise UnfitError(f"no Base64: {error}") from None
+    raise UnfitError(f'expected bytes as {{"{BASE64}": "…"}}, got {shown(value)}')
+
+
+def _timestamp(value: Any, kind: pa.TimestampType) -> int:
+    if not isinstance(value, str):
+        return _whole(value)
+    zoned = kind.tz is not None
+    example = "2026-01-31T12:00:00Z" if zoned else "2026-01-31T12:00:00"
+    match = _TIMESTAMP.fullmatch(value)
+    if match is None or (match["zone"] is not None) != zoned:
+        raise UnfitError(f"expected a time like {example!r}, got {shown(value)}")
+    try:
+        at = datetime.fromisoformat(f"{match['date']}T{match['time']}{match['zone'] or ''}")
+        since = at.replace(tzinfo=None) - (at.utcoffset() or timedelta()) - EPOCH
+    except (ValueError, OverflowError) as error:
+        raise UnfitError(f"expected a time like {example!r}, got {shown(value)}: {error}") from None
+    return _in_units(since, match["fraction"], kind.unit, value)
+
+
+def _date(value: Any, kind: pa.DataType) -> int:
+    if not isinstance(value, str):
+        return _whole(value)
+    try:
+        days = (datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC) - EPOCH.replace(tzinfo=UTC)).days
+    except ValueError:
+        raise UnfitError(f"expected a date like '2026-01-31', got {shown(value)}") from None
+    return days if pa.types.is_date32(kind) else days * DAY_S * 1_000
+
+
+def _time(value: Any, unit: str) -> int:
+    if not isinstance(value, str):
+        return _whole(value)
+    match = _TIME_OF_DAY.fullmatch(value)
+    try:
+        if match is None:
+            raise ValueError
+        at = datetime.fromisoformat(f"1970-01-01T{match['time']}")
+    except ValueError:
+        raise UnfitError(f"expected a time of day like '12:00:00', got {shown(value)}") from None
+    return _in_units(at - EPOCH, match["fraction"], unit, value)
+
+
+def _in_units(since: timedelta, fraction: str | None, unit: str, value: str) -> int:
+    per_second = IN_A_SECOND[unit]
+    nanoseconds = int((fraction or "").ljust(9, "0"))
+    step = 10**9 // per_second
+    if nanoseconds % step:
+        raise UnfitError(f"{shown(value)} is more exact than {unit}")
+    return (since.days * DAY_S + since.seconds) * per_second + nanoseconds // step
+
+
+def _interval(value: Any) -> pa.MonthDayNano:
+    if not isinstance(value, list) or len(value) != 3:
+        raise UnfitError(f"expected [months, days, nanoseconds], got {shown(value)}")
+    return pa.MonthDayNano([_whole(part) for part in value])
 
 
 def row_of_json(values: object, schema: pa.Schema) -> pa.RecordBatch:

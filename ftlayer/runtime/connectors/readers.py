@@ -3,38 +3,444 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import queue
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, islice
 from operator import not_
 from typing import Any, Protocol
 
-from ftlayer.errors import SourceError
+import pyarrow as pa
+
+from ftlayer.checks import check_ran, shown
+from ftlayer.config import MIB
+from ftlayer.errors import SourceError, SourceRowError
+from ftlayer.functions.conversion import concat, schema_text
 from ftlayer.printable import text_of
-from ftlayer.runtime.connectors.lane import BatchLimits, OpenSplits, PartitionLane, SplitProgress
+from ftlayer.runtime.connectors.lane import (
+    BATCH_BYTES,
+    READY_BATCHES,
+    BatchLimits,
+    OpenSplits,
+    PartitionLane,
+    SplitProgress,
+)
 from ftlayer.runtime.connectors.offset_reader import read_split
 from ftlayer.runtime.connectors.positions import (
     PositionChain,
     SplitPosition,
     pack_rows,
+    partition_index,
     partition_key,
     unpack_rows,
     unpack_split,
 )
-from ftlayer.runtime.connectors.push import PushReader
-from ftlayer.runtime.connectors.queue_reader import QueueSourceReader
-from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker, skipped
+from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker, skipped, slices
 from ftlayer.runtime.protocol.elements import NAMED_SPLIT, Splits
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.protocol.sealed import unseal
 from ftlayer.runtime.task.events import SourceRows, TakenRows
-from ftlayer.topology.operators import IterableSource, QueueSource, ReaderSource, Source
-from ftlayer.topology.queues import Member
+from ftlayer.topology.operators import IterableSource, PushSource, QueueSource, ReaderSource, Source
+from ftlayer.topology.queues import Fetched, Member, QueueReader
+from ftlayer.vertex.calls import SourcePosition
+
+MAX_WAITING_BYTES = 16 * MIB
+"""Records that wait for the loop; beyond that `PushReader.push_async` waits too."""
+
+
+class _Pushed:
+    """The records of one call; ``over`` is done when all of them are accepted, or raises."""
+
+    def __init__(self, rows: int) -> None:
+        self._missing = rows
+        self.over: Future[None] = Future()
+        # Else it could be cancelled, and what is on its way cannot.
+        self.over.set_running_or_notify_cancel()
+
+    def accepted(self, rows: int) -> None:
+        self._missing -= rows
+        if not self._missing:
+            self.over.set_result(None)
+
+    def fail(self, error: SourceError) -> None:
+        # Its other parts may have done so.
+        if not self.over.done():
+            self.over.set_exception(error)
+
+
+@dataclass(frozen=True)
+class _PushedBatch:
+    """Rows of one push that travel together."""
+
+    pushed: _Pushed
+    payload: pa.RecordBatch
+
+
+class PushReader:
+    """A subtask of a `PushSource`. Pushes of several threads travel together while the loop is busy.
+
+    What was pushed cannot be had again: there are no positions. A push that was not answered when its slot got
+    lost may have been persisted or not.
+    """
+
+    lag: int | None = None
+    """See `SourceReader.lag`; there is none: senders wait."""
+    is_away = False
+    """See `SourceReader.is_away`; senders come here."""
+
+    def __init__(self, source: Source, subtask: int, limits: BatchLimits, wake: Callable[[], None]) -> None:
+        assert isinstance(source.connector, PushSource)
+        self._uid = source.uid
+        self._subtask = subtask
+        self._start = source.connector.start
+        self._maker = RowMaker(source.uid, source.schema)
+        self._schema = source.schema
+        self._limits = limits
+        self._wake = wake
+        # Another instance of this subtask numbers other records: its roots must not be these.
+        self._number = secrets.randbits(48)
+        self._rows = 0
+        self._changed = threading.Condition()
+        self._waiting: deque[_PushedBatch] = deque()
+        self._waiting_bytes = 0
+        self._pushed_rows = 0
+        self._taken: dict[int, list[_PushedBatch]] = {}
+        self._refusal: SourceError | None = None
+        self._failure: SourceError | None = None
+        self._stopper: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """See `SourceReader.start`. The user's function runs in a thread: it may stay in it and push."""
+        self._in_thread(self._run)
+
+    def assign(self, splits: AssignSplits) -> None:
+        raise SourceError(f"source {self._uid!r} is pushed to and was assigned a reader's splits")
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        with self._changed:
+            parts = list(self._next_parts())
+            if parts:
+                first, rows = self._rows, sum(part.payload.num_rows for part in parts)
+                self._rows += rows
+                self._taken[first] = parts
+                self._waiting_bytes -= sum(part.payload.nbytes for part in parts)
+                self._changed.notify_all()
+            elif self._failure is not None:
+                raise self._failure
+            else:
+                return None
+        payload = concat([part.payload for part in parts], self._schema)
+        return SourceRows(f"push-{self._subtask}", self._number, first, payload, None)
+
+    @property
+    def due_ms(self) -> int | None:
+        return None
+
+    def accepted(self, rows: TakenRows) -> SplitDone | None:
+        """See `SourceReader.accepted`; whose rows are all accepted may go on."""
+        for part in self._taken.pop(rows.first_ordinal):
+            part.pushed.accepted(part.payload.num_rows)
+        return None
+
+    @property
+    def ended(self) -> bool:
+        with self._changed:
+            return self._refusal is not None and self._failure is None and not self._waiting
+
+    def finish(self) -> None:
+        """See `SourceReader.finish`. Who pushes from here on gets a `SourceError`."""
+        self._refuse(SourceError(f"source {self._uid!r} has been told to end: nothing was taken"))
+
+    def stop(self) -> None:
+        """See `SourceReader.stop`. Pushes that wait get a `SourceError`: their records may be persisted or not."""
+        self._refuse(SourceError(f"source {self._uid!r} has ended: nothing was taken"))
+        with self._changed:
+            waiting, taken = list(self._waiting), list(itertools.chain(*self._taken.values()))
+            self._waiting.clear()
+            self._taken.clear()
+        lost = SourceError(
+            f"source {self._uid!r} ended before these records were known to be persisted; they may be or not"
+        )
+        for part in (*waiting, *taken):
+            part.pushed.fail(lost)
+
+    def abandon(self) -> None:
+        """See `SourceReader.abandon`; pushes of other threads are answered as they are accepted."""
+        with self._changed:
+            self._failure = None
+
+    # ------------------------------------------------------------ the user's threads
+
+    def __call__(self, records: list[Any]) -> None:
+        self.push_async(records).result()
+
+    def push_async(self, records: list[Any]) -> Future[None]:
+        if not isinstance(records, list | tuple):
+            raise SourceRowError(
+                f"source {self._uid!r}: push takes a list of records of its schema ({schema_text(self._schema)}), got "
+                f"{shown(records)}"
+            )
+        batch = self._maker.batch(records) if records else self._maker.empty()
+        pushed = _Pushed(batch.num_rows)
+        with self._changed:
+            while self._waiting_bytes > MAX_WAITING_BYTES and self._refusal is None:
+                self._changed.wait()
+            if self._refusal is not None:
+                raise self._refusal
+            if not records:
+                pushed.accepted(0)
+                return pushed.over
+            parts = [_PushedBatch(pushed, part) for part in slices(batch, self._limits.rows, BATCH_BYTES)]
+            self._waiting.extend(parts)
+            self._waiting_bytes += sum(part.payload.nbytes for part in parts)
+            self._pushed_rows += batch.num_rows
+        self._wake()
+        return pushed.over
+
+    def _run(self) -> None:
+        try:
+            stopper = self._start(self)
+            check_ran(stopper, "it")
+        except BaseException as error:  # noqa: BLE001 - the loop raises it; a thread's end would not be seen
+            self._fail(error)
+            return
+        with self._changed:
+            late = self._refusal is not None
+            self._stopper = None if late else stopper
+        if late and stopper is not None:
+            stopper()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            when = f"after {self._pushed_rows} records" if self._pushed_rows else "before its first record"
+            failure = SourceError(
+                f"source {self._uid!r}: its listener raised {when}: {type(error).__name__}: {text_of(error)}"
+            )
+            failure.__cause__ = error
+            if self._refusal is None:
+                self._refusal = self._failure = failure
+            self._changed.notify_all()
+        self._wake()
+
+    # ------------------------------------------------------------ the loop's thread
+
+    def _next_parts(self) -> Iterator[_PushedBatch]:
+        """Take parts that have room in one batch, the first in any case."""
+        rows = size = 0
+        while self._waiting:
+            payload = self._waiting[0].payload
+            rows += payload.num_rows
+            size += payload.nbytes
+            if rows > payload.num_rows and (rows > self._limits.rows or size > BATCH_BYTES):
+                return
+            yield self._waiting.popleft()
+
+    def _refuse(self, refusal: SourceError) -> None:
+        with self._changed:
+            if self._refusal is None:
+                self._refusal = refusal
+            self._changed.notify_all()
+            stopper, self._stopper = self._stopper, None
+        self._wake()
+        if stopper is not None:
+            # It may wait for a push that waits for the loop.
+            self._in_thread(stopper)
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name=f"ftlayer-{self._uid}-{self._subtask}", daemon=True).start()
+
+
+LAG_EVERY_S = 5.0
+"""The queue is asked so often how many messages wait."""
+
+WAIT_S = 0.1
+"""A fetch waits this long for messages, and acknowledgements for it, unless `QueueReader.wake_up` ends it."""
+
+# How many messages are fetched before their size is known, and how much more each time until it is.
+_FIRST_ROWS = 16
+_GROWTH = 4
+
+
+class QueueSourceReader:
+    """`SourceReader` of a `QueueSource`. Rows that are accepted are acknowledged by the thread that fetched them.
+
+    Accepted means: the vertex has them, or a checkpoint that is complete.
+    """
+
+    due_ms: int | None = None
+    """See `SourceReader.due_ms`; nothing waits for others."""
+    lag: int | None = None
+    """See `SourceReader.lag`."""
+    is_away = True
+    """See `SourceReader.is_away`."""
+
+    def __init__(
+        self,
+        source: Source,
+        member: Member,
+        positions: Mapping[str, bytes],
+        limits: BatchLimits,
+        wake: Callable[[], None],
+        *,
+        stored: bool,
+    ) -> None:
+        """``stored``: see `Queue.open`."""
+        assert isinstance(source.connector, QueueSource)
+        self._uid = source.uid
+        self._queue = source.connector.queue
+        self._member = member
+        self._stored = stored
+        by_subtask = {partition_index(key): position for key, position in positions.items()}
+        self._positions = {
+            subtask: position for subtask, position in by_subtask.items() if member.reads_for(subtask)
+        }
+        self._chain = PositionChain(positions)
+        self._limits = limits
+        self._wake = wake
+        # Another instance of this subtask numbers other records: its roots must not be these.
+        self._number = secrets.randbits(48)
+        self._rows = 0
+        self._next_rows = _FIRST_ROWS
+        self._unacknowledged: dict[SourcePosition, Any] = {}
+        self._reader: QueueReader | None = None
+        # Guards what follows.
+        self._changed = threading.Condition()
+        self._ready: deque[Fetched] = deque()
+        self._accepted: list[Any] = []
+        self._failure: BaseException | None = None
+        self._fetches = True
+        self._closed = False
+
+    # ------------------------------------------------------------ the loop's thread
+
+    def start(self) -> None:
+        threading.Thread(
+            target=self._run, name=f"ftlayer-{self._uid}-{self._member.subtask}", daemon=True
+        ).start()
+
+    def assign(self, splits: AssignSplits) -> None:
+        raise SourceError(f"source {self._uid!r} is a queue and was assigned a reader's splits")
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        with self._changed:
+            if not self._ready:
+                if self._failure is not None:
+                    raise self._failed(self._failure)
+                return None
+            fetched = self._ready.popleft()
+            first = self._rows
+            self._rows += fetched.rows.num_rows
+            self._changed.notify()
+        position = self._chain.advance(partition_key(fetched.of), fetched.position)
+        self._unacknowledged[position] = fetched.receipt
+        return SourceRows(position.partition, self._number, first, fetched.rows, position)
+
+    def accepted(self, rows: TakenRows) -> None:
+        assert rows.position is not None
+        receipt = self._unacknowledged.pop(rows.position)
+        with self._changed:
+            self._accepted.append(receipt)
+            self._changed.notify()
+        if self._reader is not None:
+            self._reader.wake_up()
+
+    @property
+    def ended(self) -> bool:
+        with self._changed:
+            return not self._fetches and not self._ready and self._failure is None
+
+    def finish(self) -> None:
+        """See `SourceReader.finish`. What is accepted from here on is acknowledged still."""
+        with self._changed:
+            self._fetches = False
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """See `SourceReader.stop`. What was accepted is acknowledged behind this; all else comes again."""
+        with self._changed:
+            self._closed, self._fetches = True, False
+            self._ready.clear()
+            self._failure = None
+            self._changed.notify()
+
+    def abandon(self) -> None:
+        """See `SourceReader.abandon`. The next reader acknowledges what is accepted from here on."""
+        self.stop()
+
+    def _failed(self, error: BaseException) -> SourceError:
+        if isinstance(error, SourceError):
+            return error
+        failure = SourceError(
+            f"source {self._uid!r} cannot be read on: {type(error).__name__}: {text_of(error)}"
+        )
+        failure.__cause__ = error
+        return failure
+
+    # ------------------------------------------------------------ the reader's thread
+
+    def _run(self) -> None:
+        try:
+            reader = self._queue.open(self._member, self._positions, stored=self._stored)
+            self._reader = reader
+            try:
+                self._read(reader)
+            finally:
+                reader.close()
+        except BaseException as error:  # noqa: BLE001 - the loop raises it; a thread's end would not be seen
+            with self._changed:
+                # What a reader raises that is not read on is of no interest.
+                if not self._closed:
+                    self._failure = error
+        self._wake()
+
+    def _read(self, reader: QueueReader) -> None:
+        lag_at = time.monotonic()
+        while True:
+            fetches, receipts = self._next(lag_at)
+            self.is_away = reader.is_away
+            if time.monotonic() >= lag_at:
+                waiting = reader.waiting()
+                # What it knew before has changed since.
+                self.lag = None if reader.is_away else waiting
+                lag_at = time.monotonic() + LAG_EVERY_S
+            if receipts:
+                reader.acknowledge(receipts)
+            elif self._closed:
+                return
+            if fetches and (fetched := reader.fetch(self._next_rows, WAIT_S)) is not None:
+                self._put(fetched)
+
+    def _next(self, at: float) -> tuple[bool, list[Any]]:
+        """Wait until there is something to do, or the monotone time (s): whether to fetch, and what to acknowledge."""
+        with self._changed:
+            while not (self._closed or self._accepted or self._has_room or time.monotonic() >= at):
+                self._changed.wait(max(0.0, at - time.monotonic()))
+            receipts, self._accepted = self._accepted, []
+            return self._has_room, receipts
+
+    @property
+    def _has_room(self) -> bool:
+        return self._fetches and len(self._ready) < READY_BATCHES
+
+    def _put(self, fetched: Fetched) -> None:
+        size = max(1, fetched.rows.nbytes)
+        fitting = max(1, BATCH_BYTES * fetched.rows.num_rows // size)
+        self._next_rows = min(self._limits.rows, self._next_rows * _GROWTH, fitting)
+        with self._changed:
+            if self._closed:
+                return
+            idle = not self._ready
+            self._ready.append(fetched)
+        if idle:
+            self._wake()
+
 
 MOST_IN_TURN = 16
 """A subtask reads as many splits of a range in turns; another one begins when one ends. Each may need a connection."""

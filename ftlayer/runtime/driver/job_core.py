@@ -6,17 +6,23 @@ loss leads to, and when tasks start, is its mode's: `ftlayer.runtime.driver.mode
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Generic, assert_never
 
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import FTLayerError, error_for_code
+from ftlayer.errors import FTLayerError, JobStartError, SlotLostError, error_for_code
+from ftlayer.recovery import lasting_in_text
+from ftlayer.restart import RestartStrategy, note_success
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskSession,
     Broke,
     Broken,
     CancelRequested,
+    CancelSlot,
     CheckpointComplete,
     Condemned,
     CountTasks,
@@ -35,11 +41,11 @@ from ftlayer.runtime.driver.events import (
     SessionOver,
     SparkJobEnded,
     StatusKnown,
+    SubmitSlot,
     TaskCounts,
     TasksCounted,
     Tick,
 )
-from ftlayer.runtime.driver.incidents import Incidents
 from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.mode import (
     FailureNoted,
@@ -52,8 +58,6 @@ from ftlayer.runtime.driver.mode import (
 )
 from ftlayer.runtime.driver.reasons import never_works, not_up, reason_of, with_spark_error
 from ftlayer.runtime.driver.slot_record import SlotRecord
-from ftlayer.runtime.driver.stopping import Stopping
-from ftlayer.runtime.driver.upkeep import Upkeep
 from ftlayer.runtime.protocol.messages import (
     Cancel,
     FromSlot,
@@ -64,6 +68,155 @@ from ftlayer.runtime.protocol.messages import (
     SourceFailed,
     TasksStarted,
 )
+from ftlayer.vertex.calls.jobs import Incident
+
+KEPT = 50
+
+
+class Incidents:
+    """Of one execution. Times are of one monotone clock (ms)."""
+
+    def __init__(self) -> None:
+        self._last: deque[Incident] = deque(maxlen=KEPT)
+        self._state = JobState.STARTING
+        self._restarts: dict[int, int] = {}
+        self._lost = ""
+
+    def loss(self, text: str, now_ms: int, slot: int = -1) -> None:
+        """Something failed. What is said twice in a row is one failure that two have heard of."""
+        if text != self._lost:
+            self._lost = text
+            self._last.append(Incident(now_ms, "loss", text, slot))
+
+    def look(self, state: JobState, slots: Sequence[SlotRecord], reason: str, now_ms: int) -> None:
+        """See what has changed; ``reason`` is the last failure, "" for none."""
+        for slot in slots:
+            if slot.restarts > self._restarts.get(slot.number, 0):
+                self._restarts[slot.number] = slot.restarts
+                self._lost = ""
+                text = f"slot {slot.number} is started again ({slot.restarts})"
+                self._last.append(Incident(now_ms, "restart", text, slot.number))
+        if state is not self._state:
+            why = f": {reason}" if reason and state in (JobState.RECOVERING, JobState.FAILED) else ""
+            self._last.append(Incident(now_ms, "state", f"{self._state} → {state}{why}"))
+            self._state = state
+
+    def at(self, offset_ms: int) -> tuple[Incident, ...]:
+        """Return them, the oldest first, at times later by ``offset_ms``."""
+        return tuple(replace(incident, at_ms=incident.at_ms + offset_ms) for incident in self._last)
+
+
+# A slot that has never come up is tried a few times: its reason is the machine's or the plan's.
+START_ATTEMPTS = 2
+# How long a cancelled Spark job may take to end (ms): Spark kills a Python worker after 2 s.
+CANCEL_GRACE_MS = 10_000
+
+
+class Upkeep:
+    """Submits slots that have neither a Spark job nor an instance."""
+
+    def __init__(self, options: TopologyOptions, restart: RestartStrategy) -> None:
+        self._options = options
+        self._restart = restart
+        self._fresh = copy.deepcopy(restart)
+
+    def forgive(self) -> None:
+        """Begin the restart strategy afresh: the losses so far were a record's doing."""
+        self._restart = copy.deepcopy(self._fresh)
+
+    def works(self) -> None:
+        """A slot takes records."""
+        note_success(self._restart)
+
+    def submit(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:
+        """Start a Spark job for the slot."""
+        slot.attempt += 1
+        slot.submitted, slot.cancelled, slot.submit_at_ms, slot.lost_ms = True, False, None, None
+        slot.patience_ms = now_ms + self._options.start_timeout_ms
+        return [SubmitSlot(slot.number, slot.attempt)]
+
+    def cancel(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:
+        """End the slot's Spark job, whatever it does."""
+        slot.cancelled = True
+        slot.patience_ms = now_ms + CANCEL_GRACE_MS
+        return [CancelSlot(slot.number, slot.attempt)] if slot.submitted else []
+
+    def ended(self, slot: SlotRecord, event: SparkJobEnded) -> FTLayerError | None:
+        """The slot's Spark job has ended; return an error if there is no use in another one."""
+        slot.submitted = slot.cancelled = False
+        slot.spark_error = event.error
+        if slot.hello is None and event.error is not None:
+            slot.failure = with_spark_error(slot.failure or f"slot {slot.number}", event.error)
+            final = lasting_in_text(event.error)
+            if final is not None:
+                return type(final)(f"{event.needed_by}: {final}") if event.needed_by else final
+        if slot.greeted:
+            return None
+        slot.failed_starts += 1
+        if slot.failed_starts < START_ATTEMPTS:
+            return None
+        reason = slot.failure or (
+            f"slot {slot.number}: its process ended before it had reached the driver; the log of the executor "
+            "has its last words"
+        )
+        return JobStartError(f"a slot cannot start, {START_ATTEMPTS} attempts failed. {reason}")
+
+    def keep_up(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction] | FTLayerError:
+        """Return what is due for a slot without an instance, or an error if it is given up."""
+        if slot.submitted:
+            if now_ms < slot.patience_ms:
+                return []
+            if not slot.cancelled:
+                return self.cancel(slot, now_ms)
+            slot.submitted = False  # it does not answer; its successor fences it
+        if slot.submit_at_ms is None:
+            pause = 0 if slot.revived or slot.excused else self._restart.on_failure(now_ms)
+            if pause is None:
+                return SlotLostError(f"the restart strategy has given up. Last failure: {slot.failure}")
+            slot.revived = slot.excused = False
+            slot.start_again()
+            # Spark takes its time to say that a job has ended whose process is gone: part of the pause is over.
+            slot.submit_at_ms = (now_ms if slot.lost_ms is None else slot.lost_ms) + pause
+        return self.submit(slot, now_ms) if now_ms >= slot.submit_at_ms else []
+
+
+# How long slots have to end by themselves (ms) before their Spark jobs are cancelled.
+STOP_GRACE_MS = 5_000
+# Cancelling is repeated (ms): a job that was being submitted cannot be cancelled yet.
+CANCEL_AGAIN_MS = 1_000
+
+
+class Stopping:
+    """The way to a verdict."""
+
+    def __init__(self, verdict: Over, slots: Sequence[SlotRecord], now_ms: int) -> None:
+        self.verdict = verdict
+        self.over = False
+        self._slots = slots
+        self._since_ms = self._cancelled_ms = now_ms
+
+    def begin(self, reason: str) -> list[JobInstruction]:
+        """Tell the slots."""
+        instructions: list[JobInstruction] = []
+        for slot in self._slots:
+            if slot.hello is None:
+                if slot.submitted:
+                    instructions.append(CancelSlot(slot.number, slot.attempt))
+            elif not slot.ended:
+                instructions.append(SendTo(slot.number, slot.hello.instance, Cancel(reason)))
+        return instructions
+
+    def advance(self, now_ms: int) -> list[JobInstruction]:
+        """End what has not ended. It is `over` once no Spark job is left, or one cannot be ended."""
+        stuck = [slot for slot in self._slots if slot.submitted]
+        if not stuck or now_ms - self._since_ms >= STOP_GRACE_MS + CANCEL_GRACE_MS:
+            self.over = True
+        elif now_ms - self._cancelled_ms >= CANCEL_AGAIN_MS:
+            self._cancelled_ms = now_ms
+            late = now_ms - self._since_ms >= STOP_GRACE_MS
+            return [CancelSlot(slot.number, slot.attempt) for slot in stuck if late or slot.hello is None]
+        return []
+
 
 # While a slot has no instance, the Spark session is asked for this often (ms): Spark itself may not tell that it is
 # gone. (A client of Spark Connect tries to reach its server for ten minutes.)

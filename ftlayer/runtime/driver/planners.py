@@ -7,18 +7,322 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any, assert_never
 
 from ftlayer.clock import Now, system_now
-from ftlayer.errors import FTLayerError
+from ftlayer.errors import FTLayerError, SourceChangedError, SourceError
+from ftlayer.printable import text_of
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy, note_success
+from ftlayer.runtime.connectors.offset_reader import OffsetReader, digest_of, offset_reader, without_rows
+from ftlayer.runtime.driver.planner_events import (
+    AskBacklog,
+    AskInitial,
+    AskLag,
+    AskLatest,
+    AskProgress,
+    AskSplits,
+    BacklogIs,
+    CallReader,
+    CloseSource,
+    CommitOffset,
+    DrainSource,
+    EndIs,
+    FindEnd,
+    InitialIs,
+    KeeperEvent,
+    KeepRange,
+    LagIs,
+    LatestIs,
+    OffsetCommitted,
+    PlannerEvent,
+    PlannerInstruction,
+    PollDue,
+    ProgressIs,
+    RangeKept,
+    ReaderAnswer,
+    ReaderAnswered,
+    ReaderCall,
+    SplitsAre,
+    StopReader,
+    SubtaskDown,
+    SubtaskUp,
+    TellBacklog,
+    WarnReadAgain,
+)
+from ftlayer.runtime.driver.planner_rules import PlannerRules
 from ftlayer.runtime.driver.range_keeper import OpenKeeper
-from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
+from ftlayer.runtime.protocol.sealed import seal
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.topology.operators import ReaderSource
+from ftlayer.topology.operators import ReaderSource, Source
 
 logger = logging.getLogger(__name__)
+
+
+STOP_WAIT_S = 5.0
+"""How long `close` waits for a method of the reader that does not return."""
+
+
+class ReaderPlanner:
+    """Plans one reader source by `PlannerRules`: a thread of its own calls the reader's methods.
+
+    The reader is a copy of the one given. All public methods can be called from any thread, and return at once, save
+    `close` and `work`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        parallelism: int,
+        *,
+        key: bytes,
+        keeper: OpenKeeper,
+        send: Callable[[AssignSplits], None],
+        failed: Callable[[str, FTLayerError], None],
+        stop_at_latest: bool = False,
+        backlog: Callable[[str, bool], None] | None = None,
+        clock: Callable[[], Now] = system_now,
+    ) -> None:
+        """Take the source over; nothing of it is called before `start`.
+
+        Args:
+            source: a source with a `ReaderSource`.
+            parallelism: its subtasks.
+            key: the job's key, to seal splits with.
+            keeper: opens what the job's mode has for the source; called at once.
+            send: sends a message to the slot of its subtask; any thread, must not block. A message to a slot that has
+                just been lost may be dropped.
+            failed: told of (source uid, error) when the reader raised, or what the mode was asked; the thread has
+                ended, and `start` goes on with the call that failed.
+            stop_at_latest: end the source at the offset that is the latest when it starts.
+            backlog: told whether the source, by its uid, works off a backlog: whether its reader's limit cuts what
+                there is to read; any thread, must not block. None: that is not asked for.
+            clock: tells when the reader is asked again.
+        """
+        assert isinstance(source.connector, ReaderSource)
+        self._uid = source.uid
+        self._connector = source.connector
+        self._key = key
+        self._send = send
+        self._failed = failed
+        self._tell_backlog = backlog
+        self.answered = False
+        self._clock = clock
+        self._thread: threading.Thread | None = None
+        # Guards the rules and what they want; it is held while that is sent, so that nothing goes out that an event
+        # in between has made useless. No method of the reader is called under it.
+        self._changed = threading.Condition()
+        self._call: CallReader | None = None
+        self._called_ms = 0
+        self._stops = False
+        kept = keeper(source, lambda event: self._handle(KeeperEvent(event)))
+        self._ask_progress = kept.progress
+        self._note = kept.note
+        self._rules = PlannerRules(
+            source.uid,
+            parallelism,
+            kept.keeper,
+            stop_at_latest=stop_at_latest,
+            tells_backlog=backlog is not None,
+        )
+        # The thread's.
+        self._reader: OffsetReader | None = None
+
+    # ------------------------------------------------------------ any thread
+
+    @property
+    def rules(self) -> PlannerRules:
+        return self._rules
+
+    @property
+    def unanswered_ms(self) -> int:
+        """For how long the reader has been asked in vain: it has not returned, or has failed."""
+        with self._changed:
+            return 0 if self._call is None else self._clock().mono_ms - self._called_ms
+
+    def start(self) -> None:
+        """Begin to plan, or go on after a failure."""
+        self._handle(PollDue())
+        self._thread = threading.Thread(target=self._run, name=f"ftlayer-plan-{self._uid}", daemon=True)
+        self._thread.start()
+
+    def slot_up(self, subtask: int) -> None:
+        """A new instance runs this subtask and takes splits."""
+        self._handle(SubtaskUp(subtask))
+
+    def slot_down(self, subtask: int) -> None:
+        """The subtask is lost, with all splits it has not reported."""
+        self._handle(SubtaskDown(subtask))
+
+    def split_done(self, message: SplitDone) -> None:
+        """A slot reported a split."""
+        self._handle(message)
+
+    def drain(self) -> None:
+        """Open no further ranges. One that is complete is committed still."""
+        self._handle(DrainSource())
+
+    def close(self) -> None:
+        """End the thread and stop the reader; waits a few seconds for a method of the reader that blocks."""
+        self._handle(CloseSource())
+        if self._thread is None:
+            return
+        self._thread.join(STOP_WAIT_S)
+        if self._reader is not None and not self._thread.is_alive():
+            # It had ended by a failure.
+            last = threading.Thread(target=self._stop_reader, daemon=True)
+            last.start()
+            last.join(STOP_WAIT_S)
+
+    def _handle(self, event: PlannerEvent) -> None:
+        with self._changed:
+            for instruction in self._rules.handle(event, self._clock()):
+                self._carry_out(instruction)
+            self._changed.notify()
+
+    def _carry_out(self, instruction: PlannerInstruction) -> None:
+        match instruction:
+            case CallReader():
+                if self._call is None:
+                    self._called_ms = self._clock().mono_ms
+                self._call = instruction
+            case AssignSplits():
+                self._send(instruction)
+            case TellBacklog(is_behind):
+                assert self._tell_backlog is not None
+                self._tell_backlog(self._uid, is_behind)
+            case WarnReadAgain(progress):
+                logger.warning(
+                    "source %r: its reader plans the range from %s to %s otherwise than before; it is read again "
+                    "from its start, and %d rows that were accepted will come again",
+                    self._uid,
+                    progress.start,
+                    progress.end,
+                    sum(progress.rows),
+                )
+            case StopReader():
+                self._stops = True
+            case _:
+                assert_never(instruction)
+
+    # ------------------------------------------------------------ the planner's thread
+
+    def _run(self) -> None:
+        while self._wait():
+            if not self.work():
+                return
+        self._stop_reader()
+
+    def _wait(self) -> bool:
+        """Wait until there is something to do; return False once the reader is to be stopped."""
+        with self._changed:
+            while not self._stops and (wait_ms := self.wait_ms) != 0:
+                self._changed.wait(None if wait_ms is None else wait_ms / 1_000)
+            return not self._stops
+
+    @property
+    def wait_ms(self) -> int | None:
+        """In how many milliseconds there is something for `work` to do; None: not before something happens."""
+        with self._changed:
+            if self._call is not None:
+                return 0
+            due_ms = self._rules.due_ms
+        return None if due_ms is None else max(0, due_ms - self._clock().mono_ms)
+
+    def work(self) -> bool:
+        """Call the reader, if the rules want that now. Not for two threads at once.
+
+        Returns False if the reader, or what the mode was asked, has raised, and `failed` has been told. The same call
+        is made again by the next `work`, unless something else is wanted by then.
+        """
+        if self._call is None:
+            self._handle(PollDue())
+        call = self._call
+        if call is None:
+            return True
+        try:
+            answer = self._answer(self._opened_reader(), call.call)
+        except FTLayerError as error:
+            self._failed(self._uid, error)
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever a reader raises is reported
+            failure = SourceError(
+                f"source {self._uid!r}: its reader failed in the driver: {type(error).__name__}: {text_of(error)}"
+            )
+            failure.__cause__ = error
+            self._failed(self._uid, failure)
+            return False
+        self.answered = True
+        with self._changed:
+            if self._call is call:
+                self._call = None
+            self._handle(ReaderAnswered(call.generation, answer))
+        return True
+
+    def _opened_reader(self) -> OffsetReader:
+        if self._reader is None:
+            self._reader = offset_reader(self._uid, _copy(self._connector.reader))
+        return self._reader
+
+    def _answer(self, reader: OffsetReader, call: ReaderCall) -> ReaderAnswer:
+        match call:
+            case AskProgress():
+                return ProgressIs(self._ask_progress())
+            case AskInitial():
+                return InitialIs(reader.initial())
+            case FindEnd(start):
+                return EndIs(None if reader.prepare_to_stop() else reader.latest(start, all_of_it=True))
+            case AskLatest(start):
+                return LatestIs(reader.latest(start, all_of_it=False))
+            case AskSplits(start, end):
+                return self._checked(call, self._sealed(call, reader.splits(start, end)))
+            case KeepRange(planned, first):
+                assert self._note is not None, "a mode whose rows are read again notes ranges"
+                self._note(planned, first)
+                return RangeKept()
+            case AskBacklog(start, end):
+                return BacklogIs(reader.is_behind(start, end))
+            case AskLag(at):
+                return LagIs(reader.lag(at))
+            case CommitOffset(end):
+                reader.commit(end)
+                return OffsetCommitted(end)
+            case _:
+                assert_never(call)
+
+    def _sealed(self, call: AskSplits, splits: list[Any]) -> SplitsAre:
+        payloads = tuple(seal(split, self._key) for split in splits)
+        bare = [without_rows(split) for split in splits]
+        kept = tuple(
+            payload if one is split else seal(one, self._key)
+            for one, split, payload in zip(bare, splits, payloads, strict=True)
+        )
+        return SplitsAre(call.start, call.end, digest_of(splits), payloads, kept)
+
+    def _checked(self, call: AskSplits, found: SplitsAre) -> SplitsAre:
+        if call.digest and found.digest != call.digest:
+            raise SourceChangedError(
+                f"source {self._uid!r}: its reader plans the range from {call.start} to {call.end} otherwise than "
+                "before, and rows of it are not done: they cannot be read again"
+            )
+        return found
+
+    def _stop_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        try:
+            if reader is not None:
+                reader.stop()
+        except Exception:
+            logger.warning("source %r: its reader did not stop cleanly", self._uid, exc_info=True)
+
+
+def _copy(reader: Any) -> Any:
+    """Return a copy, made as Spark makes its own: what it opens in the driver is not sent to slots."""
+    from pyspark import cloudpickle
+
+    return cloudpickle.loads(cloudpickle.dumps(reader))  # type: ignore[no-untyped-call]
+
 
 ANSWER_MS = 10_000
 """What a reader said of its lag holds until it has not answered for so long."""

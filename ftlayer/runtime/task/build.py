@@ -2,21 +2,698 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.clock import Now
+from ftlayer.functions.conversion import VALUES, concat, records_in_form, to_batch
+from ftlayer.functions.current import CurrentRecord, running, worst
+from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
 from ftlayer.handler.handler import Handler
+from ftlayer.histogram import Histogram
 from ftlayer.partitioning.partitioners import Forward
+from ftlayer.printable import text_of
+from ftlayer.records.ids import I64Array, U64Array
+from ftlayer.records.keyhash import key_column, spark_hash
+from ftlayer.runtime.protocol.elements import (
+    MIN_TIME_MS,
+    Batch,
+    EndOfStream,
+    LatencyMarker,
+    RecordIds,
+    Watermark,
+)
+from ftlayer.runtime.task.actions import Action, Send, TaskEnded
+from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.chain_plan import ChainPlan
 from ftlayer.runtime.task.contract import Task
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.events import (
+    ChannelReset,
+    ElementCame,
+    RowsPersisted,
+    TaskEvent,
+    TaskStart,
+    TimeCame,
+    refused,
+)
 from ftlayer.runtime.task.gate import StatusWatermarkValve
-from ftlayer.runtime.task.join import JoinTask
-from ftlayer.runtime.task.linked import LinkedTask
+from ftlayer.runtime.task.join_buffer import (
+    JoinBuffer,
+    JoinRows,
+    Run,
+    concat_rows,
+    is_past,
+    rows_without_null,
+    same_keys,
+    shifted,
+)
+from ftlayer.runtime.task.lineages import BoolArray, known_of, replayed
 from ftlayer.runtime.task.mode import TaskMode
+from ftlayer.runtime.task.reports import reports
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import Join, Replay, Source
 from ftlayer.vertex.calls import StreamOptions
+
+
+@dataclass(frozen=True)
+class Found:
+    """Pairs of rows with equal keys.
+
+    Attributes:
+        mine: int64[n], the batch's row of each pair, ascending.
+        theirs: int64[n], the other side's row of each, as a place in ``rows``.
+        rows: the other side's rows that were found.
+        parts: where these lie: runs, and rows of each, one after the other.
+    """
+
+    mine: I64Array
+    theirs: I64Array
+    rows: JoinRows
+    parts: tuple[tuple[Run, I64Array], ...]
+
+    @classmethod
+    def of(
+        cls,
+        columns: Sequence[pa.Array],
+        their_keys: tuple[str, ...],
+        met: list[tuple[Run, I64Array, I64Array]],
+    ) -> Found:
+        """Sort out the pairs that have just the key's hash in common.
+
+        Args:
+            columns: the key's columns in the batch.
+            their_keys: the names of the other side's.
+            met: what `JoinBuffer.matches` gave: at least one run.
+        """
+        mine: list[I64Array] = []
+        theirs: list[I64Array] = []
+        parts: list[tuple[Run, I64Array]] = []
+        count = 0
+        for run, my_rows, their_rows in met:
+            same = same_keys(columns, my_rows, run.keys(their_keys), their_rows)
+            rows, places = np.unique(their_rows[same], return_inverse=True)
+            mine.append(my_rows[same])
+            theirs.append(places + count)
+            parts.append((run, rows))
+            count += len(rows)
+        order = np.argsort(np.concatenate(mine), kind="stable")
+        # Rows of replays lie beside others: how long they are held is of no interest here.
+        taken = concat_rows([replace(run.rows.take(rows), hold_until=None) for run, rows in parts])
+        return cls(np.concatenate(mine)[order], np.concatenate(theirs)[order], taken, tuple(parts))
+
+    def kill(self, places: list[int]) -> None:
+        """Take some of the ``rows`` out of the buffer."""
+        gone = np.zeros(len(self.rows), np.bool_)
+        gone[places] = True
+        start = 0
+        for run, rows in self.parts:
+            run.kill(rows[gone[start : start + len(rows)]])
+            start += len(rows)
+
+    def owe(self, owed: U64Array) -> None:
+        """Add to what the ``rows`` owe: ``owed`` has a value for each of their RecordIds."""
+        start = 0
+        for run, rows in self.parts:
+            if run.rows.owed is not None and run.rows.lineage is not None:
+                places, _ = run.rows.lineage.entries(rows)
+                run.rows.owed[places] ^= owed[start : start + len(places)]
+                start += len(places)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The results of pairs.
+
+    Attributes:
+        payload: the results of the pairs whose two records are both unharmed, in the order of the pairs.
+        pairs: int64[k], which pairs these are.
+        failed_left, failed_right: why records failed, by their place among those given; first failures only.
+    """
+
+    payload: pa.RecordBatch
+    pairs: I64Array
+    failed_left: dict[int, RowFailure]
+    failed_right: dict[int, RowFailure]
+
+
+@dataclass(slots=True)
+class Calls:
+    """How many pairs the function was called for, the one it works on included. Any thread may look."""
+
+    begun: int = 0
+
+
+def pair_up(
+    operator: Join,
+    left: Sequence[Any],
+    left_of: I64Array,
+    right: Sequence[Any],
+    right_of: I64Array,
+    calls: Calls,
+    acknowledged: int | None = None,
+) -> Paired:
+    """Call the function for ``left[left_of[i]]`` and ``right[right_of[i]]``, for each i, and count in ``calls``.
+
+    Where it raises, or returns what does not fit the schema, both records fail, and no pair of theirs gives a
+    result any more; a record that Python cannot hold (an `Exception` in its place) fails alone.
+
+    Records of the side ``acknowledged`` (0: left, 1: right) do not fail: their other pairs give results. With one
+    of them that Python cannot hold, no pair gives one, and nothing fails.
+    """
+    results: list[Any] = []
+    pairs: list[int] = []
+    failed_left: dict[int, RowFailure] = {}
+    failed_right: dict[int, RowFailure] = {}
+    function = operator.function
+
+    def fail(a: int, b: int, error: BaseException, *, ours: bool = True, theirs: bool = True) -> None:
+        ours, theirs = ours and acknowledged != 0, theirs and acknowledged != 1
+        if not (ours or theirs):
+            return
+        failure = failure_of(0, operator.uid, error, operator.rules)
+        if ours:
+            failed_left.setdefault(a, failure)
+        if theirs:
+            failed_right.setdefault(b, failure)
+
+    for pair, (a, b) in enumerate(zip(left_of.tolist(), right_of.tolist(), strict=True)):
+        calls.begun += 1
+        if a in failed_left or b in failed_right:
+            continue
+        x, y = left[a], right[b]
+        if isinstance(x, Exception):
+            fail(a, b, x, theirs=False)
+        elif isinstance(y, Exception):
+            fail(a, b, y, ours=False)
+        else:
+            try:
+                results.append(function(x, y))
+                pairs.append(pair)
+            except BaseException as error:  # noqa: BLE001 - whatever a user's function raises fails its records
+                fail(a, b, error)
+
+    kept: I64Array = np.array(pairs, np.int64)
+    try:
+        payload = to_batch(results, operator.schema, VALUES, lax=operator.rules.lax)
+    except BaseException as error:  # noqa: BLE001 - anything may be among what a user's function returned
+        raise_signalled(error)
+        good = []
+        fits = np.zeros(len(results), np.bool_)
+        for place, (pair, result) in enumerate(zip(pairs, results, strict=True)):
+            try:
+                good.append(to_batch([result], operator.schema, VALUES, lax=operator.rules.lax))
+                fits[place] = True
+            except BaseException as error:  # noqa: BLE001 - as above
+                raise_signalled(error)
+                misfit = TypeError(
+                    f"what {operator.uid!r} returned does not fit its schema: {text_of(error)}; "
+                    f"{VALUES.expected(operator.schema)}"
+                )
+                fail(int(left_of[pair]), int(right_of[pair]), misfit)
+        payload = concat(good, operator.schema)
+        kept = kept[fits]
+    if failed_left or failed_right:
+        unharmed = ~(_among(left_of[kept], failed_left) | _among(right_of[kept], failed_right))
+        payload = payload.filter(pa.array(unharmed))
+        kept = kept[unharmed]
+    return Paired(payload, kept, failed_left, failed_right)
+
+
+def without(
+    paired: Paired,
+    left_of: I64Array,
+    right_of: I64Array,
+    failures: Sequence[RowFailure],
+    acknowledged: int | None = None,
+) -> tuple[Paired, BoolArray]:
+    """Fail both records of some results (``row`` counts in them); return also which results are left.
+
+    Records of the side ``acknowledged`` do not fail, as in `pair_up`.
+    """
+    failed_left, failed_right = dict(paired.failed_left), dict(paired.failed_right)
+    for failure in failures:
+        pair = paired.pairs[failure.row]
+        if acknowledged != 0:
+            failed_left.setdefault(int(left_of[pair]), failure)
+        if acknowledged != 1:
+            failed_right.setdefault(int(right_of[pair]), failure)
+    kept = ~(_among(left_of[paired.pairs], failed_left) | _among(right_of[paired.pairs], failed_right))
+    payload = paired.payload.filter(pa.array(kept))
+    return Paired(payload, paired.pairs[kept], failed_left, failed_right), kept
+
+
+def _among(places: I64Array, failed: dict[int, RowFailure]) -> BoolArray:
+    return np.isin(places, np.fromiter(failed, np.int64, len(failed)))
+
+
+MAX_PAST_BYTES = 128 << 20
+"""Payload that is remembered of one side; beyond it the oldest runs are forgotten early."""
+
+STEPS = 16
+"""Rows are forgotten in so many portions over the time they are remembered: each costs a look at all of them."""
+
+
+class PastRows:
+    """Acknowledged rows of one side. They are in ``buffer`` for ``remember_ms``, and up to 1/16 of it longer."""
+
+    def __init__(self, remember_ms: int) -> None:
+        self.buffer = JoinBuffer()
+        self._remember_ms = remember_ms
+        self._step_ms = max(remember_ms // STEPS, 1)
+        self._next_ms = MIN_TIME_MS
+
+    def add(self, rows: JoinRows, mono_ms: int) -> None:
+        """Remember rows from now on."""
+        if not len(rows):
+            return
+        until = -(-(mono_ms + self._remember_ms) // self._step_ms) * self._step_ms
+        self.buffer.add(
+            replace(
+                rows,
+                keep_until=np.full(len(rows), MIN_TIME_MS, np.int64),
+                hold_until=np.full(len(rows), until, np.int64),
+                owed=np.zeros_like(rows.owed) if rows.owed is not None else None,
+            )
+        )
+        while self.buffer.payload_bytes > MAX_PAST_BYTES:
+            self.buffer.drop_oldest_run()
+
+    def forget(self, mono_ms: int) -> None:
+        """Forget what was remembered long enough."""
+        if mono_ms < self._next_ms:
+            return
+        self._next_ms = (mono_ms // self._step_ms + 1) * self._step_ms
+        for _ in self.buffer.expire(MIN_TIME_MS + 1, mono_ms):
+            pass
+        self.buffer.tidy()
+
+
+# An interval join in event time.
+#
+# A record is joined with what is there of the other side and then waits for what is still to come, unacknowledged;
+# when the watermark has passed the last time that could match it, it is acknowledged with all that its pairs owe.
+# Until then its own id keeps its root from being complete, so the ids of pairs may reach the vertex in any order.
+
+
+PAIRS_AT_A_TIME = 16_384
+"""Results are emitted in portions of about so many: a hot key may have millions of pairs with one batch."""
+
+I64 = I64Array
+
+
+class JoinTask:
+    """One subtask of a `Join`.
+
+    What has no part in event time any more when it arrives is joined with what is there and not kept; ``late``
+    counts such records. A replay is never late: it is kept until ``hold_ms`` of processing time have gone by at
+    least, so that the replay of the other side still meets it, and it takes the place of what the same stored
+    record has in the buffers (if such a row has other roots too, they are left unacknowledged and time out: their
+    share of the row is gone). Keys with a null match nothing.
+
+    Rows that were acknowledged are remembered for a while, for replays of the other side: a record that failed on
+    its way here finds its partners, though they have no part in event time any more. Such a pair is anchored to the
+    replay alone, and fails it alone. With a replay that comes later than `PastRows` remembers, the pair is lost.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        subtask: int,
+        operator: Join,
+        edges: tuple[JobEdge, ...],
+        gate: StatusWatermarkValve,
+        handler: Handler,
+        emitter: Emitter,
+        hold_ms: int,
+        remember_ms: int,
+    ) -> None:
+        """Make one subtask ready; nothing is remembered with fault tolerance off.
+
+        Args:
+            uid, subtask: which one it is.
+            operator: the join.
+            edges: those into the chain.
+            gate, handler, emitter: its own.
+            hold_ms: should be the timeout of the streams whose records are joined.
+            remember_ms: should be the longest time from a record's first attempt to the end of its retries.
+        """
+        self.uid = uid
+        self.subtask = subtask
+        self.late = 0
+        self._operator = operator
+        self._input = {edge.number: edge.input for edge in edges}
+        self._gate = gate
+        self._handler = handler
+        self._emitter = emitter
+        self._hold_ms = hold_ms
+        self._buffers = (JoinBuffer(), JoinBuffer())
+        self._past = (PastRows(remember_ms), PastRows(remember_ms))
+        # Of a row of side s, matches have times from + _first[s] to + _last[s].
+        self._first = (operator.lower_ms, -operator.upper_ms)
+        self._last = (operator.upper_ms, -operator.lower_ms)
+        self._alarm = Alarm()
+        self._ended = False
+        self._calls = Calls()
+        # Of the pairs whose function runs: the batch's row of each, and how many calls there were before.
+        self._running: tuple[I64, int] | None = None
+
+    @property
+    def watermark_ms(self) -> int:
+        """The event time that the join has come to. Any thread may look."""
+        return self._gate.time_ms
+
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        if self._ended:
+            return []
+        match event:
+            case ElementCame(channel, element):
+                if isinstance(element, Batch):
+                    return self._take(self._input[channel.edge], element, now)
+                if isinstance(element, LatencyMarker):
+                    return [*self._emitter.marker(element)]
+                self._gate.mark(channel, element)
+                return self._gate_moved(now)
+            case TimeCame():
+                self._alarm.rung()
+                return [*self._evict(now), *self._wake()]
+            case TaskStart():
+                return self._gate_moved(now)
+            case ChannelReset(channel):
+                self._gate.reset(channel)
+                return self._gate_moved(now)
+            case _:
+                raise refused(self.uid, event)
+
+    def held_roots(self) -> U64Array:
+        runs = [run for buffer in self._buffers for run in buffer.runs]
+        return np.concatenate([run.roots for run in runs]) if runs else np.zeros(0, np.uint64)
+
+    @property
+    def progress(self) -> int:
+        """A number that changes with every pair. Any thread may look."""
+        return self._calls.begun
+
+    @property
+    def row(self) -> int | None:
+        """The row of its batch whose pair the function works on now, None if unknown. Any thread may look."""
+        running, begun = self._running, self._calls.begun
+        if running is None:
+            return None
+        rows, before = running
+        place = begun - before - 1
+        return int(rows[place]) if 0 <= place < len(rows) else None
+
+    # ------------------------------------------------------------ event time
+
+    def _gate_moved(self, now: Now) -> list[Action]:
+        actions: list[Action] = []
+        while (mark := self._gate.news()) is not None:
+            if isinstance(mark, Watermark):
+                actions.extend(self._evict(now))
+            actions.extend(self._emitter.mark(mark))
+        if self._gate.ended:
+            actions.extend(self._finish())
+        return actions
+
+    def _evict(self, now: Now) -> list[Action]:
+        """Acknowledge what nothing can match any more."""
+        for buffer, past in zip(self._buffers, self._past, strict=True):
+            for run, rows in buffer.expire(self._gate.time_ms, now.mono_ms):
+                self._settle(run, rows)
+                if run.rows.owed is not None:
+                    past.add(run.rows.take(rows), now.mono_ms)
+            buffer.tidy()
+            past.forget(now.mono_ms)
+        return reports(self._handler.xor)
+
+    def _finish(self) -> list[Action]:
+        self._ended = True
+        for buffer in self._buffers:
+            for run in buffer.runs:
+                self._settle(run, np.flatnonzero(run.alive))
+            buffer.clear()
+        for past in self._past:
+            past.buffer.clear()
+        return [*reports(self._handler.xor), *self._emitter.mark(EndOfStream()), TaskEnded()]
+
+    def _settle(self, run: Run, rows: I64) -> None:
+        if run.rows.owed is not None:
+            self._handler.xor.settle(run.rows.lineage, run.rows.owed, rows)
+
+    def _wake(self) -> list[Action]:
+        holds = [hold for buffer in self._buffers if (hold := buffer.next_hold()) is not None]
+        return self._alarm.set(min(holds, default=None))
+
+    # ------------------------------------------------------------ records
+
+    def _take(self, side: int, batch: Batch, now: Now) -> list[Action]:
+        lineage, times = batch.lineage, batch.times
+        if times is None:
+            return self._refuse(batch)
+        again = _NO_REPLAYS if lineage is None else replayed(lineage)
+        replays = bool(again.any())
+        if replays:
+            self._replace(lineage)
+        columns = [key_column(batch.payload, name) for name in self._operator.keys[side]]
+        first, last = shifted(times, self._first[side]), shifted(times, self._last[side])
+        owed = None if lineage is None else np.zeros(len(lineage.roots), np.uint64)
+        rows = JoinRows(batch.payload, spark_hash(columns), times, last, None, lineage, owed)
+        failures: dict[int, RowFailure] = {}
+        actions: list[Action] = []
+        for met in self._buffers[1 - side].matches(rows.hashes, first, last, PAIRS_AT_A_TIME):
+            actions.extend(self._join(side, rows, columns, met, failures))
+        if replays:
+            probes = np.flatnonzero(again)
+            for met in self._past[1 - side].buffer.matches(
+                rows.hashes[probes], first[probes], last[probes], PAIRS_AT_A_TIME
+            ):
+                met = [(run, probes[which], others) for run, which, others in met]
+                actions.extend(self._join(side, rows, columns, met, failures, past=True))
+        self._handler.xor.fail(lineage, failures.values())
+        alive = np.ones(len(rows), np.bool_)
+        alive[list(failures)] = False
+        self._keep(side, rows, alive, rows_without_null(columns), again if replays else None, now)
+        actions.extend(reports(self._handler.xor))
+        return [*actions, *self._wake()] if replays else actions
+
+    def _refuse(self, batch: Batch) -> list[Action]:
+        reason = (
+            "the record has no event time, and a join goes by it; put assign_watermarks before the join, "
+            "behind every operator with timers"
+        )
+        failures = (RowFailure(row, self.uid, reason, "") for row in range(batch.num_rows))
+        self._handler.xor.fail(batch.lineage, failures)
+        return reports(self._handler.xor)
+
+    def _replace(self, lineage: RecordIds | None) -> None:
+        """Forget what the stored records that come again have here: its roots have left the table."""
+        if lineage is None or lineage.origins is None:
+            return
+        again = lineage.origins != lineage.roots
+        for buffer in (*self._buffers, *(past.buffer for past in self._past)):
+            buffer.replace(lineage.origins[again], lineage.roots[again])
+
+    def _join(
+        self,
+        side: int,
+        rows: JoinRows,
+        columns: list[pa.Array],
+        met: list[tuple[Run, I64, I64]],
+        failures: dict[int, RowFailure],
+        *,
+        past: bool = False,
+    ) -> list[Action]:
+        """Call the function for the pairs of ``rows`` with rows of the other side's runs, and emit the results.
+
+        Those of the ``past`` were acknowledged: they owe nothing more, and cannot fail with a pair.
+        """
+        found = Found.of(columns, self._operator.keys[1 - side], met)
+        mine, theirs, others = found.mine, found.theirs, found.rows
+        if failures:
+            unharmed = ~np.isin(mine, list(failures))
+            mine, theirs = mine[unharmed], theirs[unharmed]
+        if not len(mine):
+            return []
+        my_rows, my_places = np.unique(mine, return_inverse=True)
+        my_records = records_in_form(rows.payload.take(pa.array(my_rows)), VALUES)
+        their_records = records_in_form(others.payload, VALUES)
+        calls = self._calls
+        self._running = mine, calls.begun
+        lefts, lefts_of, rights, rights_of = my_records, my_places, their_records, theirs
+        if side == 1:
+            lefts, lefts_of, rights, rights_of = their_records, theirs, my_records, my_places
+        acknowledged = 1 - side if past else None
+        with running(_KnownPairs(rows.lineage, mine, others.lineage, theirs), _pair_of(calls, calls.begun)):
+            paired = pair_up(self._operator, lefts, lefts_of, rights, rights_of, calls, acknowledged)
+        self._running = None
+        routes = self._emitter.ask("", paired.payload)
+        if routes is not None and routes.failures:
+            paired, kept = without(paired, lefts_of, rights_of, routes.failures, acknowledged)
+            routes = routes.keep(kept)
+        mine_failed, theirs_failed = paired.failed_left, paired.failed_right
+        if side == 1:
+            mine_failed, theirs_failed = theirs_failed, mine_failed
+        for place, failure in mine_failed.items():
+            row = int(my_rows[place])
+            failures[row] = replace(failure, row=row)
+        if theirs_failed:
+            found.kill(list(theirs_failed))
+            failed = (replace(failure, row=place) for place, failure in theirs_failed.items())
+            self._handler.xor.fail(others.lineage, failed)
+        if not paired.payload.num_rows:
+            return []
+        mine, theirs = mine[paired.pairs], theirs[paired.pairs]
+        times = np.maximum(rows.times[mine], others.times[theirs])
+        if past:
+            children = self._emitter.derived("", paired.payload, rows.lineage, mine, times, routes)
+            if rows.owed is not None:
+                np.bitwise_xor(rows.owed, children.owed, out=rows.owed)
+            return list(children.sends)
+        if side == 0:
+            emission = self._emitter.pairs(
+                paired.payload, rows.lineage, mine, others.lineage, theirs, times, routes
+            )
+            owed, owed_by_others = emission.owed_left, emission.owed_right
+        else:
+            emission = self._emitter.pairs(
+                paired.payload, others.lineage, theirs, rows.lineage, mine, times, routes
+            )
+            owed, owed_by_others = emission.owed_right, emission.owed_left
+        if rows.owed is not None:
+            np.bitwise_xor(rows.owed, owed, out=rows.owed)
+            found.owe(owed_by_others)
+        return list(emission.sends)
+
+    def _keep(
+        self,
+        side: int,
+        rows: JoinRows,
+        alive: BoolArray,
+        with_key: BoolArray | None,
+        again: BoolArray | None,
+        now: Now,
+    ) -> None:
+        """Buffer the rows that may still be matched, and acknowledge the others that are ``alive``."""
+        waits = ~is_past(rows.keep_until, self._gate.time_ms)
+        if again is not None:
+            waits |= again
+        late = ~waits
+        self.late += int(np.count_nonzero(late))
+        if with_key is not None:
+            waits &= with_key
+            late &= with_key
+        if rows.owed is not None:
+            self._handler.xor.settle(rows.lineage, rows.owed, np.flatnonzero(alive & ~waits))
+            self._past[side].add(rows.take(np.flatnonzero(alive & late)), now.mono_ms)
+        waits &= alive
+        fresh = waits if again is None else waits & ~again
+        buffer = self._buffers[side]
+        buffer.add(rows if fresh.all() else rows.take(np.flatnonzero(fresh)))
+        if again is not None:
+            held = rows.take(np.flatnonzero(waits & again))
+            until = np.full(len(held), now.mono_ms + self._hold_ms, np.int64)
+            buffer.add(replace(held, hold_until=until))
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownPairs:
+    """`ftlayer.functions.current.Known` of pairs: of the two records, the one that was tried more often."""
+
+    one: RecordIds | None
+    one_of: I64
+    other: RecordIds | None
+    other_of: I64
+
+    def record(self, row: int) -> CurrentRecord:
+        one = known_of(self.one).record(int(self.one_of[row]))
+        return worst(one, known_of(self.other).record(int(self.other_of[row])))
+
+    def tries(self, rows: I64) -> U64Array:
+        one, other = (
+            known_of(self.one).tries(self.one_of[rows]),
+            known_of(self.other).tries(self.other_of[rows]),
+        )
+        larger: U64Array = np.maximum(one, other)
+        return larger
+
+
+def _pair_of(calls: Calls, before: int) -> Callable[[], int]:
+    return lambda: calls.begun - before - 1
+
+
+_NO_REPLAYS: BoolArray = np.zeros(0, np.bool_)
+
+
+class LinkedTask:
+    """`Task` of two of them: a join, or a source where nothing is tracked, and what is chained to it.
+
+    Tickets are the second one's: the first one persists nothing.
+    """
+
+    def __init__(self, first: Task, link: Channel, second: Task) -> None:
+        self.uid = first.uid
+        self.subtask = first.subtask
+        self._first = first
+        self._link = link
+        self._second = second
+
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        match event:
+            case TaskStart():
+                actions = self._second.handle(event, now)
+                return [*actions, *self._pass_on(self._first.handle(event, now), now)]
+            case TimeCame():
+                actions = self._pass_on(self._first.handle(event, now), now)
+                return [*actions, *self._second.handle(event, now)]
+            case RowsPersisted():
+                return self._second.handle(event, now)
+            case _:
+                return self._pass_on(self._first.handle(event, now), now)
+
+    def held_roots(self) -> U64Array:
+        return np.concatenate([self._first.held_roots(), self._second.held_roots()])
+
+    @property
+    def progress(self) -> int:
+        """A number that changes with every record, or pair, that one of the two has done. Any thread may look."""
+        return sum(getattr(task, "progress", 0) for task in (self._first, self._second))
+
+    @property
+    def watermark_ms(self) -> int:
+        """The event time that the second one has come to. Any thread may look."""
+        return getattr(self._second, "watermark_ms", MIN_TIME_MS)
+
+    @property
+    def late(self) -> int:
+        """How many records came too late for either."""
+        return sum(getattr(task, "late", 0) for task in (self._first, self._second))
+
+    @property
+    def latencies(self) -> Mapping[str, Histogram]:
+        """By source: how old records are at the second one's sink, if there is one. Any thread may look."""
+        return getattr(self._second, "latencies", {})
+
+    @property
+    def row(self) -> int | None:
+        """The row of its batch that the first one works on, None if there is none or it is unknown. For any thread."""
+        return getattr(self._first, "row", None)
+
+    def _pass_on(self, actions: list[Action], now: Now) -> list[Action]:
+        """Carry out what concerns the link, and return the rest. The end is the second one's to tell."""
+        rest: list[Action] = []
+        for action in actions:
+            if isinstance(action, Send) and action.channel == self._link:
+                rest.extend(self._second.handle(ElementCame(self._link, action.element), now))
+            elif not isinstance(action, TaskEnded):
+                rest.append(action)
+        return rest
+
 
 MAX_REMEMBER_MS = 5 * 60_000
 """A join remembers acknowledged rows no longer for replays: they are as many as come in that time."""

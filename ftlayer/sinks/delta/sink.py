@@ -2,35 +2,456 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import math
 import os
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from itertools import chain
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.storage.deleting import StoragePool
 from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
+from ftlayer.checkpoint.storage.local_files import sync_directory
 from ftlayer.checks import check_choice, check_instance, check_text, check_texts
-from ftlayer.clients.delta import delta_library
-from ftlayer.clients.s3 import SCHEMES, check_s3_options
+from ftlayer.clients.delta import check_can_add, delta_library
+from ftlayer.clients.s3 import SCHEMES, check_s3_options, s3_file_system
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
 from ftlayer.printable import shown_url
-from ftlayer.sinks.delta.log import DeltaLog
 from ftlayer.sinks.delta.message import DeltaMessage, StagedFile, by_query
-from ftlayer.sinks.delta.rows import check_partitions, partitions, statistics
-from ftlayer.sinks.delta.storage import TableFiles, open_table_files
-from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls
+from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, is_held_by, refuse_nulls
 from ftlayer.sinks.numbering import WriterNumbers
 from ftlayer.sinks.origin import streaming_query
 from ftlayer.sinks.table_commits import TRIES, tried
 
 logger = logging.getLogger(__name__)
+
+
+HOUR_MS = 3_600_000
+"""Clocks of slots and driver are at most so far apart, and application transactions are kept for longer."""
+
+PAGES = (100, 1_000, None)
+"""How many commits are looked through, newest first, before all that there are."""
+
+RETENTION = "delta.setTransactionRetentionDuration"
+ENTRY = "ftlayer"
+"""Of the information about a commit: which messages it has, and of which checkpoint or batch."""
+
+
+class DeltaLog:
+    """The log as it was when it was read, or as `refresh` has found it; not for several threads at once.
+
+    A commit for a writer (`WriterNumbers`) has the application transaction ``ftlayer-<writer>``, whose version is the
+    highest number committed. A message with a higher one was never committed. One with a number up to it nearly
+    always was; the information about commits has the names of their messages and decides.
+
+    Two that commit for the same writer at once conflict: what is looked up here is still so when it is committed
+    from here, or the commit fails.
+    """
+
+    def __init__(self, url: str, options: dict[str, str], place: str) -> None:
+        """Read the log. Raises deltalake's errors."""
+        self._table = delta_library().DeltaTable(url, storage_options=options or None, skip_stats=True)
+        self._place = place
+        self._pages: dict[int | None, list[dict[str, Any]]] = {}
+        # Each look-up asks the storage. These hold for this version.
+        self._known: dict[str, int | None] = {}
+        check_can_add(self._table, place)
+
+    def refresh(self) -> None:
+        """Read what was committed since."""
+        before = self.version
+        self._table.update_incremental()
+        if self.version != before:
+            self._known = {}
+        self._pages = {}
+        check_can_add(self._table, self._place)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+        return pa.schema(self._table.schema())
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        return tuple(self._table.metadata().partition_columns)
+
+    @property
+    def version(self) -> int:
+        """The last commit that was read."""
+        return int(self._table.version())
+
+    def batch_of(self, query: str) -> int | None:
+        """Return the last batch of a query that is committed."""
+        return self._last(_query_id(query))
+
+    def is_committed(self, message: DeltaMessage) -> bool:
+        """Whether a message of a topology is committed; `UncommittableError` if nothing can tell any more."""
+        last = self._last(_writer_id(message.writer))
+        if (last is None or message.number > last) and not self._may_be_forgotten(message):
+            return False
+        found = self.has(message)
+        if found is None:
+            raise UncommittableError(
+                f"{self._place}: whether rows that were staged {_days_ago(message)} are committed cannot be told any "
+                "more: their files are not in the table, and its log does not reach back so far "
+                "(delta.logRetentionDuration)"
+            )
+        return found
+
+    def has(self, message: DeltaMessage) -> bool | None:
+        """Whether a commit has just this message; None: the log does not reach back so far."""
+        since = message.written_ms - HOUR_MS
+        for most in PAGES:
+            commits = self._commits(most)
+            for commit in commits:
+                if message.id in _messages_of(commit):
+                    return True
+                if commit.get("timestamp", since) < since:
+                    return False
+            if commits and commits[-1].get("version") == 0:
+                return False
+        live = set(self._table.file_uris())
+        # What was compacted or deleted since is in neither.
+        return True if any(uri.endswith(f"/{message.files[0].path}") for uri in live) else None
+
+    def all_names(self) -> tuple[set[str], int]:
+        """Return the names of all messages that the log has, and from when on it has them all (ms since 1970)."""
+        commits = self._commits(None)
+        names = {name for commit in commits for name in _messages_of(commit)}
+        if not commits or commits[-1].get("version") == 0:
+            return names, 0
+        return names, int(commits[-1].get("timestamp", 1 << 62)) + HOUR_MS
+
+    def check_takes(self, message: DeltaMessage) -> None:
+        """Raise `UncommittableError` if the table has changed so that a message's files do not fit it any more."""
+        then = pa.ipc.read_schema(pa.py_buffer(message.schema))
+        now = {field.name: field for field in self.schema}
+        gone = [
+            field.name
+            for field in then
+            if field.name not in now or not is_held_by(field.type, now[field.name].type)
+        ]
+        if gone or message.partition_by != self.partition_by:
+            changed = (
+                f"column {gone[0]!r}" if gone else f"how it is partitioned ({', '.join(self.partition_by)})"
+            )
+            raise UncommittableError(
+                f"{self._place} has changed since rows were staged for it: {changed}; change it back to commit them"
+            )
+
+    def add(self, messages: Iterable[DeltaMessage], query_batches: dict[str, int], number: int) -> None:
+        """Commit messages, all of them or none. Raises deltalake's errors.
+
+        ``number``: of the checkpoint or batch.
+        """
+        deltalake = delta_library()
+        adding = list(messages)
+        versions = {_query_id(query): batch for query, batch in query_batches.items()}
+        for message in adding:
+            if not message.query:
+                name = _writer_id(message.writer)
+                versions[name] = max(versions.get(name, 0), message.number, self._last(name) or 0)
+        now_ms = time.time_ns() // 1_000_000
+        self._table.create_write_transaction(
+            [
+                deltalake.transaction.AddAction(
+                    file.path, file.size, dict(file.partition_values), message.written_ms, True, file.stats
+                )
+                for message in adding
+                for file in message.files
+            ],
+            "append",
+            self._table.schema(),
+            list(self.partition_by),
+            commit_properties=deltalake.CommitProperties(
+                custom_metadata={ENTRY: {"number": number, "messages": [message.id for message in adding]}},
+                app_transactions=[
+                    deltalake.Transaction(name, version, now_ms) for name, version in versions.items()
+                ],
+            ),
+        )
+        before, known = self.version, self._known | versions
+        self.refresh()
+        if self.version == before + 1:  # There is no commit of others.
+            self._known = known
+
+    def _last(self, name: str) -> int | None:
+        """Return the version of an application transaction; None: there is none."""
+        if name not in self._known:
+            self._known[name] = self._table.transaction_version(name)
+        return self._known[name]
+
+    def _commits(self, most: int | None) -> list[dict[str, Any]]:
+        """Return what the log says about the last commits, newest first."""
+        if most not in self._pages:
+            self._pages[most] = self._table.history(most)
+        return self._pages[most]
+
+    def _may_be_forgotten(self, message: DeltaMessage) -> bool:
+        # Without this property all application transactions are kept for good.
+        has_end = RETENTION in self._table.metadata().configuration
+        return has_end and time.time_ns() // 1_000_000 - message.written_ms > HOUR_MS
+
+
+def _writer_id(writer: str) -> str:
+    return f"ftlayer-{writer}"
+
+
+def _query_id(query: str) -> str:
+    return f"ftlayer-query-{query}"
+
+
+def _messages_of(commit: dict[str, Any]) -> list[str]:
+    entry = commit.get(ENTRY)
+    messages = entry.get("messages") if isinstance(entry, dict) else None
+    return messages if isinstance(messages, list) else []
+
+
+def _days_ago(message: DeltaMessage) -> str:
+    days = (time.time_ns() // 1_000_000 - message.written_ms) / 86_400_000
+    return f"{days:,.1f} days ago"
+
+
+MOST_COLUMNS = 32
+"""Columns that have statistics, as Delta's default is."""
+
+MOST_CHARACTERS = 32
+"""Texts longer than this are no bounds."""
+
+MILLISECOND = timedelta(milliseconds=1)
+
+PartitionValues = tuple[tuple[str, str | None], ...]
+
+
+def check_partitions(schema: pa.Schema, partition_by: tuple[str, ...], place: str) -> None:
+    """Raise `SinkError` unless rows can be partitioned by these columns."""
+    for name in partition_by:
+        if name not in schema.names:
+            raise SinkError(
+                f"{place}: partition column {name!r} is not in the rows ({', '.join(schema.names)})"
+            )
+        if not _makes_partitions(schema.field(name).type):
+            raise SinkError(
+                f"{place}: partition column {name!r} is {schema.field(name).type}; partition by a text, an integer, a "
+                "truth value, a date, a timestamp or a decimal"
+            )
+    if partition_by and len(partition_by) == len(schema.names):
+        raise SinkError(f"{place}: all columns are partition columns; a file would have none")
+
+
+def partitions(rows: pa.Table, partition_by: tuple[str, ...]) -> Iterator[tuple[PartitionValues, pa.Table]]:
+    """Return the rows of each partition, without the columns that say which it is."""
+    if not partition_by:
+        yield (), rows
+        return
+    keys = list(zip(*(rows.column(name).to_pylist() for name in partition_by), strict=True))
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for number, key in enumerate(keys):
+        found.setdefault(key, []).append(number)
+    others = rows.drop_columns(list(partition_by))
+    for key, numbers in found.items():
+        values = tuple(zip(partition_by, map(_partition_value, key), strict=True))
+        yield values, others.take(pa.array(numbers, pa.int64()))
+
+
+def statistics(rows: pa.Table) -> str:
+    """Return the statistics of a file, as the log has them: how many rows, and bounds that readers skip files by."""
+    lowest: dict[str, Any] = {}
+    highest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for field in list(rows.schema)[:MOST_COLUMNS]:
+        if pa.types.is_nested(field.type):
+            continue
+        column = rows.column(field.name)
+        nulls[field.name] = column.null_count
+        if column.null_count == len(column) or not _has_bounds(column):
+            continue
+        try:
+            bounds = pc.min_max(column).as_py()
+        except (OverflowError, ValueError):  # A time that Python has none for.
+            continue
+        low, high = _bound(bounds["min"], up=False), _bound(bounds["max"], up=True)
+        if low is not None and high is not None:
+            lowest[field.name], highest[field.name] = low, high
+    return json.dumps(
+        {"numRecords": rows.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
+    )
+
+
+def _has_bounds(column: pa.ChunkedArray) -> bool:
+    if pa.types.is_floating(column.type):
+        # Spark takes NaN for the greatest number, and JSON has none.
+        return bool(pc.all(pc.is_finite(column)).as_py())
+    kind = column.type
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+    )
+
+
+def _bound(value: Any, *, up: bool) -> Any:
+    """Return a bound as JSON has it; None: it has none."""
+    if isinstance(value, datetime):
+        # In milliseconds, as others write it; what is finer is within the bounds.
+        cut = value.replace(microsecond=value.microsecond // 1_000 * 1_000)
+        if up and cut != value:
+            if cut > cut.max.replace(tzinfo=cut.tzinfo) - MILLISECOND:
+                return None
+            cut += MILLISECOND
+        text = cut.replace(tzinfo=None).isoformat(timespec="milliseconds")
+        return text if cut.tzinfo is None else f"{text}Z"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str):
+        return value if len(value) <= MOST_CHARACTERS else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _makes_partitions(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_decimal(kind)
+    )
+
+
+def _partition_value(value: Any) -> str | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        at = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        return at.isoformat(" ", timespec="microseconds")
+    if isinstance(value, date):
+        return value.isoformat()
+    return str(value)
+
+
+# The files of a Delta table: of this machine, synced, or of a store that speaks S3.
+#
+# deltalake has a file system of its own, which is not used: it holds Python's lock while the store answers.
+
+
+class TableFiles(Protocol):
+    """Files in the directory of a table. Paths are relative to it. Raises OSError and Arrow's errors."""
+
+    def write(self, path: str, rows: pa.Table) -> int:
+        """Write a Parquet file that lasts; returns its size. If it raises there is none, or one that no commit has."""
+
+    def size(self, path: str) -> int | None:
+        """Return a file's size; None: there is none."""
+
+    def delete(self, path: str) -> None:
+        """Remove a file; a missing one is fine."""
+
+    def names(self) -> list[str]:
+        """Return the files that are in the directory itself."""
+
+    def sync_commit(self, version: int) -> None:
+        """Make a commit last that is written: a checkpoint that relied on it is forgotten next."""
+
+
+def open_table_files(url: str, options: dict[str, str]) -> TableFiles:
+    """Return the files of the table at ``url``; ``options`` as deltalake takes them."""
+    return _LocalTableFiles(url) if is_local(url) else _S3TableFiles(url, options)
+
+
+class _LocalTableFiles:
+    def __init__(self, url: str) -> None:
+        self._root = Path(url)
+
+    def write(self, path: str, rows: pa.Table) -> int:
+        import pyarrow.parquet as pq
+
+        target = self._root / path
+        try:
+            with target.open("wb") as file:
+                pq.write_table(rows, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        sync_directory(self._root)
+        return target.stat().st_size
+
+    def size(self, path: str) -> int | None:
+        try:
+            return (self._root / path).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def delete(self, path: str) -> None:
+        (self._root / path).unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        return [entry.name for entry in os.scandir(self._root) if entry.is_file()]
+
+    def sync_commit(self, version: int) -> None:
+        log = self._root / "_delta_log"
+        with (log / f"{version:020}.json").open("rb") as file:
+            os.fsync(file.fileno())
+        sync_directory(log)
+
+
+class _S3TableFiles:
+    def __init__(self, url: str, options: dict[str, str]) -> None:
+        self._fs = s3_file_system(options)
+        self._root = url.partition("://")[2]
+
+    def write(self, path: str, rows: pa.Table) -> int:
+        import pyarrow.parquet as pq
+
+        try:
+            # An object is there once its upload has ended.
+            with self._fs.open_output_stream(f"{self._root}/{path}") as file:
+                pq.write_table(rows, file)
+        except BaseException:
+            self.delete(path)
+            raise
+        size = self.size(path)
+        if size is None:
+            raise FileNotFoundError(f"{path} was written, and is not there")
+        return size
+
+    def size(self, path: str) -> int | None:
+        from pyarrow.fs import FileType
+
+        (found,) = self._fs.get_file_info([f"{self._root}/{path}"])
+        return None if found.type == FileType.NotFound else int(found.size)
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_file(f"{self._root}/{path}")
+
+    def names(self) -> list[str]:
+        from pyarrow.fs import FileSelector, FileType
+
+        found = self._fs.get_file_info(FileSelector(self._root, recursive=False))
+        return [each.base_name for each in found if each.type == FileType.File]
+
+    def sync_commit(self, version: int) -> None:
+        """It lasts as it is written."""
+
 
 DAY_S = 86_400.0
 

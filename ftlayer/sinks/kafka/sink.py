@@ -7,10 +7,14 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
@@ -18,15 +22,528 @@ from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import join, normal, parent, part
 from ftlayer.checks import Duration, check_bool, check_text, duration_ms
-from ftlayer.clients.kafka import Brokers, check_producer_properties
+from ftlayer.clients.kafka import (
+    CALL_S,
+    Brokers,
+    check_producer_properties,
+    group_metadata,
+    is_fenced,
+    kafka_library,
+    read_group,
+    reason,
+)
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
-from ftlayer.sinks.kafka.commits import KafkaCommits
-from ftlayer.sinks.kafka.messages import KafkaMessage, Staged, encode
-from ftlayer.sinks.kafka.producing import KafkaTransactions, PlainProducer
-from ftlayer.sinks.kafka.records import SCHEMA, to_messages
+from ftlayer.failures import RowsRejected
+from ftlayer.sinks.kafka.messages import KafkaMessage, Staged, batches_of, content_of, encode
 from ftlayer.sinks.origin import by_query, streaming_query
 
 logger = logging.getLogger(__name__)
+
+
+# Which messages of a sink are committed, as a few short texts that are written in the transaction of their rows.
+#
+# Rules without I/O. A message has a writer and a number, which count up from 1. The text of a mark has the numbers of
+# its writers as ranges, ``"9f03:1-57 a1b2:~4,7-9"``; of those up to 4 it is not known any more. Brokers take texts of
+# 4,096 bytes (``offset.metadata.max.bytes``), so there may be several, which are written together.
+
+
+MOST_BYTES = 4_000
+"""Of a text."""
+
+FULL_BYTES = 3_000
+"""No writer is added to a text of this length: those that are in it grow."""
+
+MOST_NUMBERS = 300
+"""Bytes of one writer."""
+
+MOST_RANGES = 8
+"""Of a writer. Those before are forgotten."""
+
+
+class Fate(Enum):
+    """What became of a message."""
+
+    OPEN = "open"
+    """It is not committed."""
+    COMMITTED = "committed"
+    FORGOTTEN = "forgotten"
+    """It is not known any more."""
+
+
+class Committed(NamedTuple):
+    """Numbers of a writer's messages: ``ranges`` from first to last, ascending, with gaps between them.
+
+    Of those up to ``forgotten``, and below all ranges, nothing is known.
+    """
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    forgotten: int = 0
+
+    def fate(self, number: int) -> Fate:
+        """Return what became of a message."""
+        if any(first <= number <= last for first, last in self.ranges):
+            return Fate.COMMITTED
+        return Fate.FORGOTTEN if number <= self.forgotten else Fate.OPEN
+
+    def with_number(self, number: int) -> Committed:
+        """Return it with one number more; the lowest ranges are forgotten where there are too many."""
+        merged: list[tuple[int, int]] = []
+        for first, last in sorted((*self.ranges, (number, number))):
+            if merged and first <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+            else:
+                merged.append((first, last))
+        forgotten = max([self.forgotten, *(last for _, last in merged[:-MOST_RANGES])])
+        return Committed(tuple(merged[-MOST_RANGES:]), forgotten)
+
+
+class CommitMarks:
+    """What is committed of the messages of all writers of one execution of a sink."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        """``texts`` as `texts` returns them. Raises `ValueError` for what is no mark's."""
+        self._parts = [_parsed(text) for text in texts]
+
+    def fate(self, writer: str, number: int) -> Fate:
+        """Return what became of a message."""
+        return next((part[writer] for part in self._parts if writer in part), Committed()).fate(number)
+
+    def add(self, writer: str, number: int) -> None:
+        """A message is committed."""
+        part = next((part for part in self._parts if writer in part), None)
+        committed = (Committed() if part is None else part.pop(writer)).with_number(number)
+        if part is None or _length(part) + MOST_NUMBERS > MOST_BYTES:
+            part = self._with_room()
+        part[writer] = committed
+
+    def texts(self) -> list[str]:
+        """Return what is to be written, all of it each time: brokers forget texts that are not renewed."""
+        return [_text(each) for each in self._parts]
+
+    def _with_room(self) -> dict[str, Committed]:
+        for each in self._parts:
+            if _length(each) < FULL_BYTES:
+                return each
+        self._parts.append({})
+        return self._parts[-1]
+
+
+def _length(part: Mapping[str, Committed]) -> int:
+    return len(_text(part))
+
+
+def _text(part: Mapping[str, Committed]) -> str:
+    return " ".join(f"{writer}:{_numbers(committed)}" for writer, committed in part.items())
+
+
+def _numbers(committed: Committed) -> str:
+    ranges = [f"{first}-{last}" for first, last in committed.ranges]
+    return ",".join([f"~{committed.forgotten}", *ranges] if committed.forgotten else ranges)
+
+
+def _parsed(text: str) -> dict[str, Committed]:
+    found: dict[str, Committed] = {}
+    for written in text.split():
+        writer, _, numbers = written.partition(":")
+        parts = numbers.split(",")
+        forgotten = int(parts.pop(0)[1:]) if numbers.startswith("~") else 0
+        pairs = [each.split("-") for each in parts]
+        found[writer] = Committed(tuple((int(first), int(last)) for first, last in pairs), forgotten)
+    return found
+
+
+# The rules by which messages are committed, each once: what a transaction holds, and what its mark says.
+#
+# No I/O but by `Transactions`. The order is always this: fence off all others, read the marks, then produce what they
+# do not have, with new marks, in one transaction. What became of a transaction that was not answered is not asked of
+# the broker: it is begun anew with the fence, and the marks say it.
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An offset that is committed for a consumer group, with a text. Of two of a group the higher offset is newer."""
+
+    offset: int
+    text: str = ""
+
+
+class Transactions(Protocol):
+    """A transactional producer. Its errors are `SinkError`: what it was asked for may have come about or not."""
+
+    def fence(self) -> None:
+        """Become the one that may produce. What others have begun is aborted, and theirs fail from now on."""
+
+    def read(self, group: str) -> Mark | None:
+        """Return a group's newest mark; None: it has none."""
+
+    def run(self, written: Sequence[KafkaMessage], marks: Mapping[str, Mark]) -> None:
+        """Produce rows and write marks, in one transaction.
+
+        Raises `UncommittableError` if rows are gone; nothing has happened then.
+        """
+
+
+class KafkaCommits:
+    """Commits messages of the sink ``name``.
+
+    The marks of an execution's messages are those of the groups ``ftlayer-<name>-<execution>``, ``…-1``, ``…-2`` and so
+    on; that of a query is the group ``ftlayer-<name>-<query>``, whose offset is the number of its next batch.
+    """
+
+    def __init__(self, name: str, transactions: Transactions, remember_ms: int) -> None:
+        """``remember_ms``: for how long brokers keep marks at least."""
+        self._name = name
+        self._transactions = transactions
+        self._remember_ms = remember_ms
+
+    def commit_messages(self, written: Iterable[KafkaMessage], now_ms: int) -> None:
+        """Commit messages, but for those that are. Raises `UncommittableError`, and `SinkError`: it is unknown then."""
+        self._transactions.fence()
+        by_execution: dict[str, list[KafkaMessage]] = {}
+        for message in written:
+            by_execution.setdefault(message.execution, []).append(message)
+        todo: list[KafkaMessage] = []
+        marks: dict[str, Mark] = {}
+        for execution, messages in by_execution.items():
+            known, commits = self._known(execution)
+            new = []
+            for message in messages:
+                if self._is_open(message, known, now_ms):
+                    known.add(message.writer, message.number)
+                    new.append(message)
+            if new:
+                todo += new
+                texts = known.texts()
+                groups = [self._group(execution, part) for part in range(len(texts))]
+                marks |= {group: Mark(commits + 1, text) for group, text in zip(groups, texts, strict=True)}
+        self._run(todo, marks)
+
+    def commit_batch(self, query: str, batch: int, written: Sequence[KafkaMessage]) -> None:
+        """Commit a batch of a query, if it was not. One that is run again has other messages, of the same rows."""
+        self._transactions.fence()
+        mark = self._transactions.read(self._group(query))
+        if mark is None or mark.offset <= batch:
+            self._run(written, {self._group(query): Mark(batch + 1)})
+
+    def _run(self, written: Sequence[KafkaMessage], marks: Mapping[str, Mark]) -> None:
+        if not written:
+            return
+        self._transactions.run(written, marks)
+        for group, mark in marks.items():
+            # A broker that has lost the transaction while it was restarted may answer that it is committed.
+            if self._transactions.read(group) != mark:
+                raise SinkError(
+                    f"group {group!r}: the mark of a transaction is not there, though it was committed"
+                )
+
+    def _known(self, execution: str) -> tuple[CommitMarks, int]:
+        """Return what is committed of an execution's messages, and the highest offset of its marks."""
+        found: list[Mark] = []
+        while (mark := self._transactions.read(self._group(execution, len(found)))) is not None:
+            found.append(mark)
+        try:
+            known = CommitMarks(mark.text for mark in found)
+        except ValueError as error:
+            raise UncommittableError(
+                f"group {self._group(execution)!r} has a mark that no KafkaSink has written: {error}"
+            ) from error
+        return known, max((mark.offset for mark in found), default=0)
+
+    def _is_open(self, message: KafkaMessage, known: CommitMarks, now_ms: int) -> bool:
+        """Whether it is to be produced. Raises `UncommittableError` if that cannot be said."""
+        if message.sink != self._name:
+            raise UncommittableError(
+                f"{message.rows:,} rows were written by a sink with the name {message.sink!r}, and this one has "
+                f"{self._name!r}: what is committed is known by the name, so keep it"
+            )
+        fate = known.fate(message.writer, message.number)
+        if fate is Fate.FORGOTTEN or (fate is Fate.OPEN and now_ms - message.written_ms > self._remember_ms):
+            raise UncommittableError(
+                f"{message.rows:,} rows were written {(now_ms - message.written_ms) / 3_600_000:,.0f} hours ago, and "
+                "it is not known any more whether they were committed (remember)"
+            )
+        return fate is Fate.OPEN
+
+    def _group(self, owner: str, part: int = 0) -> str:
+        return f"ftlayer-{self._name}-{owner}" + (f"-{part}" if part else "")
+
+
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+SCHEMA = pa.schema(
+    [
+        pa.field("value", pa.binary()),
+        pa.field("key", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("timestamp", pa.timestamp("ms", "UTC")),
+        pa.field("headers", HEADERS),
+    ]
+)
+"""Of staged rows. A column that is not given is null."""
+
+ANY_PARTITION = -1
+"""librdkafka's: the partitioner chooses."""
+
+OVERHEAD_BYTES = 100
+"""Of a message beside key, value and headers, at most."""
+
+
+class Produced(NamedTuple):
+    """Arguments of ``Producer.produce``, for one row."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    partition: int
+    timestamp: int
+    headers: list[tuple[str, bytes | None]] | None
+
+
+def to_messages(batch: pa.RecordBatch, topic: str | None, most_bytes: int, first: int = 0) -> pa.RecordBatch:
+    """Return rows with the columns of `SCHEMA`, ready to be staged. ``topic`` None: rows have a column of it.
+
+    Raises `SinkError` for a column that a message has not, or of another type. Raises `RowsRejected`, which counts rows
+    from ``first``, for a row without a topic, with a negative partition, or of more than ``most_bytes``.
+    """
+    strange = [name for name in batch.schema.names if name not in SCHEMA.names]
+    if strange:
+        raise SinkError(
+            f"column {strange[0]!r} is none of a message's, which are {', '.join(SCHEMA.names)}: make it a part of "
+            "value, or leave it out of the rows"
+        )
+    if "value" not in batch.schema.names:
+        raise SinkError(f"the rows have no column 'value', just {', '.join(batch.schema.names)}")
+    columns = [
+        _cast(batch, field) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+        for field in SCHEMA
+    ]
+    if topic is not None:
+        columns[SCHEMA.get_field_index("topic")] = pa.repeat(pa.scalar(topic), batch.num_rows)
+    found = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    refused = _refused(found, most_bytes, first)
+    if refused:
+        raise RowsRejected(refused)
+    return found
+
+
+def produced(batch: pa.RecordBatch) -> Iterator[Produced]:
+    """Return what is to be produced for rows of `SCHEMA`."""
+    partitions = batch.column("partition").fill_null(ANY_PARTITION).to_pylist()
+    # 0: the time at which it is produced.
+    stamps = batch.column("timestamp").cast(pa.int64()).fill_null(0).to_pylist()
+    headers = batch.column("headers")
+    return map(
+        Produced,
+        batch.column("topic").to_pylist(),
+        batch.column("value").to_pylist(),
+        batch.column("key").to_pylist(),
+        partitions,
+        stamps,
+        [None] * batch.num_rows if headers.null_count == len(headers) else map(_pairs, headers.to_pylist()),
+    )
+
+
+def _pairs(headers: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]] | None:
+    return None if headers is None else [(each["key"], each["value"]) for each in headers]
+
+
+def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    column = batch.column(batch.schema.get_field_index(field.name))
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    fits = is_text or is_bytes if pa.types.is_binary(field.type) else True
+    try:
+        if not fits:
+            raise pa.ArrowTypeError(f"a message's {field.name} is a text or bytes")
+        # A time is cut to milliseconds, as Kafka has it.
+        return column.cast(field.type, safe=not pa.types.is_timestamp(field.type))
+    except pa.ArrowException as error:
+        raise SinkError(
+            f"column {field.name!r} is {column.type}, and cannot be {field.type}: {error}"
+        ) from error
+
+
+def _refused(batch: pa.RecordBatch, most_bytes: int, first: int) -> dict[int, Exception | str]:
+    """Return why rows can never be produced."""
+    found: dict[int, Exception | str] = {}
+    for row in np.flatnonzero(batch.column("topic").is_null().to_numpy(zero_copy_only=False)):
+        found[first + int(row)] = "it has no topic: give the sink one, or the row"
+    negative = pc.less(batch.column("partition"), 0).fill_null(False)
+    for row in np.flatnonzero(negative.to_numpy(zero_copy_only=False)):
+        found[first + int(row)] = f"its partition is {batch.column('partition')[int(row)]}"
+    sizes = _sizes(batch)
+    for row in np.flatnonzero(sizes > most_bytes):
+        found[first + int(row)] = (
+            f"it has {sizes[row]:,} bytes, and message.max.bytes allows {most_bytes:,}: give config "
+            "{'message.max.bytes': …}, if the topic takes them"
+        )
+    return found
+
+
+def _sizes(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return about how many bytes each message has, or a little more."""
+    sizes = np.full(batch.num_rows, OVERHEAD_BYTES, np.int64)
+    for name in ("value", "key"):
+        sizes += pc.binary_length(batch.column(name)).fill_null(0).to_numpy(zero_copy_only=False)
+    headers = batch.column("headers")
+    if headers.null_count < len(headers):
+        for row, pairs in enumerate(headers.to_pylist()):
+            sizes[row] += sum(
+                len(each["key"].encode()) + len(each["value"] or b"") + 10 for each in pairs or ()
+            )
+    return sizes
+
+
+POLL_S = 0.1
+"""How long room in librdkafka's queue is waited for at a time."""
+
+ROWS_S = 300.0
+"""How long the rows of a transaction, or of a batch, may take to be produced."""
+
+Result = TypeVar("Result")
+
+
+class KafkaTransactions:
+    """`Transactions` of Kafka. After any error it begins anew with the fence: what was under way is aborted by that."""
+
+    def __init__(self, brokers: Brokers, transactional_id: str, files: Files) -> None:
+        """``files`` has the rows of messages that are not in the messages themselves."""
+        self._brokers, self._id, self._files = brokers, transactional_id, files
+        self._producer: Any = None
+        self._admin: Any = None
+
+    def fence(self) -> None:
+        if self._producer is None:
+            producer = self._brokers.producer({"transactional.id": self._id})
+            self._doing("a transaction cannot be begun", lambda: producer.init_transactions(CALL_S))
+            self._producer = producer
+
+    def read(self, group: str) -> Mark | None:
+        if self._admin is None:
+            self._admin = self._brokers.admin()
+        found = self._doing(f"group {group!r} cannot be read", lambda: read_group(self._admin, group))
+        return max((Mark(*each) for each in found), key=lambda mark: mark.offset, default=None)
+
+    def run(self, written: Sequence[KafkaMessage], marks: Mapping[str, Mark]) -> None:
+        # Before it begins: an open transaction holds back those who read the topic.
+        contents = [content_of(message, self._files) for message in written]
+        self._doing("rows cannot be committed", lambda: self._run(contents, marks))
+
+    def close(self) -> None:
+        """Disconnect; a transaction that is open ends by the next fence, or by its timeout."""
+        self._producer = self._admin = None
+
+    def _run(self, contents: Iterable[bytes], marks: Mapping[str, Mark]) -> None:
+        producer, topic = self._producer, ""
+        producer.begin_transaction()
+        deadline = time.monotonic() + ROWS_S
+        for content in contents:
+            for batch in batches_of(content):
+                topic = topic or batch.column("topic")[0].as_py()
+                produce(producer, produced(batch), deadline)
+        for group, mark in marks.items():
+            # Any partition will do that is there: the group has no members, and reads nothing.
+            offset = kafka_library().TopicPartition(topic, 0, mark.offset, metadata=mark.text)
+            producer.send_offsets_to_transaction([offset], group_metadata(group), CALL_S)
+        producer.commit_transaction(ROWS_S)
+
+    def _doing(self, what: str, work: Callable[[], Result]) -> Result:
+        try:
+            return work()
+        except (kafka_library().KafkaException, BufferError, TimeoutError) as error:
+            self.close()
+            more = (
+                f": another sink with the name of this one (transactional.id {self._id!r}) produces now: give each job "
+                "that writes to a topic its own name"
+                if is_fenced(error)
+                else ""
+            )
+            raise SinkError(f"{self._brokers.servers}: {what}: {reason(error)}{more}") from error
+        except BaseException:
+            self.close()
+            raise
+
+
+class PlainProducer:
+    """An idempotent producer without transactions: what is tried again by librdkafka is not there twice."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._producer: Any = None
+        self._failed: Any = None
+        self._process = os.getpid()
+
+    def send(self, rows: pa.RecordBatch) -> None:
+        """Queue rows of `SCHEMA`. Raises `SinkError`."""
+        if self._producer is None or self._process != os.getpid():
+            # Threads and sockets do not survive a fork.
+            self._producer, self._process = (
+                self._brokers.producer({"delivery.report.only.error": True}),
+                os.getpid(),
+            )
+        self._failed = None
+        self._doing(
+            lambda: produce(self._producer, produced(rows), time.monotonic() + ROWS_S, self._delivered)
+        )
+
+    def flush(self) -> None:
+        """Wait until brokers have all rows. Raises `SinkError`: some may be there, and some not."""
+        if self._producer is not None:
+            self._doing(self._flush)
+
+    def _flush(self) -> None:
+        # librdkafka gives each message up by itself (delivery.timeout.ms): it says so by its report.
+        while self._producer.flush(POLL_S) and self._failed is None:
+            pass
+        if self._failed is not None:
+            raise kafka_library().KafkaException(self._failed)
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        self._failed = error
+
+    def _doing(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            if self._producer is not None:
+                self._producer.purge()
+            self._producer = None
+            if isinstance(error, (kafka_library().KafkaException, BufferError, TimeoutError)):
+                raise SinkError(
+                    f"{self._brokers.servers}: rows cannot be produced: {reason(error)}"
+                ) from error
+            raise
+
+
+def produce(
+    producer: Any,
+    rows: Iterable[Produced],
+    deadline: float,
+    delivered: Callable[[Any, Any], None] | None = None,
+) -> None:
+    """Queue messages; waits while the queue is full. Raises `TimeoutError` at the deadline (monotone time)."""
+    send = producer.produce
+    for topic, value, key, partition, timestamp, headers in rows:
+        while True:
+            try:
+                send(
+                    topic,
+                    value,
+                    key,
+                    partition=partition,
+                    on_delivery=delivered,
+                    timestamp=timestamp,
+                    headers=headers,
+                )
+                break
+            except BufferError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"brokers have not taken the rows in {ROWS_S:g} s") from None
+                producer.poll(POLL_S)
+
 
 DAY_S = 86_400.0
 REMEMBER_MS = 6 * 86_400_000

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import compress, islice
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +17,68 @@ from ftlayer.checks import Duration, check_bool, check_int, check_text, duration
 from ftlayer.clients.amqp import TIMEOUT_S, AmqpConnection, amqp_library, check_amqp_url, is_away, place_of
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
-from ftlayer.sources.amqp.rows import SCHEMA, Delivery, to_rows
+from ftlayer.sources import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.sources.redelivery import NAME_BYTES, Window
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)
+
+
+VALUE, ROUTING_KEY, MESSAGE_ID, TIMESTAMP, HEADERS, REDELIVERED = SCHEMA_NAMES = (
+    "value",
+    "routing_key",
+    "message_id",
+    "timestamp",
+    "headers",
+    "redelivered",
+)
+
+_TEXTS = pa.map_(pa.string(), pa.string())
+
+SCHEMA = pa.schema(
+    [
+        pa.field(VALUE, pa.binary()),
+        pa.field(ROUTING_KEY, pa.string()),
+        pa.field(MESSAGE_ID, pa.string()),
+        pa.field(TIMESTAMP, beside.STAMP),
+        pa.field(HEADERS, _TEXTS),
+        pa.field(REDELIVERED, pa.bool_()),
+    ]
+)
+
+Delivery = tuple[Any, Any, bytes]
+"""What pika delivers: method, properties, body."""
+
+
+def to_rows(deliveries: Sequence[Delivery]) -> pa.RecordBatch:
+    """Return deliveries as rows of `SCHEMA`."""
+    methods = list(map(itemgetter(0), deliveries))
+    properties = list(map(itemgetter(1), deliveries))
+    columns = [
+        pa.array(list(map(itemgetter(2), deliveries)), pa.binary()),
+        beside.texts(list(map(attrgetter("routing_key"), methods)), "AMQP", "a routing key"),
+        beside.texts(list(map(attrgetter("message_id"), properties)), "AMQP", "a message's id"),
+        beside.times(list(map(attrgetter("timestamp"), properties)), "s", "AMQP", "a timestamp"),
+        _headers(list(map(attrgetter("headers"), properties))),
+        pa.array(list(map(attrgetter("redelivered"), methods)), pa.bool_()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _headers(found: Sequence[Mapping[str, Any] | None]) -> pa.Array:
+    if not any(found):
+        return pa.array([()] * len(found), _TEXTS)
+    return pa.array(
+        [[(beside.valid(name), _text(it)) for name, it in (each or {}).items()] for each in found], _TEXTS
+    )
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "replace")
+    return None if value is None else beside.valid(str(value))
+
 
 MAX_PENDING = 10_000
 MOST_PENDING = 65_535

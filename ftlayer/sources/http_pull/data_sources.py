@@ -12,7 +12,7 @@ class SseDataSource(QueueDataSource):
     """``spark.dataSource.register(SseDataSource)``, then ``spark.readStream.format("ftlayer-sse")``.
 
     Options: ``url``, ``header.<name>``, ``idleTimeout``, ``reconnectTimeout``, see `SseSource`; ``spool``, see
-    `ftlayer.sources.spool`; ``maxRowsPerTrigger`` (100,000). The driver connects.
+    `ftlayer.sources.queue_stream`; ``maxRowsPerTrigger`` (100,000). The driver connects.
     """
 
     @classmethod
@@ -34,7 +34,7 @@ class PolledJsonDataSource(QueueDataSource):
 
     Options: ``url``, ``id`` (names with commas between them), ``items``, ``cursor``, ``param``, ``interval``,
     ``header.<name>``, ``timeout``, ``reconnectTimeout``, see `PolledJsonSource`; ``spool``, see
-    `ftlayer.sources.spool`; ``maxRowsPerTrigger`` (100,000). The driver connects.
+    `ftlayer.sources.queue_stream`; ``maxRowsPerTrigger`` (100,000). The driver connects.
     """
 
     @classmethod

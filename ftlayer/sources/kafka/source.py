@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter, methodcaller
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_int, check_text, check_texts, duration_ms
@@ -20,11 +25,209 @@ from ftlayer.clients.kafka import (
 )
 from ftlayer.clients.reconnecting import MOST_S, Reconnecting
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.sources.kafka.rows import SCHEMA
-from ftlayer.sources.kafka.splits import CONSUMERS
+from ftlayer.sources import beside
 from ftlayer.sources.logs import LogReader, Offsets
 
 logger = logging.getLogger(__name__)
+
+
+HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+
+SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", beside.STAMP),
+        pa.field("headers", pa.list_(HEADER)),
+    ]
+)
+"""Names and types are those of Spark's own source of Kafka, with ``includeHeaders``."""
+
+_key, _value, _offset = methodcaller("key"), methodcaller("value"), methodcaller("offset")
+_timestamp, _headers = methodcaller("timestamp"), methodcaller("headers")
+
+
+def to_rows(messages: Sequence[Any], topic: str, partition: int) -> pa.RecordBatch:
+    """Return messages of one partition as rows. Headers are null where there are none."""
+    count = len(messages)
+    columns = [
+        pa.array(list(map(_key, messages)), pa.binary()),
+        pa.array(list(map(_value, messages)), pa.binary()),
+        pa.repeat(pa.scalar(topic), count),
+        pa.repeat(pa.scalar(partition, pa.int32()), count),
+        pa.array(np.fromiter(map(_offset, messages), np.int64, count)),
+        _times(list(map(_timestamp, messages)), topic),
+        _header_lists(_headers_of(messages, topic), topic),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _times(stamps: Sequence[tuple[int, int]], topic: str) -> pa.Array:
+    pairs = np.fromiter(chain.from_iterable(stamps), np.int64, 2 * len(stamps)).reshape(-1, 2)
+    # Kind 0: the broker keeps none, and the time is -1.
+    is_known = pairs[:, 0] != 0
+    given = pairs[:, 1] if is_known.all() else pa.array(pairs[:, 1], mask=~is_known).to_pylist()
+    return beside.times(given, "ms", f"topic {topic}", "a timestamp")
+
+
+def _headers_of(messages: Sequence[Any], topic: str) -> list[Any]:
+    """Return the headers of each message. The client raises for a name that is not UTF-8: null then."""
+    try:
+        return list(map(_headers, messages))
+    except UnicodeDecodeError as error:
+        example = error
+    found = []
+    for message in messages:
+        try:
+            found.append(_headers(message))
+        except UnicodeDecodeError:
+            found.append(None)
+            beside.note(
+                f"topic {topic}", "a header's name is not UTF-8, and the headers are null", 1, example
+            )
+    return found
+
+
+def _header_lists(headers: Sequence[list[tuple[str, bytes | None]] | None], topic: str) -> pa.Array:
+    if not any(headers):
+        return pa.nulls(len(headers), pa.list_(HEADER))
+    missing = [each is None for each in headers]
+    lists = [each or () for each in headers]
+    flat = list(chain.from_iterable(lists))
+    offsets = np.zeros(len(lists) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, lists), np.int32, len(lists)), out=offsets[1:])
+    keys = beside.texts(list(map(itemgetter(0), flat)), f"topic {topic}", "a header's name")
+    values = pa.array(list(map(itemgetter(1), flat)), pa.binary())
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADER))
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=pa.list_(HEADER), mask=pa.array(missing))
+
+
+BATCH_ROWS = 1_000
+"""Messages are taken from librdkafka so many at a time: of 10,000 the first ones are out of the caches when they are
+looked at, and each takes twice as long. …"""
+
+WAIT_S = 0.05
+"""… or those that came in this time."""
+
+MAX_CONSUMERS = 64
+"""That are kept open in a process: those that were used last."""
+
+
+class PartitionConsumer:
+    """Reads one partition. Messages behind the end of a range are kept for the next one."""
+
+    def __init__(self, brokers: Brokers, topic: str, partition: int, patience_s: float) -> None:
+        """``patience_s``: how long messages that are there may not come."""
+        self._servers = brokers.servers
+        self._patience_s = patience_s
+        self._topic, self._partition = topic, partition
+        self._consumer = brokers.consumer()
+        self._next: int | None = None
+        self._ahead: list[Any] = []
+        self._eof = self._last = -1
+
+    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield the messages [start, end). Raises `SourceError` if they are not there, or none comes for too long."""
+        kafka = kafka_library()
+        if self._next != start:
+            self._ahead, self._eof = [], -1
+            self._consumer.assign([kafka.TopicPartition(self._topic, self._partition, start)])
+        # Set when all is read: who stops in the middle begins anew.
+        self._next, self._last = None, start - 1
+        quiet_since = time.monotonic()
+        while not self._is_read(end):
+            messages = self._take(end)
+            if messages:
+                quiet_since = time.monotonic()
+                yield to_rows(messages, self._topic, self._partition)
+            elif time.monotonic() - quiet_since > self._patience_s:
+                raise SourceError(
+                    f"{self._place}: nothing came for {self._patience_s:g} s, longer than "
+                    f"reconnect_timeout, though there are messages up to offset {end}"
+                )
+        self._next = end
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    @property
+    def _place(self) -> str:
+        return f"partition {self._partition} of topic {self._topic!r} at {self._servers}"
+
+    def _is_read(self, end: int) -> bool:
+        """Whether nothing comes any more below ``end``: what is behind it has come, or the end of the partition.
+
+        The last offsets of a range may be marks of transactions, which never come.
+        """
+        return (
+            self._eof >= end or bool(self._ahead and self._ahead[0].offset() >= end) or self._last == end - 1
+        )
+
+    def _take(self, end: int) -> list[Any]:
+        """Return messages below ``end`` that there are."""
+        messages = self._ahead or self._consume(min(BATCH_ROWS, end - 1 - self._last))
+        self._ahead = []
+        if messages and messages[-1].offset() >= end:
+            first = next(place for place, message in enumerate(messages) if message.offset() >= end)
+            messages, self._ahead = messages[:first], messages[first:]
+        if messages:
+            self._last = messages[-1].offset()
+        return messages
+
+    def _consume(self, most: int) -> list[Any]:
+        found = self._consumer.consume(most, WAIT_S)
+        if not any(message.error() for message in found):
+            return found  # type: ignore[no-any-return]
+        kept = []
+        for message in found:
+            error = message.error()
+            if error is None:
+                kept.append(message)
+            elif error.code() == kafka_library().KafkaError._PARTITION_EOF:
+                self._eof = message.offset()
+            elif not is_away(error):
+                raise SourceError(f"{self._place}: {reason(error)}")
+        return kept
+
+
+class Consumers:
+    """The consumers of a process: each is used by one thread at a time, and kept for the next range."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[Brokers, str, int], PartitionConsumer] = {}
+        self._process = os.getpid()
+
+    def read(
+        self, brokers: Brokers, topic: str, partition: int, start: int, end: int, *, patience_s: float
+    ) -> Iterator[pa.RecordBatch]:
+        key = (brokers, topic, partition)
+        with self._lock:
+            if self._process != os.getpid():
+                # Threads and sockets do not survive a fork.
+                self._idle, self._process = {}, os.getpid()
+            consumer = self._idle.pop(key, None)
+        if consumer is None:
+            consumer = PartitionConsumer(brokers, topic, partition, patience_s)
+        try:
+            yield from consumer.read(start, end)
+        except BaseException:
+            consumer.close()
+            raise
+        with self._lock:
+            replaced = self._idle.pop(key, None)
+            self._idle[key] = consumer
+            late = [self._idle.pop(next(iter(self._idle)))] if len(self._idle) > MAX_CONSUMERS else []
+        for each in (replaced, *late):
+            if each is not None:
+                each.close()
+
+
+CONSUMERS = Consumers()
+
 
 Result = TypeVar("Result")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -14,11 +16,48 @@ from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.mqtt import VERSIONS, ServerAwayError, Session, address_of, mqtt_library
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError
-from ftlayer.sources.mqtt.rows import SCHEMA, to_rows
+from ftlayer.sources.beside import STAMP, texts, valid
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)
+
+
+_TEXTS = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.string())]))
+
+SCHEMA = pa.schema(
+    [
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("qos", pa.int8()),
+        pa.field("retained", pa.bool_()),
+        pa.field("redelivered", pa.bool_()),
+        pa.field("received", STAMP),
+        pa.field("headers", _TEXTS),
+    ]
+)
+"""``headers``: the user properties of MQTT 5, in which a name may come twice."""
+
+
+def to_rows(messages: Sequence[Any]) -> pa.RecordBatch:
+    """Return paho's messages as rows of `SCHEMA`, as received now."""
+    now = pa.scalar(time.time_ns() // 1_000, pa.int64()).cast(STAMP)
+    columns = [
+        pa.array(list(map(attrgetter("payload"), messages)), pa.binary()),
+        texts(list(map(attrgetter("topic"), messages)), "MQTT", "a topic"),
+        pa.array(list(map(attrgetter("qos"), messages)), pa.int8()),
+        pa.array(list(map(attrgetter("retain"), messages)), pa.bool_()),
+        pa.array(list(map(attrgetter("dup"), messages)), pa.bool_()),
+        pa.repeat(now, len(messages)),
+        pa.array([_headers(message.properties) for message in messages], _TEXTS),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _headers(properties: Any) -> list[dict[str, str]]:
+    pairs = getattr(properties, "UserProperty", ())
+    return [{"name": valid(name), "value": valid(value)} for name, value in pairs]
+
 
 MAX_PENDING = 10_000
 MOST_PENDING = 65_535

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
-from typing import Any, TypeVar
+import time
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, pairwise
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 import pyarrow as pa
@@ -26,14 +32,477 @@ from ftlayer.clients.nats import (
 )
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
-from ftlayer.sources.nats.pull import REFUSED, Pull
-from ftlayer.sources.nats.rows import SCHEMA, delivery_of, reply_to, to_rows
-from ftlayer.sources.nats.sequences import Sequences
-from ftlayer.sources.nats.window import SequenceWindow
+from ftlayer.sources import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)
+
+
+LINGER_S = 20.0
+"""A request waits this long in the server for messages."""
+
+PROGRESS = b"+WPI"
+"""Acknowledges that a message is worked on: the server waits ``ack_wait`` again."""
+REFUSED = b"-NAK"
+"""The server is to deliver a message again."""
+
+SILENCE_S = 2.0
+"""A request that is not answered for this long may be to a consumer that is gone: the server says nothing of that."""
+
+_ENDED = frozenset({"404", "408"})
+
+
+class Pull:
+    """Messages of one consumer by one connection. The connection's thread receives them.
+
+    One request at a time is under way: first for what there is, and when there is nothing, for what comes.
+    """
+
+    def __init__(self, connection: NatsConnection, stream: str, consumer: str) -> None:
+        """Subscribe. Raises `NatsAwayError`."""
+        self._connection = connection
+        self._stream, self._consumer = stream, consumer
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._inbox = connection.client.new_inbox()
+        self._received: deque[Any] = deque()
+        self._left = 0
+        """Of the request that is under way."""
+        self._is_filled = False
+        self._lingers = False
+        self._asked_at = 0.0
+        self._is_checked = False
+        self._failure: str | None = None
+        self._is_told = False
+        self._changed = threading.Condition()
+        # No limits of the client's own: it would drop what is beyond them.
+        limits = {"pending_msgs_limit": 0, "pending_bytes_limit": 0}
+        self._subscription = connection.run(
+            connection.client.subscribe(self._inbox, cb=self._on_message, **limits)
+        )
+
+    # ------------------------------------------------------------ the connection's thread
+
+    async def _on_message(self, message: Any) -> None:
+        if message.reply:
+            self._received.append(message)
+            self._left -= 1
+            self._is_filled = self._left <= 0
+        else:
+            status = (message.headers or {}).get("Status", "")
+            if status not in _ENDED:
+                self._failure = (
+                    f"the server answers {status} {(message.headers or {}).get('Description', '')}"
+                )
+            self._left = 0
+        if not self._is_told:
+            # Behind all that has arrived with this one.
+            self._is_told = True
+            self._connection.soon(self.wake_up)
+
+    def wake_up(self) -> None:
+        """End a `take` that waits, if there is something."""
+        self._is_told = False
+        with self._changed:
+            self._changed.notify_all()
+
+    async def _keep(self, period_s: float, replies: Callable[[], list[str]]) -> None:
+        """Say that messages are worked on: those that were there a period ago."""
+        earlier: set[str] = set()
+        while True:
+            await asyncio.sleep(period_s)
+            now = {*replies(), *(message.reply for message in self._received)}
+            for reply in earlier & now:
+                await self._connection.client.publish(reply, PROGRESS)
+            earlier = now
+
+    # ------------------------------------------------------------ the reader's thread
+
+    def keep(self, period_s: float, replies: Callable[[], list[str]]) -> None:
+        """From now on have the server wait for these, and for what was received: called by the connection's thread."""
+        self._connection.start(self._keep(period_s, replies))
+
+    def take(self, most: int, wait_s: float) -> list[Any]:
+        """Return up to ``most`` messages: all that there are, or the first that come in this time.
+
+        Raises `NatsAwayError`.
+        """
+        until = time.monotonic() + wait_s
+        self._look_after_request()
+        if self._left <= 0 and not self._received:
+            self._ask(most, lingers=False)
+        self._wait(until)
+        if not self._received and self._left <= 0:
+            self._ask(most, lingers=True)
+            self._wait(until)
+        count = min(most, len(self._received))
+        if count == 0 and (self._failure is not None or self._connection.is_lost):
+            raise NatsAwayError(self._failure or "the connection was closed")
+        taken = [self._received.popleft() for _ in range(count)]
+        if self._is_filled and not self._received and self._failure is None:
+            # There may be more, which comes while this is worked on.
+            self._ask(most, lingers=False)
+        return taken
+
+    @property
+    def received(self) -> int:
+        """How many messages wait for a `take`."""
+        return len(self._received)
+
+    def send(self, replies: Iterable[str], answer: bytes = b"") -> None:
+        """Acknowledge messages, or say something else of them. Raises `NatsAwayError`."""
+        self._connection.run(self._send(list(replies), answer))
+
+    def stop(self) -> list[str]:
+        """Receive no more; return the replies to what was received and not taken. Raises `NatsAwayError`."""
+        self._connection.run(self._subscription.drain())
+        return [message.reply for message in self._received]
+
+    def _ask(self, most: int, *, lingers: bool) -> None:
+        self._left, self._is_filled, self._lingers = most, False, lingers
+        self._asked_at, self._is_checked = time.monotonic(), False
+        how = {"expires": int(LINGER_S * 1e9)} if lingers else {"no_wait": True}
+        request = json.dumps({"batch": most, **how}).encode()
+        self._connection.run(self._connection.client.publish(self._next, request, self._inbox))
+
+    def _look_after_request(self) -> None:
+        """Ask anew where a request seems to be lost. Raises `NatsAwayError` if the consumer is gone."""
+        silent_s = time.monotonic() - self._asked_at
+        if self._left <= 0 or self._received or silent_s < SILENCE_S:
+            return
+        if self._lingers and silent_s < LINGER_S + SILENCE_S:
+            if self._is_checked:
+                return
+            self._is_checked = True
+        else:
+            self._left = 0
+        jetstream = self._connection.client.jetstream()
+        try:
+            self._connection.run(jetstream.consumer_info(self._stream, self._consumer))
+        except nats_library().js.errors.NotFoundError as error:
+            raise NatsAwayError("the consumer is gone") from error
+
+    async def _send(self, replies: list[str], answer: bytes) -> None:
+        for reply in replies:
+            await self._connection.client.publish(reply, answer)
+
+    def _wait(self, until: float) -> None:
+        with self._changed:
+            self._changed.wait_for(self._is_ready, max(0.0, until - time.monotonic()))
+
+    def _is_ready(self) -> bool:
+        ended = self._left <= 0 or self._failure is not None or self._connection.is_lost
+        return ended or (self._lingers and bool(self._received))
+
+
+class Sequences:
+    """Whole numbers of at least 1, as sorted ranges with gaps between them."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        """``ranges``: first and last number of each, in any order; they may overlap."""
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for first, last in ranges:
+            self.add(first, last)
+
+    @classmethod
+    def unpacked(cls, packed: Sequence[int]) -> Sequences:
+        made, at = cls(), 0
+        for gap, length in zip(packed[::2], packed[1::2], strict=True):
+            first = at + gap
+            at = first + length
+            made._firsts.append(first)
+            made._lasts.append(at)
+        return made
+
+    def packed(self) -> list[int]:
+        """Return the ranges as small numbers: how far each begins behind the last, and how far it goes."""
+        found: list[int] = []
+        at = 0
+        for first, last in self:
+            found += (first - at, last - first)
+            at = last
+        return found
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._firsts, self._lasts, strict=True)
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def __contains__(self, number: int) -> bool:
+        place = bisect_right(self._firsts, number) - 1
+        return place >= 0 and number <= self._lasts[place]
+
+    @property
+    def first(self) -> int:
+        """The lowest number, 0 if there is none."""
+        return self._firsts[0] if self._firsts else 0
+
+    @property
+    def last(self) -> int:
+        """The highest number, 0 if there is none."""
+        return self._lasts[-1] if self._lasts else 0
+
+    def add(self, first: int, last: int) -> None:
+        """Add all numbers from ``first`` to ``last``."""
+        lasts = self._lasts
+        if lasts and lasts[-1] + 1 == first:
+            lasts[-1] = last
+            return
+        # Those that touch the new one become one with it.
+        begin = bisect_left(self._lasts, first - 1)
+        end = bisect_right(self._firsts, last + 1)
+        if begin < end:
+            first = min(first, self._firsts[begin])
+            last = max(last, self._lasts[end - 1])
+        self._firsts[begin:end] = [first]
+        self._lasts[begin:end] = [last]
+
+    def forget_first(self, count: int, below: int) -> None:
+        """Forget so many of the lowest ranges, but for those that reach ``below`` or beyond."""
+        count = min(count, bisect_left(self._lasts, below))
+        del self._firsts[:count], self._lasts[:count]
+
+    def clear(self) -> None:
+        self._firsts.clear()
+        self._lasts.clear()
+
+    def between(self, first: int, last: int) -> Iterator[int]:
+        """Yield its numbers from ``first`` to ``last``."""
+        for begin, end in self:
+            yield from range(max(begin, first), min(end, last) + 1)
+
+    def missing(self, first: int, last: int) -> Iterator[int]:
+        """Yield the numbers from ``first`` to ``last`` that it does not have."""
+        edges = [
+            (0, first - 1),
+            *((max(a, first), min(b, last)) for a, b in self if a <= last and b >= first),
+        ]
+        for (_, end), (begin, _) in pairwise([*edges, (last + 1, last + 1)]):
+            yield from range(end + 1, begin)
+
+
+# Which messages of a stream come a second time, and which may be acknowledged. Rules alone.
+#
+# A message is known by its sequence number in the stream. A stream that was made anew, or has lost its last messages in
+# a crash, gives the same numbers to others: those are later than all that was fetched before, and so it is noticed.
+
+
+MOST_RANGES = 10_000
+"""Of numbers that are remembered: with several subtasks each has but some of the stream's."""
+
+_BEFORE = 0
+"""The turn of what a reader was opened with."""
+
+
+class StreamDelivery(NamedTuple):
+    """A message as it was delivered.
+
+    Attributes:
+        sequence: its number in the stream.
+        consumer_sequence: how many deliveries the consumer had made by then, this one included.
+        time_ns: when it was stored.
+        delivered: how often it has been delivered, 1 for the first time.
+        reply: the subject that acknowledges it.
+    """
+
+    sequence: int
+    consumer_sequence: int
+    time_ns: int
+    delivered: int
+    reply: str
+
+
+class SequenceWindow:
+    """The messages that were fetched, and those of them that are not acknowledged.
+
+    A delivery waits for a *turn*, the number of a fetch: it is acknowledged when that fetch is durable.
+    """
+
+    def __init__(self, known: Sequences, until_ns: int, subjects: str = "", *, stored: bool) -> None:
+        """Begin behind what an earlier reader fetched.
+
+        Args:
+            known: numbers of the messages that it fetched, and of those that its consumer passed over.
+            until_ns: when the last of them was stored.
+            subjects: which ones the consumer gets; "": none was fetched.
+            stored: whether they are durable.
+        """
+        self._subjects = subjects
+        self.known = known
+        self.until_ns = until_ns
+        self._turn = _BEFORE
+        self._durable = _BEFORE if stored else _BEFORE - 1
+        self._held: dict[int, tuple[int, str]] = {}
+        self._turns: deque[tuple[int, list[int]]] = deque()
+        self._again: list[str] = []
+        self._last: StreamDelivery | None = None
+        self.beginnings = 0
+        """How often the stream was found to be another than before."""
+
+    @property
+    def turn(self) -> int:
+        """The number of the last fetch: the receipt for it."""
+        return self._turn
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages were fetched and are not acknowledged."""
+        return len(self._held)
+
+    @property
+    def subjects(self) -> str:
+        return self._subjects
+
+    def reads(self, subjects: str) -> None:
+        """There is a new connection, and the consumer gets these subjects.
+
+        If it got others, what it passed over may be delivered now. It may be another one of the same name, too, whose
+        deliveries do not follow those before.
+        """
+        self._last = None
+        if self._subjects not in ("", subjects):
+            self._begin_anew()
+        self._subjects = subjects
+
+    def take(self, deliveries: Sequence[StreamDelivery]) -> list[bool]:
+        """Number a fetch; return which of its deliveries are new."""
+        self._turn += 1
+        numbers: list[int] = []
+        self._turns.append((self._turn, numbers))
+        are_new = [self._take(delivery, numbers) for delivery in deliveries]
+        self._forget()
+        return are_new
+
+    def _take(self, delivery: StreamDelivery, numbers: list[int]) -> bool:
+        sequence, known = delivery.sequence, self.known
+        if sequence <= known.last and sequence in known:
+            if delivery.time_ns <= self.until_ns:
+                self._take_again(delivery)
+                return False
+            self._begin_anew()
+        known.add(self._first_of_run(delivery), sequence)
+        self.until_ns = max(self.until_ns, delivery.time_ns)
+        self._held[sequence] = (self._turn, delivery.reply)
+        numbers.append(sequence)
+        self._last = delivery
+        return True
+
+    def _first_of_run(self, delivery: StreamDelivery) -> int:
+        """Return from which number on there are no others up to this: the consumer passes over some.
+
+        First deliveries come in the order of the stream. So between two that follow each other in the consumer there is
+        nothing for it.
+        """
+        last = self._last
+        if (
+            last is not None
+            and last.delivered == delivery.delivered == 1
+            and last.consumer_sequence + 1 == delivery.consumer_sequence
+            and last.sequence < delivery.sequence
+        ):
+            return last.sequence + 1
+        return delivery.sequence
+
+    def _take_again(self, delivery: StreamDelivery) -> None:
+        held = self._held.get(delivery.sequence)
+        if held is not None:
+            self._held[delivery.sequence] = (held[0], delivery.reply)
+        elif self._durable >= _BEFORE:
+            self._again.append(delivery.reply)
+        else:
+            self._held[delivery.sequence] = (_BEFORE, delivery.reply)
+            self._turns.appendleft((_BEFORE, [delivery.sequence]))
+
+    def _begin_anew(self) -> None:
+        self.beginnings += 1
+        self.known.clear()
+        self._held.clear()
+        for _, numbers in self._turns:
+            numbers.clear()
+        self._last = None
+
+    def durable(self, turns: Iterable[int]) -> None:
+        """These fetches are durable, and those before them."""
+        self._durable = max([self._durable, *turns])
+
+    def to_acknowledge(self) -> list[str]:
+        """Return the replies to what may be acknowledged, and take them out."""
+        found, self._again = self._again, []
+        while self._turns and self._turns[0][0] <= self._durable:
+            _, numbers = self._turns.popleft()
+            found += [self._held.pop(number)[1] for number in numbers if number in self._held]
+        return found
+
+    def replies(self) -> list[str]:
+        """Return the replies to what is not acknowledged."""
+        return [reply for _, reply in self._held.values()]
+
+    def settled(self, first: int, last: int) -> list[int]:
+        """Return the numbers of this range that were durable before, and perhaps not acknowledged."""
+        if self._durable < _BEFORE:
+            return []
+        return [number for number in self.known.between(first, last) if number not in self._held]
+
+    def _forget(self) -> None:
+        if len(self.known) > 2 * MOST_RANGES:
+            self.known.forget_first(len(self.known) - MOST_RANGES, min(self._held, default=self.known.last))
+
+
+_TEXTS = pa.map_(pa.string(), pa.string())
+
+SCHEMA = pa.schema(
+    [
+        pa.field("value", pa.binary()),
+        pa.field("subject", pa.string()),
+        pa.field("sequence", pa.int64()),
+        pa.field("timestamp", beside.STAMP),
+        pa.field("headers", _TEXTS),
+        pa.field("redelivered", pa.bool_()),
+    ]
+)
+
+_V1_TOKENS = 9
+"""``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<ns>.<pending>``; longer ones have domain and
+account before the stream."""
+
+
+def delivery_of(reply: str) -> StreamDelivery:
+    """Return what the subject says that acknowledges a message."""
+    tokens = reply.split(".")
+    first = 4 if len(tokens) == _V1_TOKENS else 6
+    delivered, sequence, consumer_sequence, time_ns = map(int, tokens[first : first + 4])
+    return StreamDelivery(sequence, consumer_sequence, time_ns, delivered, reply)
+
+
+def reply_to(like: str, sequence: int, consumer_sequence: int) -> str:
+    """Return the subject that acknowledges another message of the same consumer."""
+    tokens = like.split(".")
+    first = 4 if len(tokens) == _V1_TOKENS else 6
+    tokens[first + 1 : first + 3] = str(sequence), str(consumer_sequence)
+    return ".".join(tokens)
+
+
+def to_rows(messages: Sequence[Any], deliveries: Sequence[StreamDelivery]) -> pa.RecordBatch:
+    """Return messages of nats-py as rows of `SCHEMA`."""
+    microseconds = [delivery.time_ns // 1_000 for delivery in deliveries]
+    columns = [
+        pa.array(list(map(attrgetter("data"), messages)), pa.binary()),
+        beside.texts(list(map(attrgetter("subject"), messages)), "NATS", "a subject"),
+        pa.array(list(map(attrgetter("sequence"), deliveries)), pa.int64()),
+        beside.times(microseconds, "us", "NATS", "a timestamp"),
+        _headers(list(map(attrgetter("headers"), messages))),
+        pa.array([delivery.delivered > 1 for delivery in deliveries], pa.bool_()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _headers(found: Sequence[Mapping[str, str] | None]) -> pa.Array:
+    valid = beside.valid
+    pairs = ([(valid(name), valid(text)) for name, text in each.items()] if each else () for each in found)
+    return pa.array(list(pairs), _TEXTS)
+
 
 MAX_PENDING = 100_000
 

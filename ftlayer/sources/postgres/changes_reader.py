@@ -2,38 +2,509 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import secrets
+import select
+import struct
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgpack
 import pyarrow as pa
 
 from ftlayer.clients.postgres import connect, is_away, psycopg_library, reason
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.sources.postgres.catalog import TableDescription, TableName, describe
-from ftlayer.sources.postgres.change_positions import ChangePlace, CopyPlace, pack_place, unpack_place
+from ftlayer.sources.postgres.catalog import PARTITIONED, TableDescription, TableName, describe
 from ftlayer.sources.postgres.change_rows import change_batch
-from ftlayer.sources.postgres.initial_copy import InitialCopy
-from ftlayer.sources.postgres.pgoutput import PgOutputError, parse
-from ftlayer.sources.postgres.slots import (
-    SlotState,
-    check_place,
-    copy_slot,
-    drop_slot,
-    find_slot,
-    identify,
-    lsn_text,
-    make_slot,
-    prepare_publication,
-)
-from ftlayer.sources.postgres.stream import REPORT_S, ReplicationStream
+from ftlayer.sources.postgres.pgoutput import EPOCH_US, PgOutputError, parse
 from ftlayer.sources.postgres.transactions import ChangedRow, LogPlace, Transactions
+from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched
 
 logger = logging.getLogger(__name__)
+
+
+_KIND = "postgres-changes"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlace:
+    """So many rows of an initial copy were read; ``is_over``: all of them. Each copy has a ``token`` of its own.
+
+    ``lsn``: what comes behind the copy is behind this place of the log.
+    """
+
+    token: bytes
+    rows: int
+    lsn: int
+    is_over: bool
+
+
+ChangePlace = LogPlace | CopyPlace
+
+
+def pack_place(slot: str, system: str, place: ChangePlace) -> bytes:
+    """Return the position for a place in the log of a server, ``system``."""
+    if isinstance(place, LogPlace):
+        state: list[object] = [system, *place]
+    else:
+        state = [system, place.token, place.rows, place.lsn, place.is_over]
+    return pack_position((_KIND, slot), msgpack.packb(state))
+
+
+def unpack_place(slot: str, position: bytes, of: str) -> tuple[str, ChangePlace]:
+    """Return what `pack_place` was given; `ConfigError` for the position of another source. ``of`` names this one."""
+    (packed,) = unpack_position(position, (_KIND, slot), of)
+    system, *state = msgpack.unpackb(packed)
+    return system, LogPlace(*state) if len(state) == len(LogPlace._fields) else CopyPlace(*state)
+
+
+PLUGIN = "pgoutput"
+
+_SLOT = """
+    SELECT plugin, database, database = current_database(), confirmed_flush_lsn - '0/0'::pg_lsn
+    FROM pg_replication_slots WHERE slot_name = %s
+"""
+_PUBLICATION = "SELECT puballtables, pubviaroot FROM pg_publication WHERE pubname = %s"
+_PUBLISHED = "SELECT 1 FROM pg_publication_tables WHERE pubname = %s AND schemaname = %s AND tablename = %s"
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """A slot that is there. ``confirmed``: what is before this was acknowledged."""
+
+    name: str
+    confirmed: int
+
+
+@dataclass(frozen=True)
+class MadeSlot:
+    """A slot that was made. ``lsn``: changes from here on come; ``snapshot`` shows the tables as they were then."""
+
+    name: str
+    lsn: int
+    snapshot: str
+
+
+def lsn_of(text: str) -> int:
+    """Return the number of a place in the log, ``16/B374D848``."""
+    high, _, low = text.partition("/")
+    return (int(high, 16) << 32) + int(low, 16)
+
+
+def lsn_text(lsn: int) -> str:
+    """Return a place in the log as PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def identify(replication: Any) -> tuple[str, int]:
+    """Return which server this is (its system identifier), and how far its log goes."""
+    system, _timeline, lsn, _database = replication.execute("IDENTIFY_SYSTEM").fetchone()
+    return str(system), lsn_of(lsn)
+
+
+def find_slot(connection: Any, name: str) -> SlotState | None:
+    """Return a slot of this database, None if there is none. Raises `ConfigError` for one of something else."""
+    found = connection.execute(_SLOT, (name,)).fetchone()
+    if found is None:
+        return None
+    plugin, database, is_here, confirmed = found
+    if plugin != PLUGIN or not is_here:
+        raise ConfigError(
+            f"slot: {name!r} is there, and is no slot of {PLUGIN} in this database: it is one of "
+            f"{plugin or 'physical replication'}, of database {database!r}; give another name"
+        )
+    return SlotState(name, int(confirmed))
+
+
+def make_slot(replication: Any, name: str, *, exports: bool) -> MadeSlot:
+    """Make a slot. With ``exports`` its snapshot is there until the connection is used for something else."""
+    snapshot = "export" if exports else "nothing"
+    command = psycopg_library().sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL {} (SNAPSHOT {})")
+    sql = psycopg_library().sql
+    made = replication.execute(
+        command.format(sql.Identifier(name), sql.SQL(PLUGIN), sql.Literal(snapshot))
+    ).fetchone()
+    logger.info("replication slot %r is made, from %s on", name, made[1])
+    return MadeSlot(name, lsn_of(made[1]), made[2] or "")
+
+
+def copy_slot(connection: Any, old: str, new: str) -> None:
+    """Make a slot that has what another one has."""
+    connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (old, new))
+
+
+def drop_slot(connection: Any, name: str) -> None:
+    """Remove a slot. Fails while someone reads it."""
+    connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+
+
+def prepare_publication(connection: Any, publication: str, table: TableDescription) -> None:
+    """Make the publication, if it is not there.
+
+    Raises `ConfigError` if it lacks the table, or if the table's rows could not be changed any more.
+    """
+    found = connection.execute(_PUBLICATION, (publication,)).fetchone()
+    is_partitioned = table.kind == PARTITIONED
+    quoted = '"' + publication.replace('"', '""') + '"'
+    if found is None:
+        _check_identity(table)
+        options = " WITH (publish_via_partition_root = true)" if is_partitioned else ""
+        connection.execute(f"CREATE PUBLICATION {quoted} FOR TABLE {table.name.quoted}{options}")
+        logger.info("publication %r is made, for table %s", publication, table.name.quoted)
+        return
+    _all, via_root = found
+    if is_partitioned and not via_root:
+        raise ConfigError(
+            f"publication: {publication!r} publishes the partitions of {table.name.quoted}, and not the table: "
+            f"ALTER PUBLICATION {quoted} SET (publish_via_partition_root = true)"
+        )
+    name = table.name
+    if connection.execute(_PUBLISHED, (publication, name.schema, name.table)).fetchone() is None:
+        raise ConfigError(
+            f"publication: {publication!r} does not publish the table: ALTER PUBLICATION {quoted} ADD TABLE "
+            f"{name.quoted}"
+        )
+
+
+def _check_identity(table: TableDescription) -> None:
+    """Raise `ConfigError` for a table in a publication of which updates and deletes would fail."""
+    if table.identity == "n" or (table.identity == "d" and not table.has_primary_key):
+        raise ConfigError(
+            f"table: {table.name.quoted} has no replica identity: published, its rows could not be updated or deleted "
+            "by anyone. Give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL"
+        )
+
+
+def check_place(slot: str, system: str, of: str, lsn: int, end: int) -> None:
+    """Raise `SourceError` if a place of the log is not one of this server's, ``system``, whose log goes to ``end``."""
+    if system != of:
+        raise SourceError(
+            f"slot {slot!r}: this is another server than the one that was read (system identifier {system}, not {of}): "
+            "where to go on there is not known; give the source a uid of its own"
+        )
+    if lsn > end:
+        raise SourceError(
+            f"slot {slot!r}: the server's log ends at {lsn_text(end)}, and it was read to {lsn_text(lsn)}: the "
+            "server is older than what was read of it (a backup, or a standby that was behind). Give the source a uid "
+            "of its own"
+        )
+
+
+READ_ROWS = 10_000
+"""The cursor is read so many rows at a time."""
+
+OPERATION = "read"
+
+
+class InitialCopy:
+    """Reads a table once, as it was when the slot was made. It holds two connections until it is closed."""
+
+    def __init__(
+        self, dsn: str, replication: Any, slot: str, table: TableName, columns: Sequence[str]
+    ) -> None:
+        """Make the slot. ``replication`` is used for nothing else until this is closed."""
+        self.made: MadeSlot = make_slot(replication, slot, exports=True)
+        self.token = secrets.token_bytes(8)
+        self.rows = 0
+        self._connection = connect(dsn)
+        self._ahead: list[tuple[str | None, ...]] = []
+        self.is_over = False
+        try:
+            self._open(table, columns)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, table: TableName, columns: Sequence[str]) -> None:
+        sql = psycopg_library().sql
+        texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in columns)
+        self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        self._connection.execute(
+            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self.made.snapshot))
+        )
+        statement = sql.SQL("SELECT {} FROM {}").format(texts, sql.SQL(table.quoted))
+        self._cursor = self._connection.cursor("ftlayer")
+        self._cursor.execute(statement)
+        self._read(1)
+
+    def take(self, max_rows: int) -> list[ChangedRow]:
+        """Return the next rows; `is_over` says whether these are the last."""
+        self._read(max_rows + 1)
+        taken, self._ahead = self._ahead[:max_rows], self._ahead[max_rows:]
+        first = self.rows + 1
+        self.rows += len(taken)
+        self.is_over = not self._ahead
+        return [
+            ChangedRow(OPERATION, self.made.lsn, place, None, None, columns)
+            for place, columns in enumerate(taken, first)
+        ]
+
+    def close(self) -> None:
+        """Disconnect; the slot stays."""
+        self._connection.close()
+
+    def _read(self, rows: int) -> None:
+        """Have so many rows ahead, if there are."""
+        while len(self._ahead) < rows and (more := self._cursor.fetchmany(max(rows, READ_ROWS))):
+            self._ahead += more
+        self.is_over = not self._ahead
+
+
+MOST_BUFFERED = 4 << 20
+"""Bytes that are received ahead; more stay with the server."""
+
+REPORT_S = 10.0
+"""The server is told at least so often how far this is; it ends connections that say nothing (wal_sender_timeout)."""
+
+FULL_S = 60.0
+"""A connection whose messages are not taken for this long is given up: a server that shuts down would wait for it."""
+
+SILENCE_S = 60.0
+"""A server that does not answer for this long is taken for away."""
+
+_MOST_PINGS = 20
+_PINGS_S = 1.0
+
+_DATA = struct.Struct(">cQQq")
+_KEEPALIVE = struct.Struct(">cQqB")
+_STATUS = struct.Struct(">cQQQqB")
+
+
+class Received(NamedTuple):
+    """A message of the output plugin, or without ``data``: the server has sent all that is before ``lsn``."""
+
+    lsn: int
+    data: bytes | None
+
+
+class ReplicationStream:
+    """A connection that streams a slot's changes. `take` and `confirm` are for one thread, beside the stream's own."""
+
+    def __init__(
+        self,
+        connection: Any,
+        slot: str,
+        publication: str,
+        start: int,
+        confirmed: int,
+        report_s: float = REPORT_S,
+    ) -> None:
+        """Begin to stream; the connection is the stream's from here on. Raises psycopg's errors.
+
+        ``start``: transactions that were committed before this are not wanted; ``confirmed``: what the server may
+        forget; ``report_s``: the pause between reports.
+        """
+        self._connection = connection
+        self._pg = connection.pgconn
+        self._confirmed = confirmed
+        self._report_s = report_s
+        self._reported = 0
+        self._received = 0
+        self._is_asked = False
+        self._pings: deque[float] = deque(maxlen=_MOST_PINGS)
+        sql = psycopg_library().sql
+        command = sql.SQL(
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})"
+        ).format(
+            sql.Identifier(slot),
+            sql.SQL(lsn_text(start)),
+            sql.Literal(sql.Identifier(publication).as_string(None)),
+        )
+        result = self._pg.exec_(command.as_string(connection).encode())
+        if result.status != psycopg_library().pq.ExecStatus.COPY_BOTH:
+            raise psycopg_library().errors.error_from_result(result, encoding="utf-8")
+        self._pg.nonblocking = 1
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        # Guards what follows.
+        self._changed = threading.Condition()
+        self._ready: deque[Received] = deque()
+        self._bytes = 0
+        self._failure: BaseException | None = None
+        self._is_open = True
+        self._is_woken = False
+        self._closes = False
+        self._asks = False
+        self._thread = threading.Thread(target=self._run, name=f"ftlayer-slot-{slot}", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ any thread
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was given up as what came was not taken; what was not taken comes again."""
+        with self._changed:
+            return not self._is_open and self._failure is None
+
+    def take(self, wait_s: float) -> list[Received]:
+        """Return what was received; waits for it. Raises what has ended the stream, once all before that was taken."""
+        with self._changed:
+            if not self._ready and self._failure is None and not self._is_woken:
+                self._changed.wait(wait_s)
+            self._is_woken = False
+            if self._ready:
+                taken, was_full = list(self._ready), self._bytes >= MOST_BUFFERED
+                self._ready.clear()
+                self._bytes = 0
+                if was_full:
+                    self._wake()
+                return taken
+            if self._failure is not None:
+                raise self._failure
+            return []
+
+    def confirm(self, lsn: int) -> None:
+        """What is before this is durable: the server may forget it."""
+        with self._changed:
+            if lsn > self._confirmed:
+                self._confirmed = lsn
+                self._wake()
+
+    def ask(self) -> None:
+        """Have the server say how far it has come."""
+        with self._changed:
+            self._asks = True
+            self._wake()
+
+    def wake_up(self) -> None:
+        """A `take` that waits returns."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Report for the last time, and disconnect."""
+        with self._changed:
+            self._closes = True
+            self._wake()
+        self._thread.join()
+
+    def _wake(self) -> None:
+        if not self._is_open:
+            return
+        # It may be full of calls that were not heard yet.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
+
+    # ------------------------------------------------------------ the stream's thread
+
+    def _run(self) -> None:
+        try:
+            self._stream()
+        except BaseException as error:  # noqa: BLE001 - the other thread raises it
+            with self._changed:
+                self._failure = error
+                self._changed.notify()
+        finally:
+            self._connection.close()
+            with self._changed:
+                self._is_open = False
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+
+    def _stream(self) -> None:
+        last_report = last_heard = last_room = time.monotonic()
+        while True:
+            with self._changed:
+                closes, has_room = self._closes, self._bytes < MOST_BUFFERED
+                asks, self._asks = self._asks, False
+                confirmed = self._confirmed
+            now = time.monotonic()
+            is_due = now - last_report >= self._report_s
+            if closes or asks or self._is_asked or confirmed > self._reported or is_due:
+                self._report(confirmed, asks=asks or is_due)
+                last_report = now
+            if closes:
+                return
+            if has_room and self._receive():
+                last_heard = now
+                continue
+            if has_room:
+                last_room = now
+            elif now - last_room > FULL_S:
+                return
+            else:
+                last_heard = now
+            if now - last_heard > SILENCE_S:
+                raise psycopg_library().OperationalError(f"the server has said nothing for {SILENCE_S:g} s")
+            self._wait(has_room, max(0.0, last_report + self._report_s - now))
+
+    def _wait(self, has_room: bool, wait_s: float) -> None:
+        # A report that was not sent whole is sent on when there is room.
+        wanted = (select.POLLIN if has_room else 0) | (select.POLLOUT if self._pg.flush() else 0)
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        if wanted:
+            poll.register(self._pg.socket, wanted)
+        found = {file for file, _ in poll.poll(wait_s * 1_000)}
+        if self._wake_read in found:
+            os.read(self._wake_read, 1 << 12)
+        if self._pg.socket in found:
+            self._pg.consume_input()
+
+    def _receive(self) -> bool:
+        """Take what has come; return whether that was something."""
+        came: list[Received] = []
+        size = 0
+        while size < MOST_BUFFERED:
+            length, data = self._pg.get_copy_data(1)
+            if length == 0:
+                break
+            if length < 0:
+                raise self._end()
+            size += length
+            came.append(self._heard(bytes(data)))
+        if came:
+            with self._changed:
+                self._ready.extend(came)
+                self._bytes += size
+                self._changed.notify()
+        return bool(came)
+
+    def _heard(self, data: bytes) -> Received:
+        if data[0] == ord("w"):
+            _, start, _end, _time = _DATA.unpack_from(data)
+            return Received(start, data[_DATA.size :])
+        _, end, _time, asked = _KEEPALIVE.unpack(data)
+        if asked:
+            self._is_asked = True
+            self._check_pings()
+        self._received = max(self._received, end)
+        return Received(end, None)
+
+    def _check_pings(self) -> None:
+        """Leave a server that shuts down.
+
+        It waits for its readers to confirm all that there is, and asks them again and again meanwhile. Here that is
+        durable when it is, which may take long: it is read when the server is back.
+        """
+        now = time.monotonic()
+        self._pings.append(now)
+        if len(self._pings) == _MOST_PINGS and now - self._pings[0] < _PINGS_S:
+            raise psycopg_library().OperationalError("the server shuts down")
+
+    def _report(self, confirmed: int, *, asks: bool) -> None:
+        now_us = int(time.time() * 1_000_000) - EPOCH_US
+        received = max(self._received, confirmed)
+        self._pg.put_copy_data(_STATUS.pack(b"r", received, confirmed, confirmed, now_us, asks))
+        self._reported, self._is_asked = confirmed, False
+
+    def _end(self) -> Exception:
+        """Return why the server has ended the stream."""
+        result = self._pg.get_result()
+        if result is not None and result.error_message:
+            found: Exception = psycopg_library().errors.error_from_result(result, encoding="utf-8")
+            return found
+        return psycopg_library().OperationalError("the server has ended the stream")  # type: ignore[no-any-return]
+
 
 MOST_COUNTED = 10_000
 """Changes that wait are counted up to here."""

@@ -3,17 +3,327 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
+import msgpack
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_text, duration_ms
-from ftlayer.clients.postgres import check_dsn, connect, database_of, psycopg_library, reason
+from ftlayer.clients.postgres import check_dsn, connect, database_of, is_away, psycopg_library, reason
+from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources.postgres.catalog import TableDescription, check_names, describe, named, sequence_cache
-from ftlayer.sources.postgres.table_reader import Growing, PostgresTableReader, TableOptions
-from ftlayer.topology.queues import Member, Queue
+from ftlayer.sources.postgres.columns import to_column
+from ftlayer.sources.queue_positions import pack_position, unpack_position
+from ftlayer.topology.queues import Fetched, Member, Queue
+
+# When no transaction can commit a row any more below one that is there. Rules alone: no I/O.
+#
+# A transaction takes its number from a sequence, or its time, before it commits, and others commit meanwhile: their
+# rows are seen first, and have higher values. All that may still come below a row were running when it was seen.
+
+
+Row = TypeVar("Row")
+
+
+class Settling(Generic[Row]):
+    """Waits for the transactions that were running when a row was seen."""
+
+    def __init__(self, row: Row, running: AbstractSet[str]) -> None:
+        """``running``: the virtual ids of transactions, asked for after the row was seen."""
+        self.row = row
+        self._running = frozenset(running)
+        # A transaction that is prepared has another name, and may be one of those.
+        self._prepared: frozenset[str] | None = None
+
+    def is_settled(self, running: AbstractSet[str], prepared: AbstractSet[str]) -> bool:
+        """Whether they have all ended. ``prepared``: prepared transactions, asked for after those that run now."""
+        if self._running & running:
+            return False
+        if self._prepared is None:
+            self._prepared = frozenset(prepared)
+        return not self._prepared & prepared
+
+
+MOST_COUNTED = 1_000_000
+"""Rows that wait are counted up to here."""
+
+_KIND = "postgres-table"
+_ALIAS = "read"
+_FIRST_S = 0.01
+"""The pause until transactions are looked at again, which doubles up to ``poll_interval``."""
+
+# All transactions of this database that run, also those that have no number yet as they have not written; not our own.
+_RUNNING = """
+    SELECT l.virtualtransaction FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'virtualxid' AND l.granted AND l.pid <> pg_backend_pid()
+        AND (a.datid IS NULL OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
+        AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
+"""
+_PREPARED = "SELECT transaction::text FROM pg_prepared_xacts WHERE database = current_database()"
+
+Values = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Growing:
+    """The columns by which a table is read.
+
+    Attributes:
+        names: the column, and those of the key.
+        types: as PostgreSQL names them.
+        is_xid: the column is the number of the transaction.
+        hold_s: rows with a time younger than this wait; None: the column is no time.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    is_xid: bool
+    hold_s: float | None
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What a reader has to know of its source. ``table`` is quoted."""
+
+    dsn: str = field(repr=False)
+    place: str
+    table: str
+    growing: Growing
+    after: str | None
+    poll_s: float
+    patience_ms: int
+
+
+class PostgresTableReader:
+    """`QueueReader` of a table. A position is the last row's values of the columns by which it is read."""
+
+    def __init__(
+        self, options: TableOptions, schema: pa.Schema, subtask: int, position: bytes | None
+    ) -> None:
+        self._options = options
+        self._schema = schema
+        self._subtask = subtask
+        self._away = Reconnecting(options.place, options.patience_ms)
+        self._last = None if position is None else self._unpack(position)
+        self._connection: Any = None
+        # Rows are read up to here, before anything else is asked.
+        self._bound: Any = None
+        self._settling: Settling[Values] | None = None
+        self._due = 0.0
+        self._pause_s = _FIRST_S
+
+    # ------------------------------------------------------------ what is called
+
+    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        """See `QueueReader.fetch`. Raises `SourceError` for what is no matter of the connection."""
+        wait_s -= self._away.wait(wait_s)
+        if self._away.is_early:
+            return None
+        try:
+            fetched = self._fetch(max_rows, time.monotonic() + wait_s)
+        except psycopg_library().Error as error:
+            self._failed(error)
+            return None
+        self._away.works()
+        return fetched
+
+    def acknowledge(self, receipts: Sequence[None]) -> None:
+        """See `QueueReader.acknowledge`: the table keeps its rows."""
+
+    def waiting(self) -> int | None:
+        """See `QueueReader.waiting`: also rows that wait for transactions, or for their delay; up to a million."""
+        if self._away.is_early:
+            return None
+        sql = psycopg_library().sql
+        try:
+            statement = sql.SQL("SELECT count(*) FROM (SELECT FROM {} WHERE {} LIMIT {}) rows").format(
+                self._table, self._behind(), sql.Literal(MOST_COUNTED + 1)
+            )
+            (found,) = self._connected().execute(statement).fetchone()
+        except psycopg_library().Error as error:
+            self._failed(error)
+            return None
+        return int(found) if found <= MOST_COUNTED else None
+
+    @property
+    def is_away(self) -> bool:
+        return self._away.is_away
+
+    def wake_up(self) -> None:
+        """See `QueueReader.wake_up`: nothing is acknowledged."""
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # ------------------------------------------------------------ fetching
+
+    def _fetch(self, max_rows: int, until: float) -> Fetched | None:
+        while True:
+            if self._bound is not None and (rows := self._read(max_rows)):
+                return self._fetched(rows)
+            left_s = until - time.monotonic()
+            if self._due - time.monotonic() > left_s:
+                time.sleep(max(0.0, left_s))
+                return None
+            time.sleep(max(0.0, self._due - time.monotonic()))
+            self._bound = self._next_bound()
+            if self._bound is None:
+                self._due = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, self._options.poll_s)
+            else:
+                self._pause_s = _FIRST_S
+
+    def _read(self, max_rows: int) -> list[tuple[str | None, ...]]:
+        """Read rows up to the bound, in order."""
+        sql = psycopg_library().sql
+        names = self._options.growing.names
+        wanted = sql.SQL(", ").join(
+            sql.SQL("{}::text").format(sql.Identifier(name)) for name in (*self._schema.names, *names)
+        )
+        statement = sql.SQL("SELECT {} FROM {} WHERE {} AND {} ORDER BY {} LIMIT {}").format(
+            wanted, self._table, self._behind(), self._bound, self._order(""), sql.Literal(max_rows)
+        )
+        rows: list[tuple[str | None, ...]] = self._connected().execute(statement).fetchall()
+        if len(rows) < max_rows:
+            self._bound = None
+        return rows
+
+    def _fetched(self, rows: list[tuple[str | None, ...]]) -> Fetched:
+        count = len(self._schema)
+        columns = list(zip(*rows, strict=True))
+        arrays = [to_column(texts, field) for texts, field in zip(columns[:count], self._schema, strict=True)]
+        self._last = tuple(str(value) for value in rows[-1][count:])
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return Fetched(batch, self._subtask, self._pack(self._last), None)
+
+    def _next_bound(self) -> Any:
+        """Return a condition of rows before which nothing can come any more; None: there are none now."""
+        sql = psycopg_library().sql
+        growing = self._options.growing
+        if growing.is_xid:
+            if self._newest(None) is None:
+                return None
+            (xmin,) = (
+                self._connected().execute("SELECT pg_snapshot_xmin(pg_current_snapshot())::text").fetchone()
+            )
+            bound = sql.SQL("{} < {}::xid8").format(sql.Identifier(growing.names[0]), sql.Literal(xmin))
+            return bound if self._newest(bound) is not None else None
+        if self._settling is None:
+            newest = self._newest(self._held_back())
+            if newest is None:
+                return None
+            # In this order: who begins from here on takes a higher value.
+            self._settling = Settling(newest, self._asked(_RUNNING))
+        if not self._settling.is_settled(self._asked(_RUNNING), self._asked(_PREPARED)):
+            return None
+        settled, self._settling = self._settling.row, None
+        return self._compared("<=", settled)
+
+    def _newest(self, condition: Any) -> Values | None:
+        """Return the highest values that there are behind the last row."""
+        sql = psycopg_library().sql
+        names = sql.SQL(", ").join(
+            sql.SQL("{}::text").format(sql.Identifier(name)) for name in self._options.growing.names
+        )
+        conditions = [self._behind(), *([] if condition is None else [condition])]
+        statement = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} LIMIT 1").format(
+            names, self._table, sql.SQL(" AND ").join(conditions), self._order(" DESC")
+        )
+        found: Values | None = self._connected().execute(statement).fetchone()
+        return found
+
+    def _asked(self, statement: str) -> set[str]:
+        return {name for (name,) in self._connected().execute(statement)}
+
+    # ------------------------------------------------------------ parts of statements
+
+    @property
+    def _table(self) -> Any:
+        sql = psycopg_library().sql
+        return sql.SQL("{} AS {}").format(sql.SQL(self._options.table), sql.Identifier(_ALIAS))
+
+    def _behind(self) -> Any:
+        """The condition of rows that were not read."""
+        sql = psycopg_library().sql
+        options = self._options
+        if self._last is not None:
+            return self._compared(">", self._last)
+        if options.after is None:
+            return sql.SQL("TRUE")
+        column, kind = options.growing.names[0], options.growing.types[0]
+        return sql.SQL("{} > {}::{}").format(
+            sql.Identifier(column), sql.Literal(options.after), sql.SQL(kind)
+        )
+
+    def _compared(self, how: str, values: Values) -> Any:
+        sql = psycopg_library().sql
+        growing = self._options.growing
+        names = sql.SQL(", ").join(map(sql.Identifier, growing.names))
+        literals = sql.SQL(", ").join(
+            sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(kind))
+            for value, kind in zip(values, growing.types, strict=True)
+        )
+        return sql.SQL("({}) {} ({})").format(names, sql.SQL(how), literals)
+
+    def _held_back(self) -> Any:
+        """The condition of rows that are old enough; None: all are."""
+        sql = psycopg_library().sql
+        growing = self._options.growing
+        if growing.hold_s is None:
+            return None
+        # The session is in UTC, and so is a time without a zone taken to be.
+        return sql.SQL("{} < (clock_timestamp() - make_interval(secs => {}))::{}").format(
+            sql.Identifier(growing.names[0]),
+            sql.Literal(growing.hold_s),
+            sql.SQL("timestamp" if "without" in growing.types[0] else "timestamptz"),
+        )
+
+    def _order(self, direction: str) -> Any:
+        # A bare name would be that of the text that is selected, whose order is another.
+        sql = psycopg_library().sql
+        return sql.SQL(", ").join(
+            sql.SQL("{}{}").format(sql.Identifier(_ALIAS, name), sql.SQL(direction))
+            for name in self._options.growing.names
+        )
+
+    # ------------------------------------------------------------ connection and positions
+
+    def _connected(self) -> Any:
+        if self._connection is None:
+            self._connection = connect(self._options.dsn)
+            (is_standby,) = self._connection.execute("SELECT pg_is_in_recovery()").fetchone()
+            if is_standby:
+                raise psycopg_library().OperationalError("a standby answers, which does not know what runs")
+        return self._connection
+
+    def _failed(self, error: Exception) -> None:
+        """Connect again later, or raise."""
+        self.close()
+        # What was running there was seen by a server that may be another now.
+        self._settling = self._bound = None
+        if not is_away(error):
+            raise SourceError(f"{self._options.place}: {reason(error)}") from error
+        self._away.failed(error)
+
+    def _pack(self, last: Values) -> bytes:
+        return pack_position(self._named, msgpack.packb(last))
+
+    def _unpack(self, position: bytes) -> Values:
+        (packed,) = unpack_position(position, self._named, self._options.place)
+        return tuple(msgpack.unpackb(packed))
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        return (_KIND, self._options.table, *self._options.growing.names)
+
 
 POLL = "200ms"
 DELAY_MS = 1_000

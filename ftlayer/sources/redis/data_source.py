@@ -18,8 +18,8 @@ class RedisDataSource(QueueDataSource):
     """``spark.dataSource.register(RedisDataSource)``, then ``format("ftlayer-redis")`` to read or to write.
 
     Options of a reader: ``url``, ``stream``, ``group``, ``fields`` (names with commas between them), ``start``,
-    ``claimIdle``, ``reconnectTimeout``, see `RedisSource`; ``spool``, see `ftlayer.sources.spool`: a directory for this
-    query alone, a path or any URL of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000).
+    ``claimIdle``, ``reconnectTimeout``, see `RedisSource`; ``spool``, see `ftlayer.sources.queue_stream`: a directory
+    for this query alone, a path or any URL of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000).
 
     Options of a writer: ``url``, ``stream``, ``name``, ``maxLength``, see `RedisSink`. A batch that Spark runs again
     after a restart from the query's checkpoint adds nothing.

@@ -3,22 +3,156 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.clients.redis import check_redis_url, connect, is_away, place_of, redis_library
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.sources import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
-from ftlayer.sources.redis.claims import Claims
-from ftlayer.sources.redis.rows import FIELDS, ID, TIME, schema_of, to_rows
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)
+
+
+PAGE = 1_000
+"""Entries are claimed so many at a time."""
+
+
+class Claims:
+    """Looks, twice in ``idle_ms``, for entries that are pending for so long with consumers of others.
+
+    They get a consumer of their own each time, called as one of a subtask that is there no more, whose entries are read
+    from the first one. A name that was read before would not do: what is claimed may be older than what it has read.
+
+    ``XAUTOCLAIM`` would claim what this source's own consumers wait to acknowledge, too: so each of the others is
+    asked for.
+    """
+
+    def __init__(self, client: Any, stream: str, group: str, member: Member, idle_ms: int) -> None:
+        self._client = client
+        self._stream, self._group = stream, group
+        self._member = member
+        self._idle_ms = idle_ms
+        self._due_s = time.monotonic()
+
+    def claim(self) -> int | None:
+        """Claim what there is now, if it is time to look.
+
+        Returns the number of the subtask whose consumer has it; None if there was none. Raises what the client raises:
+        what was claimed by then is found in the group by the next start.
+        """
+        if time.monotonic() < self._due_s:
+            return None
+        consumers = self._client.xinfo_consumers(self._stream, self._group)
+        self._due_s = time.monotonic() + self._idle_ms / 2_000
+        number = self._member.subtask + self._member.parallelism * (1 + secrets.randbits(31))
+        mine = f"{self._member.owner}-{number}"
+        found = sum(
+            self._claim_of(one["name"], mine)
+            for one in consumers
+            if one["pending"] and not self._is_ours(one["name"])
+        )
+        if not found:
+            return None
+        logger.warning(
+            "stream %r, group %r: claimed %d entries that consumers of others held for %d ms",
+            self._stream,
+            self._group,
+            found,
+            self._idle_ms,
+        )
+        return number
+
+    def _is_ours(self, name: bytes) -> bool:
+        prefix = f"{self._member.owner}-".encode()
+        return name.startswith(prefix) and name.removeprefix(prefix).isdigit()
+
+    def _claim_of(self, name: bytes, mine: str) -> int:
+        found = 0
+        while pending := self._client.xpending_range(
+            self._stream, self._group, "-", "+", PAGE, name, idle=self._idle_ms
+        ):
+            ids = [entry[0] for entry in pending]
+            self._client.xclaim(self._stream, self._group, mine, self._idle_ms, ids, justid=True)
+            found += len(ids)
+        return found
+
+
+ID, TIME, FIELDS = "id", "time", "fields"
+
+_BYTES_BY_NAME = pa.map_(pa.string(), pa.binary())
+
+
+def schema_of(fields: Sequence[str]) -> pa.Schema:
+    """Return the schema of entries: id, time of the server, and a text for each of ``fields``, or all as one map."""
+    own = [pa.field(ID, pa.string()), pa.field(TIME, beside.STAMP)]
+    if not fields:
+        return pa.schema([*own, pa.field(FIELDS, _BYTES_BY_NAME)])
+    return pa.schema([*own, *(pa.field(name, pa.string()) for name in fields)])
+
+
+def to_rows(entries: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
+    """Return entries ``[id, [name, value, name, value, …]]`` as rows.
+
+    A field that an entry lacks is null; bytes that are no UTF-8 become U+FFFD where a text is asked for.
+    """
+    ids = pa.array(list(map(itemgetter(0), entries)), pa.binary()).cast(pa.string())
+    pairs = list(map(itemgetter(1), entries))
+    names = schema.names[2:]
+    columns = [_as_map(pairs)] if names == [FIELDS] else _by_name(pairs, names)
+    return pa.RecordBatch.from_arrays([ids, _times(ids), *columns], schema=schema)
+
+
+def _times(ids: pa.Array) -> pa.Array:
+    """Return when entries came: the milliseconds that their ids begin with."""
+    begins = pc.list_element(pc.split_pattern(ids, "-", max_splits=1), 0)
+    try:
+        milliseconds = begins.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:  # An id has 64 bits without a sign.
+        milliseconds = list(map(int, begins.to_pylist()))
+    return beside.times(milliseconds, "ms", "Redis", "the time of an id")
+
+
+def _as_map(pairs: Sequence[Sequence[bytes]]) -> pa.Array:
+    flat = list(chain.from_iterable(pairs))
+    offsets = np.zeros(len(pairs) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, pairs), np.int32, len(pairs)) // 2, out=offsets[1:])
+    return pa.MapArray.from_arrays(
+        pa.array(offsets), _texts(flat[::2]), pa.array(flat[1::2], pa.binary()), type=_BYTES_BY_NAME
+    )
+
+
+def _by_name(pairs: Sequence[Sequence[bytes]], names: Sequence[str]) -> list[pa.Array]:
+    wanted = [name.encode() for name in names]
+    flat = list(chain.from_iterable(pairs))
+    # The producer of a stream mostly writes the same fields in the same order.
+    width = 2 * len(wanted)
+    if set(map(len, pairs)) <= {width} and flat[::2] == wanted * len(pairs):
+        return [_texts(flat[2 * place + 1 :: width]) for place in range(len(wanted))]
+    by_name = [dict(zip(each[::2], each[1::2], strict=True)) for each in pairs]
+    return [_texts([fields.get(name) for fields in by_name]) for name in wanted]
+
+
+def _texts(values: Sequence[bytes | None]) -> pa.Array:
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(
+            [None if value is None else value.decode("utf-8", "replace") for value in values], pa.string()
+        )
+
 
 START = {"earliest": "0", "latest": "$"}
 

@@ -14,8 +14,9 @@ class TailDataSource(QueueDataSource):
     """``spark.dataSource.register(TailDataSource)``, then ``spark.readStream.format("ftlayer-tail")``.
 
     Options: ``path`` and ``rotated`` (several with commas between them), ``rotation``, ``start``, ``quiet``,
-    ``maxLine``, see `TailSource`; ``spool``, see `ftlayer.sources.spool`: a directory for this query alone, a path or
-    any URL of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000). The driver follows the files.
+    ``maxLine``, see `TailSource`; ``spool``, see `ftlayer.sources.queue_stream`: a directory for this query alone, a
+    path or any URL of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000). The driver follows the
+    files.
     """
 
     @classmethod

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import msgpack
 import pyarrow as pa
 
 from ftlayer.checkpoint.storage.layout import is_local, normal
@@ -15,10 +20,369 @@ from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
 from ftlayer.sources.beside import valid
 from ftlayer.sources.lines import line_starts, texts_of
-from ftlayer.sources.tail.disk import ROTATED, Disk, LocalDisk
-from ftlayer.sources.tail.follower import Chunk, Follower
-from ftlayer.sources.tail.place import pack, unpack
+from ftlayer.sources.tail.disk import ROTATED, Disk, LocalDisk, Opened, Seen, Stat
 from ftlayer.topology.queues import Fetched, Member, Queue
+
+logger = logging.getLogger(__name__)
+
+
+TAIL_BYTES = 1 << 10
+"""A file is the one that was read if so many bytes before the place are the same."""
+
+_KIND = "tail"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a file.
+
+    Attributes:
+        log: path of its log.
+        inode: of the file.
+        offset: all before it was read.
+        tail: `tail_of` the bytes before it.
+        is_ended: whether it was rotated, and read to its end, which has not moved for some time.
+    """
+
+    log: str
+    inode: int
+    offset: int
+    tail: bytes
+    is_ended: bool
+
+
+def tail_of(before: bytes) -> bytes:
+    """Return what tells the last bytes before a place from others."""
+    return hashlib.blake2b(before[-TAIL_BYTES:], digest_size=12).digest()
+
+
+def tail_length(offset: int) -> int:
+    """Return how many bytes before a place tell it from others."""
+    return min(offset, TAIL_BYTES)
+
+
+def pack(number: int, places: Sequence[Place]) -> bytes:
+    """Return a source's position. ``number`` makes it another one than all others."""
+    each = [[one.log, one.inode, one.offset, one.tail, one.is_ended] for one in places]
+    packed: bytes = msgpack.packb([_KIND, number, each], unicode_errors="surrogateescape")
+    return packed
+
+
+def unpack(position: bytes) -> tuple[int, list[Place]]:
+    """Return what was packed; `ConfigError` for the position of another source."""
+    found: Any
+    try:
+        found = msgpack.unpackb(position, unicode_errors="surrogateescape")
+    except (ValueError, msgpack.UnpackException):
+        found = None
+    if not isinstance(found, list) or len(found) != 3 or found[0] != _KIND:
+        raise ConfigError(
+            "a growing file: the positions stored under this uid are of another source; give the new one a uid of "
+            "its own"
+        )
+    return found[1], [Place(*each) for each in found[2]]
+
+
+# What is read next of files that grow, and are rotated: the rules.
+#
+# A file is known by its inode, and by the bytes before the place to which it was read: inodes are used again, and files
+# are truncated. Files that were opened stay open until they have no name any more, so that they keep their inodes, and
+# can be read to their ends when they are removed.
+
+
+CHUNK_BYTES = 1 << 18
+
+_NOTHING = tail_of(b"")
+_NEVER = Stat(-1, -1, is_there=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Lines of one file, from a place on; the last one may be without a newline. ``at``: where they begin."""
+
+    log: str
+    inode: int
+    at: int
+    data: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    """A file that is open. ``idle``: how it was when there was nothing to read in it, behind this place."""
+
+    seen: Seen
+    opened: Opened
+    offset: int = 0
+    tail: bytes = _NOTHING
+    idle: Stat = _NEVER
+    is_ended: bool = False
+
+    @property
+    def place(self) -> Place:
+        return Place(self.seen.log, self.seen.inode, self.offset, self.tail, self.is_ended)
+
+    def go_to(self, offset: int, before: bytes) -> None:
+        """Go on at this place, which has these bytes before it."""
+        self.offset, self.tail = offset, tail_of(before)
+        self.idle = _NEVER
+
+    def matches(self, other: Opened) -> bool:
+        """Whether another file has the same bytes before this one's place."""
+        length = tail_length(self.offset)
+        before = other.read(self.offset - length, length)
+        return len(before) == length and tail_of(before) == self.tail
+
+
+class Follower:
+    """Reads all files of some logs. What it gives is in the order of each log, as far as its files tell it."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        places: Iterable[Place] = (),
+        *,
+        from_end: bool = False,
+        is_copied: bool = False,
+        quiet_ns: int,
+        max_line: int,
+    ) -> None:
+        """Go on at these places.
+
+        Args:
+            disk: where the files are.
+            places: what `places` returned.
+            from_end: where there are no places, the first `look` begins at the ends of the files that are there.
+            is_copied: logs are rotated by copying and truncating them, not by renaming.
+            quiet_ns: when nothing was written to a rotated file for so long, its last line is complete without a
+                newline; and a place whose file is not there is forgotten.
+            max_line: bytes of a line; a longer one is cut.
+        """
+        self._disk = disk
+        self._missing = {(place.log, place.inode): place for place in places}
+        self._missing_since_ns: int | None = None
+        self._from_end = from_end and not self._missing
+        self._is_copied = is_copied
+        self._quiet_ns = quiet_ns
+        self._max_line = max_line
+        self._files: dict[tuple[str, int], _File] = {}
+        self._turn = 0
+        self._is_begun_anew = False
+
+    def places(self) -> list[Place]:
+        return [*self._missing.values(), *(file.place for file in self._files.values())]
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.opened.close()
+        self._files.clear()
+
+    # ------------------------------------------------------------ which files there are
+
+    def look(self, now_ns: int) -> None:
+        """Look for files that are new, or have another name."""
+        inodes = {inode for _, inode in (*self._files, *self._missing)}
+        listed = {
+            (seen.log, seen.inode): seen for seen in map(self._named, self._disk.files(inodes)) if seen.log
+        }
+        for key, seen in listed.items():
+            if key in self._files:
+                self._files[key].seen = seen
+        # Those written first first, and of the same time those that were read of; the log's own last, but copies are
+        # compared with it.
+        new = [seen for key, seen in listed.items() if key not in self._files]
+        for seen in sorted(new, key=self._rank):
+            self._open(seen)
+        self._from_end = False
+        self._forget_missing(now_ns, {log for log, _ in listed})
+
+    def _rank(self, seen: Seen) -> tuple[bool, int, bool]:
+        is_late = seen.is_rotated == self._is_copied
+        return is_late, seen.modified_ns, (seen.log, seen.inode) not in self._missing
+
+    def _named(self, seen: Seen) -> Seen:
+        """Return a file beside a log, which has no name that a log has, as that of the log."""
+        if seen.log:
+            return seen
+        known = (log for log, inode in (*self._files, *self._missing) if inode == seen.inode)
+        log = next((log for log in known if _directory(log) == _directory(seen.path)), "")
+        return Seen(log, seen.path, seen.inode, seen.modified_ns)
+
+    def _open(self, seen: Seen) -> None:
+        opened = self._disk.open(seen.path)
+        if opened is None:
+            return
+        key = (seen.log, opened.inode)
+        if key in self._files or opened.inode != seen.inode:
+            # It has got another name since it was listed: the next look tells which file is which.
+            opened.close()
+            return
+        file = _File(Seen(seen.log, seen.path, opened.inode, seen.modified_ns), opened)
+        place = self._missing.pop(key, None)
+        is_copy = self._is_copied and seen.is_rotated
+        if place is not None:
+            file.offset, file.tail = place.offset, place.tail
+        if place is not None and (not is_copy or file.matches(opened)):
+            # A file that is not a copy is compared with its place when it is read.
+            self._files[key] = file
+            return
+        file.go_to(0, b"")
+        if self._from_end:
+            self._go_to_end(file)
+        elif is_copy and not self._place_copy(file):
+            opened.close()
+            return
+        self._files[key] = file
+
+    def _go_to_end(self, file: _File) -> None:
+        """Go to the end of the last whole line."""
+        size = file.opened.stat().size
+        begin = max(0, size - self._max_line)
+        before = file.opened.read(begin, size - begin)
+        whole = before.rfind(b"\n") + 1
+        if whole or not begin:
+            file.go_to(begin + whole, before[:whole])
+        else:
+            file.go_to(size, before)
+
+    def _forget_missing(self, now_ns: int, logs: set[str]) -> None:
+        """Forget places whose files do not come again. One that is renamed while it is listed may be left out."""
+        if not self._missing or not logs:
+            self._missing_since_ns = None
+            return
+        if self._missing_since_ns is None:
+            self._missing_since_ns = now_ns
+        if now_ns - self._missing_since_ns < self._quiet_ns:
+            return
+        for place in self._missing.values():
+            if not place.is_ended:
+                logger.warning(
+                    "%s: a file of it that was read up to byte %d is not there any more: what was written behind "
+                    "that is lost, if anything was",
+                    place.log,
+                    place.offset,
+                )
+        self._missing.clear()
+
+    # ------------------------------------------------------------ copies
+
+    def _place_copy(self, copy: _File) -> bool:
+        """Find the place at which to go on in a copy of a log; False: that is not to be said yet."""
+        log = self._files.get(next((key for key in self._files if self._is_log(key, copy.seen.log)), ("", 0)))
+        if log is None:
+            return True
+        size = copy.opened.stat().size
+        if _begins_alike(copy.opened, log.opened, size):
+            # The log is not truncated yet: it may be in the middle of being copied.
+            return False
+        if log.offset and log.matches(copy.opened):
+            copy.offset, copy.tail = log.offset, log.tail
+            log.go_to(0, b"")
+        return True
+
+    def _is_log(self, key: tuple[str, int], log: str) -> bool:
+        return key[0] == log and not self._files[key].seen.is_rotated
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, now_ns: int) -> Chunk | None:
+        """Return lines that were not read yet; None: there are none now. Logs take turns."""
+        self._is_begun_anew = True
+        while self._is_begun_anew:
+            self._is_begun_anew = False
+            chunk = self._next(now_ns)
+        return chunk
+
+    def _next(self, now_ns: int) -> Chunk | None:
+        logs = sorted({log for log, _ in self._files})
+        for place in range(len(logs)):
+            log = logs[(self._turn + place) % len(logs)]
+            for file in self._in_order(log):
+                chunk = self._read(file, now_ns)
+                if chunk is not None:
+                    self._turn += place + 1
+                if chunk is not None or self._is_begun_anew:
+                    # One that is begun anew may be read behind another one now.
+                    return chunk
+        return None
+
+    def take(self, chunk: Chunk, length: int) -> None:
+        """So many bytes of what `read` returned last are read."""
+        file = self._files[chunk.log, chunk.inode]
+        taken = chunk.data[:length]
+        missing = tail_length(chunk.at + length) - length
+        before = file.opened.read(chunk.at - missing, missing) if missing > 0 else b""
+        file.go_to(chunk.at + length, before + taken)
+
+    def _in_order(self, log: str) -> Iterator[_File]:
+        files = [file for (of, _), file in self._files.items() if of == log]
+        yield from sorted(files, key=lambda file: (not file.seen.is_rotated, file.seen.modified_ns))
+
+    def _read(self, file: _File, now_ns: int) -> Chunk | None:
+        stat = file.opened.stat()
+        is_complete = self._is_complete(file, stat, now_ns)
+        if stat != file.idle or (file.offset < stat.size and is_complete):
+            data = self._lines(file, is_complete=is_complete)
+            # Behind the reading: what is read behind a truncation is not what was to be read.
+            if not self._is_as_read(file, stat, now_ns):
+                self._is_begun_anew = True
+                return None
+            if data:
+                return Chunk(file.seen.log, file.opened.inode, file.offset, data)
+        file.idle = stat
+        file.is_ended = file.offset >= stat.size and is_complete
+        if not stat.is_there:
+            # It has no name any more. A program that has it open may write to it still, and that is lost.
+            file.opened.close()
+            del self._files[file.seen.log, file.opened.inode]
+        return None
+
+    def _is_complete(self, file: _File, stat: Stat, now_ns: int) -> bool:
+        """Whether a last line without a newline is one."""
+        return not stat.is_there or (file.seen.is_rotated and now_ns - stat.modified_ns >= self._quiet_ns)
+
+    def _lines(self, file: _File, *, is_complete: bool) -> bytes:
+        """Return whole lines from the place on."""
+        data = file.opened.read(file.offset, CHUNK_BYTES)
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) == CHUNK_BYTES < self._max_line:
+            data = file.opened.read(file.offset, self._max_line)
+            whole = data.rfind(b"\n") + 1
+        if whole:
+            return data[:whole]
+        if is_complete or len(data) >= self._max_line:
+            return data[: self._max_line]
+        return b""
+
+    def _is_as_read(self, file: _File, stat: Stat, now_ns: int) -> bool:
+        """Whether what was read of a file is there still; if not, it is read from its beginning."""
+        if file.offset <= stat.size and file.matches(file.opened):
+            return True
+        if self._is_copied and not file.seen.is_rotated:
+            self.look(now_ns)
+            if not file.offset:
+                return False
+        logger.warning(
+            "%s was truncated, or is another file than the one that was read up to byte %d: what was written behind "
+            "that is lost, if anything was, and it is read from its beginning",
+            file.seen.path,
+            file.offset,
+        )
+        file.go_to(0, b"")
+        return False
+
+
+def _directory(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _begins_alike(copy: Opened, log: Opened, size: int) -> bool:
+    """Whether a log begins with the bytes of its copy: compared at the copy's two ends."""
+    length = tail_length(size)
+    return all(
+        copy.read(at, length) == log.read(at, length) and len(log.read(at, length)) == length
+        for at in (0, size - length)
+    )
+
 
 STARTS = ("earliest", "latest")
 ROTATIONS = ("rename", "copytruncate")

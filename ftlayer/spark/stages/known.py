@@ -2,18 +2,166 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import select
+import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftlayer.functions.chains.chain import ChainResult
+from ftlayer.functions.chains.chain import ChainResult, RowFailure
 from ftlayer.functions.current import UNTRACKED, Tries
+from ftlayer.printable import text_of
 from ftlayer.records.tries import FIRST_TRY
-from ftlayer.spark.stages.isolate import run_isolated
 from ftlayer.spark.stages.pages import U64
+
+# Run a chain in a forked child, so that a record that kills its process is found and outlived.
+#
+# Used after a Python worker died, on the rows it may have held: half of them at a time, until the
+# killers stand alone. Each becomes a failure that says so; its neighbours' results are kept.
+
+
+TRIES_ALONE = 2
+"""A record alone in its process gets this many tries before it is called a killer: the first death
+may have been another's doing (memory)."""
+
+POLL_MS = 50
+"""How often a child that says nothing is looked for: whether it has died, while others keep its pipe open."""
+
+_LENGTH = 8
+
+
+def run_isolated(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult]) -> ChainResult:
+    """Return what ``run(batch)`` returns, with a fatal failure for each row that kills its process.
+
+    Functions may be called several times for one row (docs: what a function must be able to bear).
+    An exception that ``run`` raises (nothing that can be pinned on a row) is raised here as well.
+    """
+    for attempt in range(TRIES_ALONE if batch.num_rows == 1 else 1):
+        result, death = _in_child(batch, run)
+        if result is not None:
+            return result
+        if batch.num_rows == 1 and attempt == TRIES_ALONE - 1:
+            reason = f"killed the process it ran in ({death}), {TRIES_ALONE} times, alone in it"
+            return ChainResult([], [RowFailure(0, "", reason, "", fatal=True)])
+    half = batch.num_rows // 2
+    left = run_isolated(batch.slice(0, half), run)
+    right = run_isolated(batch.slice(half), run)
+    return ChainResult(
+        left.batches + [(rows, parents + half) for rows, parents in right.batches],
+        left.failures + [replace(failure, row=failure.row + half) for failure in right.failures],
+    )
+
+
+def _in_child(
+    batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult]
+) -> tuple[ChainResult | None, str]:
+    """Run in a child; return its result, or None and how it died."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _child(batch, run, writing)
+    os.close(writing)
+    try:
+        data, status = _received(reading, child)
+    finally:
+        os.close(reading)
+    if os.WIFSIGNALED(status):
+        return None, f"signal {_name(os.WTERMSIG(status))}"
+    if os.WEXITSTATUS(status) or not data:
+        return None, f"exit code {os.WEXITSTATUS(status)}"
+    outcome = pickle.loads(data)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return _from_wire(outcome), ""
+
+
+def _received(reading: int, child: int) -> tuple[bytes, int]:
+    """Return what the child has said, b"" where that is not whole, and how it ended.
+
+    Its length says where the message ends: a process that a function has forked may keep the pipe's end, and the end
+    of file never comes. So it does not where the child dies.
+    """
+    poller = select.poll()
+    poller.register(reading, select.POLLIN)
+    data, wanted, status = bytearray(), _LENGTH, None
+    while len(data) < wanted:
+        if poller.poll(POLL_MS if status is None else 0):
+            part = os.read(reading, 1 << 20)
+            if not part:
+                break
+            data += part
+            if len(data) >= _LENGTH:
+                wanted = _LENGTH + int.from_bytes(data[:_LENGTH], "big")
+        elif status is not None:
+            break
+        elif (ended := os.waitpid(child, os.WNOHANG))[0]:
+            status = ended[1]
+    if status is None:
+        _, status = os.waitpid(child, 0)
+    return bytes(data[_LENGTH:]) if len(data) == wanted else b"", status
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has a number only
+        return str(number)
+
+
+def _child(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult], writing: int) -> None:
+    """Never returns: the worker's own exit handlers and buffers belong to the parent."""
+    try:
+        result = run(batch)
+        data = pickle.dumps(
+            (
+                [
+                    (rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), parents.tobytes())
+                    for rows, parents in result.batches
+                ],
+                result.failures,
+            )
+        )
+    except SystemExit as error:
+        # Raised in the parent it would end a worker again, and the batch would never come through.
+        os._exit(_exit_code(error))
+    except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises it
+        data = _pickled(error)
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(len(data).to_bytes(_LENGTH, "big") + data)
+    os._exit(0)
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Return the code that Python itself would exit with."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Pickle an exception; one that the parent could not read is carried as its text."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except BaseException:  # noqa: BLE001 - a class may fail in any way at being pickled
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))
+    return data
+
+
+def _from_wire(outcome: tuple[list[tuple[bytes, bytes, bytes]], list[RowFailure]]) -> ChainResult:
+    batches = []
+    for schema, rows, parents in outcome[0]:
+        known = pa.ipc.read_schema(pa.py_buffer(schema))
+        batch = pa.ipc.read_record_batch(pa.py_buffer(rows), known)
+        batches.append((batch, np.frombuffer(parents, np.int64)))
+    return ChainResult(batches, outcome[1])
+
 
 _PLACE = "_ft_place"
 

@@ -2,12 +2,17 @@
 
 What a reader of LMDB holds on to cannot be used again by writers, so that a snapshot that takes seconds would make
 the file grow and updates slow. So entries are moved here only between snapshots, when memory holds too many. They are
-moved in the order of their keys (`ftlayer.state.lmdb.sweep`): a fifth of the work of moving them in the order of their
+moved in the order of their keys (`ftlayer.state.lmdb.stores`): a fifth of the work of moving them in the order of their
 use, since what lies in one page is written together, and pages that are written together lie together.
 """
 
 from __future__ import annotations
 
+import fcntl
+import heapq
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -34,8 +39,6 @@ from ftlayer.state.lmdb.layout import (
     stored_value,
     value_of,
 )
-from ftlayer.state.lmdb.local_directory import LocalDirectory
-from ftlayer.state.lmdb.sweep import Sweep
 from ftlayer.state.snapshots.entries import Block
 from ftlayer.state.snapshots.pace import giving_way
 from ftlayer.state.snapshots.serializer import Serializer, unpack, unreadable
@@ -43,6 +46,98 @@ from ftlayer.state.snapshots.view import TableView
 from ftlayer.state.tables.footprint import footprint
 from ftlayer.state.tables.groups import KeyGroups
 from ftlayer.state.tables.layers import DELETED, NOTHING, LayeredTable
+
+_PREFIX = "ftlayer-state-"
+_LOCK = "lock"
+
+
+class LocalDirectory:
+    """A directory of its own, removed by `close`; what killed processes have left beside it is removed before."""
+
+    def __init__(self, parent: str | None) -> None:
+        """``parent`` None: the system's directory for temporary files. OSError if it cannot be written."""
+        base = Path(parent or tempfile.gettempdir())
+        base.mkdir(parents=True, exist_ok=True)
+        _sweep(base)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        # Locked before it has its name, so that it is never there and not locked.
+        new = self.path / "new"
+        self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        new.rename(self.path / _LOCK)
+
+    def close(self) -> None:
+        """Remove it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _sweep(base: Path) -> None:
+    for lock in base.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            # Another user's, or gone meanwhile.
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(handle)
+
+
+# The keys of a table's base in the order in which they lie in a store, found out bit by bit.
+#
+# A part of the keys is packed and sorted at a time; the sorted parts are merged while they are used, as an external
+# sort does (Knuth, The Art of Computer Programming 3, 5.4).
+
+
+MOST_KEYS = 64_000
+"""Keys of one sweep, the oldest of the base: the more of them, the closer they lie together."""
+
+SORTED = 1_000
+"""Keys that are sorted in one call: about a millisecond."""
+
+
+class Sweep:
+    """Those keys that a base has now. None of them may leave it before `in_order` has given it."""
+
+    def __init__(
+        self,
+        info: TableInfo,
+        groups: KeyGroups,
+        table: LayeredTable,
+        pack: Callable[[KeyGroups, Key], bytes],
+    ) -> None:
+        """``pack`` returns a key's bytes."""
+        self.info = info
+        self.groups = groups
+        self.table = table
+        self._pack = pack
+        self._unsorted = iter(list(islice(table.base, MOST_KEYS)))
+        self._parts: list[list[tuple[bytes, Key]]] = []
+        self.in_order: Iterator[tuple[bytes, Key]] = iter(())
+
+    def sort(self) -> bool:
+        """Sort a part of the keys; False: all are sorted, and `in_order` gives them with their stored keys."""
+        number = TABLE.pack(self.info.number)
+        pack, groups = self._pack, self.groups
+        part = [(stored_key(number, pack(groups, key)), key) for key in islice(self._unsorted, SORTED)]
+        if part:
+            part.sort(key=_stored)
+            self._parts.append(part)
+            return True
+        if self._parts:
+            self.in_order = heapq.merge(*self._parts, key=_stored)
+            self._parts = []
+        return False
+
+
+def _stored(pair: tuple[bytes, Key]) -> bytes:
+    return pair[0]
+
 
 FIRST_MAP_BYTES = 64 * MIB
 """Size of the map to begin with; doubled when it is full."""
@@ -56,7 +151,7 @@ Spilled = tuple[TableInfo, KeyGroups, LayeredTable]
 
 
 class LmdbStores:
-    """The environment of one backend: `ftlayer.state.upkeep.Spilling`. Made on disk when it is first needed."""
+    """The environment of one backend: `ftlayer.state.opening.Spilling`. Made on disk when it is first needed."""
 
     def __init__(self, directory: str | None) -> None:
         """``directory``: where its own directory is made; None: where temporary files are."""

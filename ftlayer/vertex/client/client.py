@@ -2,26 +2,549 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
+import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.checks import LONGEST_MS, check_int, check_text, known_options
-from ftlayer.config import CLIENT_DEADLINE_MS
-from ftlayer.errors import FTLayerError, VertexError, VertexUnavailableError
-from ftlayer.transport.streams import NO_COLUMNS
-from ftlayer.vertex.calls import Call, Envelope, Reply
-from ftlayer.vertex.client.connection import Connection, monotonic_ms, retried
-from ftlayer.vertex.client.pipeline import Pipeline
-from ftlayer.vertex.wire.frames import ENVELOPED, decode_reply, encode_call
+from ftlayer.checks import LONGEST_MS, MOST_BYTES, check_bytes, check_int, check_text, known_options
+from ftlayer.config import CLIENT_DEADLINE_MS, check_token
+from ftlayer.errors import (
+    ConfigError,
+    FTLayerError,
+    UnauthorizedError,
+    UnsupportedError,
+    VertexError,
+    VertexUnavailableError,
+)
+from ftlayer.transport.address import parse_address
+from ftlayer.transport.client import Endpoint, connect
+from ftlayer.transport.failures import TRANSPORT_ERRORS
+from ftlayer.transport.streams import NO_COLUMNS, end_stream
+from ftlayer.transport.tokens import call_options
+from ftlayer.vertex.calls import Call, Envelope, Ingest, Persist, Register, Reply, Xor
+from ftlayer.vertex.wire.frames import ENVELOPED, decode_reply, encode_call, fields_of, frame_of
+
+logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+
+# gRPC keeps threads and locks that a fork does not copy. Set by the first connection of a process.
+_grpc_process: int | None = None
+
+
+def monotonic_ms() -> int:
+    """Return the monotone clock in milliseconds."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Connection:
+    """Where a vertex is and how it is talked to. Any thread may use it.
+
+    ``address`` is ``"grpc://host:port"``, ``"grpc+tls://host:port"`` or ``"grpc+unix:///path"``; ``root_certs`` the PEM
+    that the vertex's certificate is verified by (None: the system's), ``client_pem`` the certificate and the key that
+    are shown to a vertex that asks for one.
+    """
+
+    def __init__(
+        self, address: str, token: str, root_certs: bytes | None, client_pem: bytes | None = None
+    ) -> None:
+        """Check the arguments (`ConfigError`); connects to nothing yet."""
+        where = parse_address(address, "address")
+        way_out = "grpc+tls://host:port" if where.path else f"grpc+tls://{where.listen}"
+        if not where.tls and not where.is_here:
+            raise ConfigError(f"address: the token would cross the network unencrypted; use {way_out}")
+        if not where.tls and root_certs is not None:
+            raise ConfigError(f"address: with root_certs use {way_out}")
+        if not where.tls and client_pem is not None:
+            raise ConfigError(f"address: with client_pem use {way_out}")
+        _check_certificates(root_certs, client_pem)
+        check_token(token)
+        self.address = address
+        self.token = token
+        self.root_certs = root_certs
+        self.client_pem = client_pem
+        self._lock = threading.Lock()
+        self._client: flight.FlightClient | None = None
+        self._end: FTLayerError | None = None
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[type[Connection], tuple[str, str, bytes | None, bytes | None]]:
+        return Connection, (self.address, self.token, self.root_certs, self.client_pem)
+
+    def client(self) -> flight.FlightClient:
+        """Return the Flight client; made on the first call of a process, without waiting for the vertex.
+
+        Raises what `end` was told, after it.
+        """
+        with self._lock:
+            if self._end is not None:
+                # A copy: several threads raise it.
+                raise type(self._end)(*self._end.args)
+            self.check_process()
+            if self._client is None:
+                # One PEM has both certificate and key; each is found by its name.
+                endpoint = Endpoint(
+                    self.address,
+                    self.token,
+                    self.root_certs,
+                    client_cert=self.client_pem,
+                    client_key=self.client_pem,
+                )
+                self._client = connect(endpoint, retries=True)
+            return self._client
+
+    def check_process(self) -> None:
+        """Raise `UnsupportedError` in a process forked from one that has used gRPC: it would hang."""
+        global _grpc_process
+        pid = os.getpid()
+        if _grpc_process not in (None, pid):
+            raise UnsupportedError(
+                f"process {pid} was forked from process {_grpc_process} after that had talked to a vertex, "
+                "which gRPC does not survive: fork before the first call, or start processes with 'spawn'"
+            )
+        _grpc_process = pid
+        if self._pid != pid:
+            self._pid, self._client = pid, None
+
+    def options(self, timeout_s: float | None) -> flight.FlightCallOptions:
+        """Return what goes with every request; ``timeout_s`` None is for streams."""
+        return call_options(self.token, timeout_s)
+
+    def close(self) -> None:
+        """Give the connection up; a later call makes another."""
+        with self._lock:
+            if self._client is not None and self._pid == os.getpid():
+                self._client.close()
+            self._client = None
+
+    def end(self, reason: FTLayerError) -> None:
+        """Give the connection up permanently: later calls of this process, and further attempts, raise ``reason``."""
+        with self._lock:
+            self._end = reason
+        self.close()
+
+
+def _check_certificates(root_certs: bytes | None, client_pem: bytes | None) -> None:
+    """Look at the certificates before gRPC does, which would try until the deadline and name no reason."""
+    check_bytes(root_certs, "root_certs")
+    check_bytes(client_pem, "client_pem")
+    if root_certs is None and client_pem is None:
+        return
+    # Late: most clients have none.
+    from ftlayer.transport.tls import check_certificate, check_roots
+
+    if root_certs is not None:
+        check_roots(root_certs, "root_certs")
+    if client_pem is not None:
+        check_certificate(client_pem, client_pem, cert_option="client_pem", key_option="client_pem")
+
+
+def vertex_error(error: BaseException) -> FTLayerError | None:
+    """Return the vertex's own error in an exception of Flight; None where the transport failed."""
+    if isinstance(error, flight.FlightError) and error.extra_info:
+        answer, _ = decode_reply(error.extra_info)
+        if isinstance(answer, VertexUnavailableError):
+            return None
+        if isinstance(answer, FTLayerError):
+            return answer
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        return UnauthorizedError(str(error))
+    return None
+
+
+def possible_cause(address: str, failure: str) -> str:
+    """Return what a failure of the transport may come from, to follow its text; empty where its text says enough.
+
+    gRPC has no codes for these: its texts are all there is.
+    """
+    where = parse_address(address, "address")
+    cause = ""
+    if where.tls and "certificate verify failed" in failure:
+        cause = "the vertex's certificate was not accepted: root_certs needs it, or what it is signed by"
+    elif where.tls and "wrong version number" in failure:
+        cause = f"a vertex without TLS is addressed as {replace(where, tls=False)}"
+    elif where.tls and "Socket closed" in failure:
+        cause = "a vertex with --tls-client-ca takes only clients whose client_pem is signed by that"
+    elif not where.path and "Socket closed" in failure:
+        cause = f"a vertex with TLS is addressed as {replace(where, tls=True)}"
+    return cause and f"; possible cause: {cause}"
+
+
+def retried(attempt: Callable[[float], T], what: str, address: str, deadline_ms: int) -> T:
+    """Call ``attempt(seconds left)`` until it answers; what the vertex refuses is raised at once.
+
+    Raises `VertexUnavailableError` with the last failure when ``deadline_ms`` (monotone) has passed.
+    """
+    pause = FIRST_PAUSE_S
+    while True:
+        left = (deadline_ms - monotonic_ms()) / 1_000
+        try:
+            return attempt(max(left, 0.001))
+        except (*TRANSPORT_ERRORS, VertexUnavailableError) as error:
+            refusal = vertex_error(error)
+            if refusal is not None:
+                raise refusal from None
+            left = (deadline_ms - monotonic_ms()) / 1_000
+            if left <= pause:
+                raise VertexUnavailableError(
+                    f"{what}: no answer from the vertex at {address} before the deadline; "
+                    f"last failure: {error}{possible_cause(address, str(error))}"
+                ) from error
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+BulkCall = Persist | Ingest | Xor | Register
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A call that has no answer yet, as it went out."""
+
+    frame: bytes
+    size: int
+    deadline_ms: int
+    future: Future[Reply]
+
+
+class Lane:
+    """Calls of one kind and stream, under a client name of their own.
+
+    A thread reads the answers; when the stream breaks it makes another and sends what is unanswered again,
+    in order, under the same numbers. The stream is a ``DoExchange``: unlike a ``DoPut``, which the vertex
+    takes just as well, its client can cancel it.
+    """
+
+    def __init__(
+        self, connection: Connection, kind: str, client: str, window: int, window_bytes: int
+    ) -> None:
+        self._connection = connection
+        self._kind = kind
+        self._client = client
+        self._window, self._window_bytes = window, window_bytes
+        self._writing = threading.Lock()  # its holder numbers and writes calls; taken before _changed
+        self._sequence = 0
+        self._changed = threading.Condition()  # guards everything below
+        self._calls, self._bytes = 0, 0
+        self._unanswered: OrderedDict[int, _Sent] = OrderedDict()
+        self._writer: flight.FlightStreamWriter | None = None
+        self._reader: flight.FlightStreamReader | None = None
+        self._closing = False
+        self._last_failure = "none"
+        self._thread: threading.Thread | None = None
+
+    def submit(self, call: BulkCall, deadline_ms: int) -> Future[Reply]:
+        """Send a call; waits while the window is full. See `Pipeline.submit`."""
+        fields = fields_of(call)
+        size = sum(len(value) for value in fields.values() if isinstance(value, (bytes, memoryview)))
+        future: Future[Reply] = Future()
+        self._reserve(size, deadline_ms)
+        if not self._writing.acquire(timeout=seconds_until(deadline_ms)):
+            self._release(size)
+            raise self._unavailable("another call of the same stream could not be sent")
+        try:
+            frame = self._frame(call, fields, size)
+            sent = _Sent(frame, size, deadline_ms, future)
+            with self._changed:
+                self._unanswered[self._sequence] = sent
+                self._changed.notify_all()
+                writer = self._writer
+            if self._thread is None:
+                name = f"ftlayer-{self._kind.lower()}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+            elif writer is not None:
+                self._write(writer, sent)
+        finally:
+            self._writing.release()
+        return future
+
+    def _frame(self, call: BulkCall, fields: dict[str, Any], size: int) -> bytes:
+        """Number a call and return its frame; one that cannot be written takes no number."""
+        try:
+            frame = frame_of(call, fields, Envelope(self._client, self._sequence + 1))
+        except FTLayerError:
+            self._release(size)
+            raise
+        self._sequence += 1
+        return frame
+
+    def wait_until_idle(self) -> None:
+        """Wait until every call has its answer or has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unanswered)
+
+    def fail_overdue(self, now_ms: int) -> None:
+        """Fail the calls whose deadline has passed, and begin the stream anew if there were any."""
+        with self._changed:
+            overdue = [number for number, sent in self._unanswered.items() if sent.deadline_ms <= now_ms]
+            futures = [self._take(number).future for number in overdue]
+            reader = self._reader
+        if futures and reader is not None:
+            # A vertex that hangs may hold the threads that read and write; this frees them.
+            reader.cancel()
+        for future in futures:
+            future.set_exception(self._unavailable("no answer before the deadline"))
+
+    def close(self) -> None:
+        """End the stream; `wait_until_idle` first."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        with self._writing:
+            with self._changed:
+                writer = self._writer
+            if writer is not None:
+                self._end(writer)
+        if self._thread is not None:
+            self._thread.join()
+
+    # ------------------------------------------------------------ submitting threads
+
+    def _reserve(self, size: int, deadline_ms: int) -> None:
+        def has_room() -> bool:
+            fits = self._calls < self._window and self._bytes + size <= self._window_bytes
+            return fits or self._calls == 0
+
+        with self._changed:
+            if not self._changed.wait_for(has_room, timeout=seconds_until(deadline_ms)):
+                raise self._unavailable("the window stayed full until the deadline")
+            self._calls += 1
+            self._bytes += size
+
+    def _release(self, size: int) -> None:
+        with self._changed:
+            self._calls -= 1
+            self._bytes -= size
+            self._changed.notify_all()
+
+    def _unavailable(self, what: str) -> VertexUnavailableError:
+        address = self._connection.address
+        return VertexUnavailableError(
+            f"{self._kind} to the vertex at {address}: {what}; last failure of the connection: "
+            f"{self._last_failure}{possible_cause(address, str(self._last_failure))}"
+        )
+
+    def _write(self, writer: flight.FlightStreamWriter, sent: _Sent) -> None:
+        try:
+            writer.write_metadata(sent.frame)
+        except TRANSPORT_ERRORS as error:
+            # The reading thread sees the same failure and sends everything again.
+            self._note(error)
+
+    def _end(self, writer: flight.FlightStreamWriter) -> None:
+        try:
+            end_stream(writer)
+        except TRANSPORT_ERRORS as error:
+            logger.debug("stream was broken already: %s", error)
+
+    def _note(self, error: BaseException) -> None:
+        with self._changed:
+            self._last_failure = str(error)
+
+    # ------------------------------------------------------------ reading thread
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_S
+        while self._wait_for_work():
+            try:
+                if self._serve_stream():
+                    pause = FIRST_PAUSE_S
+            except (*TRANSPORT_ERRORS, VertexError) as error:
+                self._note(error)
+                refusal = error if isinstance(error, VertexError) else vertex_error(error)
+                if refusal is not None:
+                    self._fail_all(refusal)
+            with self._changed:
+                self._writer = self._reader = None
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _wait_for_work(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._unanswered or self._closing)
+            return not self._closing
+
+    def _serve_stream(self) -> bool:
+        """Open a stream and read its answers until it ends; return whether there were any."""
+        descriptor = flight.FlightDescriptor.for_command(b"calls")
+        writer, reader = self._connection.client().do_exchange(descriptor, self._connection.options(None))
+        try:
+            writer.begin(NO_COLUMNS)
+            return self._read_answers(writer, reader)
+        finally:
+            # A writer that is not closed complains on stderr when it is freed.
+            with contextlib.suppress(*TRANSPORT_ERRORS):
+                writer.close()
+
+    def _read_answers(self, writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader) -> bool:
+        with self._changed:
+            self._reader = reader
+        with self._writing:
+            with self._changed:
+                again = list(self._unanswered.values())
+                self._writer = writer
+                closing = self._closing
+            for sent in again:
+                self._write(writer, sent)
+            if closing:
+                self._end(writer)
+        answered = False
+        try:
+            while True:
+                self._deliver(reader.read_chunk().app_metadata)
+                answered = True
+        except StopIteration:
+            return answered
+
+    def _deliver(self, frame: pa.Buffer | None) -> None:
+        if frame is None:
+            raise VertexError("the vertex sent rows where an answer was expected")
+        answer, sequence = decode_reply(frame.to_pybytes())
+        if isinstance(answer, VertexUnavailableError):
+            # The vertex is about to stop: what is unanswered goes to the one that comes after it.
+            raise ConnectionError(str(answer))
+        with self._changed:
+            sent = self._take(sequence) if sequence in self._unanswered else None
+        if sent is None:
+            return  # it had failed at its deadline
+        if isinstance(answer, FTLayerError):
+            sent.future.set_exception(answer)
+        else:
+            sent.future.set_result(answer)
+
+    def _take(self, sequence: int | None) -> _Sent:
+        sent = self._unanswered.pop(sequence)  # type: ignore[arg-type]
+        self._calls -= 1
+        self._bytes -= sent.size
+        self._changed.notify_all()
+        return sent
+
+    def _fail_all(self, error: FTLayerError) -> None:
+        with self._changed:
+            futures = [self._take(number).future for number in list(self._unanswered)]
+        for future in futures:
+            future.set_exception(error)
+
+
+def seconds_until(deadline_ms: int) -> float:
+    """Return the seconds until a moment of the monotone clock, 0 if it has passed."""
+    return max(deadline_ms - monotonic_ms(), 0) / 1_000
+
+
+# The vertex keeps the replies to the latest 256 calls of a client: what is sent again has to be among them.
+MAX_WINDOW = 128
+_WATCH_S = 0.2
+
+
+class Pipeline:
+    """Sends Persist, Ingest, Xor and Register without waiting for the answers. Any thread may use it.
+
+    Calls of one kind and stream go to the vertex in the order of their submission; others may
+    overtake them. Not guaranteed: that the answers come in order.
+    """
+
+    def __init__(
+        self, connection: Connection, client: str, deadline_ms: int, window: int, window_bytes: int
+    ) -> None:
+        """Made by `VertexClient.pipeline`. `ConfigError` for a window out of range."""
+        check_int(window, "window", least=1, most=MAX_WINDOW)
+        check_int(window_bytes, "window_bytes", least=1, most=MOST_BYTES)
+        self._connection = connection
+        self._client = client
+        self._deadline_ms = deadline_ms
+        self._window, self._window_bytes = window, window_bytes
+        self._lock = threading.Lock()
+        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._closed = threading.Event()
+        self._watchdog: threading.Thread | None = None
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise UnsupportedError(
+            "a pipeline cannot be pickled: pickle its client, and make a pipeline from that"
+        )
+
+    def submit(self, call: BulkCall) -> Future[Reply]:
+        """Send ``call`` and return the future of its reply; waits while the window is full.
+
+        The future raises what the vertex raised, or `VertexUnavailableError` after the client's deadline.
+        Its callbacks run on the thread that reads answers: they may submit to this pipeline only calls
+        of another kind, and must not wait for anything.
+
+        Raises:
+            MalformedRequestError: the call cannot be written; nothing was sent.
+            VertexUnavailableError: the window stayed full until the deadline.
+            UnsupportedError: this process was forked after the pipeline had been used.
+        """
+        return self._lane(call).submit(call, monotonic_ms() + self._deadline_ms)
+
+    def flush(self) -> None:
+        """Wait until every call so far has its answer or has failed. Raises nothing: see the futures."""
+        for lane in self._all_lanes():
+            lane.wait_until_idle()
+
+    def close(self) -> None:
+        """Flush and end the streams. Submitting after it raises `VertexUnavailableError`."""
+        self.flush()
+        self._closed.set()
+        for lane in self._all_lanes():
+            lane.close()
+        if self._watchdog is not None:
+            self._watchdog.join()
+
+    def _all_lanes(self) -> list[Lane]:
+        with self._lock:
+            return list(self._lanes.values())
+
+    def _lane(self, call: BulkCall) -> Lane:
+        # Before the lock, which a fork may have copied while it was held.
+        self._connection.check_process()
+        kind = type(call).__name__
+        key = kind, "" if isinstance(call, Xor) else call.stream
+        with self._lock:
+            if self._closed.is_set():
+                raise VertexUnavailableError("the pipeline is closed")
+            lane = self._lanes.get(key)
+            if lane is None:
+                client = f"{self._client}/{len(self._lanes)}"
+                lane = Lane(self._connection, kind, client, self._window, self._window_bytes)
+                self._lanes[key] = lane
+            if self._watchdog is None:
+                self._watchdog = threading.Thread(target=self._watch, name="ftlayer-deadlines", daemon=True)
+                self._watchdog.start()
+            return lane
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_WATCH_S):
+            for lane in self._all_lanes():
+                lane.fail_overdue(monotonic_ms())
+
 
 PART_BYTES = 1 << 20
 

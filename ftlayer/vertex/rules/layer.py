@@ -33,35 +33,432 @@ events of a root before the answer.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+
+import numpy as np
 
 from ftlayer.acker import ExactTracker
 from ftlayer.clock import Now
-from ftlayer.errors import MalformedRequestError, UnsupportedError, VertexError
+from ftlayer.errors import (
+    MalformedRequestError,
+    ProtocolError,
+    StaleOwnerError,
+    UnsupportedError,
+    VertexError,
+)
+from ftlayer.records.sought import says
+from ftlayer.store import batches, failed
+from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
-from ftlayer.store.meta import get_query
+from ftlayer.store.meta import QueryRecord, all_queries, get_query, put_query
+from ftlayer.store.planned import all_planned
+from ftlayer.store.streams import all_positions, get_bounds, next_stream_number
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import Call, Envelope, MutatingCall, ReadingCall, Reply
+from ftlayer.vertex.calls import (
+    MAX_EXAMINED,
+    MAX_PAGE_BYTES,
+    Call,
+    Envelope,
+    ListRecords,
+    MutatingCall,
+    OpenQuery,
+    OpenStream,
+    QueryOpened,
+    QueryStatus,
+    QueryStatusCall,
+    ReadingCall,
+    Recall,
+    Recalled,
+    RecordInfo,
+    RecordList,
+    RecordPage,
+    Reply,
+    SelectRecords,
+    StatsReply,
+    StreamOpened,
+    StreamOptions,
+    StreamStatus,
+    StreamStatusCall,
+)
+from ftlayer.vertex.calls.jobs import HistogramDetails
+from ftlayer.vertex.calls.records import StreamDetails, StreamList
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.batches import Batches
 from ftlayer.vertex.rules.board import Board
+from ftlayer.vertex.rules.counters import StreamCounters
 from ftlayer.vertex.rules.dedupe import Dedupe
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.hour import VertexHour
 from ftlayer.vertex.rules.letters import BarrierLetters
-from ftlayer.vertex.rules.names import belongs_to
-from ftlayer.vertex.rules.opening import Opening, recall
+from ftlayer.vertex.rules.live import by_segment
+from ftlayer.vertex.rules.names import belongs_to, names_of
 from ftlayer.vertex.rules.operating import DeadLetters
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.range_calls import RangeCalls
 from ftlayer.vertex.rules.replay import Replays
-from ftlayer.vertex.rules.selecting import listed, select
+from ftlayer.vertex.rules.retry import check_timeout
 from ftlayer.vertex.rules.state import Group, ShardState, recover
-from ftlayer.vertex.rules.status import Status, list_streams
+from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking
+from ftlayer.vertex.rules.walked import Record
+from ftlayer.vertex.rules.walking import NEVER_MS, PASSED_AT_ONCE, PassedRows, Span, Walks
+
+
+class Opening:
+    """`OpenStream` and `OpenQuery`."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+
+    def stream(self, txn: WriteTransaction, call: OpenStream) -> StreamOpened:
+        """Declare a stream, or give it new options."""
+        self._state.owners.check([call.stream], call.owner)
+        check_timeout(call.options, self._state.options.buckets)
+        stream = self._declare(txn, call.stream, call.options)
+        held = tuple(partition.name for partition in self._state.ranges.of_stream(stream))
+        positions = all_positions(txn, stream.number)
+        planned = all_planned(txn, stream.number)
+        return StreamOpened(self._state.incarnation, positions, self._state.exact, held, planned)
+
+    def query(self, txn: WriteTransaction, call: OpenQuery) -> QueryOpened:
+        """Take a query over: a new epoch, which owns ``call.streams`` and no others."""
+        state = self._state
+        check_timeout(call.options, state.options.buckets)
+        for name in call.streams:
+            stream = state.find_stream(name)
+            if stream is not None and stream.query not in ("", call.query):
+                raise StaleOwnerError(
+                    f"stream {name!r} belongs to query {stream.query!r}; a stream is read by one query: stop "
+                    "that one and start it again without the stream, or give this query another one"
+                )
+        record = get_query(txn, call.query)
+        if record is None:
+            number = 1 + max((other.number for _, other in all_queries(txn)), default=0)
+            record = QueryRecord(number, 0, call.run, ())
+        for name in set(record.streams) - set(call.streams):
+            self._own(txn, state.stream(name), "")
+        for name in call.streams:
+            self._own(txn, self._declare(txn, name, call.options), call.query)
+        record = replace(
+            record,
+            epoch=record.epoch + 1,
+            run=call.run,
+            streams=call.streams,
+            title=call.title or record.title,
+        )
+        put_query(txn, call.query, record)
+        return QueryOpened(
+            record.epoch,
+            state.incarnation,
+            record.last_sealed,
+            record.last_committed,
+            state.options.shard,
+            state.options.shards,
+            state.exact,
+        )
+
+    def _declare(self, txn: WriteTransaction, name: str, options: StreamOptions) -> Stream:
+        stream = self._state.find_stream(name)
+        if stream is None:
+            stream = Stream(name, next_stream_number(txn), options)
+        stream.options = options
+        stream.write(txn)
+        if options.replay != "source":
+            self._state.forget_ranges(txn, stream)
+        self._state.add_stream(stream)
+        return stream
+
+    def _own(self, txn: WriteTransaction, stream: Stream, query: str) -> None:
+        stream.query = query
+        stream.write(txn)
+
+
+def recall(state: ShardState, call: Recall, now: Now) -> Recalled:
+    """Make the pending rows of streams due at once, since the slots that worked on them may be gone.
+
+    In memory only: after a restart they are due anyway. They are before what is due already, the oldest first.
+    Roots that timed out stay in the tracker for their late events; their rows have left the segment.
+    """
+    state.check_incarnation(call.incarnation)
+    state.owners.check(call.streams, call.owner)
+    numbers = {state.stream(name).number for name in call.streams}
+    roots, locations = state.tracker.pending()
+    recalled = np.zeros(len(roots), np.bool_)
+    for segment, rows, positions in reversed(list(by_segment(locations))):
+        live = state.live.get(segment)
+        if live is None or live.stream.number not in numbers:
+            continue
+        pending = ~live.done[rows]
+        if live.source is not None:
+            # Those that timed out are wanted before, and stay.
+            pending &= ~live.source.wanted_of(rows)
+            recalled[positions[pending]] = True
+            count = live.source.recall(rows[pending])
+            live.stream.unstored += count
+            live.stream.counters.recalled += count
+            continue
+        recalled[positions[pending]] = True
+        due = np.zeros(len(live.done), np.bool_)
+        due[rows[pending]] = True
+        live.stream.add_recalled(segment, np.flatnonzero(due))
+        count = int(np.count_nonzero(due))
+        live.stream.in_flight -= count
+        live.stream.counters.recalled += count
+    # In the order they were found in: that of the tracker's memory, several times as fast as any other.
+    taken = roots[recalled]
+    state.tracker.forget(taken)
+    state.circuits.recalled(taken, now.mono_ms)
+    return Recalled(len(taken))
+
+
+def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> RecordPage:
+    """Return a page: it ends with the limit, with `MAX_EXAMINED` records, or with `MAX_PAGE_BYTES` of payload."""
+    span = _span(state, call)
+    wanted = _Wanted(call, span)
+    keys: list[bytes] = []
+    infos: list[RecordInfo] = []
+    size = 0
+    last = b""
+    examined = passed = 0
+    for record in _candidates(state, txn, call, span):
+        if examined + passed >= MAX_EXAMINED or len(keys) == call.limit or size >= MAX_PAGE_BYTES:
+            return RecordPage(tuple(infos), tuple(keys), examined, last)
+        last = record.key
+        if isinstance(record, PassedRows):
+            passed += PASSED_AT_ONCE
+            continue
+        examined += 1
+        if not wanted(record):
+            continue
+        keys.append(record.key)
+        if not call.keys_only:
+            info = record.info()
+            infos.append(info)
+            size += info.payload.nbytes + sum(len(each.traceback) for each in info.history)
+    return RecordPage(tuple(infos), tuple(keys), examined, b"")
+
+
+def listed(state: ShardState, txn: ReadTransaction, call: ListRecords) -> RecordList:
+    """Return a page of all records in a state: it ends as that of `select` does."""
+    page = select(state, txn, SelectRecords(call.state, call.stream, limit=call.limit, after=call.after))
+    return RecordList(page.records, page.more)
+
+
+class _Wanted:
+    """What a call asks of single records."""
+
+    def __init__(self, call: SelectRecords, span: Span) -> None:
+        self._span = span
+        self._operator = call.operator
+        self._root = call.root
+        self._text = call.text
+        self._bytes = call.text.encode()
+
+    def __call__(self, record: Record) -> bool:
+        if record.stream.number not in self._span.numbers:
+            return False
+        if not self._span.since_ms <= record.time_ms < self._span.until_ms:
+            return False
+        if self._root and self._root not in (record.root, record.origin):
+            return False
+        if self._operator and record.last_failure[1] != self._operator:
+            return False
+        return not self._text or self._says(record)
+
+    def _says(self, record: Record) -> bool:
+        reason, operator = record.last_failure
+        if self._text in reason or self._text in operator:
+            return True
+        return record.may_say(self._bytes) and says(record.payload(), self._bytes)
+
+
+def _span(state: ShardState, call: SelectRecords) -> Span:
+    streams = [
+        stream
+        for _, stream in sorted(state.numbers.items())
+        if not call.stream or belongs_to(stream, call.stream)
+    ]
+    is_picky = bool(call.operator or call.text or call.root)
+    most = MAX_EXAMINED if is_picky else min(call.limit, MAX_EXAMINED) + 1
+    return Span(streams, call.after, most, call.since_ms, call.until_ms or NEVER_MS)
+
+
+def _candidates(
+    state: ShardState, txn: ReadTransaction, call: SelectRecords, span: Span
+) -> Iterator[Record | PassedRows]:
+    """Return the records that can be wanted, in the fewest steps that lead to them."""
+    walks = Walks(state, txn)
+    if call.keys:
+        return walks.at_keys(call.state, [key for key in call.keys if key > call.after])
+    if call.state == "dead":
+        return _dead_candidates(state, walks, call, span)
+    if call.state == "pending" and call.root and not call.after:
+        tracked = list(walks.pending_root(call.root))
+        if tracked:
+            return iter(tracked)
+    return walks.records(call.state, span)
+
+
+def _dead_candidates(
+    state: ShardState, walks: Walks, call: SelectRecords, span: Span
+) -> Iterator[Record | PassedRows]:
+    if call.group >= 0:
+        stream = state.find_stream(call.stream)
+        return (
+            iter(()) if stream is None else walks.dead_of_group(span, stream, call.group, newest=call.newest)
+        )
+    if call.root and state.dead_index.is_built:
+        return walks.dead_of_root(call.root, call.after)
+    return walks.newest_dead(span) if call.newest else walks.records("dead", span)
+
+
+class Status:
+    """`QueryStatusCall`, `StreamStatusCall` and `Stats`."""
+
+    def __init__(self, state: ShardState, store: KeyValueStore, replay: Replays) -> None:
+        self._state = state
+        self._store = store
+        self._replay = replay
+
+    def query(self, txn: ReadTransaction, call: QueryStatusCall, now: Now) -> QueryStatus:
+        """Count the rows of a query's streams. Rows that a sealed batch is about to move count as
+        delivered.
+        """
+        query = get_query(txn, call.query)
+        if query is None:
+            raise ProtocolError(f"query {call.query!r} is unknown: open it first (OpenQuery)")
+        streams = [self._state.stream(name) for name in query.streams]
+        times = [self._replay.next_due_ms(txn, stream, now) for stream in streams]
+        due = min((time for time in times if time is not None), default=None)
+        unread = sum(max(stream.logged - self._offered(stream.number, txn), 0) for stream in streams)
+        return QueryStatus(
+            waiting=sum(stream.waiting + stream.due_rows for stream in streams),
+            deliverable=unread,
+            delivered=sum(stream.logged for stream in streams) - unread + self._sealed_rows(txn, query),
+            pending=sum(stream.in_flight for stream in streams),
+            dead=sum(stream.dead for stream in streams),
+            next_due_in_ms=-1 if due is None else max(due - now.wall_ms, 0),
+        )
+
+    def of_streams(self, txn: ReadTransaction, call: StreamStatusCall, now: Now) -> StreamStatus:
+        """Count the rows of streams that are pushed."""
+        self._state.owners.check(call.streams, call.owner)
+        streams = [self._state.stream(name) for name in call.streams]
+        due, next_due_in_ms = 0, -1
+        for stream in streams:
+            count, pause_ms = self._due(txn, stream, now)
+            due += count
+            if pause_ms >= 0:
+                next_due_in_ms = pause_ms if next_due_in_ms < 0 else min(pause_ms, next_due_in_ms)
+        return StreamStatus(
+            pending=sum(stream.in_flight for stream in streams),
+            due=due,
+            waiting=sum(stream.waiting + stream.due_rows for stream in streams) - due,
+            dead=sum(stream.dead for stream in streams),
+            next_due_in_ms=next_due_in_ms,
+            done=sum(stream.counters.completed for stream in streams),
+            circuits=self._state.circuits.statuses(call.streams, now.mono_ms),
+        )
+
+    def _due(self, txn: ReadTransaction, stream: Stream, now: Now) -> tuple[int, int]:
+        """Return how many replays of a stream can be taken now, and in how many ms one can be (-1: none is there)."""
+        next_due = self._replay.next_due_ms(txn, stream, now)
+        pause_ms = -1 if next_due is None else max(next_due - now.wall_ms, 0)
+        held_ms = self._state.circuits.held_ms(stream, now.mono_ms)
+        if held_ms is not None:
+            return 0, -1 if pause_ms < 0 else max(pause_ms, held_ms)
+        return stream.due_rows + self._replay.count_due(txn, stream, now), pause_ms
+
+    def stats(self, now: Now) -> StatsReply:
+        """Return all counters and gauges."""
+        state = self._state
+        streams = state.streams.values()
+        counted = [asdict(stream.counters) for stream in streams]
+        values = {
+            each.name: float(sum(counters[each.name] for counters in counted))
+            for each in fields(StreamCounters)
+        }
+        values |= {name: float(value) for name, value in asdict(state.counters).items()}
+        values |= {
+            "incarnation": float(state.incarnation),
+            "streams": float(len(state.streams)),
+            "pending": float(sum(stream.in_flight for stream in streams)),
+            "waiting": float(sum(stream.waiting + stream.due_rows for stream in streams)),
+            "in_delivery": float(sum(stream.logged for stream in streams)),
+            "dead_letters": float(sum(stream.dead for stream in streams)),
+            "tracked_roots": float(state.tracker.pending_count),
+            "orphans": float(state.tracker.orphan_count + len(state.early)),
+            "live_segments": float(len(state.live)),
+            "used_bytes": float(self._store.used_bytes),
+            "used_share": float(self._store.used_share),
+        }
+        return StatsReply(values, state.circuits.all_statuses(now.mono_ms))
+
+    def _offered(self, number: int, txn: ReadTransaction) -> int:
+        """Return how many uncommitted rows of a log the query was told of."""
+        stream = self._state.numbers[number]
+        return max(stream.offered - get_bounds(txn, number).committed, 0)
+
+    def _sealed_rows(self, txn: ReadTransaction, query: QueryRecord) -> int:
+        if query.last_sealed <= query.last_committed:
+            return 0
+        head = batches.get_head(txn, query.number, query.last_sealed)
+        if head is None:
+            return 0
+        parts = batches.parts(txn, query.number, query.last_sealed, head.parts, self._state.payloads)
+        emitted = sum(len(emit.roots) // 8 for emit in head.emitted if emit.segment >= 0)
+        return sum(len(part.rows) for part in parts) + emitted
+
+
+def list_streams(state: ShardState, txn: ReadTransaction) -> StreamList:
+    """Return all streams of a shard by name. Reads one waiting record a stream, and no payload."""
+    oldest_ms = state.live.oldest_ms()
+    return StreamList(
+        tuple(
+            _details(state, txn, stream, oldest_ms.get(stream.number, 0))
+            for _, stream in sorted(state.streams.items())
+        )
+    )
+
+
+def _details(state: ShardState, txn: ReadTransaction, stream: Stream, pending_since_ms: int) -> StreamDetails:
+    names = names_of(state, txn, stream)
+    since_ms = (pending_since_ms, stream.log_age.since_ms, _waits_since_ms(state, txn, stream))
+    counters = stream.counters
+    return StreamDetails(
+        stream=stream.name,
+        owner=names.owner,
+        title=names.title,
+        source=names.source,
+        pending=stream.in_flight,
+        waiting=stream.waiting + stream.due_rows,
+        in_delivery=stream.logged,
+        dead=stream.dead,
+        persisted=counters.persisted + counters.ingested,
+        completed=counters.completed + counters.delivered_done,
+        failed=counters.failed,
+        died=counters.dead,
+        oldest_ms=min(filter(None, since_ms), default=0),
+        max_pending=stream.options.max_pending,
+        kind=names.kind,
+        counters=asdict(counters),
+        completion=HistogramDetails.of(stream.completion),
+    )
+
+
+def _waits_since_ms(state: ShardState, txn: ReadTransaction, stream: Stream) -> int:
+    """Return when the record that is due first failed for the first time; 0: none waits."""
+    if not stream.waiting:
+        return 0
+    for key, value in failed.scan(txn, FailedTable.WAITING, stream.number):
+        if key not in state.cancelled:
+            history = failed.decode(value).history
+            return history[0].wall_ms if history else 0
+    return 0
+
 
 INTAKE = (calls.Persist, calls.Ingest, calls.Seal, calls.Reseal)
 """Calls that add records: for ``store.write(intake=True)``."""

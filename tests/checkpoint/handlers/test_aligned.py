@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
-from ftlayer.checkpoint.handlers.aligned import AlignedHandler
 from ftlayer.checkpoint.handlers.contract import BlockChannel, TakeSnapshot, Unblock
-from ftlayer.checkpoint.handlers.tracking import TrackingHandler
+from ftlayer.checkpoint.handlers.making import AlignedHandler, TrackingHandler
 from ftlayer.errors import CheckpointError
 
 TABLES = {

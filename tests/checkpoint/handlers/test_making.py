@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.checkpoint.handlers.aligned import AlignedHandler
-from ftlayer.checkpoint.handlers.alternating import AlternatingHandler
-from ftlayer.checkpoint.handlers.making import make_handler
-from ftlayer.checkpoint.handlers.tracking import TrackingHandler
+from ftlayer.checkpoint.handlers.making import (
+    AlignedHandler,
+    AlternatingHandler,
+    TrackingHandler,
+    make_handler,
+)
 from ftlayer.checkpoint.options import CheckpointingMode
 from ftlayer.errors import ConfigError
 

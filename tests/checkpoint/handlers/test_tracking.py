@@ -6,8 +6,7 @@ import pytest
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.handlers.contract import GiveUp, TakeSnapshot
-from ftlayer.checkpoint.handlers.reasons import TOO_MANY
-from ftlayer.checkpoint.handlers.tracking import MAX_TRACKED, TrackingHandler
+from ftlayer.checkpoint.handlers.making import MAX_TRACKED, TOO_MANY, TrackingHandler
 
 TABLES = {
     "nothing is blocked": """

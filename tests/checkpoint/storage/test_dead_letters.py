@@ -13,16 +13,19 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.storage import letter_table
+from ftlayer.checkpoint.storage import dead_letters as letter_table
 from ftlayer.checkpoint.storage.dead_letters import (
     LetterFile,
     LetterFiles,
     LettersInMemory,
     StoredLetters,
+    decode_letters,
+    encode_letters,
+    letters_of,
+    parts_of,
     stored_letters,
 )
 from ftlayer.checkpoint.storage.keys import storage_key
-from ftlayer.checkpoint.storage.letter_table import decode_letters, encode_letters, letters_of, parts_of
 from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
 

@@ -28,7 +28,7 @@ from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.current import Tries, current_record
 from ftlayer.functions.steps import Filter, Map, MapAsync, MapBatches
 from ftlayer.records.tries import pack_tries
-from ftlayer.spark.stages.isolate import run_isolated
+from ftlayer.spark.stages.known import run_isolated
 from ftlayer.topology.builder import GraphBuilder
 
 V = pa.schema([("v", pa.int64())])

@@ -13,7 +13,7 @@ from ftlayer.failures import PermanentFailure
 from ftlayer.functions.chains.chain import Chain
 from ftlayer.functions.chains.pacing import RateLimiter
 from ftlayer.functions.steps import Filter, FlatMap, FunctionStep, Map, MapAsync
-from ftlayer.spark.stages.isolate import run_isolated
+from ftlayer.spark.stages.known import run_isolated
 
 V = pa.schema([("v", pa.int64())])
 

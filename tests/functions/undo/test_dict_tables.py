@@ -27,11 +27,11 @@ from ftlayer.functions.undo.dict_tables import logged_lookup, value_handle
 from ftlayer.functions.undo.log import LateFailure, Uncopied, UndoLog
 from ftlayer.functions.undo.tables import ABSENT, UndoValues
 from ftlayer.records.kernels import native
-from ftlayer.state.backend import LayeredBackend
+from ftlayer.state import opening as merging
 from ftlayer.state.contract import BackendSpec, Frozen
 from ftlayer.state.heap import HeapBackend
-from ftlayer.state.opening import open_backend
-from ftlayer.state.tables import memory, merging
+from ftlayer.state.opening import LayeredBackend, open_backend
+from ftlayer.state.tables import memory
 
 KEY = pa.schema([("k", pa.string())])
 keys = st.sampled_from(["a", "a", "b", None])

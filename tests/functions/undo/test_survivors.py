@@ -29,11 +29,12 @@ from ftlayer.functions.undo.pieces import in_pieces
 from ftlayer.functions.windows.assigners import Fixed, Session, Window
 from ftlayer.functions.windows.contents import Aggregated, BuiltIn, Collected, Content
 from ftlayer.functions.windows.function import window_function
-from ftlayer.state import backend as layered
+from ftlayer.state import opening as layered
+from ftlayer.state import opening as merging
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.heap import HeapBackend
 from ftlayer.state.opening import open_backend
-from ftlayer.state.tables import memory, merging
+from ftlayer.state.tables import memory
 
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("id", pa.int64())])
 SIDE = (("late", SCHEMA),)

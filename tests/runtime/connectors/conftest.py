@@ -16,9 +16,9 @@ from ftlayer.errors import FTLayerError
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.positions import progress_of
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
+from ftlayer.runtime.driver.planners import ReaderPlanner
 from ftlayer.runtime.driver.position_keeper import PositionKeeper
 from ftlayer.runtime.driver.range_keeper import KeptRanges
-from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.runtime.task.events import SourceRows
 from ftlayer.topology.operators import IterableSource, ReaderSource, Source

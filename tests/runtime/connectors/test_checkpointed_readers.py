@@ -19,8 +19,8 @@ from ftlayer.errors import ConfigError, FTLayerError, IncompatibleCheckpointErro
 from ftlayer.runtime.barrier_mode.driver.range_log import Captured, RangeLog, unpack_captured, unpack_restored
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.connectors.positions import SplitPosition, pack_rows, partition_key
+from ftlayer.runtime.driver.planners import ReaderPlanner
 from ftlayer.runtime.driver.range_keeper import KeptRanges
-from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.runtime.driver.splits import PlannedRange
 from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.topology.operators import ReaderSource, Source

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import SourceRowError
 from ftlayer.records.kernels import native
-from ftlayer.runtime.connectors.filling import Filling, PlainFilling, RecordFilling
-from ftlayer.runtime.connectors.lane import BatchLimits, PartitionLane, SplitProgress
+from ftlayer.runtime.connectors.lane import (
+    BatchLimits,
+    Filling,
+    PartitionLane,
+    PlainFilling,
+    RecordFilling,
+    SplitProgress,
+)
 from ftlayer.runtime.connectors.positions import PositionChain
 from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker
 

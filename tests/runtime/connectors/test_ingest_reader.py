@@ -14,8 +14,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from ftlayer.config import VertexOptions
 from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
+from ftlayer.runtime.driver.planners import ReaderPlanner
 from ftlayer.runtime.driver.range_keeper import KeptRanges
-from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.spark.deliveries import ingest_reader
 from ftlayer.spark.deliveries.ingest_reader import IngestReader
 from ftlayer.topology.operators import ReaderSource, Source

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.runtime.connectors import push
+from ftlayer.runtime.connectors import readers as push
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.connectors.push import PushReader
+from ftlayer.runtime.connectors.readers import PushReader
 from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.topology.operators import Push, PushSource, Source
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.errors import SourceError
-from ftlayer.runtime.connectors import queue_reader
+from ftlayer.runtime.connectors import readers as queue_reader
 from ftlayer.runtime.connectors.lane import READY_BATCHES, BatchLimits
 from ftlayer.runtime.connectors.positions import partition_key
 from ftlayer.runtime.connectors.readers import open_reader

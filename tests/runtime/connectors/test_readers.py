@@ -16,7 +16,7 @@ from ftlayer.runtime.connectors import lane
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import IterableReader
 from ftlayer.runtime.protocol.messages import AssignSplits
-from ftlayer.topology.dataframes import partitioned
+from ftlayer.topology.connectors import partitioned
 from ftlayer.topology.operators import IterableSource, Source
 
 ID = pa.schema([("id", pa.int64())])

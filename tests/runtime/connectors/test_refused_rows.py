@@ -17,7 +17,7 @@ from ftlayer.checkpoint.snapshots import SinkPart, SubtaskSnapshot
 from ftlayer.errors import ConfigError, JobError
 from ftlayer.records.ipc import read_one_batch
 from ftlayer.recovery import lasting
-from ftlayer.runtime.barrier_mode.task.chain_checkpoints import ChainSnapshot
+from ftlayer.runtime.barrier_mode.task.mode import ChainSnapshot
 from ftlayer.runtime.connectors import committing_sink
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
 from ftlayer.runtime.connectors.sinks import open_sink

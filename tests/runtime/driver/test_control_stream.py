@@ -28,7 +28,7 @@ from ftlayer.runtime.protocol.messages import (
     Probe,
     Split,
 )
-from ftlayer.runtime.slot.control_client import ControlClient
+from ftlayer.runtime.slot.main import ControlClient
 from ftlayer.transport.address import Address
 from ftlayer.transport.client import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
@@ -160,7 +160,7 @@ def test_a_message_to_one_that_left_goes_nowhere() -> None:
 def test_a_killed_process_is_lost() -> None:
     program = f"""
 import sys
-from ftlayer.runtime.slot.control_client import ControlClient
+from ftlayer.runtime.slot.main import ControlClient
 from ftlayer.runtime.protocol.messages import Hello
 from ftlayer.transport.client import Endpoint
 client = ControlClient(Endpoint(sys.argv[1], {TOKEN!r}), job="job", slot=2, instance="child")

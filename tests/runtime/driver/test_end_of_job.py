@@ -20,8 +20,7 @@ from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.driver.job_report import JobReport
-from ftlayer.runtime.driver.job_thread import JobParts, JobThread
+from ftlayer.runtime.driver.job_thread import JobParts, JobReport, JobThread
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex.calls import StreamStatus

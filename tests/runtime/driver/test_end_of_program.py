@@ -11,7 +11,7 @@ WAIT_S = 120
 
 SLOTS = """
 import sys, threading
-from ftlayer.runtime.slot.control_client import ControlClient
+from ftlayer.runtime.slot.main import ControlClient
 from ftlayer.runtime.protocol.messages import Cancel, Hello
 from ftlayer.transport.client import Endpoint
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.driver.events import Broken, JobState, SparkJobEnded
-from ftlayer.runtime.driver.incidents import KEPT, Incidents
+from ftlayer.runtime.driver.job_core import KEPT, Incidents
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import PeersDropped, SlotFailed, SourceFailed
 

@@ -12,7 +12,7 @@ import pytest
 from ftlayer.notebook import NotebookLine, in_notebook, tell
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus, SlotStatus
-from ftlayer.runtime.driver.progress import PlainLines, follow, hide_spark_bar
+from ftlayer.runtime.environment import PlainLines, follow, hide_spark_bar
 from ftlayer.vertex.calls import QueryStatus, StreamStatus
 
 RUNNING = JobStatus(

@@ -23,10 +23,9 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler
 from ftlayer.restart import FixedDelay
+from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
-from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
-from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
-from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
+from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
@@ -46,7 +45,7 @@ from ftlayer.runtime.driver.events import (
 )
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Hello, PeersUp
-from ftlayer.runtime.slot import loop as loop_module
+from ftlayer.runtime.slot import main as loop_module
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import (
     CoordinatorSaid,
@@ -57,8 +56,8 @@ from ftlayer.runtime.slot.events import (
     RootsAccepted,
 )
 from ftlayer.runtime.slot.instructions import ModeInstruction
-from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.main import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources

@@ -14,7 +14,7 @@ from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.vertex.calls import StreamOptions
-from ftlayer.vertex.rules.circuits import TRIAL_ROWS
+from ftlayer.vertex.rules.state import TRIAL_ROWS
 
 RETRY = StreamOptions(timeout_ms=30_000, max_attempts=3, backoff_ms=(100,), jitter=0.0)
 DOWN_MS = 120_000

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSourceStreamReader
 
 from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.failures import FailException
-from ftlayer.runtime.acker_mode.driver.floor_keeper import FloorKeeper
+from ftlayer.runtime.acker_mode.driver.job_vertex import FloorKeeper
 from ftlayer.runtime.connectors.lane import SplitProgress
 from ftlayer.runtime.connectors.positions import (
     PositionChain,

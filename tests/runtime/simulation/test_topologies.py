@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ftlayer.config import FTStatus
 from ftlayer.failures import FailException
 from ftlayer.runtime.protocol.elements import Batch
-from ftlayer.runtime.task.join import JoinTask
+from ftlayer.runtime.task.build import JoinTask
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import JobGraph

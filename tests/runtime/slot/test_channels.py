@@ -16,8 +16,7 @@ from pyarrow import flight
 from ftlayer.errors import CodecError, PeerRefusedError
 from ftlayer.runtime.protocol.messages import Peer
 from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
-from ftlayer.runtime.slot.nearest import FLIGHT, UNIX
-from ftlayer.runtime.slot.peer import PeerLink
+from ftlayer.runtime.slot.links import FLIGHT, UNIX, PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.transport.address import Address
@@ -409,7 +408,7 @@ import sys
 from ftlayer.transport.address import Address
 from ftlayer.runtime.protocol.messages import Peer
 from ftlayer.transport.client import Endpoint
-from ftlayer.runtime.slot.peer import PeerLink
+from ftlayer.runtime.slot.links import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
 

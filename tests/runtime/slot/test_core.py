@@ -14,7 +14,7 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.histogram import LATENCY_BOUNDS
-from ftlayer.runtime.acker_mode.slot.acks import CALL_ROOTS, MAX_WAIT_MS
+from ftlayer.runtime.acker_mode.slot.shell import CALL_ROOTS, MAX_WAIT_MS
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, encode_grants
 from ftlayer.runtime.protocol.durations import PERSIST, histograms_of

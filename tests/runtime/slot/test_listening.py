@@ -10,7 +10,7 @@ import pytest
 
 from ftlayer.config import TopologyOptions
 from ftlayer.runtime.protocol.order import SlotOrder
-from ftlayer.runtime.slot.listening import ListeningPlaces
+from ftlayer.runtime.slot.main import ListeningPlaces
 from ftlayer.transport.client import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 

@@ -26,7 +26,7 @@ from ftlayer.runtime.protocol.messages import (
     ResetTasks,
     SlotEnded,
 )
-from ftlayer.runtime.slot import loop
+from ftlayer.runtime.slot import main as loop
 from ftlayer.runtime.slot.events import (
     CoordinatorLost,
     CoordinatorSaid,
@@ -36,8 +36,8 @@ from ftlayer.runtime.slot.events import (
     LinkBroke,
     PartFailed,
 )
-from ftlayer.runtime.slot.loop import SlotLoop
 from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.main import SlotLoop
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources

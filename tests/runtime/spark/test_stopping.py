@@ -111,7 +111,7 @@ def test_execute_shows_progress_and_returns(
 def test_execute_is_cancelled_by_ctrl_c(
     environment: Any, logs_kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ftlayer.runtime.driver import progress
+    from ftlayer.runtime import environment as progress
 
     env = environment(name="interrupted", parallelism=1)
     env.source(logs_kit.Tail(tmp_path), logs_kit.LINE).sink(print)

@@ -18,7 +18,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, JobStartError, SlotLostError
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.restart import ExponentialDelay, NoRestart
-from ftlayer.runtime.acker_mode.driver import suspicion
+from ftlayer.runtime.acker_mode.driver import driver_mode as suspicion
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.driver_mode import OpenMode
@@ -29,7 +29,7 @@ from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.session import task_slots
 from ftlayer.runtime.driver.spark_checks import check_task_slots, pickled_order
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
-from ftlayer.runtime.driver.untracked import UntrackedDriver, open_untracked
+from ftlayer.runtime.environment import UntrackedDriver, open_untracked
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
@@ -74,7 +74,7 @@ def a_player(fault: str = "") -> Callable[[Any], None]:
             StopSources,
             TasksStarted,
         )
-        from ftlayer.runtime.slot.control_client import ControlClient
+        from ftlayer.runtime.slot.main import ControlClient
 
         if fault == "raises":
             raise OSError("no such device")

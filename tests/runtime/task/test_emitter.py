@@ -30,8 +30,8 @@ from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.topology.ft_builder import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.job_graph_generator import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.operators import IterableSource, Source
 
 SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64())])

@@ -9,9 +9,10 @@ import pytest
 
 from ftlayer.records.keyhash import spark_hash
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
-from ftlayer.runtime.task import join_buffer, join_past
+from ftlayer.runtime.task import build as join_past
+from ftlayer.runtime.task import join_buffer
+from ftlayer.runtime.task.build import PastRows
 from ftlayer.runtime.task.join_buffer import JoinBuffer, JoinRows, same_keys, shifted
-from ftlayer.runtime.task.join_past import PastRows
 
 NAN = float("nan")
 VALUES = [

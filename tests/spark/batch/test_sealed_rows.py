@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError, QueryError
-from ftlayer.spark.batch.sealed_rows import choose, rows_to_skip
+from ftlayer.spark.batch.runner import choose, rows_to_skip
 from ftlayer.spark.deliveries.row_digests import row_digests
 from ftlayer.vertex.calls import BatchBegun, BatchState, Failure, SealedRows
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from ftlayer.records.keyhash import partition_of
 from ftlayer.records.selector import KeySelector
-from ftlayer.spark.batch.sealed_rows import row_digests
+from ftlayer.spark.batch.runner import row_digests
 from ftlayer.vertex.calls import ReadDeliveries, RecordBatches, Records
 
 pytestmark = pytest.mark.spark

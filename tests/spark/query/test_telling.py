@@ -10,11 +10,11 @@ import pytest
 from ftlayer.errors import QueryError, SessionLostError, UnsupportedError
 from ftlayer.records.traced import Sampler
 from ftlayer.spark.protocol import JUDGED, BatchReport
-from ftlayer.spark.query.batch_traces import BatchTraces
-from ftlayer.spark.query.telling import (
+from ftlayer.spark.query.writer import (
     KEPT_BATCHES,
     RATE_MS,
     BatchHistory,
+    BatchTraces,
     QueryTelling,
     UntrackedQueryTelling,
     rates_of,
@@ -22,8 +22,7 @@ from ftlayer.spark.query.telling import (
 )
 from ftlayer.telemetry.spans import EndedSpan
 from ftlayer.vertex.calls import AnnounceJob, BatchState, Incident, JobOrder, OpenQuery, OrderAction
-from ftlayer.vertex.wire.checks import check_call
-from ftlayer.vertex.wire.job_checks import check_job_call
+from ftlayer.vertex.wire.frames import check_call, check_job_call
 
 STEPS = ("begin", "begun", "run", JUDGED, "sealed", "written", "committed", "reported")
 
@@ -240,10 +239,10 @@ def test_a_query_that_is_not_tracked_is_told_by_sparks_progress(
     supervisor.isActive = False
     told.append(progress(3, 7))
     supervisor.query.lastProgress = told[-1]
-    monkeypatch.setattr("ftlayer.spark.query.telling.how_it_ended", lambda spark: SessionLostError("stopped"))
+    monkeypatch.setattr("ftlayer.spark.query.writer.how_it_ended", lambda spark: SessionLostError("stopped"))
     last = telling.details(0, with_plan=False)
     assert (last.final, last.counters["batches"]) == (True, 3)
-    monkeypatch.setattr("ftlayer.spark.query.telling.how_it_ended", lambda spark: None)
+    monkeypatch.setattr("ftlayer.spark.query.writer.how_it_ended", lambda spark: None)
     assert telling.details(0, with_plan=False).counters["batches"] == 4
 
 

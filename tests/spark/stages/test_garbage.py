@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.spark.stages.garbage import leave_out_imports
+from ftlayer.spark.stages.task import leave_out_imports
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ftlayer.functions.chains.chain import Chain, ChainResult
 from ftlayer.functions.steps import FlatMap, Map, MapBatches
-from ftlayer.spark.stages.isolate import TRIES_ALONE, run_isolated
+from ftlayer.spark.stages.known import TRIES_ALONE, run_isolated
 
 V = pa.schema([("v", pa.int64())])
 

@@ -14,15 +14,15 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SubtaskRestore, TableInfo
 from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.errors import SnapshotCancelledError
-from ftlayer.state.backend import LayeredBackend
+from ftlayer.state import opening as merging
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.lmdb import copies as lmdb_copy
 from ftlayer.state.lmdb import stores as lmdb
-from ftlayer.state.lmdb import sweep
+from ftlayer.state.lmdb import stores as sweep
 from ftlayer.state.lmdb.stores import LmdbStores
-from ftlayer.state.opening import open_backend
+from ftlayer.state.opening import LayeredBackend, open_backend
 from ftlayer.state.snapshots.pace import Pace, giving_way
-from ftlayer.state.tables import memory, merging
+from ftlayer.state.tables import memory
 from ftlayer.state.tables.footprint import footprint
 from ftlayer.state.tables.groups import KeyGroups
 from ftlayer.state.tables.layers import DELETED, LayeredTable, Sharing

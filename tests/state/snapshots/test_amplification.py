@@ -16,9 +16,8 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage
-from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
-from ftlayer.state.opening import open_backend
+from ftlayer.state.opening import LayeredBackend, open_backend
 
 SCHEMA = pa.schema([("k", pa.int64())])
 BOUND = 2.0

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.records.kernels import native
-from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec
-from ftlayer.state.opening import open_backend
+from ftlayer.state.opening import LayeredBackend, open_backend
 from ftlayer.state.tables import memory
 from ftlayer.state.tables.footprint import ENTRY, footprint, measured
 from ftlayer.state.tables.layers import DELETED, LayeredTable, Sharing

@@ -34,8 +34,7 @@ from ftlayer.vertex.calls import (
     Xor,
     Xored,
 )
-from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.client.connection import retried
+from ftlayer.vertex.client.client import VertexClient, retried
 
 TOKEN = "t" * 32
 

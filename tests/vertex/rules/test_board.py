@@ -24,8 +24,8 @@ from ftlayer.vertex.calls import (
     OrderState,
     PlanNode,
 )
+from ftlayer.vertex.rules.board import board as orders
 from ftlayer.vertex.rules.board import board as rules
-from ftlayer.vertex.rules.board import orders
 
 PLAN = JobPlan((PlanNode("parse", ("parse",), 2),), ())
 

@@ -13,8 +13,8 @@ from ftlayer.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, Circ
 from ftlayer.errors import ConfigError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions
-from ftlayer.vertex.rules.circuits import OTHERS_AFTER_MS, TRIAL_MS, TRIAL_ROWS, Circuits
 from ftlayer.vertex.rules.retry import Cause
+from ftlayer.vertex.rules.state import OTHERS_AFTER_MS, TRIAL_MS, TRIAL_ROWS, Circuits
 from ftlayer.vertex.rules.streams import Stream
 
 CLOSED, OPEN, HALF_OPEN = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN

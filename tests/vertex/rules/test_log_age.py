@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.vertex.rules.log_age import MARK_MS, MAX_MARKS, LogAge
+from ftlayer.vertex.rules.streams import MARK_MS, MAX_MARKS, LogAge
 
 EVENTS = st.lists(
     st.tuples(st.integers(0, 4_000), st.integers(0, 3), st.integers(0, 3)),

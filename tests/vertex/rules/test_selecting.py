@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import RecordInfo, SelectRecords
-from ftlayer.vertex.rules import selecting, walking
+from ftlayer.vertex.rules import layer as selecting
+from ftlayer.vertex.rules import walking
 
 STREAMS = ["orders/lines", "orders/returns", "shop/lines"]
 OWNERS = ["orders", "shop", "q", "ingest/clicks", "nothing"]

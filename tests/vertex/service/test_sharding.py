@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import ProtocolError, StaleIncarnationError
 from ftlayer.vertex.calls import Hour, RecordPage, Xor, Xored
-from ftlayer.vertex.service.sharding import (
+from ftlayer.vertex.service.vertex import (
     Gather,
     add_hours,
     add_xored,

@@ -70,7 +70,7 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.rules.owners import owner_of
 from ftlayer.vertex.service.embedded import EmbeddedVertex
-from ftlayer.vertex.service.sharding import Router
+from ftlayer.vertex.service.vertex import Router
 
 SHARDS = 4
 

@@ -34,11 +34,11 @@ from ftlayer.vertex.calls import (
     Xor,
 )
 from ftlayer.vertex.calls.jobs import HistogramDetails
-from ftlayer.vertex.wire.codec import dataclass_codec
 from ftlayer.vertex.wire.frames import (
     CALLS,
     ENVELOPED,
     REPLIES,
+    dataclass_codec,
     decode_call,
     decode_reply,
     encode_call,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
-from ftlayer.runtime.acker_mode.driver.floor_keeper import FloorKeeper
 from ftlayer.runtime.connectors.positions import RangeNote, RangeProgress, progress_of
 from ftlayer.runtime.driver.position_keeper import PositionKeeper
 from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper
@@ -33,12 +32,53 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.client.client import VertexClient
 
+logger = logging.getLogger(__name__)
+
+
+class FloorKeeper:
+    """`RangeKeeper` of a reader source with ``replay="source"``.
+
+    The vertex has the floors of its partitions, and the ranges from the first one on of which a row is not done. The
+    reader commits a range once all of its rows are done or stored, and not when they are read: what is in flight has
+    to be there still if a slot is lost.
+    """
+
+    outlives_subtasks = True
+    reads_again = True
+
+    def __init__(self) -> None:
+        self._passed: str | None = None
+        self._committed: str | None = None
+
+    def handle(self, event: NoReturn, first_unread: int) -> None:
+        """See `RangeKeeper`: there are no events."""
+
+    def begun(self, at: str, number: int) -> None:
+        """See `RangeKeeper`: where a source begins there is nothing to commit."""
+        if not number:
+            self._committed = at
+
+    def opened(self, planned: PlannedRange) -> None:
+        """See `RangeKeeper`."""
+
+    def moved(self, end: str) -> None:
+        """See `RangeKeeper`."""
+
+    def passed(self, end: str) -> None:
+        self._passed = end
+
+    def to_commit(self, complete: str | None) -> str | None:
+        """See `RangeKeeper`: what is read need not be done."""
+        return None if self._passed == self._committed else self._passed
+
+    def committed(self, end: str) -> None:
+        self._committed = end
+
+
 # A call in a vertex that is up takes milliseconds (s).
 CLOSE_TIMEOUT_S = 2.0
 
 OnError = Callable[[FTLayerError], None]
-
-logger = logging.getLogger(__name__)
 
 
 class JobVertexCalls:

@@ -2,25 +2,545 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
+from ftlayer.errors import ProtocolError
+from ftlayer.functions.chains.chain import RowFailure
+from ftlayer.functions.chains.topology import MAIN
 from ftlayer.handler.handler import Handler
-from ftlayer.runtime.acker_mode.task.companion import AckerCompanion
+from ftlayer.handler.xor import XorHandler
+from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
-from ftlayer.runtime.acker_mode.task.sink_outlet import AckingSinkOutlet
-from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
-from ftlayer.runtime.acker_mode.task.timer_roots import TimerRoots, TimerRootsOutlet
+from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
+from ftlayer.runtime.task.actions import Action, FailRoots, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import ReplayTask, Task
+from ftlayer.runtime.task.contract import ReplayTask, Settled, SinkBody, Task
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.event_time import SplitMarks
+from ftlayer.runtime.task.events import (
+    RowsPersisted,
+    SourceOver,
+    SourceRows,
+    TaskEvent,
+    TaskStart,
+    TimeCame,
+    refused,
+)
+from ftlayer.runtime.task.latency import SinkLatencies, SourceMarkers
+from ftlayer.runtime.task.lineages import BoolArray, ids_mask
 from ftlayer.runtime.task.mode import OpenSink
-from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet
+from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, unharmed
+from ftlayer.runtime.task.pipeline import Passed, Rows
+from ftlayer.runtime.task.reports import failures_of, reports
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.facts import has_timers, reads_again
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Operator
+from ftlayer.vertex.calls import Failure, Persist
+
+
+class AckerCompanion:
+    """`ftlayer.runtime.task.companion.ChainCompanion` of acker mode."""
+
+    rest_ms: int | None = None
+
+    def __init__(self, xor: XorHandler) -> None:
+        """``xor`` is the one of the chain's handler."""
+        self._xor = xor
+
+    def opened(self) -> None:
+        """Do nothing: functions keep no state."""
+
+    def closed(self) -> None:
+        """Do nothing."""
+
+    def reports(self) -> list[Action]:
+        """Return failures first, so that no root of theirs is open."""
+        return reports(self._xor)
+
+    def loop_ended(self) -> list[Action]:
+        return []
+
+    def data_ended(self) -> list[Action]:
+        """Return nothing: the vertex knows."""
+        return []
+
+    def tend(self, records: int, now: Now) -> list[Action]:
+        return []
+
+
+@dataclass(slots=True)
+class _BatchAtSink:
+    """The records of one batch whose rows are at the sink.
+
+    Attributes:
+        lineage: of all records of the batch.
+        row_record: int64[r], which record each row at the sink comes from.
+        first_row: number of the first of these rows among all the rows the sink ever got.
+        open: bool[n], neither done nor failed yet.
+    """
+
+    lineage: RecordIds
+    row_record: I64Array
+    first_row: int
+    open: BoolArray
+
+    @property
+    def end_row(self) -> int:
+        return self.first_row + len(self.row_record)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Records of one batch that a sink has settled: which, and the failures of those that failed.
+
+    ``failures`` count in records of the batch; a failed record is not among ``records``. No record is named
+    twice, neither here nor in a later answer.
+    """
+
+    lineage: RecordIds
+    records: I64Array
+    failures: tuple[RowFailure, ...] = ()
+
+
+@dataclass(slots=True)
+class SettleQueue:
+    """Maps what a sink says of its rows back to the records they come from.
+
+    A record is done when all its rows are settled, and fails with the first of them that fails. ``held`` are
+    the roots of the records that are still open, replaced with every change.
+    """
+
+    held: U64Array = field(default_factory=lambda: NO_ROOTS)
+    _waiting: deque[_BatchAtSink] = field(default_factory=deque)
+    _given: int = 0
+    _settled: int = 0
+
+    @property
+    def given(self) -> int:
+        """How many rows were added in all."""
+        return self._given
+
+    @property
+    def settled(self) -> int:
+        """How many of them the sink has settled."""
+        return self._settled
+
+    @property
+    def empty(self) -> bool:
+        """Whether the sink has settled all it was given."""
+        return not self._waiting
+
+    def add(self, lineage: RecordIds, row_record: I64Array, alive: I64Array) -> Done:
+        """Take the records ``alive`` of a batch, whose rows go to the sink in this order, one a ``row_record``.
+
+        Returns those that have no row there: they are done at once.
+        """
+        without_rows = np.zeros(len(lineage), np.bool_)
+        without_rows[alive] = True
+        without_rows[row_record] = False
+        if len(row_record):
+            is_open = np.zeros(len(lineage), np.bool_)
+            is_open[row_record] = True
+            self._waiting.append(_BatchAtSink(lineage, row_record, self._given, is_open))
+            self._given += len(row_record)
+            self._publish()
+        return Done(lineage, np.flatnonzero(without_rows))
+
+    def settle(self, settled: Settled) -> list[Done]:
+        """Take what the sink said; return what is done by it, batch by batch."""
+        failures = [
+            (self._settled + failure.row, failure)
+            for failure in sorted(settled.failures, key=lambda failure: failure.row)
+        ]
+        self._settled += settled.rows
+        if self._settled > self._given:
+            raise ValueError(f"the sink settled {self._settled} rows and was given {self._given}")
+        if not settled.rows:
+            return []
+        done = []
+        while self._waiting and self._waiting[0].first_row < self._settled:
+            waiting = self._waiting[0]
+            mine = []
+            while failures and failures[0][0] < waiting.end_row:
+                mine.append(failures.pop(0))
+            done.append(self._settle_batch(waiting, mine))
+            if waiting.end_row > self._settled:
+                break
+            self._waiting.popleft()
+        self._publish()
+        return done
+
+    def _settle_batch(self, waiting: _BatchAtSink, failures: list[tuple[int, RowFailure]]) -> Done:
+        failed = []
+        for row, failure in failures:
+            record = int(waiting.row_record[row - waiting.first_row])
+            if waiting.open[record]:
+                waiting.open[record] = False
+                failed.append(replace(failure, row=record))
+        finished = waiting.open.copy()
+        finished[waiting.row_record[self._settled - waiting.first_row :]] = False
+        waiting.open &= ~finished
+        return Done(waiting.lineage, np.flatnonzero(finished), tuple(failed))
+
+    def _publish(self) -> None:
+        parts = []
+        for waiting in self._waiting:
+            parts.append(waiting.lineage.roots[ids_mask(waiting.lineage, waiting.open)])
+        self.held = np.concatenate(parts) if parts else NO_ROOTS
+
+
+class AckingSinkOutlet:
+    """`ftlayer.runtime.task.outlet.Outlet` of a chain with a sink; records are settled when all their rows are.
+
+    Attributes:
+        latencies: how old records are when the sink has settled their rows.
+    """
+
+    waiting = False
+
+    def __init__(self, handler: Handler, sink: SinkBody) -> None:
+        self._handler = handler
+        self._sink = sink
+        self._queue = SettleQueue()
+        self.latencies = SinkLatencies()
+
+    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
+        if lineage is None:
+            raise ProtocolError("a record without RecordIds came to a sink that acknowledges")
+        xor = self._handler.xor
+        if passed.failures:
+            xor.fail(lineage, passed.failures)
+        alive = unharmed(records, passed.failures)
+        rows = passed.outputs[MAIN]
+        nothing = self._queue.empty
+        settled = Settled(0)
+        if rows.payload.num_rows:
+            settled = self._sink.write(rows.payload, now.mono_ms)
+        if nothing and settled.rows == rows.payload.num_rows and not settled.failures:
+            xor.settle(lineage, None, alive)
+            return []
+        if alive is None:
+            alive = np.arange(records, dtype=np.int64)
+        self._done(self._queue.add(lineage, rows.parents, alive))
+        self._settle(settled)
+        return []
+
+    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
+        """Refuse: results of timers become roots before a sink gets them, and a chain ends there."""
+        raise ProtocolError("results of timers came to a sink in their own chain, which acknowledges records")
+
+    def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
+        """Do nothing: a sink has no output."""
+        return []
+
+    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
+        self.latencies.came(marker, now, given=self._queue.given, settled=self._queue.settled)
+        return []
+
+    def accepted(self, ticket: int) -> list[Action]:
+        """Nothing is persisted here."""
+        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
+
+    def flush(self, now: Now, *, force: bool) -> None:
+        self.latencies.look(self._queue.settled, now)
+        self._settle(self._sink.flush(now.mono_ms, force=force))
+        if force:
+            # No call may come behind this one.
+            self.latencies.look(self._queue.settled, now)
+
+    def close(self) -> None:
+        self._sink.close()
+
+    @property
+    def due_ms(self) -> int | None:
+        """See `Outlet.due_ms`.
+
+        A write takes its time, and no clock is read behind it: the next call sees how old the records are now.
+        """
+        return 0 if self.latencies.is_due(self._queue.settled) else self._sink.due_ms
+
+    @property
+    def held(self) -> U64Array:
+        return self._queue.held
+
+    def _settle(self, settled: Settled) -> None:
+        for done in self._queue.settle(settled):
+            self._done(done)
+
+    def _done(self, done: Done) -> None:
+        if done.failures:
+            self._handler.xor.fail(done.lineage, done.failures)
+        if len(done.records):
+            self._handler.xor.settle(done.lineage, None, done.records)
+
+
+@dataclass(slots=True)
+class _Unsent:
+    """Rows that the vertex was asked to persist, ready to be sent."""
+
+    roots: U64Array
+    sends: list[Send]
+    failures: tuple[Failure, ...]
+    accepted: bool = False
+
+
+class PersistingSourceTask:
+    """`ftlayer.runtime.task.contract.Task` of a source. Sends rows in the order it got them, and no watermarks."""
+
+    def __init__(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> None:
+        """``handler`` is this subtask's own; its run is a name no earlier start of the subtask has had."""
+        self.uid = uid
+        self.subtask = subtask
+        self._stream = graph.stream_of(uid)
+        self._handler = handler
+        self._emitter = Emitter(graph, uid, subtask, handler)
+        self._markers = SourceMarkers(self._emitter, uid)
+        self._splits = SplitMarks(self._emitter)
+        self._unsent: deque[_Unsent] = deque()
+        self._first_ticket = 1  # of the first in `_unsent`
+        self._held: tuple[U64Array, ...] = ()
+        self._ending = False
+
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        """See `Task.handle`. `ProtocolError` for a ticket that is not out."""
+        match event:
+            case SourceRows():
+                return self._persist(event, now)
+            case RowsPersisted(ticket):
+                return self._persisted(ticket)
+            case SourceOver():
+                self._ending = True
+                return self._ended()
+            case TaskStart() | TimeCame():
+                return []
+            case _:
+                raise refused(self.uid, event)
+
+    def _persist(self, rows: SourceRows, now: Now) -> list[Action]:
+        """Make roots of the rows, and have them persisted (none and a position, too)."""
+        persister = self._handler.persister
+        n = rows.payload.num_rows
+        among = persister.root_range(self._stream, self.subtask, rows.number, rows.first_ordinal, n)
+        if among is None:
+            raise ProtocolError(f"source {self.uid!r} persists rows only with fault tolerance on")
+        roots = among.ids()
+        if rows.misfit:
+            # Replays of its letter fail as well: it has not the source's schema.
+            ids = self._emitter.unsent(roots)
+            call = persister.persist(self._stream, rows.payload, among, None, position=rows.position, ids=ids)
+            failures = (Failure(int(roots[0]), rows.misfit, self.uid, fatal=True),)
+            return self._stored(call, _Unsent(roots, self._splits.around(rows, []), failures))
+        emission = self._emitter.roots(rows.payload, roots, split=rows.in_time)
+        call = persister.persist(
+            self._stream,
+            rows.payload,
+            among,
+            emission.values,
+            key_hashes=emission.key_hashes,
+            position=rows.position,
+            ids=emission.ids,
+        )
+        # It is as old as the rows, which wait for the vertex first.
+        markers = self._markers.behind(n, now, int(roots[-1]) if n else 0)
+        sends = [*self._splits.around(rows, emission.sends), *markers]
+        return self._stored(call, _Unsent(roots, sends, failures_of(roots, emission.failures)))
+
+    def _stored(self, call: Persist, unsent: _Unsent) -> list[Action]:
+        self._unsent.append(unsent)
+        self._publish()
+        return [PersistRoots(self._first_ticket + len(self._unsent) - 1, call)]
+
+    def _persisted(self, ticket: int) -> list[Action]:
+        """Send what is persisted, up to the first rows that are not: answers may come in any order."""
+        place = ticket - self._first_ticket
+        if not 0 <= place < len(self._unsent) or self._unsent[place].accepted:
+            raise ProtocolError(f"source {self.uid!r}: ticket {ticket} was accepted, which is not out")
+        self._unsent[place].accepted = True
+        actions: list[Action] = []
+        while self._unsent and self._unsent[0].accepted:
+            unsent = self._unsent.popleft()
+            actions.extend(unsent.sends)
+            if unsent.failures:
+                actions.append(FailRoots(unsent.failures))
+            self._first_ticket += 1
+        self._publish()
+        return actions + self._ended()
+
+    def held_roots(self) -> U64Array:
+        """Return the roots of all rows that were given to the vertex and are not sent yet."""
+        held = self._held
+        return np.concatenate(held) if held else np.zeros(0, np.uint64)
+
+    def _ended(self) -> list[Action]:
+        if not self._ending or self._unsent:
+            return []
+        return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+
+    def _publish(self) -> None:
+        self._held = tuple(unsent.roots for unsent in self._unsent)
+
+
+Mark = Watermark | Idle | EndOfStream
+
+
+@dataclass(slots=True)
+class _Ticket:
+    number: int
+    roots: U64Array
+    sends: list[Send]
+    failures: tuple[Failure, ...]
+    accepted: bool = False
+
+
+class TimerRoots:
+    """Persists the output of timers, and keeps marks back until everything before them was sent.
+
+    A watermark says that the records up to it have gone by; those that it made timers put out have gone by once
+    they are sent. What is derived from records meanwhile may overtake a mark: that makes nothing late.
+    """
+
+    def __init__(
+        self, graph: JobGraph, uid: str, operator: str, subtask: int, handler: Handler, emitter: Emitter
+    ) -> None:
+        """``operator`` is the uid of what has the timers, at the end of the chain ``uid``."""
+        self._graph = graph
+        self._uid = operator
+        self._read = {edge.tag for edge in graph.edges_from(uid)}
+        self._subtask = subtask
+        self._handler = handler
+        self._emitter = emitter
+        self._queue: deque[_Ticket | Mark] = deque()
+        self._out: dict[int, _Ticket] = {}
+        self._tickets = 0
+        self._counts: dict[str, int] = {}
+        self._held: tuple[U64Array, ...] = ()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something has yet to be accepted."""
+        return bool(self._queue)
+
+    @property
+    def held(self) -> U64Array:
+        """The roots that were given to the vertex and are not sent yet. Another thread may look."""
+        held = self._held
+        return np.concatenate(held) if held else np.zeros(0, np.uint64)
+
+    def persist(self, tag: str, payload: pa.RecordBatch, times: I64Array | None) -> list[Action]:
+        """Give rows of an output (the side output ``tag``, "" for the main one) roots and have them persisted.
+
+        Those of an output without readers are dropped.
+        """
+        if tag not in self._read:
+            return []
+        stream = self._graph.stream_of(self._uid, tag)
+        first = self._counts.get(tag, 0)
+        self._counts[tag] = first + payload.num_rows
+        persister = self._handler.persister
+        among = persister.root_range(stream, 0, self._subtask, first, payload.num_rows)
+        if among is None:
+            raise ProtocolError(f"{self._uid!r}: timers make new roots only with fault tolerance on")
+        roots = among.ids()
+        emission = self._emitter.roots(payload, roots, times, tag)
+        call = persister.persist(
+            stream, payload, among, emission.values, key_hashes=emission.key_hashes, ids=emission.ids
+        )
+        self._tickets += 1
+        ticket = _Ticket(self._tickets, roots, emission.sends, failures_of(roots, emission.failures))
+        self._queue.append(ticket)
+        self._out[ticket.number] = ticket
+        self._publish()
+        return [PersistRoots(ticket.number, call)]
+
+    def mark(self, mark: Mark) -> list[Action]:
+        """Send a mark behind everything persisted before it, at once if that is nothing."""
+        if not self._queue:
+            return list(self._emitter.mark(mark))
+        if isinstance(mark, Watermark) and isinstance(self._queue[-1], Watermark):
+            self._queue.pop()  # a later watermark says all that this one does
+        self._queue.append(mark)
+        return []
+
+    def accepted(self, number: int) -> list[Action]:
+        """Send what the vertex has persisted, and the marks for which it was the last to wait for.
+
+        Raises `ProtocolError` for a ticket that is not out.
+        """
+        ticket = self._out.pop(number, None)
+        if ticket is None:
+            raise ProtocolError(f"{self._uid!r}: ticket {number} was accepted, which is not out")
+        ticket.accepted = True
+        self._publish()
+        actions: list[Action] = [*ticket.sends]
+        if ticket.failures:
+            actions.append(FailRoots(ticket.failures))
+        while self._queue:
+            head = self._queue[0]
+            if isinstance(head, _Ticket):
+                if not head.accepted:
+                    break
+            else:
+                actions.extend(self._emitter.mark(head))
+            self._queue.popleft()
+        return actions
+
+    def _publish(self) -> None:
+        self._held = tuple(ticket.roots for ticket in self._out.values())
+
+
+class TimerRootsOutlet:
+    """`ftlayer.runtime.task.outlet.Outlet` of a chain that ends in timers: their results become roots."""
+
+    due_ms: int | None = None
+
+    def __init__(self, channels: ChannelOutlet, roots: TimerRoots) -> None:
+        """``channels`` takes what comes of records; both have one emitter."""
+        self._channels = channels
+        self._roots = roots
+        self.latencies = channels.latencies
+
+    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
+        return self._channels.take(lineage, records, passed, now)
+
+    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
+        actions: list[Action] = []
+        for tag, rows in outputs.items():
+            if rows.payload.num_rows:
+                actions.extend(self._roots.persist(tag, rows.payload, rows.times))
+        return actions
+
+    def mark(self, mark: Mark) -> list[Action]:
+        return self._roots.mark(mark)
+
+    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
+        """See `Outlet.marker`. Results of timers are roots of their own, and it waits for none."""
+        return self._channels.marker(marker, now)
+
+    def accepted(self, ticket: int) -> list[Action]:
+        return self._roots.accepted(ticket)
+
+    def flush(self, now: Now, *, force: bool) -> None:
+        """Nothing waits for time."""
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+    @property
+    def waiting(self) -> bool:
+        return self._roots.waiting
+
+    @property
+    def held(self) -> U64Array:
+        return self._roots.held
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
+import msgpack
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters_for_tools import attempts_of, payload_of
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.dead_letters import LetterFiles, LettersInMemory, StoredLetters
@@ -24,10 +31,13 @@ from ftlayer.errors import (
     CheckpointError,
     ConfigError,
     FTLayerError,
+    MalformedRequestError,
     StaleOwnerError,
 )
-from ftlayer.runtime.barrier_mode.driver.letter_calls import LetterCalls
-from ftlayer.runtime.barrier_mode.driver.letter_targets import target_of
+from ftlayer.partitioning.key_groups import HashByKeyGroup, key_groups, subtasks_of
+from ftlayer.partitioning.partitioners import OutgoingRows
+from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
+from ftlayer.records.keyhash import spark_hash
 from ftlayer.runtime.barrier_mode.driver.outbox import (
     FIRST_PAUSE_MS,
     EmptyFile,
@@ -39,20 +49,449 @@ from ftlayer.runtime.barrier_mode.driver.outbox import (
     SendFile,
     WriteFile,
 )
-from ftlayer.runtime.barrier_mode.driver.readmission import (
-    AskRequeued,
-    ConfirmLetters,
-    Offered,
-    Readmission,
-    ReadmissionWork,
-    ReturnToDead,
-    SendLetters,
-)
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.protocol.messages import Readmit
+from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.runtime.worker import Worker
-from ftlayer.topology.job_graph import JobGraph
+from ftlayer.state.snapshots.serializer import unpack
+from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.transport.codec import plain_codec
+from ftlayer.vertex.calls import (
+    MAX_KEYS,
+    ClaimJob,
+    ForgetLetters,
+    GetRequeued,
+    KeepLetters,
+    KeptLetter,
+    OpenStream,
+    Readmitted,
+    RequeuedLetter,
+    RequeuedLetters,
+    ReturnLetters,
+)
 from ftlayer.vertex.client.client import VertexClient
+
+logger = logging.getLogger(__name__)
+
+
+PAGE = 200
+"""Letters that are asked for at once."""
+
+
+class LetterCalls:
+    """The calls, for one thread; each raises what the vertex raises.
+
+    The job is claimed and its streams are opened with the first call, and again behind each that failed: a vertex
+    may be away when the job starts, and be another one when it is back.
+    """
+
+    def __init__(self, client: VertexClient, job: str, run: str, check_owner: Callable[[], None]) -> None:
+        """``check_owner`` raises if another driver has taken the job over: then nothing is claimed."""
+        self._client = client
+        self._job, self._run = job, run
+        self._check_owner = check_owner
+        self._is_claimed = False
+        self._open: set[str] = set()
+
+    def begin(self, chains: Sequence[str]) -> None:
+        """Claim the job, and open the streams of these chains, so that they are shown before anything has failed."""
+        with self._claimed():
+            for chain in chains:
+                self._opened(chain)
+
+    def keep(self, file: str, parts: Sequence[Sequence[ChainLetter]]) -> None:
+        """Have the vertex keep the parts of a file, each once."""
+        with self._claimed():
+            for number, letters in enumerate(parts):
+                if letters:
+                    stream = self._opened(letters[0].chain)
+                    kept = tuple(map(kept_letter, letters))
+                    self._client.call(KeepLetters(stream, file, number, kept, self._run))
+
+    def forget(self, file: str) -> None:
+        """Have the vertex forget the name of a file."""
+        with self._claimed():
+            self._client.call(ForgetLetters(self._job, file, self._run))
+
+    def requeued(self, after: bytes) -> tuple[list[tuple[bytes, ChainLetter]], bytes]:
+        """Return a page of requeued letters with their keys, and where the next one begins.
+
+        Letters that make no sense are dead again behind this.
+        """
+        with self._claimed():
+            page = self._client.call(GetRequeued(self._job, after, PAGE, self._run))
+        assert isinstance(page, RequeuedLetters)
+        found = []
+        for each in page.letters:
+            try:
+                found.append((each.key, letter_of(each)))
+            except CheckpointDamagedError as error:
+                self.give_back([each.key], str(error))
+        return found, page.more
+
+    def readmitted(self, keys: Sequence[bytes]) -> None:
+        """Have the vertex delete letters that checkpoints hold."""
+        with self._claimed():
+            for some in _cut(keys):
+                self._client.call(Readmitted(self._job, some, self._run))
+
+    def give_back(self, keys: Sequence[bytes], reason: str) -> None:
+        """Have the vertex make letters dead again."""
+        with self._claimed():
+            for some in _cut(keys):
+                self._client.call(ReturnLetters(self._job, some, reason, self._run))
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        try:
+            if not self._is_claimed:
+                # Else the run that is fenced off here would be the one that goes on.
+                self._check_owner()
+                self._client.call(ClaimJob(self._job, self._run))
+                self._is_claimed = True
+            yield
+        except FTLayerError as error:
+            self._open.clear()
+            self._is_claimed = self._is_claimed and not isinstance(error, StaleOwnerError)
+            raise
+
+    def _opened(self, chain: str) -> str:
+        stream = f"{self._job}/{chain}"
+        if stream not in self._open:
+            self._client.call(OpenStream(stream, owner=self._run))
+            self._open.add(stream)
+        return stream
+
+
+# ---------------------------------------------------------------- letters
+
+
+def kept_letter(letter: ChainLetter) -> KeptLetter:
+    """Return a letter as the vertex keeps it. Raises `CheckpointDamagedError` for a payload that is no row."""
+    facts: bytes = msgpack.packb(plain_codec(ChainLetter).pack(replace(letter, payload=b"", attempts=())))
+    return KeptLetter(letter.letter, facts, payload_of(letter), attempts_of(letter))
+
+
+def letter_of(requeued: RequeuedLetter) -> ChainLetter:
+    """Return a letter that comes back, with the payload that people may have given it.
+
+    An edited one has lost its key: it is the payload's. Raises `CheckpointDamagedError` for facts of no letter.
+    """
+    try:
+        letter: ChainLetter = plain_codec(ChainLetter).unpack(msgpack.unpackb(requeued.facts), "letter")
+    except (MalformedRequestError, ValueError, msgpack.UnpackException) as error:
+        raise CheckpointDamagedError(
+            f"a requeued letter of {requeued.stream!r} makes no sense: {error}; is it of a newer ftlayer?"
+        ) from error
+    attempts = tuple(
+        FailedAttempt(each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)
+        for each in requeued.attempts
+    )
+    is_timer = letter.kind is LetterKind.TIMER
+    payload = b"" if is_timer else as_stream(requeued.payload).to_pybytes()
+    key = b"" if requeued.edited and not is_timer else letter.key
+    return replace(letter, payload=payload, attempts=attempts, key=key)
+
+
+def _cut(keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
+    return [tuple(keys[at : at + MAX_KEYS]) for at in range(0, len(keys), MAX_KEYS)]
+
+
+# Requeued letters on their way from the vertex back into the job, each exactly once.
+#
+# The vertex offers what was requeued, page by page, until the driver says that checkpoints hold it. A letter that no
+# checkpoint holds is sent to the subtask that is to have it; the subtask's next checkpoint names it. What is lost
+# with a subtask before that is offered again, and sent again. The vertex hears of a letter once *every* checkpoint
+# holds it that the job may be restored from, so that going back to an older one loses none. Until then checkpoints go
+# on naming it (`to_publish`), though the subtask has forgotten the name.
+#
+# No I/O, no threads, no clock.
+
+
+ASK_EVERY_MS = 2_000
+MOST_PAUSE_MS = 60_000
+
+# ---------------------------------------------------------------- what is to be done
+
+
+@dataclass(frozen=True, slots=True)
+class AskRequeued:
+    """Ask the vertex for a page of requeued letters; answered by `Readmission.offered`, or `failed`."""
+
+    after: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmLetters:
+    """Have the vertex delete these letters, by its keys: checkpoints hold them. Answered by `done`, or `failed`."""
+
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnToDead:
+    """Have the vertex make these letters dead again, by its keys. Answered by `done`, or `failed`."""
+
+    keys: tuple[bytes, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendLetters:
+    """Send letters to the subtask that is to have them."""
+
+    slot: int
+    uid: str
+    subtask: int
+    letters: tuple[ChainLetter, ...]
+
+
+ReadmissionWork: TypeAlias = AskRequeued | ConfirmLetters | ReturnToDead
+
+# ---------------------------------------------------------------- what it is told
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a letter goes: a subtask, and its slot."""
+
+    slot: int
+    uid: str
+    subtask: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A letter that the vertex offers; ``target`` is where it goes, or why it cannot go back."""
+
+    key: bytes
+    letter: ChainLetter
+    target: Target | str
+
+
+class Readmission:
+    """See the module. What it returns of `work` is to be answered, one after the other."""
+
+    def __init__(self, slots: Iterable[int]) -> None:
+        """``slots`` are all of the job's; none of them runs its tasks yet."""
+        self._held: dict[int, frozenset[bytes]] = {}
+        self._latest = 0
+        self._sent: dict[bytes, Target] = {}
+        self._down = set(slots)
+        self._ended = False
+        self._after = b""
+        self._ask_at_ms = 0
+        self._failures = 0
+        self._to_confirm: list[bytes] = []
+        self._to_return: dict[str, list[bytes]] = {}
+        # Held before this walk through all that is offered began, and not offered in it: the vertex has them no more.
+        self._unseen: set[bytes] = set()
+        self._doing: ReadmissionWork | None = None
+
+    # ------------------------------------------------------------ checkpoints and tasks
+
+    def to_publish(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return a checkpoint as it is to be published: it names what earlier ones hold and the vertex still has."""
+        own = _named_by(checkpoint)
+        return replace(checkpoint, readmitted=tuple(sorted(self._held.get(self._latest, frozenset()) - own)))
+
+    def stands(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint is complete, or was restored; it is as `to_publish` gave it."""
+        self._latest = checkpoint.checkpoint
+        held = self._held[checkpoint.checkpoint] = _named_by(checkpoint)
+        self._sent = {letter: target for letter, target in self._sent.items() if letter not in held}
+
+    def retained(self, checkpoints: Iterable[Checkpoint]) -> None:
+        """The job may be restored from these, and from the one that `stands` was told of last."""
+        known = {each.checkpoint: each for each in checkpoints}
+        kept = {
+            number: held for number, held in self._held.items() if number in known or number == self._latest
+        }
+        added = {number: _named_by(each) for number, each in known.items() if number not in kept}
+        self._held = kept | added
+
+    def down(self, slots: Collection[int]) -> None:
+        """Tasks in these slots are gone: what was sent to them is, too, unless a checkpoint holds it."""
+        self._down.update(slots)
+        self._sent = {letter: target for letter, target in self._sent.items() if target.slot not in slots}
+
+    def up(self, slots: Collection[int]) -> None:
+        """Tasks in these slots were told to start."""
+        self._down.difference_update(slots)
+
+    def ending(self) -> None:
+        """The job comes to its end: nothing is sent any more. What checkpoints hold is still confirmed."""
+        self._ended = True
+        self._ask_at_ms = 0
+
+    # ------------------------------------------------------------ the vertex
+
+    def work(self, now_ms: int) -> list[ReadmissionWork]:
+        """Return what is to be asked of the vertex now; one thing at a time."""
+        if self._doing is not None or now_ms < self._ask_at_ms:
+            return []
+        if self._to_confirm:
+            self._doing = ConfirmLetters(tuple(self._to_confirm))
+        elif self._to_return:
+            reason, keys = next(iter(self._to_return.items()))
+            self._doing = ReturnToDead(tuple(keys), reason)
+        else:
+            if not self._after:
+                self._unseen = set(self._held.get(self._latest, ()))
+            self._doing = AskRequeued(self._after)
+        return [self._doing]
+
+    def offered(self, letters: Sequence[Offered], more: bytes, now_ms: int) -> list[SendLetters]:
+        """The answer to `AskRequeued`: ``more`` goes on, b"" at the end. Returns what is to be sent."""
+        if not isinstance(self._doing, AskRequeued):
+            raise ValueError("nothing was asked")
+        self._doing, self._after, self._failures = None, more, 0
+        self._unseen -= {each.letter.letter for each in letters}
+        groups: dict[Target, list[ChainLetter]] = {}
+        for each in letters:
+            name = each.letter.letter
+            if name in self._held.get(self._latest, ()):
+                if all(name in held for held in self._held.values()):
+                    self._to_confirm.append(each.key)
+            elif isinstance(each.target, str):
+                self._to_return.setdefault(each.target, []).append(each.key)
+            elif name not in self._sent and each.target.slot not in self._down and not self._ended:
+                self._sent[name] = each.target
+                groups.setdefault(each.target, []).append(each.letter)
+        if not more:
+            self._forget(self._unseen)
+            if not (self._to_confirm or self._to_return):
+                self._ask_at_ms = now_ms + ASK_EVERY_MS
+        return [
+            SendLetters(target.slot, target.uid, target.subtask, tuple(some))
+            for target, some in groups.items()
+        ]
+
+    def done(self) -> None:
+        """What was asked for is done, `AskRequeued` aside."""
+        match self._doing:
+            case ConfirmLetters():
+                self._to_confirm = []
+            case ReturnToDead(_, reason):
+                del self._to_return[reason]
+            case _:
+                raise ValueError(f"{self._doing} has another answer")
+        self._doing, self._failures = None, 0
+
+    def failed(self, now_ms: int) -> None:
+        """What was asked for is not done, or nobody knows: it is asked for again after a pause."""
+        if self._doing is None:
+            raise ValueError("nothing was asked")
+        if isinstance(self._doing, AskRequeued):
+            # A walk is of one vertex: what was seen before may be back.
+            self._after = b""
+        self._doing = None
+        self._ask_at_ms = now_ms + min(MOST_PAUSE_MS, ASK_EVERY_MS << min(self._failures, 10))
+        self._failures += 1
+
+    # ------------------------------------------------------------ views
+
+    @property
+    def on_their_way(self) -> int:
+        """Letters that were sent, and that no checkpoint holds."""
+        return len(self._sent)
+
+    def _forget(self, letters: Collection[bytes]) -> None:
+        """The vertex has these no more, so checkpoints need not name them."""
+        if letters:
+            self._held = {number: held - frozenset(letters) for number, held in self._held.items()}
+
+
+def _named_by(checkpoint: Checkpoint) -> frozenset[bytes]:
+    own = (letter for part in checkpoint.subtasks for letter in part.readmitted)
+    return frozenset((*own, *checkpoint.readmitted))
+
+
+def target_of(letter: ChainLetter, graph: JobGraph) -> Target | str:
+    """Return the subtask that is to have a letter: by its key where the chain's input has one, else the one it was in.
+
+    A letter of an operator that was a chain's head, and has others before it now, goes to the chain that it is in. A
+    text says why it cannot go back: no such operator, another schema, no failure policy.
+    """
+    vertex = next((each for each in graph.vertices if letter.chain in _uids(each)), None)
+    if vertex is None:
+        there = ", ".join(repr(each.uid) for each in graph.vertices if each.failures is not None) or "none"
+        return (
+            f"the job has no operator {letter.chain!r} (any more); those with a failure policy are: {there}"
+        )
+    if vertex.failures is None:
+        return f"{letter.chain!r} has no failure policy (any more), so a record that fails again would fail the job"
+    if vertex.uid != letter.chain:
+        return _inside(letter, graph, vertex)
+    edge = next((each for each in graph.edges_into(vertex.uid) if each.input == letter.input), None)
+    if edge is None:
+        return f"{letter.chain!r} has no input {letter.input} (any more)"
+    try:
+        is_timer = letter.kind is LetterKind.TIMER
+        subtask = _of_timer(letter, graph, vertex, edge) if is_timer else _of_record(letter, vertex, edge)
+    except (FTLayerError, *UNREADABLE) as error:
+        return f"where it belongs in {letter.chain!r} is not known: {error}"
+    return (
+        subtask
+        if isinstance(subtask, str)
+        else Target(graph.slot_of(vertex.uid, subtask), vertex.uid, subtask)
+    )
+
+
+def _inside(letter: ChainLetter, graph: JobGraph, vertex: JobVertex) -> Target | str:
+    """Return where it goes if others stand before its operator. Those have no keys, and one input."""
+    if letter.kind is LetterKind.TIMER:
+        return f"{letter.chain!r} has no key (any more), and its timers none of one"
+    if letter.input:
+        return f"{letter.chain!r} has no input {letter.input} (any more)"
+    before = vertex.operators[_uids(vertex).index(letter.chain) - 1]
+    try:
+        problem = _other_columns(letter, read_one_batch(letter.payload).schema, before.schema)
+    except (FTLayerError, *UNREADABLE) as error:
+        problem = f"the record for {letter.chain!r} cannot be read: {error}"
+    subtask = letter.subtask % vertex.parallelism
+    return problem or Target(graph.slot_of(vertex.uid, subtask), vertex.uid, subtask)
+
+
+def _of_record(letter: ChainLetter, vertex: JobVertex, edge: JobEdge) -> int | str:
+    payload = read_one_batch(letter.payload)
+    problem = _other_columns(letter, payload.schema, edge.schema)
+    if problem:
+        return problem
+    if isinstance(edge.partitioner, HashByKeyGroup):
+        rows = OutgoingRows(payload, np.zeros(1, np.uint64))
+        return int(edge.partitioner.select(rows, vertex.parallelism)[0])
+    return letter.subtask % vertex.parallelism
+
+
+def _of_timer(letter: ChainLetter, graph: JobGraph, vertex: JobVertex, edge: JobEdge) -> int | str:
+    if not isinstance(edge.partitioner, HashByKeyGroup):
+        return f"{letter.chain!r} has no key (any more), and its timers none of one"
+    inputs = {each.input: each.schema for each in graph.edges_into(vertex.uid)}
+    schema = key_schemas(vertex.operators, [inputs[number] for number in sorted(inputs)]).get(vertex.uid)
+    if schema is None:
+        return f"{letter.chain!r} has no timers (any more)"
+    key = unpack(letter.key)
+    values = key if isinstance(key, tuple) and len(schema) > 1 else (key,)
+    columns = [pa.array([value], field.type) for value, field in zip(values, schema, strict=True)]
+    groups = key_groups(spark_hash(columns), graph.max_parallelism)
+    return int(subtasks_of(groups, vertex.parallelism, graph.max_parallelism)[0])
+
+
+def _other_columns(letter: ChainLetter, has: pa.Schema, takes: pa.Schema) -> str:
+    """Say why a record is not one that its operator takes; "" if it is."""
+    if has.equals(takes):
+        return ""
+    return f"{letter.chain!r} takes other records now: {_columns(takes)}; this one has {_columns(has)}"
+
+
+def _uids(vertex: JobVertex) -> list[str]:
+    return [operator.uid for operator in vertex.operators]
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
 
 WRITE_WAIT_S = 30.0
 """How long the end of a job waits for letters to be written. They are in its last checkpoint alone before that."""
@@ -61,8 +500,6 @@ SEND_WAIT_S = 5.0
 """How long it waits for them to be sent then: what is left is done by the next driver, where there are files."""
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.deleting import NAMED
-from ftlayer.checkpoint.storage.layout import checkpoint_number, last_name
+from ftlayer.checkpoint.storage.keys import key_of
+from ftlayer.checkpoint.storage.layout import checkpoint_number, last_name, pieces_directory
+from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.opening import (
     absolute,
     driver_storage,
-    key_of,
-    load_checkpoint,
-    pieces_directory,
     storage_key,
 )
 from ftlayer.checkpoint.storage.ownership import take_over

@@ -10,7 +10,7 @@ from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore
 from ftlayer.checkpoint.storage.contract import DriverStorage
-from ftlayer.checkpoint.storage.opening import pieces_directory
+from ftlayer.checkpoint.storage.layout import pieces_directory
 from ftlayer.checkpoint.storage.ownership import Ownership
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
 from ftlayer.runtime.barrier_mode.driver.letters import LetterPlaces

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.clock import Now
+from ftlayer.config import TopologyOptions
 from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.barrier_mode.slot.barriers import Barriers, CheckpointParts
-from ftlayer.runtime.barrier_mode.slot.debloating import Debloating
-from ftlayer.runtime.barrier_mode.slot.held_rows import HeldRows
 from ftlayer.runtime.barrier_mode.slot.instructions import DropFiles, KeepFiles, ReleaseSnapshot, SnapshotWork
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
@@ -21,15 +22,221 @@ from ftlayer.runtime.protocol.messages import (
     Readmit,
     TriggerCheckpoint,
 )
+from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.events import RowsRead, SnapshotOver
-from ftlayer.runtime.slot.instructions import ModeWork, RowsDone, RunTask, TellCoordinator
+from ftlayer.runtime.slot.instructions import Grant, ModeWork, RowsDone, RunTask, TellCoordinator
 from ftlayer.runtime.slot.mode import Instructions, ModeAction, ModeEvent, SlotParts, misplaced
-from ftlayer.runtime.slot.seat import Seat
+from ftlayer.runtime.slot.outputs import LIMIT_FRAMES
+from ftlayer.runtime.slot.seat import Seat, Seating
 from ftlayer.runtime.task.actions import Action, DataEnded
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.task.events import TaskEvent
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.topology.operators import QueueSource, Source
+
+# How much may be in flight towards a task: what it works off in a given time, as Flink's buffer debloating has it.
+#
+# The less is in flight, the sooner an aligned barrier is through. How fast a task is, is measured while it has
+# something to do: what it was given, over the time until it asked for more.
+
+
+WINDOW_MS = 1_000
+"""A measurement is over no less than this."""
+
+FIRST_WINDOW_MS = 200
+"""But the first one: until then as little as possible is in flight, since a slow task would need long for more."""
+
+_SMOOTHING = 0.5
+_WORTH_TELLING = 0.25
+"""A limit that is wrong by less than a quarter stays: telling the senders costs a message each."""
+
+
+class Debloater:
+    """Measures one task.
+
+    The time that a unit (a byte, a row) takes is smoothed, not its inverse: a task that has become slow has too much
+    in flight at once, one that has become fast is fed as before for some windows.
+
+    Attributes:
+        limit: how much is worked off within the target, between ``least``, where it begins, and ``most``.
+    """
+
+    def __init__(self, target_ms: float, least: int, most: int) -> None:
+        """What is in flight should be worked off within ``target_ms``."""
+        self.limit = least = min(least, most)
+        self._target_ms = target_ms
+        self._least, self._most = least, most
+        self._ms_a_unit: float | None = None
+        self._began_ms: int | None = None  # when this window did
+        self._busy_since_ms: int | None = None
+        self._busy_ms = 0
+        self._units = 0
+
+    def taken(self, units: int, now_ms: int) -> bool:
+        """The task is given so much, and is done with all before; whether ``limit`` has changed."""
+        changed = self._look(now_ms)
+        self._busy_since_ms = now_ms
+        if self._began_ms is None:
+            self._began_ms = now_ms
+        self._units += units
+        return changed
+
+    def rested(self, now_ms: int) -> bool:
+        """The task is done with what it was given, and there is nothing more; whether ``limit`` has changed."""
+        if self._busy_since_ms is None:
+            return False
+        changed = self._look(now_ms)
+        self._busy_since_ms = None
+        return changed
+
+    def stuck(self, now_ms: int) -> bool:
+        """The task is not done with what it was given, and more waits for it; whether ``limit`` has changed.
+
+        To be called now and then while that is so: who takes nothing for a window wants as little as possible.
+        """
+        if self._busy_since_ms is None:
+            return False
+        changed = self._look(now_ms)
+        self._busy_since_ms = now_ms
+        if self._began_ms is None:
+            self._began_ms = now_ms
+        return changed
+
+    def _look(self, now_ms: int) -> bool:
+        if self._busy_since_ms is not None:
+            self._busy_ms += now_ms - self._busy_since_ms
+        window_ms = FIRST_WINDOW_MS if self._ms_a_unit is None else WINDOW_MS
+        if self._began_ms is None or now_ms - self._began_ms < window_ms:
+            return False
+        if self._units:
+            # The clock counts milliseconds: less than one was one at most.
+            measured = max(1, self._busy_ms) / self._units
+            before = measured if self._ms_a_unit is None else self._ms_a_unit
+            self._ms_a_unit = before + _SMOOTHING * (measured - before)
+        elif self._busy_ms >= window_ms:
+            # Nothing was taken: not the smoothed time, which nothing that is measured would ever bring down.
+            self._ms_a_unit = max(self._ms_a_unit or 0.0, self._target_ms / self._least)
+        else:
+            return False
+        self._began_ms, self._busy_ms, self._units = None, 0, 0
+        return self._adjust(self._target_ms / self._ms_a_unit)
+
+    def _adjust(self, wanted: float) -> bool:
+        limit = int(min(max(wanted, self._least), self._most))
+        at_an_end = limit in (self._least, self._most) and limit != self.limit
+        if not at_an_end and abs(limit - self.limit) < _WORTH_TELLING * self.limit:
+            return False
+        self.limit = limit
+        return True
+
+
+LEAST_BYTES = 4 << 10
+"""Less on a channel would make batches so small that the task is slow because of them."""
+
+LEAST_ROWS = 64
+"""And so would less from a source."""
+
+SOURCE_PART = 8
+"""A source reads what is worked off in this part of the target: all of it is in flight, on top of its channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A task, what measures it, and its channels from other slots."""
+
+    seat: Seat
+    debloater: Debloater
+    outside: tuple[Channel, ...]
+
+
+class Debloating:
+    """Measures every task: those with inputs by bytes for each channel, sources by rows."""
+
+    def __init__(self, seating: Seating, credit: Crediting, target_ms: int, options: TopologyOptions) -> None:
+        """What is in flight to a task should be worked off within ``target_ms``."""
+        self._credit = credit
+        self._tasks: dict[TaskKey, _Measured] = {}
+        self._sources: dict[TaskKey, _Measured] = {}
+        for key, seat in seating.seats.items():
+            channels = seat.inbox.channels
+            if channels:
+                debloater = Debloater(target_ms / len(channels), LEAST_BYTES, options.channel_bytes)
+                outside = [channel for channel in channels if seating.senders[channel] != seating.slot]
+                self._tasks[key] = _Measured(seat, debloater, tuple(outside))
+            else:
+                debloater = Debloater(target_ms / SOURCE_PART, LEAST_ROWS, options.batch_rows)
+                self._sources[key] = _Measured(seat, debloater, ())
+        self._begin(seating)
+
+    def worked(self, seat: Seat, size: int, now_ms: int) -> list[Grant]:
+        """A task is given ``size`` bytes, or a source has emitted so many rows."""
+        source = self._sources.get(seat.key)
+        if source is not None:
+            source.debloater.taken(size, now_ms)
+            return []
+        measured = self._tasks[seat.key]
+        return self._tell(measured) if measured.debloater.taken(size, now_ms) else []
+
+    def rows_wanted(self, key: TaskKey) -> int:
+        """Return how many rows a source should read at a time."""
+        return self._sources[key].debloater.limit
+
+    def look(self, now_ms: int) -> list[Grant]:
+        """No task is at work: those with nothing to do are idle from now on, and sources that are not held up.
+
+        The others may be stuck: with no room for what they would send, or with state that waits for the disk.
+        """
+        told: list[Grant] = []
+        for measured in self._tasks.values():
+            debloater = measured.debloater
+            changed = debloater.stuck(now_ms) if measured.seat.inbox else debloater.rested(now_ms)
+            if changed:
+                told += self._tell(measured)
+        for measured in self._sources.values():
+            if measured.seat.has_room:
+                measured.debloater.rested(now_ms)
+            else:
+                measured.debloater.stuck(now_ms)
+        return told
+
+    def _begin(self, seating: Seating) -> None:
+        """Let little be in flight until something is known; receivers in other slots begin so by themselves."""
+        for measured in self._tasks.values():
+            limit = measured.debloater.limit
+            measured.seat.inbox.limit(limit, limit // LIMIT_FRAMES)
+        for output in seating.remote.values():
+            output.limit(LEAST_BYTES)
+
+    def _tell(self, measured: _Measured) -> list[Grant]:
+        limit = measured.debloater.limit
+        measured.seat.inbox.limit(limit, limit // LIMIT_FRAMES)
+        return self._credit.limit(dict.fromkeys(measured.outside, limit))
+
+
+@dataclass(slots=True)
+class HeldRows:
+    """What one source has read, by the numbers of `RowsRead`, until a checkpoint is complete that holds it.
+
+    Where a checkpoint is given up, a later one holds its rows too.
+    """
+
+    _since: list[int] = field(default_factory=list)
+    _before: deque[tuple[int, list[int]]] = field(default_factory=deque)
+
+    def read(self, number: int) -> None:
+        self._since.append(number)
+
+    def snapshot(self, checkpoint: int) -> None:
+        """The source has taken its snapshot for a checkpoint, behind all that it has read."""
+        self._before.append((checkpoint, self._since))
+        self._since = []
+
+    def completed(self, checkpoint: int) -> list[int]:
+        """A checkpoint is complete, and no restore goes behind it: return what is done now, in order."""
+        done: list[int] = []
+        while self._before and self._before[0][0] <= checkpoint:
+            done += self._before.popleft()[1]
+        return done
 
 
 class BarrierSlot:

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import queue
+import stat
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
+from pathlib import Path
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.pieces import Piece
-from ftlayer.checkpoint.snapshots import Restore, SubtaskRestore
-from ftlayer.checkpoint.storage.contract import SlotStorage
+from ftlayer.checkpoint.snapshots import ChannelState, Restore, SnapshotTimes, SubtaskRestore, SubtaskSnapshot
+from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
 from ftlayer.checkpoint.storage.opening import slot_storage
-from ftlayer.errors import CheckpointDamagedError
+from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
 from ftlayer.functions.failures import this_process
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.records.ids import U64Array
+from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
-from ftlayer.runtime.barrier_mode.slot.in_flight import put_in_flight
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight
 from ftlayer.runtime.barrier_mode.slot.instructions import (
     BeginSnapshot,
     CancelSnapshot,
@@ -27,21 +43,490 @@ from ftlayer.runtime.barrier_mode.slot.instructions import (
     ReleaseSnapshot,
     SnapshotCaptured,
 )
+from ftlayer.runtime.barrier_mode.slot.last_words import LastWords
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
-from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner, stopwatch_ms
-from ftlayer.runtime.barrier_mode.slot.suspecting import Suspecting
-from ftlayer.runtime.barrier_mode.task.contract import Checkpointed
+from ftlayer.runtime.barrier_mode.task.chain_suspects import ChainSuspects
+from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, PendingSnapshot
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.protocol.deaths import Death
-from ftlayer.runtime.protocol.messages import Deploy
+from ftlayer.runtime.protocol.deaths import Conviction, Death
+from ftlayer.runtime.protocol.messages import Deploy, FromSlot, SubtaskAcked, SubtaskDeclined
 from ftlayer.runtime.protocol.order import CheckpointPlan
+from ftlayer.runtime.slot.events import Event, SnapshotOver
 from ftlayer.runtime.slot.instructions import ModeInstruction
 from ftlayer.runtime.slot.mode import SlotParts, misplaced
 from ftlayer.runtime.slot.shell import SlotContext
 from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.suspects import NO_SUSPECTS, Suspects
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.opening import open_backend
+
+logger = logging.getLogger(__name__)
+
+
+# What a slot's process has in hand, and how it ends itself: in a file on its host that outlives the process.
+#
+# A page of the file is mapped to memory, so that a note costs a copy of some bytes and no system call, and is there
+# whatever becomes of the process. `LastWords` come behind the page. While its process lives, the file is locked.
+
+
+MAX_STACK = 4_096
+"""Characters that are kept of where the functions were."""
+
+FORGOTTEN_S = 86_400
+"""Boxes of processes that are gone are removed after so long where nobody has read them."""
+
+_PREFIX = "ftlayer-boxes-"
+_SUFFIX = ".box"
+_OTHERS = 0o077
+_PAGE = 4_096
+
+_HEAD, _HEAD_AT = struct.Struct("<8sI32s"), 0
+_NOTE, _NOTE_AT = struct.Struct("<II16s"), 64  # whether a record is in hand, its chain's place, its digest
+_EXIT, _EXIT_AT = struct.Struct("<Ii"), 128  # whether the process exits, and its code
+_EXIT_OF_C_AT = 136  # a byte: whether a C library has ended it
+_IN_HAND = struct.Struct("<I")
+_MAGIC = b"ftl box1"
+
+_FATAL = "Fatal Python error: "
+_NO_PLACE = "\nExtension modules:"
+
+
+class BlackBox:
+    """`ftlayer.runtime.barrier_mode.task.chain_suspects.RecordNotes` of one instance of a slot.
+
+    Its methods are for the thread that runs the tasks.
+    """
+
+    def __init__(self, directory: Path, slot: int, instance: str, chains: Sequence[str]) -> None:
+        """Make it in ``directory`` (see `box_directory`), and write last words from now on; raises `OSError`.
+
+        ``chains`` are those whose records are noted; readers have to give the same.
+        """
+        self._directory = directory
+        self._path = directory / f"{instance}{_SUFFIX}"
+        self._places = {chain: place for place, chain in enumerate(chains)}
+        # Locked before it has its name, so that it is never there and not locked.
+        self._file, new = tempfile.mkstemp(dir=directory, prefix="new-")
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            # A hole that the disk has no room for would end the process at its first note, by SIGBUS.
+            if os.write(self._file, bytes(_PAGE)) < _PAGE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+            self._page = mmap.mmap(self._file, _PAGE)
+            _HEAD.pack_into(self._page, _HEAD_AT, _MAGIC, slot, instance.encode())
+            os.rename(new, self._path)
+        except BaseException:
+            os.close(self._file)
+            Path(new).unlink(missing_ok=True)
+            raise
+        self._last_words = LastWords(self._file, self._exits, self._page, _EXIT_OF_C_AT)
+
+    def about_to(self, chain: str, digest: bytes) -> None:
+        _NOTE.pack_into(self._page, _NOTE_AT, 1, self._places[chain], digest)
+
+    def over(self) -> None:
+        _IN_HAND.pack_into(self._page, _NOTE_AT, 0)
+
+    def close(self) -> None:
+        """The instance has come to its end in a way that is known: remove the file."""
+        self._last_words.close()
+        self._path.unlink(missing_ok=True)
+        self._page.close()
+        os.close(self._file)
+        _remove_if_empty(self._directory)
+
+    def _exits(self, code: int) -> None:
+        _EXIT.pack_into(self._page, _EXIT_AT, 1, code)
+
+
+def box_directory(parent: str | None, job: str) -> Path:
+    """Make the directory of a job's boxes on this host, if it is not there; raises `OSError`.
+
+    ``parent`` None: the system's directory for temporary files. It is this user's alone: who can write there has
+    records made dead letters.
+    """
+    base = Path(parent or tempfile.gettempdir())
+    base.mkdir(parents=True, exist_ok=True)
+    _sweep(base)
+    path = base / _name_of(job)
+    path.mkdir(mode=0o700, exist_ok=True)
+    if not _is_private(path):
+        raise PermissionError(f"{path} is not a directory of this user's alone")
+    return path
+
+
+def deaths_of(parent: str | None, job: str, chains: Sequence[str]) -> tuple[Death, ...]:
+    """Return how processes of a job on this host have ended themselves, and forget it.
+
+    ``parent`` as for `box_directory`. To be called while no box of this process is open.
+    """
+    path = Path(parent or tempfile.gettempdir()) / _name_of(job)
+    if not path.exists() or not _is_private(path):
+        return ()
+    found = [_read_of_black_box(box, chains) for box in sorted(path.glob(f"*{_SUFFIX}"))]
+    _remove_if_empty(path)
+    return tuple(death for death in found if death is not None)
+
+
+def _read_of_black_box(path: Path, chains: Sequence[str]) -> Death | None:
+    """Take the box away, if its process is gone; return how that has ended, None where it did not end itself."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None  # another slot was quicker
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(file).st_nlink:
+            return None
+        path.unlink()
+        return _death(os.pread(file, _PAGE, 0), os.pread(file, 4 * MAX_STACK, _PAGE), chains)
+    except (BlockingIOError, PermissionError):
+        return None  # its process lives
+    finally:
+        os.close(file)
+
+
+def _death(page: bytes, words: bytes, chains: Sequence[str]) -> Death | None:
+    if len(page) < _PAGE:
+        return None
+    magic, slot, instance = _HEAD.unpack_from(page, _HEAD_AT)
+    in_hand, place, digest = _NOTE.unpack_from(page, _NOTE_AT)
+    exited, code = _EXIT.unpack_from(page, _EXIT_AT)
+    text = words.decode("utf-8", "replace")
+    first, _, rest = text.removeprefix(_FATAL).partition("\n")
+    if magic != _MAGIC:
+        return None
+    if text.startswith(_FATAL):
+        cause = first.strip()
+    elif exited:
+        cause = f"it called os._exit({code})"
+    elif page[_EXIT_OF_C_AT]:
+        cause = "a C library called exit()"
+    else:
+        return None
+    stack = rest.partition(_NO_PLACE)[0].strip()[:MAX_STACK]
+    name = instance.rstrip(b"\0").decode("ascii", "replace")
+    if not in_hand or place >= len(chains):
+        return Death(name, slot, cause, stack=stack)
+    return Death(name, slot, cause, chains[place], digest, stack)
+
+
+def _name_of(job: str) -> str:
+    return _PREFIX + blake2b(job.encode(), digest_size=8).hexdigest()
+
+
+def _is_private(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
+
+
+def _sweep(base: Path) -> None:
+    """Remove what killed jobs have left."""
+    for directory in base.glob(f"{_PREFIX}*"):
+        # Others may put anything there that has such a name: of theirs nothing is looked at, let alone followed.
+        with contextlib.suppress(OSError):
+            if not _is_private(directory):
+                continue
+            for path in directory.iterdir():
+                with contextlib.suppress(OSError):
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= FORGOTTEN_S:
+                        _read_of_black_box(path, ())
+                        _remove_if_empty(directory)
+
+
+def _remove_if_empty(path: Path) -> None:
+    try:
+        path.rmdir()
+    except OSError:
+        # Others have theirs in it, or it is gone.
+        return
+
+
+# The asynchronous part of a slot's snapshots: a thread that writes them, and says so when they are durable.
+#
+# One thread for all subtasks of the slot, one after the other: a checkpoint needs all of them in any case, and what is
+# written together is synced together.
+
+
+STOP_WAIT_S = 5.0
+"""How long `close` waits for the thread: a write to a storage that does not answer cannot be interrupted."""
+
+
+@dataclass(eq=False)
+class _SubtaskSnapshot:
+    """One subtask's part of a checkpoint.
+
+    Attributes:
+        cancelled: set by the loop, looked at by the thread.
+        snapshot, channels, times: what is written so far; the thread's own.
+    """
+
+    key: TaskKey
+    barrier: Barrier
+    pending: PendingSnapshot
+    began_ms: float
+    cancelled: bool = False
+    snapshot: SubtaskSnapshot | None = None
+    channels: tuple[ChannelState, ...] | None = None
+    times: SnapshotTimes | None = None
+
+
+_Job = Callable[[], None]
+
+
+class SnapshotRunner:
+    """Carries out what `ftlayer.runtime.barrier_mode.slot.instructions` says of snapshots, in the loop's thread.
+
+    The subtask has acked when both `PendingSnapshot.write` and `CapturedChannel.write` of each channel are over and
+    synced. ``pending`` of each `begin` is released once, in the loop's thread.
+    """
+
+    def __init__(
+        self,
+        storage: SlotStorage,
+        subtasks: int,
+        send: Callable[[FromSlot], None],
+        post: Callable[[Event], None],
+    ) -> None:
+        """``subtasks`` is how many the slot has; ``send`` reaches the coordinator, ``post`` the loop's mailbox."""
+        self._storage = storage
+        self._subtasks = subtasks
+        self._send, self._post = send, post
+        self._parts: dict[tuple[TaskKey, int], _SubtaskSnapshot] = {}
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._is_over = False
+        # All below belongs to the thread.
+        self._unsynced: list[tuple[_SubtaskSnapshot, SubtaskSnapshot]] = []
+        self._acked: dict[int, int] = {}
+        self._latest: dict[TaskKey, int] = {}
+        self._thread = threading.Thread(target=self._run, name="ftlayer-snapshots", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ the loop's side
+
+    def begin(self, key: TaskKey, barrier: Barrier, pending: PendingSnapshot) -> None:
+        part = _SubtaskSnapshot(key, barrier, pending, stopwatch_ms())
+        self._parts[key, barrier.checkpoint] = part
+        self._jobs.put(lambda: self._write(part))
+
+    def captured(
+        self, key: TaskKey, checkpoint: int, channels: tuple[CapturedChannel, ...], times: SnapshotTimes
+    ) -> None:
+        part = self._parts.get((key, checkpoint))
+        if part is not None:
+            self._jobs.put(lambda: self._write_channels(part, channels, times))
+
+    def give_up(self, key: TaskKey, checkpoint: int, reason: str) -> None:
+        self._send(SubtaskDeclined(checkpoint, *key, reason, counts=False))
+        self.cancel(key, checkpoint)
+
+    def cancel(self, key: TaskKey, checkpoint: int) -> None:
+        part = self._parts.get((key, checkpoint))
+        if part is not None and not part.cancelled:
+            part.cancelled = True
+            # If the thread had nothing to do for it, this is the only place that says that it is over.
+            self._jobs.put(lambda: self._over(part))
+
+    def over(self, key: TaskKey, checkpoint: int) -> None:
+        """The thread is done with a snapshot (`SnapshotOver`): release it."""
+        part = self._parts.pop((key, checkpoint), None)
+        if part is not None:
+            part.pending.release()
+
+    def completed(self, checkpoint: int) -> None:
+        self._jobs.put(lambda: self._storage.completed(checkpoint))
+
+    def aborted(self, checkpoint: int) -> None:
+        self._jobs.put(lambda: self._storage.aborted(checkpoint))
+
+    def close(self, *, over: bool = False) -> None:
+        """Give up what is being written, and release everything. ``over``: see `SlotStorage.close`."""
+        self._is_over = over
+        for part in self._parts.values():
+            part.cancelled = True
+        self._jobs.put(None)
+        self._thread.join(STOP_WAIT_S)
+        for key, checkpoint in list(self._parts):
+            self.over(key, checkpoint)
+
+    def latest_acked(self, key: TaskKey) -> int:
+        """Return the latest checkpoint that a task's part was acknowledged for, 0 for none; behind `close`."""
+        return self._latest.get(key, 0)
+
+    # ------------------------------------------------------------ the thread's side
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._do(job)
+        self._storage.close(over=self._is_over)
+
+    def _do(self, job: _Job) -> None:
+        try:
+            job()
+            if self._jobs.empty():
+                self._sync()
+        except CheckpointError as error:
+            # Of what completed or aborted asked for: the files are swept later.
+            logger.warning("the storage of checkpoints: %s", error)
+
+    def _write(self, part: _SubtaskSnapshot) -> None:
+        def write(writer: PieceWriter) -> None:
+            part.snapshot = part.pending.write(writer, lambda: part.cancelled)
+
+        self._try(part, write)
+
+    def _write_channels(
+        self, part: _SubtaskSnapshot, channels: tuple[CapturedChannel, ...], times: SnapshotTimes
+    ) -> None:
+        def write(writer: PieceWriter) -> None:
+            part.channels, part.times = tuple(channel.write(writer) for channel in channels), times
+
+        self._try(part, write)
+
+    def _try(self, part: _SubtaskSnapshot, write: Callable[[PieceWriter], None]) -> None:
+        if part.cancelled:
+            return
+        try:
+            write(self._storage.writer(part.barrier))
+        except SnapshotCancelledError:
+            return
+        except (Exception, MemoryError) as error:  # noqa: BLE001 - declines the checkpoint, with this reason
+            self._decline(part, error)
+            return
+        if part.snapshot is not None and part.channels is not None and part.times is not None:
+            in_flight = sum(channel.frames.length for channel in part.channels)
+            times = replace(
+                part.times,
+                async_ms=stopwatch_ms() - part.began_ms,
+                in_flight_bytes=in_flight,
+            )
+            whole = replace(part.snapshot, channels=part.channels, times=times)
+            self._unsynced.append((part, _measured(whole, part.barrier.checkpoint)))
+
+    def _sync(self) -> None:
+        """Make durable what was written since the last time, and say so."""
+        unsynced, self._unsynced = self._unsynced, []
+        for checkpoint in sorted({part.barrier.checkpoint for part, _ in unsynced}):
+            mine = [(part, whole) for part, whole in unsynced if part.barrier.checkpoint == checkpoint]
+            try:
+                writer = self._storage.writer(mine[0][0].barrier)
+                self._acked[checkpoint] = self._acked.get(checkpoint, 0) + len(mine)
+                if self._acked[checkpoint] == self._subtasks:
+                    del self._acked[checkpoint]
+                    writer.close()
+                else:
+                    writer.sync()
+            except (Exception, MemoryError) as error:  # noqa: BLE001 - as above
+                for part, _ in mine:
+                    self._decline(part, error)
+                continue
+            for part, whole in mine:
+                if not part.cancelled:
+                    self._latest[part.key] = max(checkpoint, self._latest.get(part.key, 0))
+                    self._send(SubtaskAcked(checkpoint, whole))
+                self._over(part)
+
+    def _decline(self, part: _SubtaskSnapshot, error: BaseException) -> None:
+        logger.warning(
+            "checkpoint %d: %s cannot take its part", part.barrier.checkpoint, part.key, exc_info=error
+        )
+        if not part.cancelled:
+            part.cancelled = True
+            reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            final = lasting(error)
+            code = "" if final is None else final.code
+            self._send(SubtaskDeclined(part.barrier.checkpoint, *part.key, reason, code=code))
+        self._over(part)
+
+    def _over(self, part: _SubtaskSnapshot) -> None:
+        self._post(SnapshotOver(part.key, part.barrier.checkpoint))
+
+
+def stopwatch_ms() -> float:
+    """Return milliseconds since any fixed moment, as exactly as the machine can."""
+    return time.perf_counter_ns() / 1e6
+
+
+def _measured(snapshot: SubtaskSnapshot, checkpoint: int) -> SubtaskSnapshot:
+    """Fill in how many bytes it refers to, and how many of them are new."""
+    keyed = () if snapshot.keyed is None else snapshot.keyed.pieces
+    aside = sum(len(item) for state in snapshot.operators for item in state.items)
+    aside += sum(len(committable.message) for committable in snapshot.committables)
+    aside += snapshot.times.in_flight_bytes
+    return replace(
+        snapshot,
+        state_bytes=aside + sum(part.piece.length for part in keyed),
+        written_bytes=aside + sum(part.piece.length for part in keyed if part.checkpoint == checkpoint),
+    )
+
+
+class Suspecting:
+    """One instance's. Chains without a failure policy have no suspects, and a job without any has no boxes."""
+
+    def __init__(self, slot: SlotContext, directory: str | None) -> None:
+        """``directory`` is for local files; None: the system's for temporary ones."""
+        self._slot = slot
+        self._directory = directory
+        self._chains = tuple(
+            vertex.uid for vertex in slot.order.graph.vertices if vertex.failures is not None
+        )
+        self._box: BlackBox | None = None
+        self._armed = False
+        self._convictions: tuple[Conviction, ...] = ()
+
+    def deaths(self) -> tuple[Death, ...]:
+        """Return how processes of the job on this host have ended themselves, as far as nobody has asked yet."""
+        if not self._chains:
+            return ()
+        try:
+            return deaths_of(self._directory, self._slot.order.job, self._chains)
+        except OSError as error:
+            logger.warning("slot %d: how others have ended cannot be read: %s", self._slot.order.slot, error)
+            return ()
+
+    def begin(self, deploy: Deploy) -> None:
+        """The tasks begin: from now on the process writes down how it ends itself."""
+        if not self._chains:
+            return
+        order = self._slot.order
+        self._convictions = deploy.convictions
+        try:
+            directory = box_directory(self._directory, order.job)
+            self._box = BlackBox(directory, order.slot, self._slot.instance, self._chains)
+        except OSError as error:
+            logger.warning(
+                "slot %d: a record that ends its process would not be found, since nothing can be kept of it: %s",
+                order.slot,
+                error,
+            )
+            return
+        self._armed = deploy.armed
+
+    def of(self, uid: str) -> Suspects:
+        """Return the suspects of a chain in this slot; behind `begin`."""
+        if uid not in self._chains:
+            return NO_SUSPECTS
+        if self._box is None:
+            return ChainSuspects(uid, armed=False, convictions=self._convictions, notes=_NoNotes())
+        return ChainSuspects(uid, armed=self._armed, convictions=self._convictions, notes=self._box)
+
+    def end(self) -> None:
+        """The tasks run no more: what becomes of the process now is no record's doing."""
+        if self._box is not None:
+            self._box.close()
+            self._box = None
+
+
+class _NoNotes:
+    """Of a process that cannot have a box."""
+
+    def about_to(self, chain: str, digest: bytes) -> None:
+        """No process would read it."""
+
+    def over(self) -> None:
+        """Nothing was noted."""
 
 
 @dataclass(frozen=True)

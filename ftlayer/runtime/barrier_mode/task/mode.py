@@ -2,33 +2,594 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.snapshots import SubtaskRestore
-from ftlayer.errors import InvalidTopologyError
+from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
+from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
+from ftlayer.checkpoint.snapshots import SinkPart, SubtaskRestore, SubtaskSnapshot
+from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.clock import Now
+from ftlayer.dead_letters.letter import DeadLetter, row_of, shown_record
+from ftlayer.dead_letters.schema import LETTER_SCHEMA
+from ftlayer.errors import InvalidTopologyError, SnapshotCancelledError, SourceError
 from ftlayer.functions.aggregates.keyed import KeyedAggregate
-from ftlayer.functions.steps import Process, Reduce
+from ftlayer.functions.chains.topology import MAIN
+from ftlayer.functions.keyed import MapTable
+from ftlayer.functions.steps import Process, Record, Reduce
+from ftlayer.functions.undo.log import UndoLog
 from ftlayer.handler.handler import Handler, NonFTHandler
+from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.partitioning.partitioners import Broadcast
-from ftlayer.runtime.barrier_mode.task.chain_checkpoints import ChainCheckpoints
-from ftlayer.runtime.barrier_mode.task.companion import BarrierCompanion
+from ftlayer.records.ids import NO_ROOTS, U64Array
+from ftlayer.records.ipc import read_one_batch
 from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, CommittingSinkBody
-from ftlayer.runtime.barrier_mode.task.failing.making import entered_inside, failing_alone, keys_with_waiting
-from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
-from ftlayer.runtime.barrier_mode.task.source_task import CheckpointedSourceTask
-from ftlayer.runtime.task.chain_plan import ChainPlan
+from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels
+from ftlayer.runtime.barrier_mode.task.failing.attempts import Given, RecordAttempts
+from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
+from ftlayer.runtime.barrier_mode.task.failing.keys import DRAWN_KEY, DrawnKeys, HeadKeys
+from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
+from ftlayer.runtime.barrier_mode.task.failing.timers import TimersAlone
+from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE, WaitingRecords
+from ftlayer.runtime.connectors.positions import partition_index
+from ftlayer.runtime.protocol.elements import (
+    MAX_TIME_MS,
+    EndOfStream,
+    Idle,
+    LatencyMarker,
+    RecordIds,
+    Watermark,
+)
+from ftlayer.runtime.protocol.messages import EndTasks
+from ftlayer.runtime.task.actions import Action, DataEnded, HoldInput, TaskEnded
+from ftlayer.runtime.task.chain_plan import ChainPlan, RowsAlone
+from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.contract import ReplayTask, SinkBody, Task, TaskKey
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.event_time import SplitMarks
+from ftlayer.runtime.task.events import SourceOver, SourceRows, TaskEvent, TaskStart, TimeCame, refused
+from ftlayer.runtime.task.iteration import HeadTask
 from ftlayer.runtime.task.key_schemas import key_schemas
-from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, SinkOutlet
+from ftlayer.runtime.task.latency import SinkLatencies, SourceMarkers
+from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, Routed, SinkOutlet
+from ftlayer.runtime.task.pipeline import OperatorChain, Passed, Rows
 from ftlayer.runtime.task.suspects import Suspects
-from ftlayer.state.contract import CheckpointedBackend
+from ftlayer.state.contract import BackendSnapshot, CheckpointedBackend, Frozen
 from ftlayer.state.heap import HeapBackend
-from ftlayer.topology.job_graph import JobGraph
+from ftlayer.state.snapshots.serializer import unpack
+from ftlayer.topology.facts import LETTERS, rules_of_operator
+from ftlayer.topology.job_graph import JobGraph, stream_name
 from ftlayer.topology.operators import CoProcess, Join, Operator, Sink, Source, WriterSink
+
+
+class SharedBackend:
+    """A backend, and the snapshots of it that are being written. All methods belong to the task's thread.
+
+    Another thread may be writing a snapshot when the task ends or is discarded: the backend is closed behind the last
+    one.
+    """
+
+    def __init__(self, backend: CheckpointedBackend) -> None:
+        self.backend = backend
+        self.closed = False
+        self._out = 0
+
+    def freeze(self, barrier: Barrier, now_ms: int) -> _SharedFrozen:
+        frozen = self.backend.freeze(barrier, now_ms)
+        self._out += 1
+        return _SharedFrozen(frozen, self._released)
+
+    def close(self) -> None:
+        """Close the backend as soon as no snapshot is out; once is enough."""
+        if not self.closed:
+            self.closed = True
+            self._close_if_unused()
+
+    def _released(self) -> None:
+        self._out -= 1
+        if self.closed:
+            self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if not self._out:
+            self.backend.close()
+
+
+class _SharedFrozen:
+    """A `Frozen` that tells when it is released."""
+
+    def __init__(self, frozen: Frozen, released: Callable[[], None]) -> None:
+        self._frozen = frozen
+        self._released = released
+
+    def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> BackendSnapshot:
+        return self._frozen.write(writer, cancelled)
+
+    def release(self) -> None:
+        self._frozen.release()
+        self._released()
+
+
+RETRY_MS = 100
+"""How often a task that rests behind the last barrier looks whether that checkpoint was given up."""
+
+LOOK_MS = 2
+"""How often a task whose state is too much for memory looks whether there is room again."""
+
+
+class BarrierCompanion:
+    """`ftlayer.runtime.task.companion.ChainCompanion` of barrier mode.
+
+    Attributes:
+        backend: the chain's state; None: it keeps none.
+        last_barrier: the checkpoint that the job ends with, once its barrier has passed. Behind it no timer of
+            processing time fires, and nothing goes round a loop: what came of it would be in no checkpoint.
+    """
+
+    def __init__(
+        self, uid: str, subtask: int, backend: SharedBackend | None, *, keeps_failed: bool = False
+    ) -> None:
+        """``keeps_failed``: records may wait in the chain, so that its own end is not that of its inputs."""
+        self._uid = uid
+        self._subtask = subtask
+        self._keeps_failed = keeps_failed
+        self.backend = backend
+        self.last_barrier: int | None = None
+
+    def opened(self) -> None:
+        """Tell the backend that all states are declared."""
+        if self.backend is not None:
+            self.backend.backend.opened()
+
+    def closed(self) -> None:
+        """Close the backend behind the snapshots that are being written."""
+        if self.backend is not None:
+            self.backend.close()
+
+    def reports(self) -> list[Action]:
+        """Return nothing: the first failure was raised, and what was settled has no use."""
+        return []
+
+    def loop_ended(self) -> list[Action]:
+        """Tell the coordinator: the job's last checkpoint waits for it, as for the end of a source's data.
+
+        Where records may wait in the chain, `data_ended` does.
+        """
+        return [] if self._keeps_failed else [DataEnded(self._uid, self._subtask)]
+
+    def data_ended(self) -> list[Action]:
+        """Tell the coordinator, where records may have waited in the chain."""
+        return [DataEnded(self._uid, self._subtask)] if self._keeps_failed else []
+
+    def tend(self, records: int, now: Now) -> list[Action]:
+        """Let the backend do its work beside; hold the input while there is no room for more state."""
+        if self.backend is None or self.backend.closed:
+            return []
+        backend = self.backend.backend
+        backend.tend(now.mono_ms, records)
+        # Where a snapshot is in the way, it says so by no event.
+        return [HoldInput(now.mono_ms + LOOK_MS)] if backend.is_full else []
+
+    @property
+    def rest_ms(self) -> int | None:
+        return None if self.last_barrier is None else RETRY_MS
+
+
+Precommitted = Callable[[], SinkPart]
+
+
+class ChainCheckpoints:
+    """`ftlayer.runtime.barrier_mode.task.contract.Checkpointed` of a chain: its state, and its sink if that commits."""
+
+    def __init__(
+        self,
+        chain: ChainTask | HeadTask,
+        companion: BarrierCompanion,
+        sink: CommittingSinkBody | None,
+        suspects: Suspects,
+        letters: MadeLetters | None,
+    ) -> None:
+        """``companion`` and ``suspects`` are the chain's, ``sink`` the one at its end.
+
+        ``letters`` are what its records become that fail; None: they fail the job.
+        """
+        self._chain = chain
+        self._companion = companion
+        self._sink = sink
+        self._suspects = suspects
+        self._letters = letters
+        self._savepoints: set[int] = set()
+        self._given_up: set[int] = set()
+
+    def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], ChainSnapshot]:
+        actions = self._chain.flush(now)
+        if barrier.final:
+            self._companion.last_barrier = barrier.checkpoint
+        # That it was given up may be known before its barrier has come.
+        if barrier.kind is SnapshotKind.SAVEPOINT and barrier.checkpoint not in self._given_up:
+            self._savepoints.add(barrier.checkpoint)
+        backend = self._companion.backend
+        frozen = None if backend is None else backend.freeze(barrier, now.wall_ms)
+        precommitted = None if self._sink is None else self._sink.precommit(barrier.checkpoint)
+        part = SubtaskSnapshot(
+            self._chain.uid,
+            self._chain.subtask,
+            condemned=self._suspects.snapshot(barrier.checkpoint),
+            event_times=self._chain.event_times,
+            split_times=self._chain.split_times,
+        )
+        if self._letters is not None:
+            letters, readmitted = self._letters.snapshot(barrier.checkpoint)
+            waiting = self._chain.failures.waiting
+            part = replace(part, letters=letters, waiting=waiting, readmitted=readmitted)
+        return actions, ChainSnapshot(part, barrier.checkpoint, frozen, precommitted)
+
+    def completed(self, checkpoint: int) -> None:
+        self._suspects.completed(checkpoint)
+        if self._letters is not None:
+            self._letters.completed(checkpoint)
+        backend = self._companion.backend
+        if backend is not None and not backend.closed:
+            backend.backend.completed(checkpoint)
+        self._savepoints = {savepoint for savepoint in self._savepoints if savepoint > checkpoint}
+        self._given_up = {other for other in self._given_up if other > checkpoint}
+        if self._sink is not None:
+            self._sink.completed(checkpoint)
+
+    def aborted(self, checkpoint: int) -> None:
+        """See `Checkpointed.aborted`. What a sink has written goes into the next one by itself."""
+        if checkpoint == self._companion.last_barrier:
+            self._companion.last_barrier = None
+        self._savepoints.discard(checkpoint)
+        self._given_up.add(checkpoint)
+        backend = self._companion.backend
+        if backend is not None and not backend.closed:
+            backend.backend.aborted(checkpoint)
+
+    def discard(self, stands: int, acked: int) -> None:
+        """See `Checkpointed.discard`. What a function raises while it is closed is logged."""
+        if self._chain.is_over:
+            return
+        self._chain.abandon()
+        self._companion.closed()
+        if self._sink is not None:
+            # A savepoint is a user's: what it holds of the sink stays, whether the job goes on from there or not.
+            savepoints = (savepoint for savepoint in self._savepoints if savepoint <= acked)
+            self._sink.discard(max([min(stands, acked), *savepoints]))
+
+
+class ChainSnapshot:
+    """`ftlayer.runtime.barrier_mode.task.contract.PendingSnapshot` of a chain.
+
+    The caller of `write` syncs the writer, and measures.
+    """
+
+    def __init__(
+        self,
+        part: SubtaskSnapshot,
+        checkpoint: int,
+        frozen: Frozen | None,
+        precommitted: Precommitted | None,
+    ) -> None:
+        """``part`` is what is there at once. ``frozen`` None: no state. ``precommitted`` None: no sink that commits."""
+        self._part = part
+        self._checkpoint = checkpoint
+        self._frozen = frozen
+        self._precommitted = precommitted
+
+    def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
+        """See `PendingSnapshot.write`. The state comes first: what a sink has written is seen by others."""
+        state = BackendSnapshot(None, ())
+        if self._frozen is not None:
+            state = self._frozen.write(writer, cancelled)
+        sink = SinkPart()
+        if self._precommitted is not None:
+            if cancelled():
+                raise SnapshotCancelledError(
+                    f"checkpoint {self._checkpoint} was given up before the sink of {self._part.uid!r} wrote its rows"
+                )
+            sink = self._precommitted()
+        return replace(
+            self._part,
+            keyed=state.keyed,
+            operators=state.operators,
+            committables=sink.committables,
+            letters=self._part.letters + sink.letters,
+        )
+
+    def release(self) -> None:
+        if self._frozen is not None:
+            self._frozen.release()
+
+
+class RowsToSink:
+    """`WayOut` of such a chain, and its `ftlayer.runtime.task.outlet.Outlet`.
+
+    A row that a function refuses fails at once; a two-phase writer refuses rows when it writes them for a checkpoint,
+    and gives its letters by itself.
+
+    Attributes:
+        latencies: how old records are when the sink has been given them.
+    """
+
+    waiting = False
+    held = NO_ROOTS
+
+    def __init__(
+        self,
+        sink: SinkBody,
+        attempts: RecordAttempts,
+        emitter: Emitter,
+        committing: CommittingSinkBody | None = None,
+    ) -> None:
+        """``emitter`` sends marks to those that take the sink's dead letters.
+
+        ``committing`` is the sink, if its rows become visible with their checkpoint.
+        """
+        self.latencies = SinkLatencies()
+        self._sink = sink
+        self._committing = committing
+        self._attempts = attempts
+        self._emitter = emitter
+
+    @property
+    def refused(self) -> int:
+        return 0 if self._committing is None else self._committing.refused
+
+    def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
+        """See `WayOut.route`: there are no functions before the sink, and no state."""
+        return Routed({MAIN: (passed.outputs[MAIN], None)}, passed.failures)
+
+    def send(self, given: Given, routed: Routed, now: Now) -> list[Action]:
+        self._attempts.ended(given, self._sink.write(given.payload, now.mono_ms).failures, now)
+        return []
+
+    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
+        """Rows come by `send`."""
+        raise NotImplementedError
+
+    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
+        """There are no timers before the sink."""
+        raise NotImplementedError
+
+    def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
+        return [*self._emitter.mark(mark)]
+
+    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
+        self.latencies.came(marker, now)
+        return []
+
+    def accepted(self, ticket: int) -> list[Action]:
+        """Nothing is persisted here."""
+        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
+
+    def flush(self, now: Now, *, force: bool) -> None:
+        """Nothing waits: what a sink gathers is in its committables."""
+
+    def close(self) -> None:
+        self._sink.close()
+
+    @property
+    def due_ms(self) -> int | None:
+        return None
+
+
+_ORIGIN_BYTES = 8
+
+
+def letter_rows(letters: Sequence[ChainLetter], job: str) -> pa.RecordBatch:
+    """Return letters as rows of `LETTER_SCHEMA`."""
+    return pa.RecordBatch.from_pylist(
+        [row_of(shown(letter, job)) for letter in letters], schema=LETTER_SCHEMA
+    )
+
+
+def shown(letter: ChainLetter, job: str) -> DeadLetter:
+    """Return a letter of the topology ``job`` as a program sees it.
+
+    Its stream is named after its chain, as an operator's with timers in acker mode. What is shown of a timer are its
+    key and its time.
+    """
+    last = letter.attempts[-1]
+    return DeadLetter(
+        key=letter.letter.hex(),
+        stream=stream_name(job, letter.chain),
+        record=_record(letter),
+        reason=last.reason,
+        operator=letter.operator,
+        traceback=last.traceback,
+        attempts=last.number,
+        first_failed_at=_time(letter.first_failed_ms),
+        died_at=_time(letter.died_ms),
+        origin=int.from_bytes(letter.letter[:_ORIGIN_BYTES]),
+    )
+
+
+def _record(letter: ChainLetter) -> Record:
+    if letter.kind is LetterKind.TIMER:
+        return {"key": unpack(letter.key), "timer_ms": letter.event_time_ms}
+    return shown_record(read_one_batch(letter.payload))
+
+
+def _time(wall_ms: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(wall_ms / 1_000, dt.UTC)
+
+
+@dataclass(frozen=True)
+class FailingAlone:
+    """The parts of one subtask of such a chain."""
+
+    alone: RowsAlone
+    outlet: ChannelOutlet | RowsToSink
+    attempts: RecordAttempts
+
+
+def entered_inside(plan: ChainPlan, restored: SubtaskRestore | None) -> list[str]:
+    """Return the operators behind the chain's head at which restored records enter.
+
+    They were heads of chains when those failed, and others have been put before them since.
+    """
+    tables = () if restored is None else (table for part in restored.keyed for table in part.tables)
+    heads = {table.operator for table in tables if table.name == WAITING_TABLE}
+    return [operator.uid for operator in plan.vertex.operators[1:] if operator.uid in heads]
+
+
+def keys_with_waiting(plan: ChainPlan, keys: dict[str, pa.Schema]) -> dict[str, pa.Schema]:
+    """Return the key columns of the chain's operators, with those of the records that wait at one of them."""
+    return {**dict.fromkeys((operator.uid for operator in plan.vertex.operators), DRAWN_KEY), **keys}
+
+
+def failing_alone(
+    plan: ChainPlan,
+    policy: FailurePolicy,
+    backend: CheckpointedBackend,
+    sink: SinkBody | None,
+    suspects: Suspects,
+    place: str,
+    restored_inside: Iterable[str] = (),
+) -> FailingAlone:
+    """Make them. ``sink`` None: the chain has outputs. ``place`` says in words which process this is.
+
+    ``restored_inside`` is what `entered_inside` gives.
+    """
+    own = {
+        operator.uid: limit
+        for operator in plan.vertex.operators
+        if (limit := rules_of_operator(operator).limit) is not None
+    }
+    breakers = Breakers(plan.uid, policy.rules.limit, own)
+    inside = {operator.uid: before.schema for before, operator in pairwise(plan.vertex.operators)}
+
+    def table_of(enters: str) -> MapTable:
+        return backend.state(enters or plan.uid).maps(WAITING_TABLE)
+
+    attempts = RecordAttempts(
+        (plan.uid, plan.subtask),
+        policy,
+        HeadKeys(plan.vertex.operators[0], plan.inputs, _drawn_keys(plan)),
+        WaitingRecords(table_of, restored_inside),
+        breakers,
+        place,
+        inside,
+    )
+    log = UndoLog()
+    emitter = plan.emitter()
+    outlet: ChannelOutlet | RowsToSink = ChannelOutlet(plan.handler, emitter)
+    if plan.sink is not None and sink is not None:
+        commits = isinstance(plan.sink.connector, WriterSink)
+        committing = cast(CommittingSinkBody, sink) if commits else None
+        outlet = RowsToSink(sink, attempts, emitter, committing)
+    out = ToChannels(outlet, attempts) if isinstance(outlet, ChannelOutlet) else outlet
+
+    def make(pipeline: OperatorChain) -> RecordsAlone:
+        timers = None
+        if isinstance(outlet, ChannelOutlet):
+            timers = TimersAlone(pipeline, log, outlet, attempts, suspects)
+        rows = RecordsAlone(
+            plan.uid, policy, pipeline, log, attempts, breakers, out, timers, suspects, plan.inputs, inside
+        )
+        if plan.graph.sends_letters(plan.uid):
+            rows.send_letters = partial(_sent, emitter, plan.graph.name)
+        return rows
+
+    return FailingAlone(RowsAlone(log, make), outlet, attempts)
+
+
+def _drawn_keys(plan: ChainPlan) -> DrawnKeys:
+    most = plan.graph.max_parallelism
+    return DrawnKeys(groups_of(plan.subtask, plan.vertex.parallelism, most), most)
+
+
+def _sent(emitter: Emitter, job: str, letters: Sequence[ChainLetter]) -> list[Action]:
+    """Return what sends letters on as records."""
+    rows = np.arange(len(letters), dtype=np.int64)
+    return [*emitter.derived(LETTERS, letter_rows(letters, job), None, rows).sends]
+
+
+class CheckpointedSourceTask:
+    """A source as a task, and its part in checkpoints: `Task` and `Checkpointed`.
+
+    It sends rows at once, and their position is its own from then on.
+    A partition's position is in the snapshot of the subtask that reads it, whether it has read of it since the
+    restore or not: partition i is subtask i modulo parallelism's.
+    """
+
+    def __init__(
+        self, graph: JobGraph, uid: str, subtask: int, handler: Handler, positions: Mapping[str, bytes]
+    ) -> None:
+        """``positions`` are those of all partitions of the source, as they were restored."""
+        self.uid = uid
+        self.subtask = subtask
+        self._emitter = Emitter(graph, uid, subtask, handler)
+        self._markers = SourceMarkers(self._emitter, uid)
+        self._splits = SplitMarks(self._emitter)
+        parallelism = graph.vertex(uid).parallelism
+        self._positions = {
+            partition: position
+            for partition, position in positions.items()
+            if partition_index(partition) % parallelism == subtask
+        }
+
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        """See `Task.handle`. Behind `SourceOver` the task goes on: barriers come until `EndTasks`."""
+        match event:
+            case SourceRows():
+                return self._read(event, now)
+            case SourceOver():
+                return [*self._emitter.mark(Watermark(MAX_TIME_MS))]
+            case EndTasks():
+                return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+            case TaskStart() | TimeCame():
+                return []
+            case _:
+                raise refused(self.uid, event)
+
+    def _read(self, rows: SourceRows, now: Now) -> list[Action]:
+        """Send rows, and take their position over. One without rows counts, too."""
+        if rows.position is None:
+            raise SourceError(f"source {self.uid!r} cannot rewind: it gives no positions to restore it from")
+        self._positions[rows.position.partition] = rows.position.end
+        sends = self._emitter.roots(rows.payload, None, split=rows.in_time).sends
+        return [*self._splits.around(rows, sends), *self._markers.behind(rows.payload.num_rows, now)]
+
+    def held_roots(self) -> U64Array:
+        return NO_ROOTS
+
+    # ------------------------------------------------------------ checkpoints
+
+    def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], SourceSnapshot]:
+        return [], SourceSnapshot(self.uid, self.subtask, dict(self._positions))
+
+    def completed(self, checkpoint: int) -> None:
+        """The driver tells the reader."""
+
+    def aborted(self, checkpoint: int) -> None:
+        """The next one has the positions of its own time."""
+
+    def discard(self, stands: int, acked: int) -> None:
+        """Nothing to close: the reader is the slot's."""
+
+
+class SourceSnapshot:
+    """`ftlayer.runtime.barrier_mode.task.contract.PendingSnapshot` of a source: all of it is metadata."""
+
+    def __init__(self, uid: str, subtask: int, positions: dict[str, bytes]) -> None:
+        self._snapshot = SubtaskSnapshot(uid, subtask, positions=positions)
+
+    def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
+        return self._snapshot
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
 
 OpenBackend = Callable[[str, int, Mapping[str, pa.Schema]], CheckpointedBackend]
 """``open_backend(chain, subtask, keys)`` opens, and restores, the state of one subtask of a chain.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.runtime.acker_mode.driver.circuit_watch import ASK_MS, CircuitWatch
+from ftlayer.runtime.acker_mode.driver.driver_mode import ASK_MS, CircuitWatch
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.vertex.calls import StreamStatus

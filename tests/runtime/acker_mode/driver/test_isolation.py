@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import SlotLostError
 from ftlayer.restart import FixedDelay
+from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
 from ftlayer.runtime.acker_mode.driver.isolation import (
     FACTOR,
     FIRST_GROUP,
@@ -27,7 +28,6 @@ from ftlayer.runtime.acker_mode.driver.isolation import (
     ReplayInput,
     Tell,
 )
-from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskVertexStatus,

@@ -10,9 +10,8 @@ import pytest
 
 from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.traced import Sampler, attempt_span, record_span, trace_of
-from ftlayer.runtime.acker_mode.slot import tracing
-from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall
-from ftlayer.runtime.acker_mode.slot.tracing import AckerTracer
+from ftlayer.runtime.acker_mode.slot import shell as tracing
+from ftlayer.runtime.acker_mode.slot.shell import AckerTracer, FailCall, PersistCall
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.instructions import RunTask
 from ftlayer.runtime.task.events import ElementCame, Replayed, RowsPersisted, SourceOver, TimeCame

@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import IntakeTimeoutError, ProtocolError, StaleIncarnationError, VertexUnavailableError
-from ftlayer.runtime.acker_mode.slot.persisting import PersistOrder, PersistQueue
-from ftlayer.runtime.acker_mode.slot.vertex_port import MAX_XORS, TOUCH_ROOTS, VertexPort
+from ftlayer.runtime.acker_mode.slot.vertex_port import (
+    MAX_XORS,
+    TOUCH_ROOTS,
+    PersistOrder,
+    PersistQueue,
+    VertexPort,
+)
 from ftlayer.runtime.slot.events import Event, PartFailed, ReplaysCame, RootsAccepted, Wake
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.vertex.calls import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.records.digests import digest_of
-from ftlayer.runtime.acker_mode.task.replay_buffer import BufferedRange, ReplayBuffer
+from ftlayer.runtime.acker_mode.task.range_source import BufferedRange, ReplayBuffer
 from ftlayer.runtime.task.events import SourceRows
 from ftlayer.vertex.calls import HeldPartition, OpenRange, RowRange, SourcePosition
 

@@ -37,8 +37,8 @@ from ftlayer.runtime.task.actions import (
     WakeAt,
 )
 from ftlayer.runtime.task.events import Replayed, RowsPersisted, TaskStart, TimeCame
-from ftlayer.topology.ft_builder import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.topology.job_graph_generator import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex.calls import Records
 from ftlayer.vertex.calls.event_ids import check_event_ids

@@ -17,8 +17,8 @@ from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.keyhash import partition_of
 from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.acker_mode.task.mode import PersistingSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
-from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
 from ftlayer.runtime.protocol.messages import ReplayNow
 from ftlayer.runtime.task.actions import (
@@ -32,8 +32,8 @@ from ftlayer.runtime.task.actions import (
 )
 from ftlayer.runtime.task.events import Replayed, RowsPersisted, SourceRows, TaskStart
 from ftlayer.store import MemoryStore
-from ftlayer.topology.ft_builder import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.topology.job_graph_generator import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import SourcePosition

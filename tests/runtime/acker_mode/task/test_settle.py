@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.functions.chains.chain import RowFailure
-from ftlayer.runtime.acker_mode.task.settle import Done, SettleQueue
+from ftlayer.runtime.acker_mode.task.mode import Done, SettleQueue
 from ftlayer.runtime.protocol.elements import RecordIds
 from ftlayer.runtime.task.contract import Settled
 

@@ -20,11 +20,11 @@ from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.config import TopologyOptions
 from ftlayer.restart import NoRestart, RestartStrategy
-from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.driver.telling import TopologyTelling
+from ftlayer.runtime.environment import BarrierDriver
 from ftlayer.runtime.protocol.messages import (
     AskStack,
     Cancel,

@@ -24,7 +24,7 @@ from ftlayer.errors import (
     ConfigError,
     StaleOwnerError,
 )
-from ftlayer.runtime.barrier_mode.driver import checkpoint_io
+from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job

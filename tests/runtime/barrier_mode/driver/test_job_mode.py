@@ -15,8 +15,7 @@ from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CheckpointError, SlotLostError
 from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
-from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob
-from ftlayer.runtime.barrier_mode.driver.killer_search import MOST_EXCUSED
+from ftlayer.runtime.barrier_mode.driver.job_mode import MOST_EXCUSED, BarrierJob
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AllRunning,

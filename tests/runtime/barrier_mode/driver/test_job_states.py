@@ -11,7 +11,7 @@ import pytest
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.errors import CheckpointError, StateSerializationError, UncommittableError
 from ftlayer.restart import FixedDelay
-from ftlayer.runtime.barrier_mode.driver import checkpoint_io
+from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.protocol.messages import Heartbeat, SlotFailed, SubtaskDeclined

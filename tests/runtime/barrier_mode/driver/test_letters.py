@@ -19,8 +19,8 @@ from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters, stored_letters
-from ftlayer.checkpoint.storage.driver import FileDriverStorage
 from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.checkpoint.storage.opening import FileDriverStorage
 from ftlayer.clock import system_now
 from ftlayer.errors import CheckpointStorageError, ConfigError, StaleOwnerError
 from ftlayer.functions.steps import Map
@@ -29,10 +29,17 @@ from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.ipc import as_stream
 from ftlayer.records.selector import KeySelector
 from ftlayer.restart import NoRestart
-from ftlayer.runtime.barrier_mode.driver import checkpoint_io, letters, readmission
-from ftlayer.runtime.barrier_mode.driver.letter_targets import target_of
-from ftlayer.runtime.barrier_mode.driver.letters import JobLetters, LetterPlaces, check_place, open_letters
-from ftlayer.runtime.barrier_mode.driver.readmission import Target
+from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
+from ftlayer.runtime.barrier_mode.driver import letters
+from ftlayer.runtime.barrier_mode.driver import letters as readmission
+from ftlayer.runtime.barrier_mode.driver.letters import (
+    JobLetters,
+    LetterPlaces,
+    Target,
+    check_place,
+    open_letters,
+    target_of,
+)
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.protocol.messages import Readmit

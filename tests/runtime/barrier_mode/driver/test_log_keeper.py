@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.runtime.barrier_mode.driver.log_keeper import LogEvent
 from ftlayer.runtime.barrier_mode.driver.range_log import Captured, unpack_captured
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import LogEvent, SourceCheckpoints
 from ftlayer.runtime.connectors.positions import RangeProgress, SplitPosition, partition_key
 from ftlayer.runtime.driver.range_keeper import Beginning
 from ftlayer.runtime.driver.splits import PlannedRange

@@ -10,7 +10,7 @@ import pytest
 
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
-from ftlayer.runtime.barrier_mode.driver.readmission import (
+from ftlayer.runtime.barrier_mode.driver.letters import (
     ASK_EVERY_MS,
     AskRequeued,
     ConfirmLetters,

@@ -14,7 +14,7 @@ from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.runtime.driver.telling import TopologyTelling
 from ftlayer.runtime.protocol.messages import StackTaken, SubtaskDeclined
 from ftlayer.vertex.calls import AnnounceJob, JobOrder, JobPlan, OrderAction, PlanNode
-from ftlayer.vertex.wire.job_checks import check_job_call
+from ftlayer.vertex.wire.frames import check_job_call
 
 
 def order_to(action: OrderAction, directory: str = "") -> JobOrder:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.runtime.barrier_mode.slot.debloat import FIRST_WINDOW_MS, WINDOW_MS, Debloater
+from ftlayer.runtime.barrier_mode.slot.rules import FIRST_WINDOW_MS, WINDOW_MS, Debloater
 from ftlayer.runtime.slot.credit import SendWindow
 
 LEAST = 4 << 10

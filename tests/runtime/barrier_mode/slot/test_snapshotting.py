@@ -15,8 +15,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import SnapshotTimes, SubtaskSnapshot
 from ftlayer.errors import CheckpointStorageError, StateSerializationError
-from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
-from ftlayer.runtime.barrier_mode.task.chain_checkpoints import ChainSnapshot
+from ftlayer.runtime.barrier_mode.slot.shell import SnapshotRunner
+from ftlayer.runtime.barrier_mode.task.mode import ChainSnapshot
 from ftlayer.runtime.protocol.messages import SubtaskAcked, SubtaskDeclined
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend

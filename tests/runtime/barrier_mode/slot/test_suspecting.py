@@ -12,7 +12,7 @@ import pytest
 
 from ftlayer import FailurePolicy
 from ftlayer.functions.steps import Map
-from ftlayer.runtime.barrier_mode.slot.suspecting import Suspecting
+from ftlayer.runtime.barrier_mode.slot.shell import Suspecting
 from ftlayer.runtime.barrier_mode.task.chain_suspects import row_digests
 from ftlayer.runtime.protocol.deaths import Conviction
 from ftlayer.runtime.protocol.messages import Deploy

@@ -24,8 +24,7 @@ from ftlayer.errors import InvalidTopologyError, JobError, ProtocolError, Snapsh
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
 from ftlayer.partitioning.partitioners import Broadcast, Rebalance
-from ftlayer.runtime.barrier_mode.task.companion import LOOK_MS
-from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
+from ftlayer.runtime.barrier_mode.task.mode import LOOK_MS, BarrierTaskMode
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Splits, Watermark
 from ftlayer.runtime.protocol.messages import EndTasks

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.records.ipc import as_stream
-from ftlayer.runtime.barrier_mode.task.letter_rows import letter_rows
+from ftlayer.runtime.barrier_mode.task.mode import letter_rows
 from ftlayer.state.snapshots.serializer import Serializer
 
 LETTER = bytes(range(255, 239, -1))

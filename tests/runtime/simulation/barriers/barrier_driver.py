@@ -21,13 +21,13 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.restart import FixedDelay
-from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver import job_thread
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import JobState, Over
 from ftlayer.runtime.driver.planners import Planners
+from ftlayer.runtime.environment import BarrierDriver
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.transport.client import Endpoint

@@ -11,7 +11,7 @@ from barrier_parts import Control, ThreadInSteps
 from barrier_process import Process, Runner
 
 from ftlayer.runtime.driver.events import SparkJobEnded
-from ftlayer.runtime.driver.reader_planner import ReaderPlanner
+from ftlayer.runtime.driver.planners import ReaderPlanner
 
 TICK_MS = 50
 """The driver looks at the time this often, when nothing else happens."""

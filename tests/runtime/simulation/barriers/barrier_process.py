@@ -9,14 +9,14 @@ from typing import Any
 from barrier_parts import Link, StepExecutor, StepMailbox, ThreadInSteps
 from pyspark import cloudpickle
 
-from ftlayer.checkpoint.storage.local_copies import LocalCopies
-from ftlayer.runtime.barrier_mode.slot import snapshotting
+from ftlayer.checkpoint.storage.opening import LocalCopies
+from ftlayer.runtime.barrier_mode.slot import shell as snapshotting
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotShell
 from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded
 from ftlayer.runtime.slot import main
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
-from ftlayer.runtime.slot.loop import SlotLoop
+from ftlayer.runtime.slot.main import SlotLoop
 from ftlayer.runtime.slot.shell import Order
 
 

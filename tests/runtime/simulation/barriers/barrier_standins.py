@@ -31,13 +31,20 @@ from barrier_sources import step_reader
 from barrier_storage import FaultyFiles, FaultySlotStorage
 
 from ftlayer.checkpoint.storage import dead_letters, deleting
-from ftlayer.checkpoint.storage import driver as storage_driver
-from ftlayer.checkpoint.storage import slot as storage_slot
-from ftlayer.runtime.barrier_mode.driver import checkpoint_io, checkpointing, letters, readmission
-from ftlayer.runtime.barrier_mode.slot import shell, snapshotting, suspecting
+from ftlayer.checkpoint.storage import opening as storage_driver
+from ftlayer.checkpoint.storage import opening as storage_slot
+from ftlayer.runtime.barrier_mode.driver import checkpointing, letters
+from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
+from ftlayer.runtime.barrier_mode.driver import letters as readmission
+from ftlayer.runtime.barrier_mode.slot import shell
+from ftlayer.runtime.barrier_mode.slot import shell as snapshotting
+from ftlayer.runtime.barrier_mode.slot import shell as suspecting
 from ftlayer.runtime.barrier_mode.task.failing import attempts, keys
-from ftlayer.runtime.driver import job_report, job_thread, planners, reader_planner
-from ftlayer.runtime.slot import links, loop, main, pulse
+from ftlayer.runtime.driver import job_thread, planners
+from ftlayer.runtime.driver import job_thread as job_report
+from ftlayer.runtime.driver import planners as reader_planner
+from ftlayer.runtime.slot import links, main, pulse
+from ftlayer.runtime.slot import main as loop
 from ftlayer.state.snapshots import changelog
 from ftlayer.state.tables import memory
 
