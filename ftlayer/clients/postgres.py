@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 from ftlayer.checks import shown
@@ -86,6 +87,41 @@ def is_away(error: Exception) -> bool:
     if state is not None:
         return bool(state.startswith(_AWAY))
     return not any(said in str(error) for said in _LASTING)
+
+
+def is_refusal(error: Any) -> bool:
+    """Whether an error of psycopg says that rows will not do: it comes again with them, wherever they go in."""
+    state = getattr(error, "sqlstate", None) or ""
+    if state[:1].isalpha():
+        # P0: raised in PL/pgSQL. Others that the standard leaves free are chosen by who wrote a trigger.
+        return state > "I" and not state.startswith("XX")
+    # 54000: a value too large for an index; 38: raised in another language.
+    return state == "54000" or state[:2] in ("22", "23", "38", "44", "45") or state[:1] > "5"
+
+
+def refusal(error: Any, columns: Iterable[str] = ()) -> str:
+    """Return why rows are refused, without a value of them: what a server says of them may quote all."""
+    psycopg, said = psycopg_library(), error.diag
+    try:
+        name = psycopg.errors.lookup(error.sqlstate).__name__
+    except KeyError:
+        name = "an error of its own"
+    # COPY tells a column by its context alone, behind a line's number and before the value.
+    lines = [each.partition(":")[0] for each in (said.context or "").splitlines() if each.startswith("COPY ")]
+    line = lines[-1] if lines else ""
+    column = said.column_name or max(
+        (each for each in columns if line.endswith(f" {each}")), key=len, default=""
+    )
+    named = {
+        "column": column,
+        "constraint": said.constraint_name,
+        "type": said.datatype_name,
+        "table": said.table_name,
+    }
+    places = "".join(f", {kind} {each!r}" for kind, each in named.items() if each)
+    if name == "CheckViolation" and not said.constraint_name:
+        places += ", which has no partition for it"
+    return f"PostgreSQL refuses it: {name} (SQLSTATE {error.sqlstate}){places}"
 
 
 def reason(error: Any) -> str:

@@ -14,18 +14,20 @@ from pyarrow import csv
 
 MESSAGE_COLUMN = "ftlayer_message"
 """Of the staging table: whose rows they are."""
+ROW_COLUMN = "ftlayer_row"
+"""Of the staging table: the number of a row in its message, from 0; null in what earlier versions have staged."""
 
 _OPTIONS = csv.WriteOptions(include_header=False, quoting_style="needed")
 
 
-def to_csv(batch: pa.RecordBatch, message: str, types: dict[str, str]) -> bytes:
-    """Return rows behind the name of their message, ready for COPY … (FORMAT csv).
+def to_csv(batch: pa.RecordBatch, message: str, first: int, types: dict[str, str]) -> bytes:
+    """Return rows behind the name of their message and their numbers from ``first`` on, for COPY … (FORMAT csv).
 
     ``types``: of the target's columns, as PostgreSQL names them.
     """
-    columns = [pa.array([message] * batch.num_rows, pa.string())]
+    columns = [pa.repeat(message, batch.num_rows), pa.array(range(first, first + batch.num_rows), pa.int64())]
     columns += [_copyable(batch.column(name), types[name]) for name in batch.schema.names]
-    table = pa.Table.from_arrays(columns, names=[MESSAGE_COLUMN, *batch.schema.names])
+    table = pa.Table.from_arrays(columns, names=[MESSAGE_COLUMN, ROW_COLUMN, *batch.schema.names])
     out = io.BytesIO()
     csv.write_csv(table, out, _OPTIONS)
     return out.getvalue()

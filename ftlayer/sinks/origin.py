@@ -45,9 +45,16 @@ def streaming_query() -> str:
     It stays the same over restarts from the query's checkpoint. Within a query a batch id says what is committed: a
     batch that is run again writes the same rows, with other messages. Without a query the messages say it.
     """
+    return _property("sql.streaming.queryId")
+
+
+def streaming_batch() -> str:
+    """Return the batch of the query that this task belongs to, as it is committed; "" if that is unknown."""
+    return _property("streaming.sql.batchId")
+
+
+def _property(name: str) -> str:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    if context is None:
-        return ""
-    return context.getLocalProperty("sql.streaming.queryId") or ""
+    return "" if context is None else context.getLocalProperty(name) or ""

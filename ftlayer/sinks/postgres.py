@@ -15,10 +15,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checks import check_text
-from ftlayer.clients.postgres import check_dsn, database_of, psycopg_library, reason
+from ftlayer.clients.postgres import check_dsn, database_of, is_refusal, psycopg_library, reason, refusal
 from ftlayer.errors import SinkError, UncommittableError
-from ftlayer.sinks.copying import to_csv
-from ftlayer.sinks.origin import by_query, streaming_query
+from ftlayer.failures import RowsRejected
+from ftlayer.sinks.fitting import chunked
+from ftlayer.sinks.origin import by_query, streaming_batch, streaming_query
 
 if TYPE_CHECKING:
     from ftlayer.sinks.staging import Tables
@@ -29,6 +30,11 @@ DAY_S = 86_400.0
 TRIES = 3
 """How often a commit or abort is tried whose connection is lost; each has its effect once."""
 TRY_AGAIN_S = 0.2
+COMMITTED = "committed"
+_WAY_OUT = (
+    "They will not do until the table, or what is in it, is another one: change that and start the job again, or see "
+    "which rows they are, and drop or divert them, by `ftlayer checkpoints refused`"
+)
 
 Result = TypeVar("Result")
 
@@ -50,9 +56,10 @@ class PostgresSink(DataSourceStreamArrowWriter):
     writes the commit ids, in one transaction. A commit that was called before changes nothing; an abort leaves alone
     what is committed. The tables that it takes (`ftlayer.sinks.staging`) are made in the schema of the table.
 
-    A row that the table refuses (by a constraint) fails the commit, and every later one: staged rows have none. A row
-    that cannot be staged (a value that its column's type lacks) fails its ``write``. It refuses no row by
-    `RowsRejected`, so a `FailurePolicy` makes no dead letter of either: check such rows in a function before.
+    A row that the table refuses is refused by `RowsRejected`: one that its columns' types lack when it is staged, one
+    that a constraint, a trigger, a policy or the lack of a partition keeps out when the staged rows are moved into the
+    table to try, and back. What two writes have, or comes into the table afterwards, only the commit finds: it fails
+    with an `UncommittableError`.
     """
 
     def __init__(self, dsn: str, table: str, *, name: str = "") -> None:
@@ -77,36 +84,44 @@ class PostgresSink(DataSourceStreamArrowWriter):
         self._tables()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PostgresMessage:
-        """Stage rows. Raises `SinkError`; nothing is staged then."""
+        """Stage rows. Raises `SinkError`, `RowsRejected`, `ConfigError` for a generated column; nothing is staged then."""
         query = streaming_query()
-        batches = (batch for batch in iterator if batch.num_rows)
-        first = next(batches, None)
+        chunks = chunked(iterator)
+        first = next(chunks, None)
         message = secrets.token_hex(16)
         if first is None:
             return PostgresMessage(message, 0, (), query)
-        from ftlayer.sinks.staging import copy_statement, note_staged, prepare
+        from ftlayer.sinks.staging import note_staged, prepare, refused_rows, stage
 
         tables, columns = self._tables(), list(first.schema.names)
-        rows = 0
+        rows, refused = 0, dict[int, str]()
         with self._transaction("staged") as connection:
-            types = prepare(connection, tables)
-            missing = [name for name in columns if name not in types]
-            if missing:
-                raise SinkError(
-                    f"{self._place} has no column {', '.join(map(repr, missing))}; add it, or leave it out of the rows"
-                )
-            with connection.cursor() as cursor, cursor.copy(copy_statement(tables, columns)) as copy:
-                for batch in chain([first], batches):
-                    copy.write(to_csv(batch, message, types))
-                    rows += batch.num_rows
+            types = prepare(connection, tables, columns)
+            for chunk in chain([first], chunks):
+                refused |= stage(connection, tables, chunk, message, rows, types)
+                rows += chunk.num_rows
+            if self._is_new(connection, query):
+                found = refused_rows(connection, tables, columns, {message: rows})
+                refused |= {row: why for (_, row), why in found.items()}
+            if refused:
+                raise RowsRejected(dict(sorted(refused.items())))
             note_staged(connection, tables, message, self._name, self._execution, rows)
         return PostgresMessage(message, rows, tuple(columns), query)
+
+    def _is_new(self, connection: Any, query: str) -> bool:
+        """Whether rows are not in the table yet, for sure: a batch that is run again may have been committed."""
+        from ftlayer.sinks.staging import is_entered
+
+        if not query:
+            return True
+        batch = streaming_batch()
+        return bool(batch) and not is_entered(connection, self._tables(), self._name, f"{query}/{batch}")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Move the staged rows into the table, all of them or none.
 
-        Raises `SinkError` if rows are gone that were never committed, or the database cannot be reached (is tried
-        some times); then it is unknown whether it happened: call it again.
+        Raises `UncommittableError` if rows are gone that were never committed, or the table refuses some, and `SinkError`
+        if the database cannot be reached (is tried some times); then it is unknown whether it happened: call it again.
         """
         found = by_query(messages, PostgresMessage, "PostgresSink")
         if found:
@@ -153,7 +168,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
         return dead
 
     def _commit(self, found: dict[str, list[PostgresMessage]], batch_id: int) -> None:
-        with self._transaction("committed") as connection:
+        with self._transaction(COMMITTED) as connection:
             for query, written in found.items():
                 if query:
                     self._commit_batch(connection, f"{query}/{batch_id}", written, batch_id)
@@ -182,8 +197,8 @@ class PostgresSink(DataSourceStreamArrowWriter):
         for one in written:
             by_columns.setdefault(one.columns, []).append(one)
         for columns, alike in by_columns.items():
-            moved = move(connection, self._tables(), list(columns), [one.id for one in alike])
-            expected = sum(one.rows for one in alike)
+            moved, noted = move(connection, self._tables(), list(columns), [one.id for one in alike])
+            expected = sum(noted.get(one.id, one.rows) for one in alike)
             if moved != expected:
                 raise UncommittableError(
                     f"{self._place}: {expected:,} rows were staged and {moved:,} are there, which were not committed: "
@@ -216,4 +231,8 @@ class PostgresSink(DataSourceStreamArrowWriter):
             with psycopg.connect(self._dsn) as connection:
                 yield connection
         except psycopg.Error as error:
+            if doing == COMMITTED and is_refusal(error):
+                raise UncommittableError(
+                    f"{self._place}: rows cannot be {doing}: {refusal(error)}. {_WAY_OUT}"
+                ) from error
             raise SinkError(f"{self._place}: rows cannot be {doing}: {reason(error)}") from error

@@ -33,7 +33,7 @@ def test_a_query_that_crashed_before_it_noted_its_commit(
         format, options = "ftlayer-files", {"path": str(tmp_path / "out"), "fileFormat": "json"}
     else:
         server = request.getfixturevalue("server")
-        server.execute("CREATE TABLE IF NOT EXISTS spark_lines (value text)")
+        server.execute("CREATE TABLE IF NOT EXISTS spark_lines (value text PRIMARY KEY)")
         spark.dataSource.register(PostgresDataSource)
         format, options = "ftlayer-postgres", {"dsn": server.dsn, "table": "spark_lines"}
 

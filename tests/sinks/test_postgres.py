@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import itertools
 import pickle
+import re
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
+from ftlayer.failures import RowsRejected
 from ftlayer.sinks import FileMessage, PostgresSink, postgres, staging
 
 _tables = itertools.count()
@@ -101,21 +104,313 @@ def test_a_write_that_fails_stages_nothing(server: Any, sink: PostgresSink, tabl
         sink.write(batches())
     with pytest.raises(SinkError, match="no column 'other'"):
         sink.write(iter([pa.record_batch({"n": [1], "other": [2]})]))
-    with pytest.raises(SinkError, match=r"rows cannot be staged: .*0x00"):
+    with pytest.raises(RowsRejected, match="SQLSTATE 22021"):
         sink.write(iter([pa.record_batch({"n": [1], "word": ["\0"]})]))
     assert staged_in(server, table) == 0
     assert server.execute("SELECT * FROM ftlayer_staged WHERE sink = %s", table) == []
 
 
-def test_a_row_that_the_table_refuses_fails_the_whole_commit(
+# ---------------------------------------------------------------- rows that the table refuses
+
+
+TEXT = pa.string()
+
+
+@dataclass
+class Refusing:
+    """A table, rows that it takes in a commit of their own, and rows of which it refuses some: by number, with what."""
+
+    columns: str
+    taken: list[tuple[Any, Any]]
+    rows: list[tuple[Any, Any]]
+    refused: dict[int, str]
+    v: pa.DataType = TEXT
+
+
+REFUSING = {
+    "a null": Refusing("(k bigint, v text NOT NULL)", [], [(1, "a"), (2, None)], {1: "23502.*column 'v'"}),
+    "a null for a default": Refusing(
+        "(k bigint, v text NOT NULL DEFAULT 'd')", [], [(1, None), (2, "b")], {0: "23502"}
+    ),
+    "a key that is there": Refusing(
+        "(k bigint PRIMARY KEY, v text)",
+        [(1, "a")],
+        [(2, "b"), (1, "secret-1")],
+        {1: "23505.*constraint '.*_pkey'"},
+    ),
+    "keys that meet": Refusing(
+        "(k bigint UNIQUE, v text)",
+        [],
+        [(7, "a"), (8, "b"), (7, "secret-1"), (7, "c")],
+        {2: "23505", 3: "23505"},
+    ),
+    "keys that meet at the end": Refusing(
+        "(k bigint UNIQUE DEFERRABLE INITIALLY DEFERRED, v text)",
+        [(1, "a")],
+        [(1, "b"), (2, "c")],
+        {0: "23505"},
+    ),
+    "keys that meet by an expression": Refusing(
+        "(k bigint, v text); CREATE UNIQUE INDEX ON {} (lower(v)) WHERE k > 0",
+        [(1, "a")],
+        [(0, "A"), (2, "A"), (3, "b")],
+        {1: "23505"},
+    ),
+    "an exclusion": Refusing(
+        "(k bigint, v int8range, EXCLUDE USING gist (v WITH &&))",
+        [(1, "[1,5)")],
+        [(2, "[5,7)"), (3, "[4,5)"), (4, "[6,9)")],
+        {1: "23P01", 2: "23P01"},
+    ),
+    "a check": Refusing(
+        "(k bigint, v text, CONSTRAINT small CHECK (k < 5))",
+        [],
+        [(9, "secret-1"), (1, "a")],
+        {0: "23514.*'small'"},
+    ),
+    "no parent": Refusing("(k bigint REFERENCES parents, v text)", [], [(1, "a"), (2, "b")], {1: "23503"}),
+    "no partition": Refusing(
+        "(k bigint, v text) PARTITION BY RANGE (k); CREATE TABLE {}_1 PARTITION OF {} FOR VALUES FROM (0) TO (5)",
+        [],
+        [(9, "a"), (1, "b")],
+        {0: "23514.*no partition"},
+    ),
+    "a trigger": Refusing(
+        "(k bigint, v text); CREATE TRIGGER t BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION no_two()",
+        [],
+        [(1, "a"), (2, "secret-1"), (3, "c")],
+        {1: "P0001"},
+    ),
+    "a trigger's own code": Refusing(
+        "(k bigint, v text); CREATE TRIGGER t AFTER INSERT ON {} FOR EACH ROW EXECUTE FUNCTION no_two('UR001')",
+        [],
+        [(2, "secret-1"), (3, "c")],
+        {0: "UR001"},
+    ),
+    "a domain": Refusing("(k positive, v text)", [], [(1, "a"), (-1, "b")], {1: "23514.*'positive_check'"}),
+    "too large": Refusing("(k smallint, v text)", [], [(70_000, "a"), (1, "b")], {0: "22003.*column 'k'"}),
+    "too long": Refusing(
+        "(k bigint, v varchar(3))", [], [(1, "abc"), (2, "secret-1")], {1: "22001.*column 'v'"}
+    ),
+    "too long for an index": Refusing(
+        "(k bigint, v text); CREATE INDEX ON {} (v)",
+        [],
+        [(1, "abc"), (2, secrets.token_hex(20_000))],
+        {1: "54000"},
+    ),
+    "a NUL": Refusing("(k bigint, v text)", [], [(1, "a\0b"), (2, "b")], {0: "22021"}),
+    "no date": Refusing(
+        "(k bigint, v date)", [], [(1, "2020-01-01"), (2, "secret-1")], {1: "22007.*column 'v'"}
+    ),
+    "no such day": Refusing("(k bigint, v date)", [], [(1, "2020-01-01"), (2, "2021-02-30")], {1: "22008"}),
+    "no JSON": Refusing("(k bigint, v jsonb)", [], [(1, "{}"), (2, '{"secret-1')], {1: "22P02.*column 'v'"}),
+    "no JSON within": Refusing(
+        "(k bigint, v jsonb)", [], [(1, [1.0]), (2, [float("nan")])], {1: "22P02"}, v=pa.list_(pa.float64())
+    ),
+    "no such label": Refusing("(k bigint, v mood)", [], [(1, "well"), (2, "secret-1")], {1: "22P02"}),
+    "a time that Python lacks": Refusing(
+        "(k bigint, v timestamp[])",
+        [],
+        [(1, [0]), (2, [2**62])],
+        {1: "cannot be written"},
+        v=pa.list_(pa.timestamp("us")),
+    ),
+    "both ways": Refusing(
+        "(k smallint PRIMARY KEY, v text NOT NULL)",
+        [(1, "a")],
+        [(70_000, "a"), (1, "b"), (2, None), (3, "c"), (3, "d"), (-70_000, None)],
+        {0: "22003", 1: "23505", 2: "23502", 4: "23505", 5: "22003"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def refusing(server: Any) -> Any:
+    server.execute("CREATE TABLE parents (k bigint PRIMARY KEY)")
+    server.execute("INSERT INTO parents VALUES (1)")
+    server.execute("CREATE DOMAIN positive AS bigint CHECK (VALUE > 0)")
+    server.execute("CREATE TYPE mood AS ENUM ('well')")
+    server.execute(
+        "CREATE FUNCTION no_two() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.k = 2 THEN "
+        "RAISE 'not %', NEW USING ERRCODE = coalesce(TG_ARGV[0], 'P0001'); END IF; RETURN NEW; END $$"
+    )
+    return server
+
+
+def made(server: Any, columns: str) -> str:
+    name = f"refusing_{next(_tables)}"
+    for statement in f"CREATE TABLE {name} {columns}".split("; "):
+        server.execute(statement.replace("{}", name))
+    return name
+
+
+@pytest.mark.parametrize("kind", REFUSING)
+def test_rows_that_the_table_refuses_are_rejected_one_by_one(refusing: Any, kind: str) -> None:
+    case = REFUSING[kind]
+    table = made(refusing, case.columns)
+    sink = PostgresSink(refusing.dsn, table)
+
+    def written(rows: list[tuple[Any, Any]]) -> Any:
+        values = {
+            "k": pa.array([k for k, _ in rows], pa.int64()),
+            "v": pa.array([v for _, v in rows], case.v),
+        }
+        whole = pa.record_batch(values)
+        return sink.write(iter([whole.slice(at, 1) for at in range(len(rows))]))
+
+    if case.taken:
+        sink.commit([written(case.taken)], 1)
+    with pytest.raises(RowsRejected) as caught:
+        written(case.rows)
+    assert list(caught.value.errors) == list(case.refused)
+    for row, expected in case.refused.items():
+        assert re.search(expected, str(caught.value.errors[row]))
+        assert "secret" not in str(caught.value.errors[row])
+    rest = [row for at, row in enumerate(case.rows) if at not in case.refused]
+    sink.commit([written(rest)], 2)
+    assert staged_in(refusing, table) == 0
+    found = [row[0] for row in refusing.execute(f"SELECT k FROM {table} ORDER BY k")]
+    assert found == sorted(k for k, _ in case.taken + rest)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+@given(
+    st.lists(st.integers(0, 40), max_size=8),
+    st.lists(st.none() | st.integers(-9, 40), min_size=1, max_size=60),
+)
+def test_what_is_refused_is_what_one_by_one_would_be(
+    server: Any, before: list[int], numbers: list[int | None]
+) -> None:
+    table = made(server, "(n bigint PRIMARY KEY CHECK (n % 7 <> 3 AND n >= 0))")
+    sink = PostgresSink(server.dsn, table)
+    there = {n for n in before if n % 7 != 3}
+    sink.commit([sink.write(rows(*there))], 1)
+    refused = []
+    for at, n in enumerate(numbers):
+        if n is None or n < 0 or n % 7 == 3 or n in there:
+            refused.append(at)
+        else:
+            there.add(n)
+    batch = pa.record_batch({"n": pa.array(numbers, pa.int64())})
+    if refused:
+        with pytest.raises(RowsRejected) as caught:
+            sink.write(iter([batch]))
+        assert list(caught.value.errors) == refused
+        rest = [n for at, n in enumerate(numbers) if at not in refused]
+        batch = pa.record_batch({"n": pa.array(rest, pa.int64())})
+    sink.commit([sink.write(iter([batch]))], 2)
+    assert set(numbers_in(server, table)) == there
+
+
+def test_rows_that_a_policy_of_the_table_keeps_out_are_refused(server: Any) -> None:
+    """The same SQLSTATE as of a role that may not insert at all, which is no row's fault."""
+    table = made(server, "(n bigint)")
+    server.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    server.execute(f"CREATE POLICY odd ON {table} USING (true) WITH CHECK (n % 2 = 1)")
+    server.execute(f"CREATE ROLE {table}")
+    server.execute(f"ALTER ROLE {table} LOGIN")
+    server.execute(f"GRANT ALL ON SCHEMA public TO {table}")
+    PostgresSink(server.dsn, table).write(rows(1))
+    for name in (f"{table}_ftlayer_staging", "ftlayer_staged", "ftlayer_commits"):
+        server.execute(f"GRANT ALL ON {name} TO {table}")
+    sink = PostgresSink(server.dsn.replace("user=postgres", f"user={table}"), table)
+    with pytest.raises(SinkError, match=r"rows cannot be staged: .*permission denied"):
+        sink.write(rows(1, 2))
+    server.execute(f"GRANT INSERT ON {table} TO {table}")
+    with pytest.raises(RowsRejected, match="SQLSTATE 42501") as caught:
+        sink.write(rows(1, 2, 3))
+    assert list(caught.value.errors) == [1]
+
+
+def test_a_parent_that_is_staged_too_is_no_refusal(server: Any) -> None:
+    """It may be of the same checkpoint, in another sink or another subtask."""
+    parents = made(server, "(n bigint PRIMARY KEY)")
+    children = made(server, f"(n bigint UNIQUE REFERENCES {parents})")
+    above, below = PostgresSink(server.dsn, parents), PostgresSink(server.dsn, children)
+    parent = above.write(rows(1))
+    child = below.write(rows(1))
+    above.commit([parent], 1)
+    below.commit([child], 1)
+    assert numbers_in(server, children) == [1]
+
+
+def test_a_table_that_fills_in_what_rows_lack_refuses_none(server: Any) -> None:
+    """By defaults, as an identity, by a trigger: what the rows lack, or have as null, is there when it is checked."""
+    table = made(
+        server,
+        "(n bigint, i bigint GENERATED ALWAYS AS IDENTITY, g bigint GENERATED ALWAYS AS (n * 2) STORED, "
+        "d text NOT NULL DEFAULT 'd' CHECK (d <> ''), t text NOT NULL CHECK (t = 'filled'))",
+    )
+    server.execute(
+        "CREATE OR REPLACE FUNCTION fills() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN NEW.t = 'filled'; RETURN NEW; END $$"
+    )
+    server.execute(f"CREATE TRIGGER f BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION fills()")
+    sink = PostgresSink(server.dsn, table)
+    sink.commit([sink.write(iter([pa.record_batch({"n": [1], "t": ["no"]})])), sink.write(rows(2))], 1)
+    assert server.execute(f"SELECT n, g, d, t FROM {table} ORDER BY n") == [
+        (1, 2, "d", "filled"),
+        (2, 4, "d", "filled"),
+    ]
+
+
+def test_columns_that_only_the_table_fills_are_refused_as_such(server: Any) -> None:
+    table = made(
+        server, "(n bigint GENERATED ALWAYS AS IDENTITY, g bigint GENERATED ALWAYS AS (1) STORED, k int)"
+    )
+    sink = PostgresSink(server.dsn, table)
+    with pytest.raises(ConfigError, match=r"column 'g' is a generated column, .* leave it out of the rows"):
+        sink.write(iter([pa.record_batch({"g": [1]})]))
+    with pytest.raises(ConfigError, match=r"'n' is GENERATED ALWAYS AS IDENTITY.* SET GENERATED BY DEFAULT"):
+        sink.write(rows(1))
+
+
+def test_a_commit_that_the_table_refuses_is_final_and_whole(
     server: Any, sink: PostgresSink, table: str
 ) -> None:
-    good, bad = sink.write(rows(1, 2)), sink.write(rows(3, 3))
-    with pytest.raises(SinkError, match=r"rows cannot be committed: .*duplicate key .*SQLSTATE 23505"):
-        sink.commit([good, bad], 1)
+    """What two messages have, or came into the table behind their backs, only the commit can know."""
+    good, other, twin = sink.write(rows(1, 2)), sink.write(rows(3)), sink.write(rows(3))
+    with pytest.raises(
+        UncommittableError, match=r"rows cannot be committed: .*23505.*constraint '\w+_pkey'"
+    ) as caught:
+        sink.commit([good, other, twin], 1)
+    assert "ftlayer checkpoints refused" in str(caught.value)
+    assert "(3)" not in str(caught.value)
     assert numbers_in(server, table) == []
     sink.commit([good], 1)
-    assert numbers_in(server, table) == [1, 2]
+    server.execute(f"INSERT INTO {table} VALUES (3)")
+    with pytest.raises(UncommittableError):
+        sink.commit([other], 2)
+    server.execute(f"DELETE FROM {table} WHERE n = 3")
+    sink.commit([other], 2)
+    assert numbers_in(server, table) == [1, 2, 3]
+
+
+def test_a_batch_that_was_committed_is_not_refused_when_it_runs_again(
+    server: Any, sink: PostgresSink, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "streaming_query", lambda: "query-1")
+    monkeypatch.setattr(postgres, "streaming_batch", lambda: "7")
+    sink.commit([sink.write(rows(1))], 7)
+    sink.commit([sink.write(rows(1))], 7)
+    monkeypatch.setattr(postgres, "streaming_batch", lambda: "8")
+    with pytest.raises(RowsRejected, match="23505"):
+        sink.write(rows(1))
+    assert numbers_in(server, table) == [1]
+
+
+def test_tables_that_an_earlier_version_has_made(server: Any, sink: PostgresSink, table: str) -> None:
+    sink.write(rows(1))
+    server.execute(f"DROP TABLE {table}_ftlayer_staging")
+    server.execute(
+        f"CREATE TABLE {table}_ftlayer_staging AS SELECT NULL::text AS ftlayer_message, * FROM {table}"
+    )
+    with pytest.raises(RowsRejected):
+        sink.write(rows(1, 1))
+    sink.commit([sink.write(rows(1))], 1)
+    assert numbers_in(server, table) == [1]
 
 
 # ---------------------------------------------------------------- losses
