@@ -84,7 +84,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
         self._tables()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PostgresMessage:
-        """Stage rows. Raises `SinkError`, `RowsRejected`, `ConfigError` for a generated column; nothing is staged then."""
+        """Stage rows, all or none. Raises `SinkError`, `RowsRejected`, and `ConfigError` for a generated column."""
         query = streaming_query()
         chunks = chunked(iterator)
         first = next(chunks, None)
@@ -120,8 +120,9 @@ class PostgresSink(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Move the staged rows into the table, all of them or none.
 
-        Raises `UncommittableError` if rows are gone that were never committed, or the table refuses some, and `SinkError`
-        if the database cannot be reached (is tried some times); then it is unknown whether it happened: call it again.
+        Raises `UncommittableError` if rows are gone that were never committed, or the table refuses some. Raises
+        `SinkError` if the database cannot be reached (it is tried some times); then it is unknown whether it happened:
+        call it again.
         """
         found = by_query(messages, PostgresMessage, "PostgresSink")
         if found:

@@ -267,7 +267,7 @@ def is_entered(connection: Any, tables: Tables, sink: str, commit_id: str) -> bo
             tables.commits, *map(sql.Literal, (sink, commit_id))
         )
     )
-    return found.rowcount > 0
+    return bool(found.rowcount)
 
 
 def note_staged(connection: Any, tables: Tables, message: str, sink: str, execution: str, rows: int) -> None:
