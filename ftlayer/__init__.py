@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.checkpoint.custom_storage import CheckpointStorage
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
@@ -35,6 +36,7 @@ __all__ = [
     "LAST_WATERMARK_MS",
     "Aggregate",
     "CheckpointConfig",
+    "CheckpointStorage",
     "CheckpointingMode",
     "CoProcessFunction",
     "Context",

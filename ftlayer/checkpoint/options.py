@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
+from ftlayer.checkpoint.custom_storage import CheckpointStorage, installed, serve, served
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checks import (
@@ -77,6 +78,8 @@ class CheckpointConfig:
         force_unaligned: take unaligned ones of such topologies too; they hold no records on their way back either.
         directory: where checkpoints lie, a path or any URL that fsspec knows; None: in the driver's memory.
         savepoint_directory: where savepoints go if none is named for one.
+        storage: a storage of one's own that keeps all URLs with the scheme of ``directory``: a class that derives
+            from `CheckpointStorage`, or ``"package.module:Class"``; None: fsspec, or an installed package's.
         memory_threshold: snapshots up to this size are part of the metadata (`fs.memory-threshold`), bytes.
         max_memory_state: with ``directory`` None, the largest snapshot of one subtask, bytes.
         backend: ``"heap"`` or ``"lmdb"`` (state larger than memory).
@@ -117,6 +120,7 @@ class CheckpointConfig:
     force_unaligned: bool = False
     directory: str | None = None
     savepoint_directory: str | None = None
+    storage: str | type[CheckpointStorage] | None = None
     memory_threshold: int = 20 * KIB
     max_memory_state: int = 5 * MIB
     backend: Literal["heap", "lmdb"] = "heap"
@@ -155,6 +159,8 @@ class CheckpointConfig:
                 check_bool(getattr(self, option.name), option.name)
         for name in ("directory", "savepoint_directory", "local_recovery", "state_directory"):
             check_path(getattr(self, name), name)
+        if self.storage is not None:
+            serve(self.storage, self.directory)
         for name in ("directory", "savepoint_directory"):
             _check_scheme(getattr(self, name), name)
         object.__setattr__(self, "mode", member(self.mode, "mode", CheckpointingMode))
@@ -276,21 +282,20 @@ class CheckpointConfig:
 
 
 def _check_scheme(url: str | None, name: str) -> None:
-    """Raise `ConfigError` for a scheme that fsspec does not know; its package need not be installed here."""
+    """Raise `ConfigError` for a scheme that nobody knows; a package of fsspec's need not be installed here."""
     scheme, is_url, _ = (url or "").partition("://")
-    if not is_url:
+    if not is_url or served(scheme.lower()):
         return
     # Late: a directory of this machine needs no fsspec.
     from fsspec.registry import known_implementations, registry
 
-    known = {
-        *known_implementations,
-        *registry,
-    }  # those that need a package, and those that a program has registered
+    # Those that need a package, and those that a program has registered.
+    known = {*known_implementations, *registry}
     unknown = [part for part in scheme.lower().split("::") if part not in known]
-    if unknown:
+    if unknown and installed(scheme.lower()) is None:
         near = get_close_matches(unknown[0], known, 1)
         raise ConfigError(
             f"{name}: {url!r}: fsspec knows no scheme {unknown[0]!r}"
             + (f"; did you mean {near[0]!r}?" if near else "; write a path, or a URL of one that it knows")
+            + "; a storage of your own is told by storage="
         )

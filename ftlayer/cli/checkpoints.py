@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,8 @@ class _ListsByDefault(TyperGroup):
 app = typer.Typer(
     cls=_ListsByDefault,
     no_args_is_help=True,
-    help="Checkpoints and savepoints: list, show, verify, delete, dispose. PATH is a path or any URL of fsspec's.",
+    help="Checkpoints and savepoints: list, show, verify, delete, dispose. PATH is a path, or a URL that fsspec or "
+    "--storage knows.",
 )
 
 Place = Annotated[
@@ -50,15 +52,24 @@ KeyFile = Annotated[
         help="File with the bytes of CheckpointConfig.key, if the job had one; else the kept key is used."
     ),
 ]
+Storage = Annotated[
+    str,
+    typer.Option(
+        metavar="MODULE:CLASS",
+        help="CheckpointConfig.storage of the job: what keeps URLs with the scheme of PATH, unless a package tells.",
+    ),
+]
 
 
 @app.command("list")
-def list_checkpoints(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None:
+def list_checkpoints(
+    path: Place, as_json: Json = False, key_file: KeyFile = None, storage: Storage = ""
+) -> None:
     """List the checkpoints and savepoints below PATH, the latest first."""
     from ftlayer.checkpoint.storage.loading import check_directory, find_checkpoints, load_checkpoint
     from ftlayer.checkpoint.storage.report import summary
 
-    key = _key(key_file)
+    key = _opened(path, storage, key_file)
     check_directory(path)
     rows: list[Facts] = []
     for location in find_checkpoints(path):
@@ -73,12 +84,12 @@ def list_checkpoints(path: Place, as_json: Json = False, key_file: KeyFile = Non
 
 
 @app.command()
-def show(path: One, as_json: Json = False, key_file: KeyFile = None) -> None:
+def show(path: One, as_json: Json = False, key_file: KeyFile = None, storage: Storage = "") -> None:
     """Show one: sizes by operator, durations by subtask, positions of the sources."""
     from ftlayer.checkpoint.storage.loading import load_checkpoint
     from ftlayer.checkpoint.storage.report import details
 
-    facts = details(load_checkpoint(path, _key(key_file)))
+    facts = details(load_checkpoint(path, _opened(path, storage, key_file)))
     if as_json:
         print_json(facts)
     else:
@@ -86,7 +97,7 @@ def show(path: One, as_json: Json = False, key_file: KeyFile = None) -> None:
 
 
 @app.command()
-def verify(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None:
+def verify(path: Place, as_json: Json = False, key_file: KeyFile = None, storage: Storage = "") -> None:
     """Read everything that the checkpoints at or below PATH refer to. Exit code 1: something is damaged."""
     from ftlayer.checkpoint.storage.deleting import StoragePool
     from ftlayer.checkpoint.storage.loading import (
@@ -97,7 +108,7 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None
         verify_checkpoint,
     )
 
-    key = _key(key_file)
+    key = _opened(path, storage, key_file)
     found = find_checkpoints(located(path))
     if not found:
         # Else a mistyped path would go unnoticed.
@@ -121,26 +132,35 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None
 
 
 @app.command()
-def delete(path: One, yes: Yes = False, key_file: KeyFile = None) -> None:
+def delete(path: One, yes: Yes = False, key_file: KeyFile = None, storage: Storage = "") -> None:
     """Delete a checkpoint of a job that is not running, with the files that no other one needs."""
     from ftlayer.checkpoint.storage.removing import delete_checkpoint
 
+    key = _opened(path, storage, key_file)
     if not yes:
         typer.confirm(f"Delete {path} permanently? The job must not be running.", abort=True)
-    typer.echo(f"deleted {delete_checkpoint(path, _key(key_file))}")
+    typer.echo(f"deleted {delete_checkpoint(path, key)}")
 
 
 @app.command()
-def dispose(path: One, yes: Yes = False) -> None:
+def dispose(path: One, yes: Yes = False, storage: Storage = "") -> None:
     """Delete a savepoint."""
     from ftlayer.checkpoint.storage.removing import dispose_savepoint
 
+    _opened(path, storage)
     if not yes:
         typer.confirm(f"Delete the savepoint {path} permanently?", abort=True)
     typer.echo(f"disposed of {dispose_savepoint(path)}")
 
 
-def _key(key_file: Path | None) -> bytes | None:
+def _opened(path: str, storage: str, key_file: Path | None = None) -> bytes | None:
+    """Have ``storage`` keep what lies at ``path``, and return the job's key if it was given."""
+    if storage:
+        from ftlayer.checkpoint.custom_storage import serve
+
+        if "" not in sys.path:  # A command finds no module beside it, as a program does.
+            sys.path.insert(0, "")
+        serve(storage, path, "--storage")
     if key_file is None:
         return None
     from ftlayer.checkpoint.options import MIN_KEY_BYTES

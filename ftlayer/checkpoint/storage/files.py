@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
+from ftlayer.checkpoint.custom_storage import CHUNK_BYTES as CHUNK_BYTES
+from ftlayer.checkpoint.custom_storage import FileStatus as FileStatus
 from ftlayer.checkpoint.storage.layout import join
-from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, FTLayerError
-
-CHUNK_BYTES = MIB
-"""Files are read in parts of this size."""
 
 _WAYS_OUT = {
     errno.ENOSPC: "it is full: make room there, or choose another directory",
@@ -28,15 +25,6 @@ _WAYS_OUT = {
     errno.ESTALE: "it is not there any more: is it still mounted?",
     errno.EMFILE: "too many files are open: raise the limit (ulimit -n)",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class FileStatus:
-    """A file: path relative to the directory, bytes, when it was changed (ms since 1970; 0: unknown)."""
-
-    path: str
-    size: int
-    modified_ms: int
 
 
 class FileOutput(Protocol):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
+from ftlayer.checkpoint.custom_storage import serve
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
@@ -775,6 +776,8 @@ def slot_storage(
         raise ConfigError(
             f"directory: {config.directory!r} means another place in each process; expected an absolute path"
         )
+    if config.storage is not None:
+        serve(config.storage, config.directory)
     return FileSlotStorage(config, job, run, seat, key)
 
 

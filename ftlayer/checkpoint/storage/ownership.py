@@ -1,12 +1,14 @@
 """Which driver a job's directory belongs to: the one that has claimed it last. Earlier ones are fenced.
 
-Each start of a job claims the next *epoch*, a small file of that number in ``_owners``, and looks for checkpoints only
-then. An owner checks before and after it publishes a checkpoint, before it commits one, and before it removes anything,
-that its own claim stands and there is no next one. Nothing has to time out: a new driver takes over at once, whatever
-has become of the driver before.
+Each start of a job claims the next *epoch*, a small file of that number in ``_owners``, and looks for claims that came
+meanwhile: a higher one, and it has lost; lower ones, and it removes them. It looks for checkpoints only then. An owner
+checks before and after it publishes a checkpoint, before it commits one, and before it removes anything, that its own
+claim stands and there is no next one. Nothing has to time out: a new driver takes over at once, whatever has become of
+the driver before.
 
-This rests on storage that shows later readers what was written, as object stores do; no exclusive creation is
-needed. Where two claim one epoch in the same moment, one of the files is left, and the owner of the other finds out.
+This rests on storage that shows later readers and listings what was written, as object stores do; no exclusive creation
+is needed, and a listing may take its time. Where two claim one epoch in the same moment, one of the files is left, and
+the owner of the other finds out.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Ownership:
     """The claim of one execution of a job. For several threads at once."""
 
     def __init__(self, files: Files, job: str, run: str) -> None:
-        """Take the directory over. Raises `CheckpointStorageError`.
+        """Take the directory over. Raises `CheckpointStorageError`, and `StaleOwnerError` if another one just has.
 
         Args:
             files: the job's directory.
@@ -68,7 +70,10 @@ class Ownership:
                 "of another driver: the directory was removed, or is not mounted. No checkpoint is completed until it "
                 "is there again; if it is lost, start the topology again"
             )
-        raise StaleOwnerError(
+        raise self._stale()
+
+    def _stale(self) -> StaleOwnerError:
+        return StaleOwnerError(
             f"topology {self._job!r} was started by another driver{self._by_whom()}, which goes on with its "
             f"checkpoints in {self._files.url}: this one ends, and commits nothing any more. Run one of them, or "
             "give each a name or a directory of its own"
@@ -76,12 +81,16 @@ class Ownership:
 
     def _take(self) -> int:
         while True:
-            earlier = self._epochs()
-            epoch = 1 + max(earlier, default=0)
+            epoch = 1 + max(self._epochs(), default=0)
             self._files.put_new(_path(epoch), self._claim)
+            # Of two that do not wait for each other one at least sees the other's claim behind its own: then it is
+            # refused, or removes that one.
+            there = self._epochs()
+            if max(there, default=0) > epoch:
+                raise self._stale()
             if self._read(epoch) == self._claim:
                 # In their order: an owner whose claim is left has to find the next one.
-                for old in sorted(earlier):
+                for old in sorted(set(there) - {epoch}):
                     self._files.delete(_path(old))
                 return epoch
 

@@ -1,4 +1,4 @@
-"""A directory that fsspec reaches: an object store, HDFS, another machine.
+"""A directory that fsspec or a storage of one's own reaches: an object store, HDFS, a database, another machine.
 
 A file is there once it is closed, so each `sync` ends the file and the next piece begins another one. Options of
 a file system (credentials, endpoints) come from fsspec's own configuration or the environment.
@@ -11,7 +11,17 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from ftlayer.checkpoint.storage.files import CHUNK_BYTES, FileStatus, reading, storage_errors
+from ftlayer.checkpoint.custom_storage import (
+    CHUNK_BYTES,
+    ENTRY_POINTS,
+    VARIABLE,
+    CheckpointStorage,
+    FileStatus,
+    StoredOutput,
+    installed,
+    served,
+)
+from ftlayer.checkpoint.storage.files import reading, storage_errors
 from ftlayer.checkpoint.storage.layout import new_unique, normal, parent, scheme_of
 from ftlayer.errors import CheckpointStorageError, ConfigError
 from ftlayer.printable import shown_url
@@ -25,11 +35,12 @@ _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "crea
 class RemoteFileOutput:
     """A file that is written. See `ftlayer.checkpoint.storage.files.FileOutput`."""
 
-    def __init__(self, files: RemoteFiles, path: str, file: Any) -> None:
+    def __init__(self, files: RemoteFiles, path: str, file: StoredOutput) -> None:
         self._files = files
         self._path = path
         self._file = file
         self._written = 0
+        self._is_closed = False
 
     def write(self, data: bytes) -> None:
         with storage_errors(self._files.url, self._path, "written"):
@@ -51,102 +62,61 @@ class RemoteFileOutput:
         return False
 
     def close(self) -> None:
-        with storage_errors(self._files.url, self._path, "written"):
-            self._file.close()
+        if not self._is_closed:
+            with storage_errors(self._files.url, self._path, "written"):
+                self._file.close()
+            self._is_closed = True
 
     def abandon(self) -> None:
-        """See `FileOutput.abandon`; an upload that has begun is given up where the file system can."""
-        with storage_errors(self._files.url, self._path, "deleted"):
-            if not self._file.closed:
-                # Without this, closing would upload what is buffered.
-                discard = getattr(self._file, "discard", None)
-                with contextlib.suppress(OSError, NotImplementedError):
-                    if discard is not None:
-                        discard()
-                    self._file.close()
+        if not self._is_closed:
+            self._is_closed = True
+            with storage_errors(self._files.url, self._path, "deleted"):
+                self._file.discard()
         self._files.delete(self._path)
 
 
 class RemoteFiles:
+    """What is asked of `Files`, of a storage that keeps whole files, and whose errors are anything."""
+
     appends = False
 
-    def __init__(self, url: str) -> None:
-        from fsspec.core import url_to_fs
-
-        self.url = normal(url)
-        try:
-            self._fs, root = url_to_fs(self.url)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(
-                f"directory: {self.url} cannot be reached: {error}. The scheme has to be one of fsspec's, and the "
-                "package that it names has to be installed for driver and slots"
-            ) from error
-        self._root: str = root.rstrip("/")
+    def __init__(self, url: str, storage: CheckpointStorage) -> None:
+        self.url = url
+        self._storage = storage
 
     def create(self, path: str) -> RemoteFileOutput:
         with storage_errors(self.url, path, "written"):
-            return RemoteFileOutput(self, path, self._open_new(self._at(path)))
+            return RemoteFileOutput(self, path, self._storage.create(path))
 
     def publish(self, path: str, data: bytes) -> None:
         with storage_errors(self.url, path, "written"):
-            target = self._at(path)
-            self._fs.makedirs(parent(target), exist_ok=True)
-            if scheme_of(self.url) not in RENAMING:
-                self._fs.pipe_file(target, data)
-                return
-            temporary = f"{parent(target)}/.{new_unique()}"
-            self._fs.pipe_file(temporary, data)
-            self._fs.mv(temporary, target)
-
-    def put_new(self, path: str, data: bytes) -> bool:
-        """See `Files.put_new`; two that do it in the same moment may both be told that it was new."""
-        return self.publish_new(path, data)
+            self._storage.write(path, data)
 
     def publish_new(self, path: str, data: bytes) -> bool:
-        if self.size(path) is not None:
-            return False
-        self.publish(path, data)
-        return True
+        with storage_errors(self.url, path, "written"):
+            return self._storage.write_new(path, data)
+
+    put_new = publish_new
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         return b"".join(self.chunks(path, offset, 1 << 62 if length is None else length))
 
     def chunks(self, path: str, offset: int, length: int) -> Iterator[bytes]:
-        with (
-            reading(self.url, path),
-            self._fs.open(self._at(path), "rb", block_size=4 * CHUNK_BYTES) as file,
-        ):
-            file.seek(offset)
-            while length and (chunk := file.read(min(length, CHUNK_BYTES))):
-                length -= len(chunk)
-                yield bytes(chunk)
+        with reading(self.url, path):
+            yield from self._storage.chunks(path, offset, length)
 
     def size(self, path: str) -> int | None:
         with storage_errors(self.url, path, "read"):
-            try:
-                self._fs.invalidate_cache()
-                return int(self._fs.info(self._at(path))["size"])
-            except FileNotFoundError:
-                return None
+            return self._storage.size(path)
 
     def walk(self, path: str = "") -> list[FileStatus]:
         with storage_errors(self.url, path, "read"):
-            try:
-                self._fs.invalidate_cache()
-                found = self._fs.find(self._at(path), detail=True)
-            except FileNotFoundError:
-                return []
-            return [
-                FileStatus(name[len(self._root) + 1 :], int(info["size"] or 0), modified_ms(info))
-                for name, info in found.items()
-            ]
+            return list(self._storage.list(path))
 
     def move(self, path: str, target: str) -> bool:
-        """See `Files.move`; an object is copied, and then deleted."""
         with storage_errors(self.url, target, "written"):
             try:
-                self._fs.makedirs(parent(self._at(target)), exist_ok=True)
-                self._fs.mv(self._at(path), self._at(target))
+                self._storage.move(path, target)
             except FileNotFoundError:
                 return False
         return True
@@ -155,20 +125,123 @@ class RemoteFiles:
         """See `Files.sync_names`; they last at once."""
 
     def delete(self, path: str) -> None:
-        with storage_errors(self.url, path, "deleted"), contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._at(path))
+        with storage_errors(self.url, path, "deleted"):
+            self._storage.delete(path)
 
     def delete_empty(self, path: str) -> None:
         # A store without directories, or with something in this one, says so in one of many ways.
         with contextlib.suppress(OSError, NotImplementedError, ValueError):
-            self._fs.rmdir(self._at(path))
+            self._storage.delete_empty(path)
+
+
+class FsspecStorage(CheckpointStorage):
+    """What fsspec reaches. Of two that make a file in the same moment both may be told that it is new."""
+
+    def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs
+
+        super().__init__(url)
+        self._fs, root = url_to_fs(url)
+        self._root: str = root.rstrip("/")
+
+    def write(self, path: str, data: bytes) -> None:
+        target = self._at(path)
+        self._fs.makedirs(parent(target), exist_ok=True)
+        if scheme_of(self.url) not in RENAMING:
+            self._fs.pipe_file(target, data)
+            return
+        temporary = f"{parent(target)}/.{new_unique()}"
+        self._fs.pipe_file(temporary, data)
+        self._fs.mv(temporary, target)
+
+    def write_new(self, path: str, data: bytes) -> bool:
+        if self.size(path) is not None:
+            return False
+        self.write(path, data)
+        return True
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        return b"".join(self.chunks(path, offset, length))
+
+    def chunks(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+        with self._fs.open(self._at(path), "rb", block_size=4 * CHUNK_BYTES) as file:
+            file.seek(offset)
+            while length and (chunk := file.read(min(length, CHUNK_BYTES))):
+                length -= len(chunk)
+                yield bytes(chunk)
+
+    def size(self, path: str) -> int | None:
+        try:
+            self._fs.invalidate_cache()
+            return int(self._fs.info(self._at(path))["size"])
+        except FileNotFoundError:
+            return None
+
+    def list(self, path: str) -> list[FileStatus]:
+        try:
+            self._fs.invalidate_cache()
+            found = self._fs.find(self._at(path), detail=True)
+        except FileNotFoundError:
+            return []
+        return [
+            FileStatus(name[len(self._root) + 1 :], int(info["size"] or 0), modified_ms(info))
+            for name, info in found.items()
+        ]
+
+    def create(self, path: str) -> StoredOutput:
+        self._fs.makedirs(parent(self._at(path)), exist_ok=True)
+        return _Upload(self._fs.open(self._at(path), "wb"))
+
+    def move(self, path: str, target: str) -> None:
+        """An object is copied, and then deleted."""
+        self._fs.makedirs(parent(self._at(target)), exist_ok=True)
+        self._fs.mv(self._at(path), self._at(target))
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(path))
+
+    def delete_empty(self, path: str) -> None:
+        self._fs.rmdir(self._at(path))
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
-    def _open_new(self, target: str) -> Any:
-        self._fs.makedirs(parent(target), exist_ok=True)
-        return self._fs.open(target, "wb")
+
+class _Upload:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.write, self.close = file.write, file.close
+
+    def discard(self) -> None:
+        """An upload that has begun is given up where the file system can."""
+        if not self._file.closed:
+            # Without this, closing would upload what is buffered.
+            discard = getattr(self._file, "discard", None)
+            with contextlib.suppress(OSError, NotImplementedError):
+                if discard is not None:
+                    discard()
+                self._file.close()
+
+
+def open_remote(url: str) -> RemoteFiles:
+    """Return what lies at a URL of the program's own storage, of fsspec's, or of an installed package's."""
+    url, scheme = normal(url), scheme_of(url)
+    own = served(scheme)
+    if own is None:
+        try:
+            return RemoteFiles(url, FsspecStorage(url))
+        except (ImportError, ValueError) as error:
+            own = installed(scheme)
+            if own is None:
+                raise ConfigError(
+                    f"directory: {shown_url(url)} cannot be reached: {error}. The scheme has to be one of fsspec's, "
+                    "and the package that it names has to be installed for driver and slots; or it is that of a "
+                    "storage of your own: CheckpointConfig(storage=…), --storage of ftlayer checkpoints, "
+                    f"{VARIABLE}, or an entry point of the group {ENTRY_POINTS}"
+                ) from error
+    with storage_errors(url, "", "opened"):
+        return RemoteFiles(url, own(url))
 
 
 def modified_ms(info: dict[str, Any]) -> int:

@@ -154,6 +154,7 @@ def make_kit(tmp_path: Path) -> Iterator[Callable[..., Kit]]:
             "local": str(tmp_path / "checkpoints"),
             "remote": f"memory://checkpoints-{next(_numbers)}",
             "faulty": f"faulty://checkpoints-{next(_numbers)}",
+            "table": f"table://checkpoints-{next(_numbers)}",
         }
         config = CheckpointConfig(directory=directories[kind], **options)
         kits.append(Kit(config, storage_key(config, JOB)))

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from ftlayer.vertex.calls import Deliverable, GetJob
 
 pytestmark = pytest.mark.spark
 
+GUIDE = Path(__file__).parents[3] / "docs/how-to/barrier-mode/storage.md"
 RETAIN = Retention.RETAIN_ON_CANCELLATION
 
 
@@ -229,6 +231,33 @@ def test_a_cancelled_job_goes_on_from_its_latest_checkpoint(
     env = environment(name="retained", retention=RETAIN)
     kit.build(env, tmp_path, count=4_000)
     env.execute_async(restore_from=LATEST).wait()
+    kit.Ledger(tmp_path, count=4_000).check()
+
+
+def test_checkpoints_lie_in_a_storage_of_ones_own(
+    environment: Any, kit: ModuleType, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guide's, in SQLite: its module reaches the slots as any other does."""
+    (program,) = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    module = tmp_path / "modules" / "spark_table_storage.py"
+    module.parent.mkdir()
+    module.write_text(
+        program.replace('os.environ["CHECKPOINT_DATABASE"]', repr(str(tmp_path / "checkpoints.db")), 1)
+    )
+    monkeypatch.syspath_prepend(module.parent)
+    spark.sparkContext.addPyFile(str(module))
+    options = {"storage": "spark_table_storage:TableStorage", "directory": "tables://checkpoints"}
+    env = environment(name="in-tables", retention=RETAIN, changelog=True, **options)
+    kit.build(env, tmp_path, count=4_000, pace_s=0.08)
+    job = env.execute_async()
+    until(job, lambda: completed(job) >= 3)
+    os.kill(next(slot.pid for slot in job.status().slots if slot.pid), signal.SIGKILL)
+    until(job, lambda: job.status().restarts and completed(job) >= 5)
+    where = job.stop_with_savepoint("tables://checkpoints/savepoints", 600)
+    assert where.startswith("tables://checkpoints/savepoints/savepoint-")
+    env = environment(name="in-tables", retention=RETAIN, **options)
+    kit.build(env, tmp_path, count=4_000)
+    env.execute_async(restore_from=where).wait(600)
     kit.Ledger(tmp_path, count=4_000).check()
 
 

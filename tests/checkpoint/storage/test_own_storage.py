@@ -1,0 +1,285 @@
+"""Checkpoint storage of one's own: the suite for its author, tried on one that keeps it, and on some that do not."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+from ftlayer import CheckpointConfig, CheckpointStorage
+from ftlayer.checkpoint import custom_storage
+from ftlayer.checkpoint.custom_storage import FileStatus
+from ftlayer.checkpoint.storage.conformance import CheckpointStorageConformance
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.opening import load_checkpoint, slot_storage
+from ftlayer.cli.main import app
+from ftlayer.errors import CheckpointStorageError, ConfigError
+
+PAGE = Path(__file__).parents[3] / "docs/how-to/barrier-mode/storage.md"
+
+
+@pytest.fixture(scope="module")
+def table_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The module of the guide, importable here and in processes that are begun from here."""
+    directory = tmp_path_factory.mktemp("guide")
+    program = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (directory / "table_storage.py").write_text(program[0], "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(directory)
+        patch.setenv("CHECKPOINT_DATABASE", str(directory / "checkpoints.db"))
+        yield importlib.import_module("table_storage")
+    del sys.modules["table_storage"]
+    custom_storage._served.pop("table", None)
+
+
+class TestTheGuidesStorage(CheckpointStorageConformance):
+    @pytest.fixture(autouse=True)
+    def take(self, table_storage: Any) -> None:
+        self.storage = table_storage.TableStorage
+
+    def new_url(self) -> str:
+        return f"table://test-{uuid.uuid4().hex}"
+
+
+class Kept(CheckpointStorage):
+    """Right, in this process."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def write(self, path: str, data: bytes) -> None:
+        self.files[f"{self.url}/{path}"] = data
+
+    def write_new(self, path: str, data: bytes) -> bool:
+        return self.files.setdefault(f"{self.url}/{path}", data) is data
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        try:
+            return self.files[f"{self.url}/{path}"][offset : offset + length]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    def list(self, path: str) -> Any:
+        below = f"{self.url}/{path}/" if path else f"{self.url}/"
+        found = [(name, data) for name, data in self.files.copy().items() if name.startswith(below)]
+        return [FileStatus(name[len(self.url) + 1 :], len(data)) for name, data in found]
+
+    def delete(self, path: str) -> None:
+        self.files.pop(f"{self.url}/{path}", None)
+
+
+class Raises(Kept):
+    def delete(self, path: str) -> None:
+        del self.files[f"{self.url}/{path}"]
+
+
+class Mixes(Kept):
+    def list(self, path: str) -> Any:
+        return [entry for entry in super().list("") if entry.path.startswith(path)]
+
+
+class Absolute(Kept):
+    def list(self, path: str) -> Any:
+        return [FileStatus(f"{self.url}/{entry.path}", entry.size) for entry in super().list(path)]
+
+
+class Flat(Kept):
+    def list(self, path: str) -> Any:
+        return [entry for entry in super().list(path) if "/" not in entry.path[len(path) + 1 :]]
+
+
+class NoOffset(Kept):
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        return super().read(path, 0, length)
+
+
+class Empty(Kept):
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        return self.files.get(f"{self.url}/{path}", b"")[offset : offset + length]
+
+
+class Overwrites(Kept):
+    def write_new(self, path: str, data: bytes) -> bool:
+        is_new = self.size(path) is None
+        self.write(path, data)
+        return is_new
+
+
+class OnceOnly(Kept):
+    def delete(self, path: str) -> None:
+        self.files[f"{self.url}/{path}"] = b""
+
+
+class Halves(Kept):
+    def write(self, path: str, data: bytes) -> None:
+        super().write(path, data[: len(data) // 2])
+        time.sleep(0.001)
+        super().write(path, data)
+
+
+class Lower(Kept):
+    def write(self, path: str, data: bytes) -> None:
+        super().write(path.replace("%", "_"), data)
+
+
+class Early(Kept):
+    """Its files lack what comes last."""
+
+    def create(self, path: str) -> Any:
+        output = super().create(path)
+        writes = output.write
+        output.write = lambda data: (writes(data), output.close(), setattr(output, "close", lambda: None))  # type: ignore[method-assign]
+        return output
+
+
+WRONG = (Raises, Mixes, Absolute, Flat, NoOffset, Empty, Overwrites, OnceOnly, Halves, Lower, Early)
+
+
+def failures(kind: type[CheckpointStorage]) -> list[str]:
+    """Return the tests of the suite that a storage fails; it is known in one process."""
+    suite = CheckpointStorageConformance()
+    suite.storage = kind
+    suite.new_url = lambda: f"kept-{kind.__name__.lower()}://{uuid.uuid4().hex}"  # type: ignore[method-assign]
+    found = []
+    for name, test in inspect.getmembers(suite, inspect.ismethod):
+        if name.startswith("test_") and name != "test_other_processes_see_it":
+            try:
+                test()
+            except Exception:  # noqa: BLE001 - whatever it fails with
+                found.append(name)
+    return found
+
+
+def test_a_storage_that_is_right_passes() -> None:
+    assert failures(Kept) == []
+
+
+@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
+def test_a_storage_that_is_wrong_is_found_out(kind: type[CheckpointStorage]) -> None:
+    assert failures(kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"storage": Kept}, "expected a directory like 'mine://place', got None"),
+        ({"storage": Kept, "directory": "/tmp/x"}, "a scheme of its own"),
+        ({"storage": Kept, "directory": "file:///tmp/x"}, "files of this machine, or is fsspec's"),
+        ({"storage": Kept, "directory": "s3://user:secret@bucket/x"}, "s3:// means files .* choose another"),
+        ({"storage": Kept("a://b"), "directory": "kept://x"}, "expected a class that derives from"),
+        ({"storage": dict, "directory": "kept://x"}, "expected a class that derives from CheckpointStorage"),
+        (
+            {"storage": 3, "directory": "kept://x"},
+            "expected a class that derives from CheckpointStorage, got 3",
+        ),
+        (
+            {"storage": CheckpointStorage, "directory": "kept://x"},
+            "lacks delete, list, read, write, write_new",
+        ),
+        ({"storage": "no_such_module:It", "directory": "kept://x"}, "cannot be imported .*No module named"),
+        (
+            {"storage": "json:It", "directory": "kept://x"},
+            "json:It.*cannot be imported .*'package.module:Class'",
+        ),
+        ({"storage": "It", "directory": "kept://x"}, "'It' cannot be imported"),
+        ({"storage": "", "directory": "kept://x"}, "'' cannot be imported"),
+        ({"storage": "json.JSONDecoder", "directory": "kept://x"}, "derives from CheckpointStorage"),
+        ({"directory": "nobodys://x"}, "knows no scheme 'nobodys'.*storage="),
+    ],
+)
+def test_what_cannot_be_a_storage_is_said_at_once(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        CheckpointConfig(**options)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_scheme_is_kept_by_one_class() -> None:
+    CheckpointConfig(storage=Kept, directory="only://x", savepoint_directory="only://y")
+    CheckpointConfig(storage=Kept, directory="ONLY://z")
+    with pytest.raises(
+        ConfigError, match=r"only:// is kept by .*:Kept in this process, and cannot be by .*:Halves"
+    ):
+        CheckpointConfig(storage=Halves, directory="only://x")
+
+
+def test_a_slot_knows_the_storage_that_the_driver_names(table_storage: Any, monkeypatch: Any) -> None:
+    config = CheckpointConfig(storage="table_storage:TableStorage", directory="table://slots")
+    custom_storage._served.clear()
+    assert slot_storage(config, "job", "run", 0, 1, "a", b"k" * 32).location == "table://slots/job/run"
+    custom_storage._served.clear()
+    monkeypatch.delitem(sys.modules, "table_storage")
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(ConfigError, match="'table_storage:TableStorage' cannot be imported in this process"):
+        slot_storage(config, "job", "run", 0, 1, "a", b"k" * 32)
+
+
+def test_whatever_it_raises_is_the_storages_failure() -> None:
+    class Breaks(Kept):
+        def write(self, path: str, data: bytes) -> None:
+            raise RuntimeError("the database is away")
+
+    CheckpointConfig(storage=Breaks, directory="breaks://x")
+    with pytest.raises(
+        CheckpointStorageError, match="breaks://x/file cannot be written: the database is away"
+    ):
+        open_files("breaks://x").publish("file", b"")
+
+
+def test_an_installed_package_tells_its_storage(table_storage: Any, monkeypatch: Any) -> None:
+    class Entry:
+        value = "table_storage:TableStorage"
+
+    custom_storage._served.clear()
+    monkeypatch.setattr(
+        custom_storage, "entry_points", lambda group, name: [Entry] if name == "table" else []
+    )
+    open_files("table://entry").publish("file", b"x")
+    assert open_files("table://entry").read("file") == b"x"
+    CheckpointConfig(directory="table://entry")
+    with pytest.raises(ConfigError, match=r"nobodys://x cannot be reached.*ftlayer.checkpoint_storages"):
+        open_files("nobodys://x")
+
+
+def test_a_variable_tells_it(table_storage: Any, monkeypatch: Any) -> None:
+    custom_storage._served.clear()
+    monkeypatch.setenv(custom_storage.VARIABLE, "other=no:One, table=table_storage:TableStorage")
+    open_files("table://variable").publish("file", b"x")
+    CheckpointConfig(directory="table://variable")
+    with pytest.raises(ConfigError, match="FTLAYER_CHECKPOINT_STORAGES: 'no:One' cannot be imported"):
+        open_files("other://x")
+
+
+def test_commands_take_it(table_storage: Any, make_kit: Callable[..., Any], made: Any) -> None:
+    kit = make_kit("table", storage="table_storage:TableStorage")
+    slot, driver = kit.slot(), kit.driver()
+    writer = slot.writer(made.barrier(1))
+    piece = writer.write([b"x" * 50_000])
+    writer.close()
+    checkpoint = driver.publish(made.checkpoint(1, made.subtask([piece])))
+    custom_storage._served.clear()
+    named = ["--storage", "table_storage:TableStorage"]
+
+    def ftlayer(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["checkpoints", *arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    refused = CliRunner().invoke(app, ["checkpoints", "list", kit.config.directory])
+    assert refused.exit_code == 2
+    assert "storage of your own" in " ".join(refused.output.split())
+    (row,) = json.loads(ftlayer("list", kit.config.directory, "--json", *named))
+    assert row["location"] == checkpoint.location
+    assert json.loads(ftlayer("verify", checkpoint.location, "--json", *named))[0]["error"] is None
+    assert json.loads(ftlayer("show", checkpoint.location, "--json", *named))["checkpoint"] == 1
+    assert load_checkpoint(checkpoint.location) == checkpoint
+    ftlayer("delete", checkpoint.location, "--yes", *named)
+    assert driver.completed(kit.job) == []
