@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ftlayer.checkpoint.snapshots import Checkpoint
     from ftlayer.checkpoint.storage.report import Facts
 
 EXIT_DAMAGED = 1
@@ -66,17 +67,20 @@ def list_checkpoints(
     path: Place, as_json: Json = False, key_file: KeyFile = None, storage: Storage = ""
 ) -> None:
     """List the checkpoints and savepoints below PATH, the latest first."""
-    from ftlayer.checkpoint.storage.loading import check_directory, find_checkpoints, load_checkpoint
+    from ftlayer.checkpoint.storage.loading import (
+        check_directory,
+        find_checkpoints,
+        load_checkpoint,
+        read_each,
+    )
     from ftlayer.checkpoint.storage.report import summary
 
     key = _opened(path, storage, key_file)
     check_directory(path)
-    rows: list[Facts] = []
-    for location in find_checkpoints(path):
-        try:
-            rows.append(summary(load_checkpoint(location, key)))
-        except CheckpointError as error:
-            rows.append({"location": location, "error": str(error)})
+    rows: list[Facts] = [
+        {"location": location, "error": str(found)} if isinstance(found, CheckpointError) else summary(found)
+        for location, found in read_each(find_checkpoints(path), lambda each: load_checkpoint(each, key))
+    ]
     if as_json:
         print_json(rows)
     else:
@@ -105,6 +109,7 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None, storage
         load_checkpoint,
         located,
         not_there,
+        read_each,
         verify_checkpoint,
     )
 
@@ -113,14 +118,17 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None, storage
     if not found:
         # Else a mistyped path would go unnoticed.
         raise ConfigError(not_there(located(path)))
-    results: list[Facts] = []
     crew = StoragePool()
-    for location in found:
-        try:
-            verify_checkpoint(load_checkpoint(location, key), key, crew)
-            results.append({"location": location, "error": None})
-        except CheckpointError as error:
-            results.append({"location": location, "error": str(error)})
+
+    def verified(location: str) -> Checkpoint:
+        checkpoint = load_checkpoint(location, key)
+        verify_checkpoint(checkpoint, key, crew)
+        return checkpoint
+
+    results: list[Facts] = [
+        {"location": location, "error": str(read) if isinstance(read, CheckpointError) else None}
+        for location, read in read_each(found, verified)
+    ]
     crew.close()
     if as_json:
         print_json(results)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ftlayer.checkpoint.pieces import Piece
@@ -24,7 +24,7 @@ from ftlayer.checkpoint.storage.layout import (
 from ftlayer.checkpoint.storage.metadata import HEADER_BYTES, decode, read_header
 from ftlayer.checkpoint.storage.reading import check_piece
 from ftlayer.checkpoint.storage.signing import Signer
-from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError
+from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, ConfigError
 
 
 def load_checkpoint(url: str, key: bytes | None = None) -> Checkpoint:
@@ -72,6 +72,21 @@ def find_checkpoints(url: str) -> list[str]:
         else:
             found.append((header.completed_ms, header.checkpoint, location))
     return [location for _, _, location in sorted(found, reverse=True)]
+
+
+def read_each(
+    locations: Iterable[str], read: Callable[[str], Checkpoint]
+) -> Iterator[tuple[str, Checkpoint | CheckpointError]]:
+    """Yield each with what is read of it, or why it cannot be; not those that are gone since they were listed.
+
+    A job that runs removes its older checkpoints while others look.
+    """
+    for location in locations:
+        try:
+            yield location, read(location)
+        except CheckpointError as error:
+            if open_files(location).size(METADATA) is not None:
+                yield location, error
 
 
 def verify_checkpoint(checkpoint: Checkpoint, key: bytes | None, crew: StoragePool) -> None:

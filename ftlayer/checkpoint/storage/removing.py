@@ -33,6 +33,7 @@ from ftlayer.checkpoint.storage.loading import (
     located,
     not_there,
     paths_of,
+    read_each,
 )
 from ftlayer.checkpoint.storage.orphans import orphans
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, ConfigError
@@ -50,15 +51,16 @@ def delete_checkpoint(url: str, key: bytes | None = None) -> str:
     location = _checked(url, is_savepoint=False)
     base, number = parent(location), checkpoint_number(last_name(location))
     others = []
-    for other in find_checkpoints(base):
-        if other != location:
-            try:
-                others.append(load_checkpoint(other, key))
-            except CheckpointDamagedError as error:
-                raise CheckpointDamagedError(
-                    f"{location} is kept, as it cannot be known which files {other} shares with it; delete that one "
-                    f"first: {error}"
-                ) from error
+    beside = (other for other in find_checkpoints(base) if other != location)
+    for other, found in read_each(beside, lambda each: load_checkpoint(each, key)):
+        if isinstance(found, CheckpointDamagedError):
+            raise CheckpointDamagedError(
+                f"{location} is kept, as it cannot be known which files {other} shares with it; delete that one "
+                f"first: {found}"
+            ) from found
+        if isinstance(found, CheckpointError):
+            raise found
+        others.append(found)
     files, crew = open_files(base), StoragePool()
     try:
         errors = delete_directory(files, last_name(location), crew)

@@ -8,7 +8,8 @@ from itertools import islice
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ftlayer.checkpoint.storage.loading import check_directory, find_checkpoints, load_checkpoint
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage.loading import check_directory, find_checkpoints, load_checkpoint, read_each
 from ftlayer.checkpoint.storage.report import summary
 from ftlayer.console.rendering import console_of, page
 from ftlayer.errors import CheckpointError, ConfigError
@@ -44,17 +45,16 @@ def stored_checkpoints(urls: tuple[str, ...]) -> list[StoredCheckpoints]:
 def _below(url: str) -> StoredCheckpoints:
     try:
         check_directory(url)
-        locations = list(islice(find_checkpoints(url), MOST_STORED))
+        each = read_each(islice(find_checkpoints(url), MOST_STORED), load_checkpoint)
+        return StoredCheckpoints(url, [_facts(location, read) for location, read in each])
     except (CheckpointError, ConfigError) as error:
         return StoredCheckpoints(url, [], str(error))
-    return StoredCheckpoints(url, [_facts(location) for location in locations])
 
 
-def _facts(location: str) -> Facts:
-    try:
-        found = summary(load_checkpoint(location))
-    except CheckpointError as error:
-        return {"location": location, "failure": str(error)}
+def _facts(location: str, read: Checkpoint | CheckpointError) -> Facts:
+    if isinstance(read, CheckpointError):
+        return {"location": location, "failure": str(read)}
+    found = summary(read)
     return {
         "location": location,
         "failure": "",

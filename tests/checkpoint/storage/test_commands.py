@@ -220,3 +220,16 @@ def test_a_jobs_own_key_is_asked_for(make_kit: Any, made: Any, tmp_path: Path) -
         output
         == f"ftlayer: --key-file: {tmp_path / 'key'} has 5 bytes, and CheckpointConfig.key 16 or more\n"
     )
+
+
+def test_what_its_job_removes_while_a_command_looks_is_no_finding(
+    left: Left, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftlayer.checkpoint.storage import loading
+
+    found = loading.find_checkpoints
+    monkeypatch.setattr(loading, "find_checkpoints", lambda url: [*found(url), f"{left.one}9"])
+    code, said = ftlayer("list", left.kit.config.directory, "--json")
+    assert (code, {row["location"] for row in json.loads(said)}) == (0, {left.one, left.two})
+    code, said = ftlayer("verify", left.kit.config.directory, "--json")
+    assert (code, len(json.loads(said))) == (0, 2)

@@ -12,7 +12,7 @@ from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.deleting import NAMED
 from ftlayer.checkpoint.storage.keys import key_of
 from ftlayer.checkpoint.storage.layout import checkpoint_number, last_name, pieces_directory
-from ftlayer.checkpoint.storage.loading import load_checkpoint
+from ftlayer.checkpoint.storage.loading import load_checkpoint, read_each
 from ftlayer.checkpoint.storage.opening import (
     absolute,
     driver_storage,
@@ -21,7 +21,7 @@ from ftlayer.checkpoint.storage.opening import (
 from ftlayer.checkpoint.storage.ownership import take_over
 from ftlayer.checkpoint.storage.results import JobResult, find_result, forget_result
 from ftlayer.checks import check_named
-from ftlayer.errors import CheckpointDamagedError, ConfigError
+from ftlayer.errors import CheckpointDamagedError, CheckpointError, ConfigError
 from ftlayer.functions.ttl import SUFFIX as TTL_SUFFIX
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, resealed
 from ftlayer.runtime.barrier_mode.driver.compatibility import edge_infos, operator_infos
@@ -79,6 +79,8 @@ def open_checkpoints(
     # What an earlier owner has published until now counts, and nothing of it that comes later.
     locations = storage.completed(graph.name)
     known = _known(graph, config, key, storage, locations, restore_from)
+    if (ended := ended_before(graph.name, config, restore_from)) is not None:
+        raise CheckpointError(f"{ended}. It did while this start looked for its checkpoints; start it again")
     if restore_from == LATEST and not known and ownership is not None and ownership.epoch > 1:
         logger.warning(
             "restore_from='latest': topology %r has been started before with the checkpoints in %s, and there is none "
@@ -154,12 +156,14 @@ def _latest(storage: DriverStorage, locations: list[str], most: int) -> list[Che
     """Return the latest checkpoints that can be read, ``most`` and one; [] where there has never been one."""
     found: list[Checkpoint] = []
     damages: list[CheckpointDamagedError] = []
-    for location in locations:
-        try:
-            found.append(storage.load(location))
-        except CheckpointDamagedError as error:
-            logger.error("%s; an older checkpoint is looked for", error)
-            damages.append(error)
+    for _, read in read_each(locations, storage.load):
+        if isinstance(read, CheckpointDamagedError):
+            logger.error("%s; an older checkpoint is looked for", read)
+            damages.append(read)
+        elif isinstance(read, CheckpointError):
+            raise read
+        else:
+            found.append(read)
         if len(found) > most:
             break
     if not found and damages:

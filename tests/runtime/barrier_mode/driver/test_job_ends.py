@@ -14,7 +14,8 @@ import pytest
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
-from ftlayer.checkpoint.storage.layout import OWNERS
+from ftlayer.checkpoint.storage import opening
+from ftlayer.checkpoint.storage.layout import OWNERS, checkpoint_number, last_name
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.checkpoint.storage.ownership import Ownership
 from ftlayer.errors import (
@@ -172,6 +173,51 @@ def test_a_driver_that_another_one_takes_over_from_ends_and_commits_nothing_more
     assert second.job.cancel(play.WAIT_S)
     assert taken in play.COMMITS
     assert sorted(set(play.COMMITS)) == play.COMMITS
+
+
+def test_what_a_driver_removes_while_another_one_looks_is_not_missed(
+    play: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play.MAY_COMMIT.set()
+    first = play.Played(tmp_path)
+    first.job.checkpoint(play.WAIT_S)
+    found = opening.find_checkpoints
+    listed: list[str] = []
+
+    def outdated(url: str) -> list[str]:
+        listed[:] = found(url)
+        while not first.job.over(0) and set(listed) & set(found(url)):
+            pass
+        return listed
+
+    monkeypatch.setattr(opening, "find_checkpoints", outdated)
+    second = play.Played(tmp_path, run="played-2", restore_from=LATEST)
+    monkeypatch.undo()
+    until_s = play.WAIT_S
+    with pytest.raises(StaleOwnerError):
+        first.job.wait(until_s)
+    assert second.job.checkpoint(until_s).checkpoint > checkpoint_number(last_name(listed[0]))
+    assert second.job.status().checkpoints.restored == 1
+
+
+def test_a_job_that_ends_while_another_driver_looks_is_not_begun_anew(
+    play: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play.MAY_COMMIT.set()
+    first = play.Played(tmp_path, bounded=True, starts=False)
+    found = opening.find_checkpoints
+
+    def outdated(url: str) -> list[str]:
+        first.start_tasks()
+        assert first.job.wait(play.WAIT_S)
+        return found(url)
+
+    monkeypatch.setattr(opening, "find_checkpoints", outdated)
+    with pytest.raises(CheckpointError, match=r"'played' ended at .*start it again"):
+        play.Played(tmp_path, run="played-2", restore_from=LATEST)
+    monkeypatch.undo()
+    assert started_again(tmp_path, LATEST).state is JobState.ENDED
+    assert play.COMMITS == [1]
 
 
 def test_a_driver_that_finds_itself_fenced_removes_nothing(play: ModuleType, tmp_path: Path) -> None:
