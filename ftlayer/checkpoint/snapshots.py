@@ -153,6 +153,8 @@ class SubtaskSnapshot:
         keyed: None without keyed state.
         operators: list, union list and broadcast state.
         positions: of a source, by partition: `ftlayer.runtime.connectors.positions`.
+        read: records that a source's subtasks have read since the job began, over restores; their sum means something.
+            None where an earlier version did not count.
         committables: everything that the subtask's sink has not been told to be committed.
         letters: the records that it has given up and was not told to be complete.
         waiting: how many records wait in it for another attempt.
@@ -170,6 +172,7 @@ class SubtaskSnapshot:
     keyed: KeyedSnapshot | None = None
     operators: tuple[OperatorState, ...] = ()
     positions: dict[str, bytes] = field(default_factory=dict)
+    read: int | None = None
     committables: tuple[Committable, ...] = ()
     letters: tuple[ChainLetter, ...] = ()
     waiting: int = 0
@@ -283,6 +286,7 @@ class SubtaskRestore:
             are not in its chain are to be skipped.
         operators: operator state, redistributed.
         positions: of all partitions of the source (each subtask reads its own).
+        read: where its count of records that were read begins: one subtask has that of all.
         event_times: the lowest watermark that a subtask had, by uid of the operator.
         split_times: as in `SubtaskSnapshot`, of all subtasks.
         in_flight: in the order in which they have to come on each channel.
@@ -294,6 +298,7 @@ class SubtaskRestore:
     keyed: tuple[KeyedSnapshot, ...] = ()
     operators: tuple[OperatorState, ...] = ()
     positions: dict[str, bytes] = field(default_factory=dict)
+    read: int = 0
     event_times: dict[str, int] = field(default_factory=dict)
     split_times: dict[str, dict[str, int]] = field(default_factory=dict)
     in_flight: tuple[InFlight, ...] = ()

@@ -196,6 +196,9 @@ def _ended(vertex: str, job: JobDetails) -> Iterator[Finding]:
 def _restarts(vertex: str, announced: AnnouncedJob) -> Iterator[Finding]:
     job = announced.job
     since_ms = job.at_ms - LATELY_MS
+    for incident in announced.incidents:
+        if incident.kind == "restore" and incident.at_ms > since_ms:
+            yield Finding(Health.LOOK, f"{job.name}: {incident.text}", PageLink(Page.JOB, vertex, job.owner))
     times = [
         incident
         for incident in announced.incidents

@@ -84,6 +84,16 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
     return replace(checkpoint, location=location)
 
 
+def remains(data: bytes, location: str) -> Checkpoint | None:
+    """Return what damaged metadata seems to say, which is not checked and good for messages alone; None: nothing."""
+    try:
+        plain = msgpack.unpackb(data[HEADER_BYTES + DIGEST_BYTES :])
+        found: Checkpoint = plain_codec(Checkpoint).unpack(plain, "checkpoint")
+    except (MalformedRequestError, ValueError, msgpack.UnpackException):
+        return None
+    return replace(found, location=location)
+
+
 def _writer_of(data: bytes) -> object:
     """Return which ftlayer wrote a file of a later format, if that is still said where it is today."""
     try:

@@ -33,14 +33,17 @@ class JobResult:
 
     def __str__(self) -> str:
         """Return it in a sentence, with what to do for a new run."""
-        ended = datetime.fromtimestamp(self.ended_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         how = f"was stopped with savepoint {self.savepoint}" if self.savepoint else "ended"
         goes_on = f"restore_from={self.savepoint!r} goes on from there; " if self.savepoint else ""
         return (
-            f"topology {self.name!r} {how} at {ended} (run {self.run}, checkpoint {self.checkpoint}), and everything "
-            f"is committed: restore_from='latest' finds nothing left to do. {goes_on}restore_from=None runs it anew "
-            "from the beginning, and so does another name"
+            f"topology {self.name!r} {how} at {utc_text(self.ended_ms)} (run {self.run}, checkpoint "
+            f"{self.checkpoint}), and everything is committed: restore_from='latest' finds nothing left to do. "
+            f"{goes_on}restore_from=None runs it anew from the beginning, and so does another name"
         )
+
+
+def utc_text(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def put_result(config: CheckpointConfig, result: JobResult) -> None:

@@ -173,13 +173,15 @@ class RestoreReady:
     """The slots of `PrepareRestore` begin with this: checkpoint ``checkpoint`` (0: with nothing), a `Restore` a slot.
 
     It stands: whatever it holds of sinks is committed. ``undecided``: the latest of those that may turn out to exist,
-    0 for none; nothing that it may hold of sinks is to be aborted.
+    0 for none; nothing that it may hold of sinks is to be aborted. ``gone_back``: what to say where a later one is
+    damaged.
     """
 
     number: int
     checkpoint: int
     restores: Mapping[int, Restore]
     undecided: int = 0
+    gone_back: str = ""
 
 
 @dataclass(frozen=True, slots=True)

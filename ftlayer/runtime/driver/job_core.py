@@ -88,6 +88,10 @@ class Incidents:
             self._lost = text
             self._last.append(Incident(now_ms, "loss", text, slot))
 
+    def restored(self, text: str, now_ms: int) -> None:
+        """The job goes further back than to its latest checkpoint."""
+        self._last.append(Incident(now_ms, "restore", text))
+
     def look(self, state: JobState, slots: Sequence[SlotRecord], reason: str, now_ms: int) -> None:
         """See what has changed; ``reason`` is the last failure, "" for none."""
         for slot in slots:
@@ -330,6 +334,9 @@ class JobCore(Generic[Own]):
                 return self._fail(event.error, now_ms)
             case Tick():
                 return [*self._check_silence(now_ms), *self._told(event, now_ms)]
+            case RestoreReady(gone_back=text) if text:
+                self.incidents.restored(text, now_ms)
+                return self._told(event, now_ms)
             case (
                 StatusKnown()
                 | RecallDone()

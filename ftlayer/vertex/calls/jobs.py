@@ -112,7 +112,8 @@ class EdgeDetails:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that happened to a job: ``kind`` is ``"state"``, ``"loss"``, ``"restart"`` or ``"checkpoint"``.
+    """Something that happened to a job: ``kind`` is ``"state"``, ``"loss"``, ``"restart"``, ``"restore"`` or
+    ``"checkpoint"``.
 
     ``slot`` is -1 where it is none's.
     """

@@ -280,7 +280,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     kit.build(env, tmp_path, count=4_000)
     job = env.execute_async(restore_from=LATEST)
     assert job.wait(600)
-    assert "is damaged" in caplog.text
+    (text,) = [each.text for each in job.status().incidents if each.kind == "restore"]
+    assert text in caplog.text
+    assert re.search(r"is damaged .*committed again: [\d,]+ records of source", text), text
     # Rows that the damaged checkpoint had committed are committed again: nothing is lost, which is all there is.
     rows = {(row["key"], row["partition"], row["number"]) for row in kit.Ledger(tmp_path).rows()}
     assert rows == kit.Ledger(tmp_path, count=4_000).expected

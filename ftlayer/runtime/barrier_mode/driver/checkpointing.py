@@ -65,6 +65,7 @@ from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.driver.committing import GivenUp
 from ftlayer.runtime.barrier_mode.driver.letters import JobLetters
 from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts, Publisher
+from ftlayer.runtime.barrier_mode.driver.restoring import goes_back
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import (
     Broken,
@@ -310,6 +311,7 @@ class RestorePoints:
         self._tell_restored = restored
         self._asked: dict[int, PrepareRestore] = {}
         self._damaged: dict[int, str] = {}
+        self._gone_back = parts.gone_back
 
     def ask(self, asked: PrepareRestore) -> None:
         """This is asked for; `restore` has to follow, once it is known what there is."""
@@ -355,12 +357,9 @@ class RestorePoints:
                 f"there is no checkpoint that can be read: {self._reasons()}; retained=2 or more keeps older ones, "
                 "and restore_from takes any checkpoint or savepoint by its path"
             )
-        logger.error(
-            "checkpoint %d is damaged (%s): the job goes back to checkpoint %d; what sinks have committed since "
-            "will be committed again",
-            checkpoint.checkpoint,
-            self._damaged[checkpoint.checkpoint],
-            readable[-1].checkpoint,
+        reason = self._damaged[checkpoint.checkpoint]
+        self._gone_back = goes_back(
+            f"checkpoint {checkpoint.checkpoint} is damaged ({reason})", checkpoint, readable[-1]
         )
         return readable[-1]
 
@@ -379,7 +378,10 @@ class RestorePoints:
         mine = {slot: made[slot] for slot in asked.slots if slot in made}
         number = 0 if checkpoint is None else checkpoint.checkpoint
         undecided = max(self._publisher.undecided, default=0)
-        self._happened(RestoreReady(asked.number, number, mine, undecided))
+        gone_back, self._gone_back = self._gone_back, ""
+        if gone_back:
+            logger.error("%s", gone_back)
+        self._happened(RestoreReady(asked.number, number, mine, undecided, gone_back))
 
 
 class JobCheckpoints:

@@ -10,9 +10,11 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.deleting import NAMED
+from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.keys import key_of
-from ftlayer.checkpoint.storage.layout import checkpoint_number, last_name, pieces_directory
+from ftlayer.checkpoint.storage.layout import METADATA, checkpoint_number, last_name, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint, read_each
+from ftlayer.checkpoint.storage.metadata import remains
 from ftlayer.checkpoint.storage.opening import (
     absolute,
     driver_storage,
@@ -28,7 +30,7 @@ from ftlayer.runtime.barrier_mode.driver.compatibility import edge_infos, operat
 from ftlayer.runtime.barrier_mode.driver.letters import open_letters
 from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
-from ftlayer.runtime.barrier_mode.driver.restoring import restores
+from ftlayer.runtime.barrier_mode.driver.restoring import goes_back, restores
 from ftlayer.runtime.barrier_mode.overtaking import may_overtake
 from ftlayer.runtime.protocol.order import CheckpointPlan
 from ftlayer.topology.job_graph import JobGraph
@@ -104,7 +106,10 @@ def open_checkpoints(
     committer = Committer(graph, key, allow_unknown=config.allow_unclaimed_state)
     readers = ReaderCheckpoints(graph)
     letters = open_letters(config, graph.name, key, locations)
-    parts = JobCheckpointParts(graph, config, run, rules, storage, committer, readers, letters, ownership)
+    gone_back = _gone_back(locations, known) if restore_from == LATEST else ""
+    parts = JobCheckpointParts(
+        graph, config, run, rules, storage, committer, readers, letters, ownership, gone_back
+    )
     return parts, CheckpointPlan(config, run, key)
 
 
@@ -174,6 +179,17 @@ def _latest(storage: DriverStorage, locations: list[str], most: int) -> list[Che
             "by its path"
         ) from damages[0]
     return found
+
+
+def _gone_back(locations: list[str], known: list[Checkpoint]) -> str:
+    """Return what to say where the latest checkpoint is damaged; "" where it is not."""
+    if not known or known[0].location == locations[0]:
+        return ""
+    files = open_files(locations[0])
+    if files.size(METADATA) is None:  # Removed since it was listed.
+        return ""
+    newest = remains(files.read(METADATA), locations[0])
+    return goes_back(f"{locations[0]} is damaged", newest, known[0])
 
 
 def _loaded(url: str, config: CheckpointConfig, key: bytes) -> Checkpoint:

@@ -26,7 +26,8 @@ class JobCheckpointParts:
     """What a job's checkpoints are made of.
 
     ``run`` names the execution. ``rules`` are made with what the job may be restored from at its start. ``ownership``
-    is this driver's claim to the directory, None for driver memory.
+    is this driver's claim to the directory, None for driver memory. ``gone_back`` is what to say where the latest
+    checkpoint cannot be read, and an older one is restored at the start.
     """
 
     graph: JobGraph
@@ -38,6 +39,7 @@ class JobCheckpointParts:
     readers: ReaderCheckpoints
     letters: LetterPlaces
     ownership: Ownership | None = None
+    gone_back: str = ""
 
     def check_owner(self) -> None:
         """Raise `StaleOwnerError` if another driver has taken the job over."""

@@ -17,6 +17,7 @@ from ftlayer.checkpoint.snapshots import (
     Restore,
     SubtaskRestore,
 )
+from ftlayer.checkpoint.storage.results import utc_text
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.partitioning.key_groups import HashByKeyGroup, groups_of
 from ftlayer.partitioning.partitioners import Broadcast, Global, Rebalance, Shuffle
@@ -193,6 +194,7 @@ def restores(
             keyed=_keyed(checkpoint, graph, vertex, subtask),
             operators=_shares(states, vertex, subtask),
             positions=positions[vertex.uid],
+            read=0 if subtask else _read_of(checkpoint, vertex.uid) or 0,
             event_times={each.uid: times[each.uid] for each in vertex.operators if each.uid in times},
             split_times={each.uid: splits[each.uid] for each in vertex.operators if each.uid in splits},
             in_flight=tuple(in_flight.incoming[vertex.uid, subtask]),
@@ -293,6 +295,32 @@ def _split_times(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
             found = highest.setdefault(uid, {})
             found.update((split, max(time_ms, found.get(split, time_ms))) for split, time_ms in times.items())
     return highest
+
+
+def _read_of(checkpoint: Checkpoint, uid: str) -> int | None:
+    """Return how many records a source had read; None where that was not counted, and for what is no source."""
+    counts = [part.read for part in checkpoint.subtasks if part.uid == uid]
+    return sum(count for count in counts if count is not None) if None not in counts and counts else None
+
+
+def goes_back(damage: str, newest: Checkpoint | None, older: Checkpoint) -> str:
+    """Return what to say when a checkpoint is damaged and one before it is restored.
+
+    ``newest`` is what is left of it, perhaps damaged itself; None: its metadata makes no sense.
+    """
+    said = []
+    if newest is not None:
+        for uid in sorted({each.uid for each in newest.subtasks if each.positions or each.read is not None}):
+            newer, before = _read_of(newest, uid), _read_of(older, uid)
+            count = "all records that were read since, it is not known how many,"
+            if newer is not None and before is not None and newer >= before:
+                count = f"{newer - before:,} records"
+            said.append(f"{count} of source {uid!r}")
+    return (
+        f"{damage}: the job goes back to checkpoint {older.checkpoint} of {utc_text(older.completed_ms)}, and rows "
+        "that sinks have committed since are committed again: "
+        + (", ".join(said) or "of all records that were read since; what is left does not tell how many")
+    )
 
 
 def _positions(checkpoint: Checkpoint, vertex: JobVertex) -> dict[str, bytes]:

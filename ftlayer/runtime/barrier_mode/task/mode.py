@@ -523,9 +523,8 @@ class CheckpointedSourceTask:
     """
 
     def __init__(
-        self, graph: JobGraph, uid: str, subtask: int, handler: Handler, positions: Mapping[str, bytes]
+        self, graph: JobGraph, uid: str, subtask: int, handler: Handler, restored: SubtaskRestore
     ) -> None:
-        """``positions`` are those of all partitions of the source, as they were restored."""
         self.uid = uid
         self.subtask = subtask
         self._emitter = Emitter(graph, uid, subtask, handler)
@@ -534,9 +533,10 @@ class CheckpointedSourceTask:
         parallelism = graph.vertex(uid).parallelism
         self._positions = {
             partition: position
-            for partition, position in positions.items()
+            for partition, position in restored.positions.items()
             if partition_index(partition) % parallelism == subtask
         }
+        self._read_rows = restored.read
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
         """See `Task.handle`. Behind `SourceOver` the task goes on: barriers come until `EndTasks`."""
@@ -557,6 +557,7 @@ class CheckpointedSourceTask:
         if rows.position is None:
             raise SourceError(f"source {self.uid!r} cannot rewind: it gives no positions to restore it from")
         self._positions[rows.position.partition] = rows.position.end
+        self._read_rows += rows.payload.num_rows
         sends = self._emitter.roots(rows.payload, None, split=rows.in_time).sends
         return [*self._splits.around(rows, sends), *self._markers.behind(rows.payload.num_rows, now)]
 
@@ -566,7 +567,10 @@ class CheckpointedSourceTask:
     # ------------------------------------------------------------ checkpoints
 
     def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], SourceSnapshot]:
-        return [], SourceSnapshot(self.uid, self.subtask, dict(self._positions))
+        snapshot = SubtaskSnapshot(
+            self.uid, self.subtask, positions=dict(self._positions), read=self._read_rows
+        )
+        return [], SourceSnapshot(snapshot)
 
     def completed(self, checkpoint: int) -> None:
         """The driver tells the reader."""
@@ -581,8 +585,8 @@ class CheckpointedSourceTask:
 class SourceSnapshot:
     """`ftlayer.runtime.barrier_mode.task.contract.PendingSnapshot` of a source: all of it is metadata."""
 
-    def __init__(self, uid: str, subtask: int, positions: dict[str, bytes]) -> None:
-        self._snapshot = SubtaskSnapshot(uid, subtask, positions=positions)
+    def __init__(self, snapshot: SubtaskSnapshot) -> None:
+        self._snapshot = snapshot
 
     def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
         return self._snapshot
@@ -667,10 +671,8 @@ class BarrierTaskMode:
         return NonFTHandler()
 
     def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
-        restore = self._restored.get((uid, subtask))
-        task = CheckpointedSourceTask(
-            graph, uid, subtask, handler, {} if restore is None else restore.positions
-        )
+        restored = self._restored.get((uid, subtask)) or SubtaskRestore(uid, subtask)
+        task = CheckpointedSourceTask(graph, uid, subtask, handler, restored)
         self.checkpointed[uid, subtask] = task
         return task
 

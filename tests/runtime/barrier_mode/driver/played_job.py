@@ -177,6 +177,7 @@ class Played:
                     committables=(made,),
                     letters=self.letters,
                     waiting=self.waiting,
+                    read=100 * number,
                     readmitted=self.readmitted,
                 )
                 self.say(SubtaskAcked(number, snapshot))

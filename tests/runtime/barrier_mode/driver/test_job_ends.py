@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,11 @@ from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.storage import opening
 from ftlayer.checkpoint.storage.layout import OWNERS, checkpoint_number, last_name
+from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.checkpoint.storage.metadata import encode
 from ftlayer.checkpoint.storage.ownership import Ownership
+from ftlayer.checkpoint.storage.signing import Signer
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -153,6 +157,58 @@ def test_all_checkpoints_that_cannot_be_read_are_named(
     said = str(raised.value)
     assert said.count("cut off") == min(damaged, 5)
     assert f"{more}; restore_from takes any" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "left", "said"),
+    [
+        (b"another key 1234", None, "again: 1,050 records of source 'numbers'"),
+        (
+            b"another key 1234",
+            90,
+            "again: of all records that were read since; what is left does not tell how many",
+        ),
+        (
+            b"another key 1234",
+            9,
+            "again: of all records that were read since; what is left does not tell how many",
+        ),
+    ],
+)
+def test_a_start_that_goes_further_back_says_what_is_committed_again(
+    play: ModuleType,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    key: bytes,
+    left: int | None,
+    said: str,
+) -> None:
+    play.MAY_COMMIT.set()
+    first = play.Played(tmp_path)
+    first.job.checkpoint(play.WAIT_S)
+    first.job.cancel(play.WAIT_S)
+    (metadata,) = tmp_path.rglob("_metadata")
+    whole = load_checkpoint(str(metadata.parent))
+    (part,) = whole.subtasks
+    newer = replace(
+        whole,
+        checkpoint=whole.checkpoint + 1,
+        completed_ms=whole.completed_ms + 1_000,
+        subtasks=(replace(part, read=part.read + 1_050),),
+    )
+    damaged = metadata.parent.with_name(f"chk-{newer.checkpoint}") / "_metadata"
+    damaged.parent.mkdir()
+    damaged.write_bytes(encode(newer, Signer(key))[:left])
+    second = play.Played(tmp_path, run="played-2", restore_from=LATEST)
+    assert second.job.wait_until_running(play.WAIT_S)
+    (text,) = [each.text for each in second.job.status().incidents if each.kind == "restore"]
+    assert text in caplog.text
+    assert text.startswith(
+        f"{damaged.parent} is damaged: the job goes back to checkpoint {whole.checkpoint} of 20"
+    )
+    assert text.endswith(said)
+    told = second.telling.details(0, with_plan=False).incidents
+    assert any(each.kind == "restore" and said in each.text for each in told)
 
 
 def test_a_driver_that_another_one_takes_over_from_ends_and_commits_nothing_more(

@@ -32,7 +32,7 @@ from ftlayer.partitioning.key_groups import HashByKeyGroup, groups_of
 from ftlayer.partitioning.partitioners import Broadcast, Custom, Forward, Global, Rebalance, Shuffle
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.barrier_mode.driver.compatibility import edge_infos, operator_infos
-from ftlayer.runtime.barrier_mode.driver.restoring import restores
+from ftlayer.runtime.barrier_mode.driver.restoring import goes_back, restores
 from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE
 from ftlayer.topology.facts import keys_of
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
@@ -316,6 +316,36 @@ def test_event_time_begins_at_the_lowest_of_the_subtasks(after: int) -> None:
     for (uid, _), restored in assigned(checkpoint_of(before, parts), line(1, after)).items():
         assert restored.event_times == ({"count": 60} if uid == "count" else {})
         assert restored.split_times == ({"count": {"source#1": 1}} if uid == "count" else {})
+
+
+def read_by(*counts: int | None) -> Checkpoint:
+    parts = (SubtaskSnapshot("source", number, read=count) for number, count in enumerate(counts))
+    return checkpoint_of(line(len(counts), 1), parts)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_what_a_source_has_read_is_counted_over_restores(after: int) -> None:
+    """The sum over its subtasks goes on; where an earlier version has not counted it begins anew."""
+    for counts, total in (((5, 7), 12), ((5, None), 0)):
+        found = assigned(read_by(*counts), line(after, 1))
+        assert sum(found["source", subtask].read for subtask in range(after)) == total
+
+
+@pytest.mark.parametrize(
+    ("newer", "older", "said"),
+    [
+        ((1_000, 1_500), (400, 100), "committed again: 2,000 records of source 'source'"),
+        ((9,), (4, 5), "committed again: 0 records of source 'source'"),
+        ((9,), (4, None), "all records that were read since, it is not known how many, of source 'source'"),
+        ((None,), (4,), "again: of all records that were read since; what is left does not tell how many"),
+        ((3,), (4,), "it is not known how many"),
+    ],
+)
+def test_how_far_back_a_job_goes(
+    newer: tuple[int | None, ...], older: tuple[int | None, ...], said: str
+) -> None:
+    assert said in goes_back("it is damaged", read_by(*newer), read_by(*older))
+    assert "what is left does not tell" in goes_back("it is damaged", None, read_by(*older))
 
 
 def test_positions_that_contradict_each_other() -> None:

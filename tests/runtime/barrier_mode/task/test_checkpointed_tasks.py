@@ -486,6 +486,15 @@ def test_positions_that_were_restored_stay_with_the_subtask_that_reads_the_parti
     assert found[0] | found[1] == restore.positions
 
 
+def test_what_a_source_has_read_is_in_its_snapshot() -> None:
+    task, _ = build(source_graph(1), "src", restore=SubtaskRestore("src", 0, read=40))
+    for event in (rows(0, 0, 1, 2), rows(3, 0, 7), rows(4, 5)):
+        task.handle(event, now(0))
+    _, pending = task.snapshot(Barrier(1, 0), now(0))
+    task.handle(rows(0, 2, 1), now(0))
+    assert pending.write(Writer(), no_cancel).read == 43
+
+
 def test_a_source_goes_on_with_barriers_when_its_rows_have_ended() -> None:
     task, checkpoints = build(source_graph(1), "src")
     task.handle(rows(0, 0, 1), now(0))
