@@ -37,8 +37,8 @@ class _ListsByDefault(TyperGroup):
 app = typer.Typer(
     cls=_ListsByDefault,
     no_args_is_help=True,
-    help="Checkpoints and savepoints: list, show, verify, delete, dispose. PATH is a path, or a URL that fsspec or "
-    "--storage knows.",
+    help="Checkpoints and savepoints: list, show, verify, delete, dispose, clean. PATH is a path, or a URL "
+    "that fsspec or --storage knows.",
 )
 
 Place = Annotated[
@@ -159,6 +159,48 @@ def dispose(path: One, yes: Yes = False, storage: Storage = "") -> None:
     if not yes:
         typer.confirm(f"Delete the savepoint {path} permanently?", abort=True)
     typer.echo(f"disposed of {dispose_savepoint(path)}")
+
+
+@app.command()
+def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Storage = "") -> None:
+    """Delete what drivers that were killed have left of the jobs at or below PATH, and no checkpoint needs.
+
+    Exit code 1: a checkpoint of a job is damaged, so that it is not known what it needs.
+    """
+    from ftlayer.checkpoint.storage.layout import last_name
+    from ftlayer.checkpoint.storage.loading import check_directory
+    from ftlayer.checkpoint.storage.ownership import Ownership
+    from ftlayer.checkpoint.storage.removing import job_directories, left_behind, remove_left
+
+    key = _opened(path, storage, key_file)
+    check_directory(path)
+    jobs = [(files, *left_behind(files, key)) for files in job_directories(path)]
+    if not jobs:
+        raise ConfigError(f"{path}: no job has its checkpoints here, nor below")
+    for files, found, unknown in jobs:
+        for name, size in sorted(found.items()):
+            typer.echo(f"{size_text(size):>10}  {printable(f'{files.url}/{name}')}")
+        for run, error in unknown.items():
+            typer.echo(
+                printable(f"what {files.url}/{run} needs is not known, so all of it stays: {error}"), err=True
+            )
+    is_unknown = any(unknown for _, _, unknown in jobs)
+    if any(found for _, found, _ in jobs):
+        if not yes:
+            typer.confirm(
+                "Delete this permanently? A driver that still runs one of these jobs ends.", abort=True
+            )
+        for files, found, _ in jobs:
+            if found:
+                # Behind the claim no driver of before publishes anything more; what one has just published is kept.
+                Ownership(files, last_name(files.url), f"ftlayer checkpoints clean {files.url}")
+                still, _ = left_behind(files, key)
+                removed = sum(1 for _ in remove_left(files, sorted(found.keys() & still.keys())))
+                typer.echo(f"deleted {removed:,} files of {printable(files.url)}")
+    elif not is_unknown:
+        typer.echo("nothing was left behind")
+    if is_unknown:
+        raise typer.Exit(EXIT_DAMAGED)
 
 
 def _opened(path: str, storage: str, key_file: Path | None = None) -> bytes | None:

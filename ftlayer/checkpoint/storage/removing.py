@@ -84,28 +84,66 @@ def sweep_earlier_runs(directory: str, job: str, run: str, key: bytes | None = N
     Checkpoints stay, with all that they refer to, and runs of which a checkpoint cannot be read stay as they are.
     """
     files = open_files(job_directory(directory, job))
+    found, unknown = left_behind(files, key, except_run=run)
+    for name, error in unknown.items():
+        logger.warning("what the run %s has left behind stays: %s", name, error)
+    yield from remove_left(files, found)
+
+
+def job_directories(url: str) -> list[Files]:
+    """Return the directories of all jobs at or below ``url``, which are those that drivers have claimed."""
+    files = open_files(located(url))
+    claims = (
+        entry.path for entry in files.walk() if f"/{entry.path}".rpartition("/")[0].endswith(f"/{OWNERS}")
+    )
+    return [
+        open_files(join(files.url, name) if name else files.url)
+        for name in sorted({parent(parent(each)) for each in claims})
+    ]
+
+
+def left_behind(
+    files: Files, key: bytes | None = None, *, except_run: str = ""
+) -> tuple[dict[str, int], dict[str, CheckpointError]]:
+    """Return what no checkpoint of a job needs, with sizes; and runs of which that is not known, with the reason.
+
+    ``files``: the job's directory. While a driver of it runs that is not ``except_run`` it may still need some of it.
+    """
     # Before it is known what checkpoints refer to: a file that comes later is left alone.
-    by_run: dict[str, list[str]] = {}
+    by_run: dict[str, dict[str, int]] = {}
     for entry in files.walk():
         name, _, path = entry.path.partition("/")
-        if name not in (part(run), OWNERS) and (
-            last_name(path)[:1] == "." or parse_file_name(last_name(path))
+        is_slots = last_name(path)[:1] == "." or parse_file_name(last_name(path)) is not None
+        if name not in (part(except_run), OWNERS) and is_slots:
+            by_run.setdefault(name, {})[path] = entry.size
+    found: dict[str, int] = {}
+    unknown: dict[str, CheckpointError] = {}
+    for name, sizes in by_run.items():
+        kept = []
+        for _, read in read_each(
+            find_checkpoints(join(files.url, name)), lambda each: load_checkpoint(each, key)
         ):
-            by_run.setdefault(name, []).append(path)
-    for name, paths in by_run.items():
-        try:
-            kept = [load_checkpoint(location, key) for location in find_checkpoints(join(files.url, name))]
-        except CheckpointError as error:
-            logger.warning("what the run %s has left behind stays: %s", name, error)
-            continue
-        used = {path for one in kept for path in paths_of(all_pieces(one))}
-        completed = {one.checkpoint for one in kept}
-        left = orphans(paths, used, completed, NEVER, lambda _instance: False)
-        for path in left:
-            files.delete(join(name, path))
-            yield join(files.url, name, path)
-        for empty in (*sorted({parent(path) for path in left}), ""):
-            files.delete_empty(join(name, empty) if empty else name)
+            if isinstance(read, CheckpointError):
+                unknown[name] = read
+            else:
+                kept.append(read)
+        if name not in unknown:
+            used = {path for one in kept for path in paths_of(all_pieces(one))}
+            completed = {one.checkpoint for one in kept}
+            left = orphans(sizes, used, completed, NEVER, lambda _instance: False)
+            found.update((join(name, path), sizes[path]) for path in left)
+    return found, unknown
+
+
+def remove_left(files: Files, paths: Iterable[str]) -> Iterator[str]:
+    """Remove these files of a job, and directories that are empty then; yields their URLs. For the job's owner."""
+    above: set[str] = set()
+    for path in paths:
+        files.delete(path)
+        above |= {parent(path), path.partition("/")[0]}
+        yield join(files.url, path)
+    for empty in sorted(above, reverse=True):
+        files.delete_empty(empty)
 
 
 def dispose_savepoint(url: str) -> str:

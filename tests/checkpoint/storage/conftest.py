@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import itertools
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +16,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
+from ftlayer.checkpoint import custom_storage
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece
@@ -25,6 +29,23 @@ from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage, sto
 JOB = "job"
 RUN = "run-1"
 _numbers = itertools.count()
+
+
+PAGE = Path(__file__).parents[3] / "docs/how-to/barrier-mode/storage.md"
+
+
+@pytest.fixture(scope="module")
+def table_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The module of the guide, importable here and in processes that are begun from here."""
+    directory = tmp_path_factory.mktemp("guide")
+    program = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (directory / "table_storage.py").write_text(program[0], "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(directory)
+        patch.setenv("CHECKPOINT_DATABASE", str(directory / "checkpoints.db"))
+        yield importlib.import_module("table_storage")
+    del sys.modules["table_storage"]
+    custom_storage._served.pop("table", None)
 
 
 @dataclass

@@ -25,8 +25,10 @@ from ftlayer.checkpoint.snapshots import (
     TableInfo,
 )
 from ftlayer.checkpoint.storage.opening import new_savepoint
+from ftlayer.checkpoint.storage.ownership import take_over
 from ftlayer.checkpoint.storage.report import details
 from ftlayer.cli.main import app
+from ftlayer.errors import StaleOwnerError
 
 LARGE = b"x" * 300_000
 
@@ -220,6 +222,52 @@ def test_a_jobs_own_key_is_asked_for(make_kit: Any, made: Any, tmp_path: Path) -
         output
         == f"ftlayer: --key-file: {tmp_path / 'key'} has 5 bytes, and CheckpointConfig.key 16 or more\n"
     )
+
+
+@pytest.mark.parametrize("below", ["", "/job"])
+@pytest.mark.parametrize("kind", ["local", "table"])
+def test_clean_removes_what_no_checkpoint_needs(
+    make_kit: Any, made: Any, kind: str, below: str, table_storage: Any
+) -> None:
+    options = {"storage": "table_storage:TableStorage"} if kind == "table" else {}
+    named = ["--storage", options["storage"]] if options else []
+    kit = make_kit(kind, **options)
+    owner = take_over(kit.config.directory, kit.job, kit.run)
+    slot, driver = kit.slot(), kit.driver()
+    where = f"{kit.config.directory}{below}"
+    writer = slot.writer(made.barrier(1))
+    pieces = [writer.write([LARGE]), writer.write([LARGE], Scope.SHARED)]
+    writer.close()
+    kept = driver.publish(made.checkpoint(1, made.subtask(pieces)))
+    assert ftlayer("clean", where, *named) == (0, "nothing was left behind\n")
+    dead = kit.slot(slot=1, instance="dead")
+    writer = dead.writer(made.barrier(2))
+    left = {writer.write([LARGE], scope).path for scope in Scope}
+    writer.close()
+    before = kit.paths()
+    owner.check()
+    code, said = ftlayer("clean", where, *named, answer="n\n")
+    assert (code, kit.paths()) == (1, before)
+    assert all(f"{kit.directory.url}/{path}" in said for path in left)
+    owner.check()
+    code, said = ftlayer("clean", where, "--yes", *named)
+    assert (code, kit.paths()) == (0, before - left), said
+    assert "deleted 2 files of" in said
+    driver.verify(kept)
+    # A driver that still ran publishes nothing that has lost its files.
+    with pytest.raises(StaleOwnerError, match="run ftlayer checkpoints clean"):
+        owner.check()
+    kit.slot(slot=2, instance="dead").writer(made.barrier(3)).write([LARGE])
+    kit.directory.publish("chk-1/_metadata", b"damaged")
+    code, said = ftlayer("clean", where, "--yes", *named)
+    assert code == 1
+    assert "is not known, so all of it stays" in said
+    assert "nothing was left behind" not in said
+
+
+def test_clean_wants_a_directory_of_jobs(tmp_path: Path) -> None:
+    assert "no job has its checkpoints here" in " ".join(ftlayer("clean", tmp_path)[1].split())
+    assert "does not exist" in ftlayer("clean", tmp_path / "none")[1]
 
 
 def test_what_its_job_removes_while_a_command_looks_is_no_finding(

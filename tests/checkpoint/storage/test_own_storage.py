@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
-import re
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -24,22 +21,6 @@ from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.opening import load_checkpoint, slot_storage
 from ftlayer.cli.main import app
 from ftlayer.errors import CheckpointStorageError, ConfigError
-
-PAGE = Path(__file__).parents[3] / "docs/how-to/barrier-mode/storage.md"
-
-
-@pytest.fixture(scope="module")
-def table_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The module of the guide, importable here and in processes that are begun from here."""
-    directory = tmp_path_factory.mktemp("guide")
-    program = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    (directory / "table_storage.py").write_text(program[0], "utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(directory)
-        patch.setenv("CHECKPOINT_DATABASE", str(directory / "checkpoints.db"))
-        yield importlib.import_module("table_storage")
-    del sys.modules["table_storage"]
-    custom_storage._served.pop("table", None)
 
 
 class TestTheGuidesStorage(CheckpointStorageConformance):
