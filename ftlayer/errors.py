@@ -105,6 +105,16 @@ class InvalidTopologyError(FTLayerError):
 # ---------------------------------------------------------------- records
 
 
+class ResultRowError(FTLayerError, TypeError, ValueError):
+    """What a function returned does not fit its schema. It fails its record, and where records cannot fail, the job.
+
+    Another run of the same function over the same record would return the same.
+    """
+
+    code = "RESULT_ROW"
+    recoverable = False
+
+
 class CodecError(FTLayerError, ValueError):
     """Bytes or a schema that are not a tracked batch."""
 

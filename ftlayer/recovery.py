@@ -47,7 +47,7 @@ _OURS = {
 _LOADING = {"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "UnpicklingError"}
 _MOVED = re.compile(r"Can't get (local )?(attribute|object) ")
 _CONDITION = re.compile(rf"\[({'|'.join(SPARK_CONDITIONS)})\] .*")
-_TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK = "Traceback (most recent call last):"
 _HANDLING = "During handling of the above exception, another exception occurred:"
 _RAISED = re.compile(r"([A-Za-z_][\w.<>]*)(?:: (.*))?")
 
@@ -140,7 +140,7 @@ def _raised(text: str) -> Iterator[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     inside = False
     for line in text.splitlines():
-        if line.endswith(_TRACEBACK):
+        if line.endswith(TRACEBACK):
             inside = True
         elif line.strip() == _HANDLING:
             # It was being handled: what came of that is another matter.

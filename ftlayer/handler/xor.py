@@ -13,7 +13,7 @@ from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.handler.exact_ids import IdBook, fold_lists
 from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import I64Array, U64Array, xor_fold_by_root
-from ftlayer.recovery import lasting_in_text
+from ftlayer.recovery import TRACEBACK, lasting_in_text
 from ftlayer.vertex.calls import EventIds, Failure
 
 
@@ -150,9 +150,10 @@ class NonFTXorHandler:
     def fail(self, anchors: RecordIds | None, failures: Iterable[RowFailure]) -> None:
         """Raise the first failure as a `JobError`, or as the error that no restart mends."""
         for failure in failures:
-            error = lasting_in_text(failure.traceback) or JobError(
-                f"{failure.operator!r} failed: {failure.reason}{self._remedy}\n{failure.traceback}"
-            )
+            # What was never raised has no line that begins a traceback.
+            found = lasting_in_text(f"{TRACEBACK}\n{failure.traceback}")
+            said = f"{failure.operator!r} failed: {failure.reason}{self._remedy}\n{failure.traceback}"
+            error = JobError(said) if found is None else type(found)(f"{found}{self._remedy}")
             error.operator = failure.operator
             raise error
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.errors import ResultRowError
 from ftlayer.functions.chains.pacing import RateLimiter
 from ftlayer.functions.conversion import Form, records_in_form, schema_text
 from ftlayer.functions.current import for_calls
@@ -64,7 +65,7 @@ class AsyncSegment:
         came = parents[good]
 
         def misfit(place: int, error: BaseException) -> None:
-            said = TypeError(
+            said = ResultRowError(
                 f"what {step.uid!r} returned does not fit its schema ({schema_text(step.schema)}): {text_of(error)}; "
                 f"{self._form.expected(step.schema)}"
             )

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.errors import ResultRowError
 from ftlayer.functions.conversion import cast_strictly, check_values, concat, no_such
 from ftlayer.functions.current import current_tries
 from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
 from ftlayer.functions.outcome import I64, SegmentOutcome
 from ftlayer.functions.steps import MapBatches
+from ftlayer.printable import text_of
 from ftlayer.records.tries import attempts_of, first_failed_of
 
 ROW_TAG = "_ft_row"
@@ -71,6 +73,13 @@ class BatchSegment:
             batch = _tagged(batch, parents)
         given: Any = batch.to_pandas() if step.kind == "pandas" else batch
         result = step.function(given)
+        try:
+            return self._checked(result, batch)
+        except Exception as error:
+            raise ResultRowError(text_of(error)) from error
+
+    def _checked(self, result: Any, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, I64]:
+        step = self._step
         if step.kind == "pandas":
             result = self._from_pandas(result)
         if not isinstance(result, pa.RecordBatch):

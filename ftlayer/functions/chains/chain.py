@@ -22,6 +22,7 @@ from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import MAX_REASON, MAX_TRACEBACK, RowFailure, failure_of
 from ftlayer.functions.outcome import I64, failed_rows, without_rows
 from ftlayer.functions.steps import FunctionStep, MapAsync, MapBatches
+from ftlayer.recovery import TRACEBACK
 
 __all__ = [
     "CHUNK_ROWS",
@@ -117,6 +118,6 @@ class Chain:
             result = self.run(batch.slice(start, at_once))
             if result.failures:
                 first = result.failures[0]
-                raise QueryError(f"{first.operator!r} failed: {first.reason}\n{first.traceback}")
+                raise QueryError(f"{first.operator!r} failed: {first.reason}\n{TRACEBACK}\n{first.traceback}")
             for rows, _ in result.batches:
                 yield rows

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.errors import StateSerializationError
+from ftlayer.errors import ResultRowError, StateSerializationError
 from ftlayer.functions.chains.fused import Fused, fuse, has_run, is_one_to_one
 from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing, unhashable
 from ftlayer.functions.chains.side_outputs import take_side_outputs
@@ -451,7 +451,7 @@ class _SegmentRun:
         parents = self._parents[self._converted : len(self._counts)]
 
         def misfit(place: int, error: BaseException) -> None:
-            said = TypeError(
+            said = ResultRowError(
                 f"what {uid!r} returned does not fit its schema ({schema_text(schema)}): {text_of(error)}; "
                 f"{form.expected(schema)}"
             )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.errors import ResultRowError
 from ftlayer.functions.chains.prepared import Processing
 from ftlayer.functions.conversion import Form, schema_text
 from ftlayer.functions.failures import RowFailure, failure_of
@@ -40,7 +41,7 @@ def _converted(
     refuse: Callable[[RowFailure], None],
 ) -> SideOutput:
     def misfit(place: int, error: BaseException) -> None:
-        said = TypeError(
+        said = ResultRowError(
             f"what {step.uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): {text_of(error)}"
         )
         refuse(failure_of(int(parents[place]), step.uid, said, step.rules))

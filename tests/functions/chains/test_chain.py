@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pytest
 from stage_chains import V, first_failures, ints, rows_out, run_chain, run_functions
 
-from ftlayer.errors import QueryError
+from ftlayer.errors import QueryError, ResultRowError
 from ftlayer.failures import FailException
 from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.chains.chain import (
@@ -27,6 +28,8 @@ from ftlayer.functions.chains.chain import (
     failure_of,
 )
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
+from ftlayer.handler.xor import NonFTXorHandler
+from ftlayer.recovery import lasting_in_text
 
 # ---------------------------------------------------------------- batch functions
 
@@ -154,7 +157,7 @@ def test_whatever_a_function_raises_fails_its_record(error: BaseException, kind:
     }[kind]
     result = run_chain(ints([1, 2, 3]), [step])
     assert first_failures(result) == {1: "o"}
-    said = "TypeError: what 'o' returned" if kind == "result" else type(error).__name__
+    said = "ResultRowError: what 'o' returned" if kind == "result" else type(error).__name__
     assert result.failures[0].reason.startswith(said)
     assert {row for row, _ in rows_out(result)} == {0, 2}
 
@@ -278,6 +281,28 @@ def test_without_tracking_the_first_failure_is_raised() -> None:
     assert list(run_functions(ints([]), [step])) == []
     with pytest.raises(QueryError, match="'half' failed: ZeroDivisionError"):
         list(run_functions(ints([1, 0]), [step]))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Map("wrong", lambda r: {"v": "text"}, V),
+        MapBatches("wrong", lambda batch: batch.rename_columns(["other"]), V, "arrow", False),
+        MapBatches("wrong", lambda batch: None, V, "arrow", False),
+        MapBatches("wrong", lambda batch: batch.slice(1), V, "arrow", False),
+    ],
+)
+def test_a_result_that_does_not_fit_is_not_tried_again_where_records_cannot_fail(step: Any) -> None:
+    """Spark tells of it as text: the supervisor knows from that."""
+    with pytest.raises(QueryError, match="'wrong' failed: ResultRowError") as raised:
+        list(run_functions(ints([1]), [step]))
+    text = "".join(traceback.format_exception(raised.value))
+    assert isinstance(lasting_in_text(text), ResultRowError)
+    with pytest.raises(ResultRowError, match=r"'wrong'.*\(give a policy\)"):
+        NonFTXorHandler(" (give a policy)").fail(None, run_chain(ints([1]), [step]).failures)
+    # Rules that users have by the classes it was before hold.
+    assert issubclass(ResultRowError, TypeError)
+    assert issubclass(ResultRowError, ValueError)
 
 
 def test_parents_are_int64_and_count_over_chunks() -> None:

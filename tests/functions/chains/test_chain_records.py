@@ -44,7 +44,9 @@ def test_a_result_that_does_not_fit_fails_its_record_and_names_who_returned_it()
     assert rows_out(result) == [(0, {"a": 1, "b": "x"}), (13, {"a": 2, "b": None})]
     assert first_failures(result) == dict.fromkeys(misfits, "maker")
     for failure in result.failures:
-        assert failure.reason.startswith("TypeError: what 'maker' returned does not fit its schema (a int64")
+        assert failure.reason.startswith(
+            "ResultRowError: what 'maker' returned does not fit its schema (a int64"
+        )
         failure.reason.encode()
 
 
