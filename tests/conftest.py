@@ -220,6 +220,19 @@ SMOKE = (
 """Files, and tests of files, of every room: ``pytest -m smoke`` runs them in a minute or two."""
 
 
+SMOKE_FILES = {Path(__file__).parent / name.partition("::")[0] for name in SMOKE}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of one mark alone, only files are read that have tests with it: each process takes half a minute to read all."""
+    mark: str = config.getoption("markexpr")
+    if collection_path.suffix != ".py" or not mark.isidentifier() or mark == "spark":
+        return None
+    if mark == "smoke":
+        return True if collection_path not in SMOKE_FILES else None
+    return True if f"mark.{mark}" not in collection_path.read_text("utf-8") else None
+
+
 def _in_smoke(item: pytest.Item) -> bool:
     if "[amqp" in item.nodeid:
         return False  # RabbitMQ takes ten seconds to start.
