@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from ftlayer.checkpoint.snapshots import Checkpoint
     from ftlayer.checkpoint.storage.report import Facts
+    from ftlayer.sinks.postgres import RefusedRow
 
 EXIT_DAMAGED = 1
 
@@ -37,7 +39,7 @@ class _ListsByDefault(TyperGroup):
 app = typer.Typer(
     cls=_ListsByDefault,
     no_args_is_help=True,
-    help="Checkpoints and savepoints: list, show, verify, delete, dispose, clean. PATH is a path, or a URL "
+    help="Checkpoints and savepoints: list, show, verify, delete, dispose, clean, refused. PATH is a path, or a URL "
     "that fsspec or --storage knows.",
 )
 
@@ -201,6 +203,93 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
         typer.echo("nothing was left behind")
     if is_unknown:
         raise typer.Exit(EXIT_DAMAGED)
+
+
+@app.command()
+def refused(
+    path: One,
+    dsn: Annotated[
+        str, typer.Option(help="Of the PostgresSink; libpq takes a password from PGPASSWORD, too.")
+    ],
+    table: Annotated[str, typer.Option(help="Of the PostgresSink.")],
+    name: Annotated[str, typer.Option(help="Of the PostgresSink, if it has one.")] = "",
+    sink: Annotated[str, typer.Option(help="Its uid in the topology, if there are several.")] = "",
+    drop: Annotated[bool, typer.Option("--drop", help="Remove the rows.")] = False,
+    divert: Annotated[
+        Path | None, typer.Option(help="Write the rows into this new file, as JSON lines, and remove them.")
+    ] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+    key_file: KeyFile = None,
+    storage: Storage = "",
+) -> None:
+    """Show the rows that a checkpoint has yet to commit and PostgreSQL refuses; drop or divert them.
+
+    The job must not be running. Started again it commits all other rows.
+    """
+    from ftlayer.checkpoint.storage.keys import key_of
+    from ftlayer.checkpoint.storage.layout import pieces_directory
+    from ftlayer.checkpoint.storage.loading import load_checkpoint
+    from ftlayer.runtime.protocol.sealed import unseal
+    from ftlayer.sinks.postgres import PostgresSink
+
+    if drop and divert is not None:
+        raise ConfigError("--drop and --divert: give one of them")
+    given = _opened(path, storage, key_file)
+    checkpoint = load_checkpoint(path, given)
+    written = [one for part in checkpoint.subtasks for one in part.committables if sink in ("", one.sink)]
+    sinks = sorted({one.sink for one in written})
+    if sink and not sinks:
+        raise ConfigError(f"--sink: {path} has no rows to be committed of a sink {sink!r}")
+    if len(sinks) > 1:
+        raise ConfigError(f"--sink: {path} has rows to be committed of several: {', '.join(sinks)}; name one")
+    key = key_of(pieces_directory(checkpoint), given)
+    is_to_go = drop or divert is not None
+    facts: list[Facts] = []
+
+    def take_out(rows: list[RefusedRow]) -> bool:
+        if not is_to_go:
+            return False
+        if not yes:
+            _print_rows(printing_console(), "refused", [_refused_facts(row) for row in rows])
+            what = (
+                f"{len(rows):,} rows of sink {sinks[0]!r} from what checkpoint {checkpoint.checkpoint} holds"
+            )
+            typer.confirm(f"Remove {what}, for good? The job must not be running.", abort=True, err=as_json)
+        if divert is not None:
+            _write_new(
+                divert, "".join(f'{{"why": {json.dumps(row.why)}, "row": {row.values}}}\n' for row in rows)
+            )
+        return True
+
+    if written:
+        messages = [unseal(one.message, key) for one in written]
+        facts = [
+            _refused_facts(row) for row in PostgresSink(dsn, table, name=name).refused(messages, take_out)
+        ]
+    if as_json:
+        print_json(facts)
+    elif not facts:
+        typer.echo(printable(f"{path}: no row that it has yet to commit to table {table} is refused"))
+    elif is_to_go:
+        where = "" if divert is None else f", which are in {divert} now"
+        typer.echo(printable(f"removed {len(facts):,} rows{where}: the job commits all others"))
+    else:
+        _print_rows(printing_console(), "refused", facts)
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(f"--divert: {path} cannot be written: {error.strerror}") from error
+
+
+def _refused_facts(row: RefusedRow) -> Facts:
+    return {"message": row.message, "number": row.row, "why": row.why, "row": json.loads(row.values)}
 
 
 def _opened(path: str, storage: str, key_file: Path | None = None) -> bytes | None:

@@ -49,6 +49,16 @@ class PostgresMessage(WriterCommitMessage):
     query: str
 
 
+@dataclass(frozen=True)
+class RefusedRow:
+    """A staged row that the table refuses: of which message, its number there, why, and what it is, as JSON."""
+
+    message: str
+    row: int
+    why: str
+    values: str
+
+
 class PostgresSink(DataSourceStreamArrowWriter):
     """Writes rows into a table of PostgreSQL.
 
@@ -100,13 +110,14 @@ class PostgresSink(DataSourceStreamArrowWriter):
             for chunk in chain([first], chunks):
                 refused |= stage(connection, tables, chunk, message, rows, types)
                 rows += chunk.num_rows
+            written = PostgresMessage(message, rows, tuple(columns), query)
             if self._is_new(connection, query):
-                found = refused_rows(connection, tables, columns, {message: rows})
+                found = refused_rows(connection, tables, [written])
                 refused |= {row: why for (_, row), why in found.items()}
             if refused:
                 raise RowsRejected(dict(sorted(refused.items())))
             note_staged(connection, tables, message, self._name, self._execution, rows)
-        return PostgresMessage(message, rows, tuple(columns), query)
+        return written
 
     def _is_new(self, connection: Any, query: str) -> bool:
         """Whether rows are not in the table yet, for sure: a batch that is run again may have been committed."""
@@ -167,6 +178,32 @@ class PostgresSink(DataSourceStreamArrowWriter):
             dead = [message for message in found if message not in kept]
             drop(connection, tables, dead)
         return dead
+
+    def refused(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        take_out: Callable[[list[RefusedRow]], bool] = lambda _: False,
+    ) -> list[RefusedRow]:
+        """Return the staged rows of messages that the table, as it is now, refuses if they are committed together.
+
+        They are removed if ``take_out`` says so, which is called with them in the same transaction: a commit of the
+        messages moves the others. Raises `SinkError`.
+        """
+        from ftlayer.sinks import staging
+
+        tables, found = self._tables(), by_query(messages, PostgresMessage, "PostgresSink")
+        with self._transaction("looked at") as connection:
+            staging.prepare(connection, tables)
+            written = staging.uncommitted(connection, tables, self._name, chain.from_iterable(found.values()))
+            by_id = {one.id: one for one in written}
+            refused = [
+                RefusedRow(id, row, why, staging.staged_row(connection, tables, by_id[id], row))
+                for (id, row), why in staging.refused_rows(connection, tables, written, wait=False).items()
+            ]
+            if refused and take_out(refused):
+                for one in refused:
+                    staging.take_out(connection, tables, one.message, one.row)
+        return refused
 
     def _commit(self, found: dict[str, list[PostgresMessage]], batch_id: int) -> None:
         with self._transaction(COMMITTED) as connection:

@@ -14,9 +14,10 @@ quoted names too, and a column called ``"%"`` is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import psycopg
 import pyarrow as pa
@@ -29,6 +30,7 @@ from ftlayer.sinks.copying import MESSAGE_COLUMN, ROW_COLUMN, to_csv
 SUFFIX = "_ftlayer_staging"
 STAGED = "ftlayer_staged"
 COMMITS = "ftlayer_commits"
+_MESSAGE, _ROW = sql.Identifier(MESSAGE_COLUMN), sql.Identifier(ROW_COLUMN)
 MOST_NAME_BYTES = 63
 """PostgreSQL cuts longer names off."""
 
@@ -150,51 +152,102 @@ def stage(
     return {first + row: why for row, why in _halved(rows.num_rows, copied).items()}
 
 
+class Staged(Protocol):
+    """A message: the rows that were staged under its id, with these columns."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+
 def refused_rows(
-    connection: Any, tables: Tables, columns: list[str], messages: Mapping[str, int]
+    connection: Any, tables: Tables, messages: Iterable[Staged], *, wait: bool = True
 ) -> dict[tuple[str, int], str]:
     """Move staged rows into the target, one message after the other, and back.
 
-    ``messages``: behind the last number of their rows. Returns by message and number why the target takes a row not:
-    found by halving; those before it are there meanwhile, so of rows that exclude each other the first one passes. What
-    cannot be known yet passes: a foreign key to a table that a `PostgresSink` fills too.
+    Returns by message and number why the target takes a row not: found by halving; those before it are there meanwhile,
+    so of rows that exclude each other the first one passes. ``wait``: for rows that a foreign key asks for in a table
+    that has a `PostgresSink`, too; they may come, so that it is no reason.
     """
     name = tables.target.as_string(connection)
     found: dict[tuple[str, int], str] = {}
     if not connection.execute(_JUDGES, (name,)).fetchone()[0]:
         return found
 
-    def moved(message: str, start: int, end: int) -> str:
-        chosen = sql.SQL("{} >= {} AND {} < {}").format(
-            sql.Identifier(ROW_COLUMN), start, sql.Identifier(ROW_COLUMN), end
-        )
+    def moved(message: Staged, start: int, end: int) -> str:
+        names = _names(message.columns)
         try:
             with connection.transaction():
                 connection.execute(
-                    sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} WHERE {} = {} AND {}").format(
-                        tables.target,
-                        _names(columns),
-                        _names(columns),
-                        tables.staging,
-                        sql.Identifier(MESSAGE_COLUMN),
-                        message,
-                        chosen,
+                    sql.SQL(
+                        "INSERT INTO {} ({}) SELECT {} FROM {} WHERE {} = {} AND {} >= {} AND {} < {}"
+                    ).format(
+                        *(tables.target, names, names, tables.staging, _MESSAGE, message.id),
+                        *(_ROW, start, _ROW, end),
                     )
                 )
                 connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         except psycopg.Error as error:
-            if isinstance(error, psycopg.errors.DeadlockDetected) or _comes_later(connection, error):
+            if isinstance(error, psycopg.errors.DeadlockDetected) or (
+                wait and _comes_later(connection, error)
+            ):
                 return ""
             if not is_refusal(error) and not _is_policys(connection, name, error):
                 raise
-            return refusal(error, columns)
+            return refusal(error, message.columns)
         return ""
 
     with connection.transaction(force_rollback=True):
-        for message, rows in messages.items():
-            refused = _halved(rows, lambda start, end: moved(message, start, end))  # noqa: B023
-            found |= {(message, row): why for row, why in refused.items()}
+        for message in messages:
+            refused = _halved(message.rows, partial(moved, message))
+            found |= {(message.id, row): why for row, why in refused.items()}
     return found
+
+
+def uncommitted(connection: Any, tables: Tables, sink: str, messages: Iterable[Staged]) -> list[Staged]:
+    """Return those that are staged and not committed, and keep others from committing them meanwhile."""
+    open_still = [one for one in messages if not is_entered(connection, tables, sink, one.id)]
+    connection.execute(
+        sql.SQL("SELECT FROM {} WHERE message = ANY({}) FOR UPDATE").format(
+            tables.staged, _texts([one.id for one in open_still])
+        )
+    )
+    # What an earlier version has staged gets its numbers now.
+    connection.execute(
+        sql.SQL(
+            "UPDATE {staging} s SET {row} = n.number - 1 FROM (SELECT ctid, row_number() OVER (PARTITION BY {message} "
+            "ORDER BY ctid) AS number FROM {staging} WHERE {row} IS NULL AND {message} = ANY({ids})) n "
+            "WHERE s.ctid = n.ctid"
+        ).format(
+            staging=tables.staging, row=_ROW, message=_MESSAGE, ids=_texts([one.id for one in open_still])
+        )
+    )
+    return open_still
+
+
+def staged_row(connection: Any, tables: Tables, message: Staged, row: int) -> str:
+    """Return a staged row as PostgreSQL writes it as JSON; "" if it is not there."""
+    found = connection.execute(
+        sql.SQL("SELECT row_to_json(r)::text FROM (SELECT {} FROM {} WHERE {} = {} AND {} = {}) r").format(
+            _names(message.columns), tables.staging, _MESSAGE, message.id, _ROW, row
+        )
+    ).fetchone()
+    return found[0] if found else ""
+
+
+def take_out(connection: Any, tables: Tables, message: str, row: int) -> None:
+    """Remove a staged row for good: its message is committed without it."""
+    connection.execute(
+        sql.SQL("DELETE FROM {} WHERE {} = {} AND {} = {}").format(
+            tables.staging, _MESSAGE, message, _ROW, row
+        )
+    )
+    connection.execute(
+        sql.SQL("UPDATE {} SET rows = rows - 1 WHERE message = {}").format(tables.staged, message)
+    )
 
 
 def _halved(rows: int, refused: Callable[[int, int], str]) -> dict[int, str]:
@@ -225,7 +278,7 @@ def move(
             "INSERT INTO {target} ({names}) SELECT {names} FROM moved"
         ).format(
             staging=tables.staging,
-            message=sql.Identifier(MESSAGE_COLUMN),
+            message=_MESSAGE,
             messages=_texts(messages),
             names=names,
             target=tables.target,
@@ -239,9 +292,7 @@ def drop(connection: Any, tables: Tables, messages: list[str]) -> None:
     if not messages:
         return
     connection.execute(
-        sql.SQL("DELETE FROM {} WHERE {} = ANY({})").format(
-            tables.staging, sql.Identifier(MESSAGE_COLUMN), _texts(messages)
-        )
+        sql.SQL("DELETE FROM {} WHERE {} = ANY({})").format(tables.staging, _MESSAGE, _texts(messages))
     )
     _forget(connection, tables, messages)
 
@@ -328,7 +379,7 @@ def _texts(values: list[str]) -> sql.Composed:
     return sql.SQL("{}::text[]").format(sql.Literal(values))
 
 
-def _names(columns: list[str]) -> sql.Composed:
+def _names(columns: Iterable[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
 
 
@@ -344,16 +395,13 @@ def _make(connection: Any, tables: Tables, columns: dict[str, str]) -> None:
     connection.execute(_LOCK)
     staged = _columns(connection, tables.staging)
     if not staged:
-        message = sql.Identifier(MESSAGE_COLUMN)
         # Without the target's constraints and defaults: they are for the rows that arrive there.
         connection.execute(
             sql.SQL(
                 "CREATE TABLE {} AS SELECT NULL::text AS {}, NULL::bigint AS {}, t.* FROM {} t WITH NO DATA"
-            ).format(tables.staging, message, sql.Identifier(ROW_COLUMN), tables.target)
+            ).format(tables.staging, _MESSAGE, _ROW, tables.target)
         )
-        connection.execute(
-            sql.SQL("CREATE INDEX ON {} ({}, {})").format(tables.staging, message, sql.Identifier(ROW_COLUMN))
-        )
+        connection.execute(sql.SQL("CREATE INDEX ON {} ({}, {})").format(tables.staging, _MESSAGE, _ROW))
         staged = _columns(connection, tables.staging)
     for name, kind in _staged_as(columns).items():
         if name not in staged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import json
 import pickle
 import re
 import secrets
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pyarrow as pa
@@ -386,6 +388,32 @@ def test_a_commit_that_the_table_refuses_is_final_and_whole(
     server.execute(f"DELETE FROM {table} WHERE n = 3")
     sink.commit([other], 2)
     assert numbers_in(server, table) == [1, 2, 3]
+
+
+def test_rows_that_block_a_commit_are_taken_out(server: Any, sink: PostgresSink, table: str) -> None:
+    """Those that exclude each other over messages, too; of an earlier version's, which have no numbers; once."""
+    written = [sink.write(rows(1, 2, 3)), sink.write(rows(3, 4)), sink.write(rows(2)), sink.write(rows(9))]
+    committed = sink.write(rows(7))
+    sink.commit([committed], 1)
+    server.execute(f"INSERT INTO {table} VALUES (9)")
+    server.execute(f"UPDATE {table}_ftlayer_staging SET ftlayer_row = NULL WHERE n <> 9")
+    again = PostgresSink(server.dsn, table)
+    messages = [committed, *written]
+    found = again.refused(messages)
+    refused = [(written[1].id, 0, 3), (written[2].id, 0, 2), (written[3].id, 0, 9)]
+    assert [(one.message, one.row, json.loads(one.values)["n"]) for one in found] == refused
+    assert all("23505" in one.why for one in found)
+    with pytest.raises(UncommittableError):
+        again.commit(messages, 2)
+    with pytest.raises(ValueError, match="made to fail"):
+        again.refused(messages, Mock(side_effect=ValueError("made to fail")))
+    taken: list[Any] = []
+    assert again.refused(messages, lambda rows: taken.extend(rows) or True) == taken == found
+    assert again.refused(messages) == []
+    again.commit(messages, 2)
+    again.commit(messages, 3)
+    assert numbers_in(server, table) == [1, 2, 3, 4, 7, 9]
+    assert staged_in(server, table) == 0
 
 
 def test_a_batch_that_was_committed_is_not_refused_when_it_runs_again(

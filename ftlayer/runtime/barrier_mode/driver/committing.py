@@ -159,7 +159,7 @@ class Committer:
             except UncommittableError as error:
                 raise UncommittableError(
                     f"sink {sink!r}: checkpoint {checkpoint} is complete, and what it holds of the sink can never be "
-                    f"committed: {text_of(error)}. Put back what is gone, or go on from another checkpoint or "
+                    f"committed: {text_of(error)}. Mend that, or go on from another checkpoint or "
                     "savepoint (restore_from=…)"
                 ) from error
             except Exception as error:
