@@ -76,6 +76,7 @@ class CheckpointConfig:
         force_iterations: take checkpoints of topologies with iterations, though records on their way back are in
             none: a restore loses those that were on a feedback edge when the barrier passed.
         force_unaligned: take unaligned ones of such topologies too; they hold no records on their way back either.
+        interruptible_timers: with ``unaligned``, a barrier need not wait until all timers that are due have fired.
         directory: where checkpoints lie, a path or any URL that fsspec knows; None: in the driver's memory.
         savepoint_directory: where savepoints go if none is named for one.
         storage: a storage of one's own that keeps all URLs with the scheme of ``directory``: a class that derives
@@ -118,6 +119,7 @@ class CheckpointConfig:
     aligned_timeout: Duration = 0
     force_iterations: bool = False
     force_unaligned: bool = False
+    interruptible_timers: bool = False
     directory: str | None = None
     savepoint_directory: str | None = None
     storage: str | type[CheckpointStorage] | None = None
@@ -221,6 +223,11 @@ class CheckpointConfig:
         if self.aligned_timeout_ms and not self.unaligned:
             raise ConfigError(
                 "aligned_timeout, unaligned: the timeout turns a checkpoint unaligned; set both"
+            )
+        if self.interruptible_timers and not self.unaligned:
+            raise ConfigError(
+                "interruptible_timers, unaligned: a barrier that overtakes nothing waits behind the watermark, and "
+                "that for its timers; set both"
             )
         backlog, interval = self.interval_during_backlog_ms, self.interval_ms
         if backlog is not None and interval is None:

@@ -29,6 +29,15 @@ TimerKind = Literal["event", "processing"]
 Timer = tuple[Key, int]
 """A key, and a time in milliseconds since 1970."""
 
+Interrupted = Callable[[], bool]
+"""Whether timers that are due are to stay set for now. Once it holds, it holds until what fires them returns."""
+
+
+def never() -> bool:
+    """Say that all fire: `Interrupted`."""
+    return False
+
+
 TimerGuard = Callable[[str, TimerKind, Timer], None]
 """``guard(operator, kind, timer)`` is called right before ``on_timer`` is; what it raises fails the timer."""
 
@@ -72,8 +81,10 @@ class Firing:
         timers: Timers,
         rest: Sequence[PreparedOperator],
         log: UndoLog | None = None,
+        interrupted: Interrupted = never,
     ) -> None:
         """``log`` is where the state of all of them notes changes: then a timer fails alone."""
+        self.interrupted = interrupted
         self.fired = 0
         self.tail = _tail(operator.step, rest, log)
         self.timers = timers
@@ -100,7 +111,7 @@ class Firing:
 
     def again(self, kind: TimerKind, timers: Sequence[Timer]) -> OperatorTimers:
         """Return these, whether they are set or not."""
-        return OperatorTimers(self, kind, lambda: None, list(timers))
+        return OperatorTimers(self, kind, _no_more, list(timers))
 
     def call(
         self, timer: Timer, place: int, kind: TimerKind, guard: TimerGuard | None
@@ -145,13 +156,17 @@ class OperatorTimers:
         enough: int | None = None,
         most: int | None = None,
     ) -> None:
-        """``given`` are fired, then those that ``due`` says until ``enough`` are; more than ``most`` are an error."""
+        """``given`` are fired, then those that ``due`` says until ``enough`` are; more than ``most`` are an error.
+
+        Where the rest is to wait (`Firing.interrupted`) it is set again, and `is_interrupted`; one fires in any case.
+        """
         self._firing = firing
         self._kind: TimerKind = kind
         self._due = due
         self._enough = enough
         self._most = most
         self._taken = given
+        self.is_interrupted = False
         self._next = 0
         self._done = 0
 
@@ -192,7 +207,12 @@ class OperatorTimers:
         return self._behind(timers, rows, np.array(places, dtype=np.int64), times, failures)
 
     def _take(self, most: int) -> Iterator[Timer]:
+        is_given = self._due is _no_more
+        self.is_interrupted = False
         for _ in range(most):
+            if self._done and not is_given and self._firing.interrupted():
+                self._put_back()
+                return
             if self._next == len(self._taken):
                 if self._enough is not None and self._done >= self._enough:
                     return
@@ -205,6 +225,13 @@ class OperatorTimers:
             self._next += 1
             self._done += 1
             yield timer
+
+    def _put_back(self) -> None:
+        timers = self._firing.timers
+        put = timers.add_event if self._kind == "event" else timers.add_processing
+        for key, time_ms in self._taken[self._next :]:
+            put(key, time_ms)
+        self._taken, self._next, self.is_interrupted = (), 0, True
 
     def _behind(
         self, timers: list[Timer], rows: list[Any], parents: I64, times: I64, failures: list[RowFailure]
@@ -256,12 +283,17 @@ class DueTimers:
         try:
             while self._current is not None:
                 fired = self._current.fire(most, guard)
-                if fired is not None:
+                # The next operator's watermark comes behind all timers of this one.
+                if fired is not None or self._current.is_interrupted:
                     return fired
                 self._current = next(self._operators, None)
             return None
         finally:
             self._left()
+
+
+def _no_more() -> None:
+    return None
 
 
 def _tail(step: Processing, rest: Sequence[PreparedOperator], log: UndoLog | None) -> list[Segment]:

@@ -23,9 +23,11 @@ from ftlayer.functions.chains.firing import (
     FIRED_AT_ONCE,
     DueTimers,
     Firing,
+    Interrupted,
     OperatorTimers,
     Timer,
     TimerKind,
+    never,
     timer_failed,
 )
 from ftlayer.functions.chains.preparing import ChainOperator, prepare
@@ -100,11 +102,12 @@ class TopologyChain:
         inputs: Sequence[pa.Schema],
         backend: Backend,
         log: UndoLog | None = None,
+        interrupted: Interrupted = never,
     ) -> None:
         """Prepare ``operators``; ``inputs`` are the schemas of what the first one takes (two for a `CoProcess`).
 
         With ``log``, what a row that fails has changed is taken back. The caller keeps the log: it is emptied when the
-        results have gone their way.
+        results have gone their way. ``interrupted``: timers that are due are to wait.
 
         Raises InvalidTopologyError if they cannot be run as a chain: a `CoProcess` that is not the first, two
         side outputs of one name, keys that a schema lacks.
@@ -120,7 +123,7 @@ class TopologyChain:
         self._paths = [segments_of(path[:head], VALUES, log=log, keeps=keeps) for path in prepared.paths]
         self._behind = None if head is None else segments_of(path[head:], VALUES, log=log)
         self._firings = {
-            process: Firing(process, process.timers, path[process.position + 1 :], log)
+            process: Firing(process, process.timers, path[process.position + 1 :], log, interrupted)
             for process in prepared.processes
             if process.timers is not None and uses_timers(process.function)
         }

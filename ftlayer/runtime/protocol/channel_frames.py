@@ -218,9 +218,10 @@ def version_of(frame: pa.Buffer) -> int:
     return version
 
 
-def is_barrier(frame: bytes) -> bool:
-    """Whether an encoded element is a `Barrier`."""
-    return frame[1] == _BARRIER
+def is_barrier(frame: pa.Buffer | bytes) -> bool:
+    """Whether an encoded element is a `Barrier`; of any bytes."""
+    seen = memoryview(frame)
+    return len(seen) > 1 and seen[1] == _BARRIER
 
 
 # ---------------------------------------------------------------- parts

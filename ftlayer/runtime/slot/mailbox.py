@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ftlayer.runtime.slot.views import snapshot
@@ -17,13 +18,17 @@ class Mailbox(Generic[T]):
     Unlike `queue.SimpleQueue` it can be looked into, and putting costs no system call while the loop is busy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_urgent: Callable[[T], bool] = lambda _: False) -> None:
+        self._is_urgent = is_urgent
+        self._urgent: deque[None] = deque()  # as long as there are urgent items
         self._items: deque[T] = deque()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asleep = False
 
     def put(self, item: T) -> None:
         """Add an item; never waits."""
+        if self._is_urgent(item):
+            self._urgent.append(None)
         self._items.append(item)
         # The getter first says that it sleeps and then looks again, so one of the two sees the other.
         if self._asleep:
@@ -32,9 +37,16 @@ class Mailbox(Generic[T]):
     def take(self) -> T | None:
         """Return the next item; None if there is none."""
         try:
-            return self._items.popleft()
+            item = self._items.popleft()
         except IndexError:
             return None
+        if self._urgent and self._is_urgent(item):
+            self._urgent.popleft()
+        return item
+
+    def has_urgent(self) -> bool:
+        """Whether an urgent item is in the box; of the thread that gets."""
+        return bool(self._urgent)
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until there is an item, or the time has passed (None: no limit); may return early."""

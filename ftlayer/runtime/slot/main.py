@@ -39,7 +39,7 @@ from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.pandas_later import leave_pandas_to_others
-from ftlayer.runtime.protocol.channel_frames import roots_in
+from ftlayer.runtime.protocol.channel_frames import is_barrier, roots_in
 from ftlayer.runtime.protocol.control_frames import PROTOCOL, decode_to_slot, encode
 from ftlayer.runtime.protocol.messages import (
     AskStack,
@@ -60,6 +60,7 @@ from ftlayer.runtime.protocol.messages import (
     StopSources,
     TasksStarted,
     ToSlot,
+    TriggerCheckpoint,
 )
 from ftlayer.runtime.slot.core import SlotCore, SlotEvent
 from ftlayer.runtime.slot.events import (
@@ -469,6 +470,13 @@ class SlotLoop:
         self._take(PeersGone(slots))
 
 
+def bears_barrier(event: Event) -> bool:
+    """Return whether an event is a barrier from another slot, or has sources send some."""
+    if isinstance(event, FrameCame):
+        return is_barrier(event.data)
+    return isinstance(event, CoordinatorSaid) and isinstance(event.message, TriggerCheckpoint)
+
+
 def roots_in_mail(mailbox: Mailbox[Event]) -> Iterator[U64Array]:
     """Yield the roots of what the loop has not looked at yet; may be called by any thread."""
     for event in mailbox.waiting():
@@ -555,13 +563,15 @@ class _Slot:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._instance = uuid.uuid4().hex
-        self._mailbox: Mailbox[Event] = Mailbox()
+        self._mailbox: Mailbox[Event] = Mailbox(bears_barrier)
         self._roster = Roster(order.job, self._instance)
         self._control = ControlClient(
             order.coordinator, job=order.job, slot=order.slot, instance=self._instance
         )
         self._mode = order.mode.instance(
-            SlotContext(order, self._instance, self._mailbox.put, self._control.send)
+            SlotContext(
+                order, self._instance, self._mailbox.put, self._control.send, self._mailbox.has_urgent
+            )
         )
         self._places: ListeningPlaces | None = None
         self._server: ChannelServer | None = None

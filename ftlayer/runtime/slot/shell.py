@@ -27,12 +27,14 @@ class SlotContext:
         instance: names this instance.
         post: puts an event into the loop's mailbox; any thread.
         tell: reaches the coordinator; any thread.
+        barrier_waits: whether the loop has yet to look at a barrier, or at the order to send one.
     """
 
     order: Order
     instance: str
     post: Callable[[Event], None]
     tell: Callable[[FromSlot], None]
+    barrier_waits: Callable[[], bool]
 
     def run_of(self, deploy: Deploy) -> str:
         """Name this instance's part in this run of the job: no other instance has the same."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ftlayer.functions.chains.firing import Interrupted, never
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.undo.log import UndoLog
@@ -106,13 +107,15 @@ class ChainPlan:
         companion: ChainCompanion,
         *,
         alone: RowsAlone | None = None,
+        interrupted: Interrupted = never,
     ) -> ChainTask | HeadTask:
         """Make the task. ``backend`` keeps the state of its functions; all of the arguments are its own.
 
         ``alone``: its records fail alone; None: a record that fails is settled by the chain's handler.
+        ``interrupted``: a watermark is to wait, and the timers that it makes due.
         """
         log = None if alone is None else alone.log
-        pipeline = OperatorChain(self.functions, self.inputs, backend, log, self.timed)
+        pipeline = OperatorChain(self.functions, self.inputs, backend, log, self.timed, interrupted)
         rows: ChainRows = (
             WholeBatches(pipeline, self.handler, outlet) if alone is None else alone.make(pipeline)
         )

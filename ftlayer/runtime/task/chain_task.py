@@ -77,6 +77,8 @@ class ChainTask:
         # Marks that have not entered, and not left, for records that wait.
         self._held: Watermark | Idle | None = None
         self._leaving: Watermark | Idle | None = None
+        # A stage whose timers were interrupted, and the mark that goes on behind them. Nothing is taken meanwhile.
+        self._cut: tuple[int, Watermark | None] | None = None
         # The last watermark has gone its way; and nothing waits any more behind it, so that this was told.
         self._is_last = self._told_last = False
         self._generators = [stage.generator for stage in pipeline.stages if stage.generator is not None]
@@ -92,14 +94,16 @@ class ChainTask:
                 self._pipeline.open(now.mono_ms)
                 self._companion.opened()
                 self._rows.opened(now)
-                return [*self.gate_moved(now), *self._wake(now)]
+                # What was interrupted before a restore comes before all else.
+                actions = [*self.gate_moved(now), *self._event_time_moved(now)]
+                return [*actions, *self._wake(now), *self._hold(now)]
             case ChannelReset(channel):
                 if self._closing:
                     return []
                 self._gate.reset(channel)
                 for generator in self._generators:
                     generator.reset(channel, now.mono_ms)
-                return self.gate_moved(now)
+                return [*self.gate_moved(now), *self._hold(now)]
             case Readmit(letters=letters):
                 if self._closing:
                     return []  # They are still where they came from, and come with the job's next start.
@@ -119,7 +123,7 @@ class ChainTask:
         while (mark := self._gate.news()) is not None:
             self._held = mark
             actions.extend(self._let_go(now))
-        if self._gate.ended:
+        if self._gate.ended and self._cut is None:
             actions.extend(self._close(now))
         return actions
 
@@ -249,12 +253,12 @@ class ChainTask:
         """Pass on what the inputs have said of event time, unless records wait that it is not to overtake."""
         actions: list[Action] = []
         mark = self._held
-        if mark is not None and not self._keeps(mark, now):
+        if mark is not None and self._cut is None and not self._keeps(mark, now):
             self._held = None
             actions = self._before(0, mark, now)
             self._is_last = self._is_last or mark == Watermark(MAX_TIME_MS)
         actions.extend(self._leave(now))
-        if self._is_last and not self._told_last and not self._rows.counts.waiting:
+        if self._is_last and self._cut is None and not self._told_last and not self._rows.counts.waiting:
             self._told_last = True
             self._rows.last()
             actions.extend(self._companion.data_ended())
@@ -279,9 +283,13 @@ class ChainTask:
         """Say what the chain's own watermarks are now, and fire timers that were set behind a watermark."""
         actions: list[Action] = []
         for place, stage in enumerate(self._pipeline.stages):
-            while stage.generator is not None and (mark := stage.generator.mark(now.mono_ms)) is not None:
+            while (
+                self._cut is None
+                and stage.generator is not None
+                and (mark := stage.generator.mark(now.mono_ms)) is not None
+            ):
                 actions.extend(self._behind(place, mark, now))
-            actions.extend(self._fire(place, now))
+            actions.extend(self._fire(place, now) if self._cut is None else ())
         return actions
 
     def _before(self, place: int, mark: Watermark | Idle, now: Now) -> list[Action]:
@@ -300,19 +308,40 @@ class ChainTask:
         actions: list[Action] = []
         if isinstance(mark, Watermark):
             self._pipeline.stages[place].watermark_ms = mark.time_ms
-            actions.extend(self._fire(place, now))
+            actions.extend(self._fire(place, now, mark))
+            if self._cut is not None:
+                return actions
+        return [*actions, *self._past(place, mark, now)]
+
+    def _past(self, place: int, mark: Watermark | Idle, now: Now) -> list[Action]:
         last = place + 1 == len(self._pipeline.stages)
         if last:
             self._leaving = mark
-        actions.extend(self._leave(now) if last else self._before(place + 1, mark, now))
+        return self._leave(now) if last else self._before(place + 1, mark, now)
+
+    def _fire(self, place: int, now: Now, behind: Watermark | None = None) -> list[Action]:
+        """Fire what a stage's watermark has reached; where that is interrupted, ``behind`` waits for the rest."""
+        if not self._is_due(place):
+            return []
+        actions = self._rows.fire(place, "event", now)
+        if self._is_due(place):
+            self._cut = place, behind
         return actions
 
-    def _fire(self, place: int, now: Now) -> list[Action]:
+    def _is_due(self, place: int) -> bool:
         stage = self._pipeline.stages[place]
         due = stage.chain.next_event_ms
-        if due is None or due > stage.watermark_ms:
+        return due is not None and due <= stage.watermark_ms
+
+    def _resume(self, now: Now) -> list[Action]:
+        """Fire the timers that were interrupted, then do what had to wait for them."""
+        if self._cut is None:
             return []
-        return self._rows.fire(place, "event", now)
+        (place, mark), self._cut = self._cut, None
+        actions = self._fire(place, now, mark)
+        if self._cut is None and mark is not None:
+            actions.extend(self._past(place, mark, now))
+        return [*actions, *self._event_time_moved(now), *self._let_go(now), *self.gate_moved(now)]
 
     # ------------------------------------------------------------ time and end
 
@@ -323,7 +352,9 @@ class ChainTask:
         rest_ms = self._companion.rest_ms
         if rest_ms is not None:
             return [*self._alarm.set(now.mono_ms + rest_ms), *self._companion.tend(0, now)]
-        actions: list[Action] = []
+        actions = self._resume(now)
+        if self._cut is not None or self._closing:
+            return [*actions, *self._hold(now), *self._companion.tend(0, now)]
         for place, stage in enumerate(self._pipeline.stages):
             due = stage.chain.next_processing_ms
             if due is not None and due <= now.wall_ms:
@@ -337,7 +368,9 @@ class ChainTask:
         return [*actions, *self._wake(now), *self._hold(now), *self._companion.tend(0, now)]
 
     def _hold(self, now: Now) -> list[Action]:
-        """Take nothing for a while, where too many records fail, or wait."""
+        """Take nothing for a while, where too many records fail, or wait, or timers were interrupted."""
+        if self._cut is not None:
+            return [HoldInput(now.mono_ms)]
         pause_ms = 0 if self._closing else self._rows.hold_ms(now)
         return [HoldInput(now.mono_ms + pause_ms)] if pause_ms else []
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.clock import Now
-from ftlayer.functions.chains.firing import DueTimers, Timer, TimerGuard, TimerKind
+from ftlayer.functions.chains.firing import DueTimers, Interrupted, Timer, TimerGuard, TimerKind, never
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.current import UNTRACKED, Known, running
@@ -110,8 +110,9 @@ class OperatorChain:
         backend: Backend,
         log: UndoLog | None = None,
         timed: TimedInputs = NO_INPUTS,
+        interrupted: Interrupted = never,
     ) -> None:
-        """``inputs`` are the schemas of what the first operator takes, ``timed`` its channels; ``log`` as in
+        """``inputs`` are the schemas of what the first operator takes, ``timed`` its channels; the rest as in
         `TopologyChain`.
 
         Raises what `TopologyChain` raises.
@@ -132,7 +133,7 @@ class OperatorChain:
             if generator is None and start == end and cuts:
                 continue  # the chain begins with an AssignWatermarks
             functions = [op for op in operators[start:end] if not isinstance(op, AssignWatermarks)]
-            chain = TopologyChain(functions, inputs, backend, log)
+            chain = TopologyChain(functions, inputs, backend, log, interrupted)
             self.stages.append(ChainStage(generator, chain, tuple(op.uid for op in operators[start:end])))
             if start < end:
                 inputs = [operators[end - 1].schema]

@@ -109,7 +109,7 @@ def test_everything_taken_is_given_back_once(limit: int, taken: list[tuple[int, 
 
 
 def test_a_mailbox_wakes_its_owner_for_every_item_of_every_thread() -> None:
-    box: Mailbox[int] = Mailbox()
+    box: Mailbox[int] = Mailbox(lambda number: number % 10_000 == 1_999)
 
     def put(first: int) -> None:
         for number in range(first, first + 2_000):
@@ -119,6 +119,8 @@ def test_a_mailbox_wakes_its_owner_for_every_item_of_every_thread() -> None:
     for thread in threads:
         thread.start()
     got: list[int] = []
+    while not box.has_urgent():
+        box.wait(None)
     while len(got) < 6_000:
         item = box.take()
         if item is None:
@@ -127,6 +129,7 @@ def test_a_mailbox_wakes_its_owner_for_every_item_of_every_thread() -> None:
             got.append(item)
     for thread in threads:
         thread.join()
+    assert not box.has_urgent()
     assert sorted(got) == [n for first in (0, 10_000, 20_000) for n in range(first, first + 2_000)]
     for first in (0, 10_000, 20_000):
         mine = [n for n in got if first <= n < first + 2_000]

@@ -14,6 +14,7 @@ from ftlayer.errors import PeerLostError, PeerUnreachableError
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import encode_grants
+from ftlayer.runtime.protocol.elements import Barrier, Watermark
 from ftlayer.runtime.protocol.messages import (
     Cancel,
     Deploy,
@@ -25,6 +26,7 @@ from ftlayer.runtime.protocol.messages import (
     Probe,
     ResetTasks,
     SlotEnded,
+    TriggerCheckpoint,
 )
 from ftlayer.runtime.slot import main as loop
 from ftlayer.runtime.slot.events import (
@@ -37,11 +39,12 @@ from ftlayer.runtime.slot.events import (
     PartFailed,
 )
 from ftlayer.runtime.slot.mailbox import Mailbox
-from ftlayer.runtime.slot.main import SlotLoop
+from ftlayer.runtime.slot.main import SlotLoop, bears_barrier
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
 from ftlayer.runtime.task.events import SourceRows
+from ftlayer.topology.job_graph import Channel
 
 WAIT_S = 600
 ME, ONE, TWO = Peer(0, "zero", ""), Peer(1, "one", ""), Peer(1, "two", "")
@@ -293,3 +296,20 @@ def test_quiet_is_told_at_once_and_a_probe_is_answered_with_it(running: Running)
     assert one.quiet
     assert two.quiet
     assert one.activity == two.activity
+
+
+def test_what_bears_a_barrier() -> None:
+    def came(frame: bytes) -> Event:
+        return FrameCame(1, "one", pa.py_buffer(frame))
+
+    codec, channel = ElementCodec([]), Channel(0, 0, 0)
+    assert bears_barrier(came(codec.encode(channel, Barrier(1, 0))))
+    assert bears_barrier(CoordinatorSaid(TriggerCheckpoint(Barrier(1, 0))))
+    for other in (
+        came(codec.encode(channel, Watermark(1))),
+        came(b""),
+        CreditCame(1, "one", b""),
+        CoordinatorSaid(PeersUp(1, ())),
+        CoordinatorLost("gone"),
+    ):
+        assert not bears_barrier(other)

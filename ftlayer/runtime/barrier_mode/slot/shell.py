@@ -27,7 +27,9 @@ from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import ChannelState, Restore, SnapshotTimes, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
 from ftlayer.checkpoint.storage.opening import slot_storage
+from ftlayer.clock import system_now
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
+from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import this_process
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.records.ids import U64Array
@@ -563,6 +565,7 @@ class BarrierSlotShell:
         self._plan = plan
         self._slot = slot
         self._opened: _Opened | None = None
+        self._rules: BarrierSlot | None = None
         self._restored: Restore | None = None  # what it begins with
         self._suspecting = Suspecting(slot, plan.config.state_directory)
 
@@ -582,7 +585,12 @@ class BarrierSlotShell:
         sinks = partial(open_sink, run=self._slot.run_of(deploy), checkpoint_key=plan.key, place=place)
         self._suspecting.begin(deploy)
         tasks = BarrierTaskMode(
-            _by_subtask(deploy.restore), partial(self._open_state, storage), sinks, self._suspecting.of, place
+            _by_subtask(deploy.restore),
+            partial(self._open_state, storage),
+            sinks,
+            self._suspecting.of,
+            place,
+            self._is_interrupted if plan.config.interruptible_timers else never,
         )
         self._opened = _Opened(storage, tasks.checkpointed)
         return tasks
@@ -594,7 +602,7 @@ class BarrierSlotShell:
             opened.storage, len(parts.seating.seats), self._slot.tell, self._slot.post
         )
         checkpoints = CheckpointParts(self._plan.config, opened.checkpointed, stopwatch_ms)
-        rules = BarrierSlot(checkpoints, parts)
+        rules = self._rules = BarrierSlot(checkpoints, parts)
         if self._restored is not None:
             read = partial(_read, opened.storage, self._restored.location)
             put_in_flight(parts.graph, parts.seating, parts.codec, self._restored, read)
@@ -647,6 +655,13 @@ class BarrierSlotShell:
 
     def close(self) -> None:
         """See `SlotModeShell.close`: `end` has closed everything."""
+
+    def _is_interrupted(self) -> bool:
+        """Return whether a barrier has come while a task runs, or one that was to wait may now overtake."""
+        if self._slot.barrier_waits():
+            return True
+        due_ms = None if self._rules is None else self._rules.due_ms
+        return due_ms is not None and due_ms <= system_now().mono_ms
 
     def _open_state(
         self, storage: SlotStorage, uid: str, subtask: int, keys: Mapping[str, pa.Schema]

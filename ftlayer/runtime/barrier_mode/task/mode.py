@@ -22,6 +22,7 @@ from ftlayer.dead_letters.letter import DeadLetter, row_of, shown_record
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.errors import InvalidTopologyError, SnapshotCancelledError, SourceError
 from ftlayer.functions.aggregates.keyed import KeyedAggregate
+from ftlayer.functions.chains.firing import Interrupted, never
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.keyed import MapTable
 from ftlayer.functions.steps import Process, Record, Reduce
@@ -636,6 +637,7 @@ class BarrierTaskMode:
         open_sink: OpenSink,
         suspects: Callable[[str], Suspects],
         place: str = "",
+        interrupted: Interrupted = never,
     ) -> None:
         """Begin without tasks.
 
@@ -646,12 +648,14 @@ class BarrierTaskMode:
             open_sink: makes a `CommittingSinkBody` for a `WriterSink`.
             suspects: makes those of a chain with this uid, for one subtask.
             place: which process this is, in words.
+            interrupted: whether watermarks are to wait, and the timers that they make due.
         """
         self._restored = restored
         self._open_backend = open_backend
         self._open_sink = open_sink
         self._suspects = suspects
         self._place = place
+        self._interrupted = interrupted
         self.checkpointed: dict[TaskKey, Checkpointed] = {}
 
     def check(self, operators: tuple[Operator, ...]) -> None:
@@ -705,7 +709,8 @@ class BarrierTaskMode:
         else:
             outlet = SinkOutlet(plan.handler, body)
         state = HeapBackend() if backend is None else backend.backend
-        task = plan.task(state, outlet, companion, alone=None if failing is None else failing.alone)
+        alone = None if failing is None else failing.alone
+        task = plan.task(state, outlet, companion, alone=alone, interrupted=self._interrupted)
         if restored is not None:
             task.restore_event_time(restored.event_times, restored.split_times)
         commits = plan.sink is not None and isinstance(plan.sink.connector, WriterSink)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from chain_shell import IN, ROW, ModelBackend, Writer, batch, graph, no_cancel, now, sent
+from chain_shell import IN, RETRYING, ROW, ModelBackend, Writer, batch, graph, no_cancel, now, sent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
+from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.snapshots import (
     Committable,
     SinkPart,
@@ -28,7 +29,7 @@ from ftlayer.runtime.barrier_mode.task.mode import LOOK_MS, BarrierTaskMode
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Splits, Watermark
 from ftlayer.runtime.protocol.messages import EndTasks
-from ftlayer.runtime.task.actions import HoldInput, TaskEnded, WakeAt
+from ftlayer.runtime.task.actions import HoldInput, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
 from ftlayer.runtime.task.events import (
@@ -532,3 +533,108 @@ def test_chains_that_barriers_cannot_go_through(operators: Any, says: str) -> No
     job = JobGraph("job", (JobVertex(operators[0].uid, operators, 1),), (), tracked=False, max_parallelism=8)
     with pytest.raises(InvalidTopologyError, match=says):
         build(job, operators[0].uid)
+
+
+class Ringing(ProcessFunction):
+    """Sets a timer for each record; gives (key, time) when it fires, and sets one more for some."""
+
+    def process(self, record: Any, ctx: Any) -> None:
+        ctx.timers.event(record[1])
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Iterator[Any]:
+        if time_ms % 5 == 0:
+            ctx.timers.event(time_ms + 1)
+        yield ctx.key, time_ms
+
+
+class InterruptedChain:
+    """A chain with timers whose barriers come at drawn places; a watermark that it is given waits for its turn."""
+
+    def __init__(self, interruptions: Iterator[bool], policy: FailurePolicy | None, *ahead: Any) -> None:
+        self.interruptions, self.policy = interruptions, policy
+        self.operators = (*ahead, Process("p", Ringing(), ("key",), ROW))
+        self.fired: list[tuple[str, int]] = []
+        self.start(None, None)
+
+    def start(self, state: Any, part: Any) -> None:
+        self.backend = ModelBackend(state)
+        made, uid = graph(*self.operators), self.operators[0].uid
+        vertices = tuple(
+            replace(vertex, failures=self.policy) if vertex.uid == uid else vertex for vertex in made.vertices
+        )
+        job = JobGraph("job", vertices, made.edges, tracked=False, max_parallelism=8)
+        restored = {} if part is None else {(uid, 0): SubtaskRestore(uid, 0, event_times=part.event_times)}
+        mode = BarrierTaskMode(
+            restored,
+            lambda *_: self.backend,
+            lambda *_: None,
+            lambda _: NO_SUSPECTS,
+            interrupted=lambda: next(self.interruptions, False),
+        )
+        self.task: Any = build_task(job, uid, 0, mode)
+        self.checkpoints = mode.checkpointed[uid, 0]
+        self.is_held = False
+        self.take(TaskStart())
+
+    def take(self, event: Any) -> None:
+        """Let the task handle it; nothing passes a watermark that is due before it."""
+        for action in self.task.handle(event, now(0)):
+            if isinstance(action, Send) and isinstance(action.element, Watermark):
+                due = self.backend.timers("p").next_event_ms
+                assert due is None or due > action.element.time_ms
+                self.passed = action.element.time_ms
+            self.fired += sent([action])
+            self.is_held = isinstance(action, HoldInput) or (self.is_held and not isinstance(event, TimeCame))
+
+    def settle(self) -> None:
+        while self.is_held:
+            self.is_held = False
+            self.take(TimeCame())
+
+    def crash(self, checkpoint: int) -> None:
+        """Take a snapshot now, whatever waits, and begin again from it."""
+        _, pending = self.checkpoints.snapshot(Barrier(checkpoint, 0), now(0))
+        part = pending.write(Writer(), no_cancel)
+        self.start(self.backend.written[checkpoint], part)
+
+
+@pytest.mark.parametrize("policy", [None, RETRYING])
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_timers_that_a_barrier_interrupts_fire_once_and_before_their_watermark(
+    policy: FailurePolicy | None, data: st.DataObject
+) -> None:
+    interruptions = iter(data.draw(st.lists(st.booleans(), max_size=40), label="interruptions"))
+    chain = InterruptedChain(interruptions, policy)
+    wanted: set[tuple[str, int]] = set()
+    time_ms = 0
+    for number in range(data.draw(st.integers(1, 4))):
+        rows = data.draw(st.lists(st.tuples(st.sampled_from("abc"), st.integers(time_ms + 1, time_ms + 12))))
+        if rows:
+            chain.take(ElementCame(IN, batch(*rows)))
+            chain.settle()
+        wanted |= {*rows, *((key, at + 1) for key, at in rows if at % 5 == 0)}
+        time_ms += data.draw(st.integers(1, 12))
+        chain.take(ElementCame(IN, Watermark(time_ms)))
+        if data.draw(st.booleans(), label="crash"):
+            chain.crash(number + 1)
+        chain.settle()
+        assert {timer for timer in wanted if timer[1] <= time_ms} == set(chain.fired)
+    chain.take(ElementCame(IN, Watermark(MAX_TIME_MS)))
+    chain.settle()
+    assert chain.passed == MAX_TIME_MS
+    assert sorted(chain.fired) == sorted(wanted)
+
+
+def test_timers_left_in_a_snapshot_fire_behind_a_restore_though_nothing_comes() -> None:
+    ahead = AssignWatermarks("times", "n", 0, None, ROW)
+    chain = InterruptedChain(iter([True] * 4), None, ahead)
+    chain.take(ElementCame(IN, batch(("a", 1), ("b", 2), ("a", 3), ("a", 9))))
+    assert chain.fired == [("a", 1)]
+    assert chain.is_held
+    chain.crash(1)
+    assert chain.fired == [("a", 1), ("b", 2)]
+    chain.settle()
+    assert chain.fired == [("a", 1), ("b", 2), ("a", 3), ("a", 9)]
+    assert chain.passed == 9
+    assert not chain.is_held

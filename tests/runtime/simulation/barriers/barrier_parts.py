@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,14 +113,19 @@ class StepMailbox(Mailbox[Any]):
     ``resting``: it has waited, and nothing has come; ``timeout_s`` is how long it wanted to.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, random: Random, is_urgent: Callable[[Any], bool]) -> None:
+        super().__init__(is_urgent)
+        self.random = random
         self.resting = False
         self.timeout_s: float | None = None
 
     def put(self, item: Any) -> None:
         super().put(item)
         self.resting = False
+
+    def has_urgent(self) -> bool:
+        # No barrier comes while a task runs, and in a slot one may come at any time.
+        return super().has_urgent() or self.random.random() < 0.9
 
     def wait(self, timeout_s: float | None) -> None:
         if not len(self):

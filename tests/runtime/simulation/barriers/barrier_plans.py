@@ -14,7 +14,7 @@ from ftlayer.checkpoint.options import Retention
 MODES: dict[str, dict[str, Any]] = {
     "aligned": {},
     "at-least-once": {"mode": "at-least-once"},
-    "unaligned": {"unaligned": True},
+    "unaligned": {"unaligned": True, "interruptible_timers": True},
     "turning": {"unaligned": True, "aligned_timeout": 10},
 }
 

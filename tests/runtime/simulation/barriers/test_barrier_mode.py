@@ -8,6 +8,14 @@ from typing import Any
 import pytest
 from draws import every_other, seeds
 
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.clock import Now
+from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotShell
+from ftlayer.runtime.barrier_mode.task.mode import ChainCheckpoints
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS
+from ftlayer.runtime.protocol.messages import Deploy
+
 NAMES = ("counting", "union", "co", "side", "windows", "forward", "reader")
 MODES = ("aligned", "at-least-once", "unaligned", "turning")
 ACTS = ("kill", "kill-all", "freeze", "driver", "savepoint", "stop")
@@ -77,6 +85,39 @@ def test_the_end_of_a_source_that_is_reset_does_not_count(runs: Any, seeds: rang
             parts=3,
         )
         runs.Run(plan).run()
+
+
+@seeds(range(4), range(4, 16))
+def test_timers_that_a_barrier_interrupts(runs: Any, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are left are in snapshots, and fire behind a restore: all is in the sink once."""
+    left: set[int] = set()  # checkpoints with timers that are due, of the run
+    restored = 0
+    snapshot, begin = ChainCheckpoints.snapshot, BarrierSlotShell.open
+
+    def look(checkpoints: Any, barrier: Barrier, now: Now) -> Any:
+        stages = checkpoints._chain._pipeline.stages
+        if any((stage.chain.next_event_ms or MAX_TIME_MS) <= stage.watermark_ms for stage in stages):
+            left.add(barrier.checkpoint)
+        return snapshot(checkpoints, barrier, now)
+
+    def begin_with(shell: BarrierSlotShell, deploy: Deploy) -> Any:
+        nonlocal restored
+        restored += deploy.restore is not None and deploy.restore.checkpoint in left
+        return begin(shell, deploy)
+
+    def completed(case: Any, checkpoint: Checkpoint, letters: int, key: bytes) -> None:
+        if checkpoint.checkpoint in left:
+            case.outside.armed[("function", "die-in-function")[checkpoint.checkpoint % 2]] += 1
+
+    monkeypatch.setattr(ChainCheckpoints, "snapshot", look)
+    monkeypatch.setattr(BarrierSlotShell, "open", begin_with)
+    monkeypatch.setattr(runs.Case, "completed", completed)
+    for seed in seeds:
+        left.clear()
+        config = {**runs.MODES["unaligned"], "interval": 2, "backend": ("heap", "lmdb")[seed % 2]}
+        events = ((150 + 50 * seed, "driver"),)
+        runs.Run(runs.Plan("windows", seed, 1 + seed % 3, events, config, count=120)).run()
+    assert restored > 2
 
 
 @seeds(range(3), range(3, 6))
