@@ -6,15 +6,20 @@ cursor, rewrite what was printed before, or fill the clipboard.
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import functools
+import inspect
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from urllib.parse import SplitResult, quote, unquote, unquote_plus, urlsplit
 
 from ftlayer.checks import check_text
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, FTLayerError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,9 +30,19 @@ _KEPT = "\n\t"
 # They are of category Cf, as joiners are, which scripts and emoji need: these turn the direction of what follows.
 _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
-_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(.*)", re.DOTALL)
-_SERVER = re.compile(r"(?:[\w.-]*|\[[0-9A-Fa-f:.]*\])(?::\d*)?")
+_URL = re.compile(r"\s*((?:[a-z0-9]+::)*[A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(.*)", re.DOTALL)
+_HOST = r"(?:[\w.-]*|\[[0-9A-Fa-f:.]*\])(?::\d*)?"
+_SERVER = re.compile(f"{_HOST}(?:,{_HOST})*")
 _BETWEEN_URLS = re.compile(r",(?=\s*[A-Za-z][A-Za-z0-9+.-]*://)")
+
+_TOKENS = ("http", "https", "nats", "tls")
+"""Schemes in whose URLs a user without a password is a token."""
+_PASSWORDS = re.compile(r"\w*(?:password|secret)\w*\s*=\s*(?:'((?:[^'\\]|\\.)*)'?|([^\s'&]+))", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"pass|secret|token|key|credential|pem|auth|jaas|sas|connection_?string|header", re.IGNORECASE
+)
+
+Class = TypeVar("Class")
 
 LEAST_SECRET = 4
 """A shorter one would be found in words that it is no part of."""
@@ -108,6 +123,8 @@ def shown_url(url: str) -> str:
 
 def _shown(url: str) -> str:
     found = _URL.match(url)
+    if url.startswith("/") and not url.startswith("//"):
+        return printable(url)
     if found is None:
         return "…" if set(url) & set("@:?#=,") else printable(url)
     scheme, authority, rest = found.groups()
@@ -143,13 +160,41 @@ def _split(url: str) -> SplitResult | None:
 
 
 def secrets_of(url: str, others: Iterable[str] = ()) -> list[str]:
-    """Return what must not be shown of a URL, and of ``others`` (values of headers, say), the longest first."""
-    parts = urlsplit(url)
-    query = [value for _, value in parse_qsl(parts.query)]
-    found = [parts.password or "", *query, *re.split(r"[&=]", parts.query), *others]
+    """Return what must not be shown of a URL or DSN, and of ``others`` (values of headers, say), the longest first."""
+    found = list(others)
     found += [word for each in others for word in each.split()]  # "Bearer …"
-    found += [unquote(each) for each in found]
+    for each in _BETWEEN_URLS.split(url):
+        scheme, _, rest = each.strip().partition("://")
+        # A password may have the characters behind which parsers see a path: it ends at the last @, or the first.
+        for user in {rest.rpartition("@")[0], re.split("[/?#]", rest, maxsplit=1)[0].rpartition("@")[0]}:
+            name, colon, password = user.partition(":")
+            if colon:
+                found += [password, _basic(user), _basic(unquote(user))]
+            elif scheme in _TOKENS:
+                found.append(name)
+        query = re.split("[?#]", rest, maxsplit=1)[1:]
+        found += [part for text in query for part in re.split("[?#&=]", text)]
+    found += [first or second for first, second in _PASSWORDS.findall(url)]
+    found += [unquote(each) for each in found] + [unquote_plus(each) for each in found]
+    found += [quote(each, safe="") for each in found] + [repr(each)[1:-1] for each in found]
     return sorted({each for each in found if len(each) >= LEAST_SECRET}, key=len, reverse=True)
+
+
+def secrets_in(options: object, is_secret: bool = False) -> list[str]:
+    """Return what must not be shown of options by name, within each other as a library has them."""
+    if isinstance(options, str | bytes):
+        text = options.decode("utf-8", "replace") if isinstance(options, bytes) else options
+        return secrets_of(text, [text] if is_secret else [])
+    if isinstance(options, Mapping):
+        named = [(bool(_SECRET_NAME.search(str(name))), each) for name, each in options.items()]
+        return [found for secret, each in named for found in secrets_in(each, is_secret or secret)]
+    if isinstance(options, Sequence):
+        return [found for each in options for found in secrets_in(each, is_secret)]
+    return []
+
+
+def _basic(user: str) -> str:
+    return base64.b64encode(user.encode("utf-8", "surrogateescape")).decode()
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
@@ -157,3 +202,118 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, "…")
     return text
+
+
+# ---------------------------------------------------------------- errors of other systems
+
+# Where errors of Python's, and of libraries, keep what they say.
+_SAY = (
+    *("args", "filename", "filename2", "strerror", "object", "reason", "message", "__notes__"),
+    *("errors", "exceptions"),
+)
+
+
+def hidden(error: BaseException, secrets: Sequence[str]) -> BaseException:
+    """Take secrets out of an error, its notes, and all that led to it; return it.
+
+    Libraries quote URLs, DSNs and what a server has said, which may be what it was sent. Instead of an error that tells
+    a secret in a way of its own there is another one then, with its type's name and its text.
+    """
+    return _hide(error, secrets, set())
+
+
+def raise_from(error: BaseException, cause: BaseException, secrets: Sequence[str]) -> NoReturn:
+    """Raise an error with another one as its cause, and let neither tell a secret."""
+    error.__cause__ = hidden(cause, secrets)
+    try:
+        raise hidden(error, secrets)
+    finally:
+        error.__context__ = error.__cause__  # What is handled here would be it.
+
+
+def _hide(error: BaseException, secrets: Sequence[str], seen: set[int]) -> BaseException:
+    if id(error) in seen:
+        return error
+    seen.add(id(error))
+    for name in _SAY:
+        # What a class does to keep them is seen below.
+        with contextlib.suppress(Exception):
+            if isinstance(said := getattr(error, name, None), str | list | tuple | Mapping):
+                setattr(error, name, _hidden_part(said, secrets, seen))
+    for name in ("__cause__", "__context__"):
+        if (led := getattr(error, name)) is not None:
+            quiet = error.__suppress_context__
+            setattr(error, name, _hide(led, secrets, seen))
+            error.__suppress_context__ = quiet
+    told = text_of(error)
+    if (shown := without_secrets(told, secrets)) == told and without_secrets(repr(error), secrets) == repr(
+        error
+    ):
+        return error
+    instead = FTLayerError(f"{type(error).__name__}: {shown}").with_traceback(error.__traceback__)
+    instead.__cause__, instead.__context__ = error.__cause__, error.__context__
+    instead.__suppress_context__ = error.__suppress_context__
+    return instead
+
+
+def _hidden_part(part: Any, secrets: Sequence[str], seen: set[int]) -> Any:
+    if isinstance(part, str):
+        return without_secrets(part, secrets)
+    if isinstance(part, BaseException):
+        return _hide(part, secrets, seen)
+    if isinstance(part, Mapping):
+        return {
+            _hidden_part(name, secrets, seen): _hidden_part(each, secrets, seen)
+            for name, each in part.items()
+        }
+    if isinstance(part, tuple | list):
+        kept = [_hidden_part(each, secrets, seen) for each in part]
+        return kept if isinstance(part, list) else tuple(kept)
+    said = str(part)
+    return part if (shown := without_secrets(said, secrets)) == said else shown
+
+
+def hides_secrets(secrets: Callable[[Any], Sequence[str]]) -> Callable[[type[Class]], type[Class]]:
+    """Let no public method or property of a class raise an error that has one of its secrets: see `hidden`."""
+
+    def decorated(made: type[Class]) -> type[Class]:
+        for name in dir(made):
+            method = inspect.getattr_static(made, name)
+            within = getattr(method, "fget", None) or getattr(method, "func", method)
+            if not inspect.isfunction(within) or not within.__module__.startswith("ftlayer."):
+                continue
+            if name.startswith("_") and name != "__call__":
+                continue
+            quiet: Any = _hiding(within, secrets)
+            if isinstance(method, property | functools.cached_property):
+                quiet = type(method)(quiet)
+            setattr(made, name, quiet)
+            if isinstance(quiet, functools.cached_property):
+                quiet.__set_name__(made, name)
+        return made
+
+    return decorated
+
+
+def _hiding(method: Callable[..., Any], secrets: Callable[[Any], Sequence[str]]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def hiding(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            given = method(self, *arguments, **named)
+            return _hiding_later(given, self, secrets) if isinstance(given, GeneratorType) else given
+        except BaseException as error:
+            if (instead := hidden(error, secrets(self))) is error:
+                raise
+        raise instead  # Out here it gets no context.
+
+    return hiding
+
+
+def _hiding_later(rows: Any, owner: Any, secrets: Callable[[Any], Sequence[str]]) -> Any:
+    try:
+        yield from rows
+        return
+    except BaseException as error:
+        if (instead := hidden(error, secrets(owner))) is error:
+            raise
+    raise instead

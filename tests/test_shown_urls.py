@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import logging
+import socketserver
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.cli.main import app
 from ftlayer.clients import amqp, mqtt, nats, postgres, redis
 from ftlayer.clients.kafka import Brokers, check_producer_properties, check_properties
 from ftlayer.errors import ConfigError
 from ftlayer.printable import secrets_of, shown_url, without_secrets
-from ftlayer.sinks import HttpSink
+from ftlayer.sinks import (
+    AmqpSink,
+    DeltaSink,
+    FileSink,
+    HttpSink,
+    IcebergSink,
+    KafkaSink,
+    MqttSink,
+    NatsSink,
+    PostgresSink,
+    RedisSink,
+)
+from ftlayer.sources import (
+    AmqpSource,
+    FilesSource,
+    KafkaSource,
+    MqttSource,
+    NatsSource,
+    PolledJsonSource,
+    PostgresChangesSource,
+    PostgresTableSource,
+    RedisSource,
+    SseSource,
+)
 from ftlayer.sources.http_pull.requests import check_request
-from ftlayer.telemetry.settings import check_endpoint
+from ftlayer.telemetry.settings import Tracing, check_endpoint
+from ftlayer.telemetry.spans import open_spans
+from ftlayer.topology.queues import Member, Queue
+from tests.connectors.servers import free_port
 
 SECRET = "hunter2"
 
@@ -51,10 +87,10 @@ DSNS = (
 
 CHECKS: dict[str, tuple[str, str, Callable[[str], object]]] = {
     "HttpSink": ("https", "/p", HttpSink),
-    "pull": ("http", "/p", lambda url: check_request(url, None)),
-    "nats": ("nats", "", lambda url: (nats.check_nats_url(url), nats.place_of(url))),
-    "redis": ("redis", "/0", lambda url: (redis.check_redis_url(url), redis.place_of(url))),
-    "amqp": ("amqp", "/%2F", lambda url: (amqp.check_amqp_url(url), amqp.place_of(url))),
+    "pull": ("http", "/p", lambda url: (check_request(url, None), None)[1]),
+    "nats": ("nats", "", lambda url: (nats.check_nats_url(url), shown_url(url))),
+    "redis": ("redis", "/0", lambda url: (redis.check_redis_url(url), shown_url(url))),
+    "amqp": ("amqp", "/%2F", lambda url: (amqp.check_amqp_url(url), shown_url(url))),
     "mqtt": ("mqtt", "", mqtt.address_of),
     "postgres": ("postgresql", "/db", lambda dsn: (postgres.check_dsn(dsn), postgres.database_of(dsn))),
     "otlp": ("http", "/v1", lambda url: check_endpoint(url, "otlp_endpoint")),
@@ -141,3 +177,239 @@ def test_what_a_repr_leaves_out() -> None:
     assert SECRET not in repr(Brokers("h:1", "g", (("sasl.password", SECRET),)))
     assert SECRET not in repr(mqtt.address_of(f"mqtt://u:{SECRET}@h"))
     assert without_secrets("a hunter2 b", secrets_of("http://u:hunter2@h?k=abc")) == "a … b"
+
+
+# ---------------------------------------------------------------- connectors that fail
+
+ECHO = "echo"
+REFUSED = "refused"
+KEY, TOKEN = "s3cr3t-key", "t0ken-of-header"
+SECRETS = (SECRET, KEY, TOKEN, base64.b64encode(b"user:hunter2").decode())
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+ROWS = pa.RecordBatch.from_pydict({"value": ["one"]})
+MEMBER = Member("job/s", 0, 1)
+
+
+class _Echo(socketserver.BaseRequestHandler):
+    """Answers with what it was sent, as an error of the protocols that have some before a handshake."""
+
+    def handle(self) -> None:
+        self.request.settimeout(2)
+        with contextlib.suppress(OSError):
+            for _ in range(8):
+                came = self.request.recv(65536)
+                if not came:
+                    return
+                if b" HTTP/1." in came:
+                    body = came * 3
+                    head = f"HTTP/1.1 {self.server.status} Echo\r\nContent-Length: {len(body)}\r\n\r\n"  # type: ignore[attr-defined]
+                    answer = head.encode() + body
+                elif came[:1] == b"*":
+                    answer = b"-ERR unknown command, with args " + came.replace(b"\r\n", b" ") + b"\r\n"
+                elif came[4:8] in (
+                    b"\x00\x03\x00\x00",
+                    b"\x00\x03\x00\x02",
+                ):  # PostgreSQL asks for the password
+                    answer = b"R\x00\x00\x00\x08\x00\x00\x00\x03"
+                elif came[:1] == b"p":
+                    said = b"SFATAL\0VFATAL\0C28P01\0Mno " + came[5:-1] + b"\0\0"
+                    answer = b"E" + (len(said) + 4).to_bytes(4, "big") + said
+                elif came[4:8] == b"\x04\xd2\x16\x2f":  # … and before that for TLS
+                    answer = b"N"
+                elif came[:4] == b"AMQP" or came[:1] == b"\x10":
+                    answer = came
+                else:
+                    answer = b"-ERR '" + came.replace(b"\r\n", b" ") + b"'\r\n"
+                self.request.sendall(answer)
+
+
+class _EchoServer(socketserver.ThreadingTCPServer):
+    daemon_threads, allow_reuse_address, status = True, True, 400
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[_EchoServer]:
+    with _EchoServer(("127.0.0.1", 0), _Echo) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def _sent(sink: Any) -> None:
+    sink(ROWS) if callable(sink) else sink.commit([sink.write(iter([ROWS]))], 0)
+
+
+def _fetched(source: Queue) -> None:
+    reader = source.open(MEMBER, {}, stored=True)
+    try:
+        for _ in range(40):
+            reader.fetch(10, 0.05)
+    finally:
+        reader.close()
+
+
+def _read(source: Any) -> None:
+    source.latestOffset(source.initialOffset(), None)
+
+
+SHORT = "20ms"
+# Each takes host:port of the server that will not do, and a directory.
+CONNECTORS: dict[str, Callable[[str, Path], object]] = {
+    "HttpSink": lambda at, _: _sent(HttpSink(f"http://user:{SECRET}@{at}/p?k={KEY}", headers=HEADERS)),
+    "AmqpSink": lambda at, _: _sent(
+        AmqpSink(f"amqp://user:{SECRET}@{at}/%2F", routing_key="q", reconnect_timeout=SHORT)
+    ),
+    "MqttSink": lambda at, _: _sent(
+        MqttSink(f"mqtt://user:{SECRET}@{at}", topic="t", reconnect_timeout=SHORT)
+    ),
+    "NatsSink": lambda at, _: _sent(NatsSink(f"nats://user:{SECRET}@{at}", "s", "s.x")),
+    "NatsSink, token": lambda at, _: _sent(NatsSink(f"nats://{SECRET}@{at}", "s", "s.x")),
+    "RedisSink": lambda at, _: _sent(RedisSink(f"redis://user:{SECRET}@{at}/0", "s")),
+    "PostgresSink": lambda at, _: _sent(PostgresSink(f"postgresql://user:{SECRET}@{at}/d", "t")),
+    "PostgresSink, pairs": lambda at, _: _sent(
+        PostgresSink("host={} port={} user=user password={} dbname=d".format(*at.split(":"), SECRET), "t")
+    ),
+    "KafkaSink": lambda at, _: _sent(
+        KafkaSink(
+            at,
+            "t",
+            exactly_once=False,
+            config={
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": "user",
+                "sasl.password": SECRET,
+                "message.timeout.ms": 300,
+            },
+        )
+    ),
+    "DeltaSink": lambda at, _: _sent(
+        DeltaSink(
+            "s3://bucket/table",
+            storage_options={
+                "aws_access_key_id": "user",
+                "aws_secret_access_key": SECRET,
+                "aws_session_token": TOKEN,
+                "aws_endpoint_url": f"http://{at}/?k={KEY}",
+                "aws_region": "x",
+                "aws_allow_http": "true",
+                "aws_max_retries": "0",
+                "aws_retry_timeout": "1s",
+            },
+        )
+    ),
+    "IcebergSink": lambda at, _: _sent(
+        IcebergSink(
+            "n.t",
+            {"type": "rest", "uri": f"http://user:{SECRET}@{at}/?k={KEY}", "token": TOKEN},
+        )
+    ),
+    "IcebergSink, SQL": lambda at, _: _sent(
+        IcebergSink("n.t", {"type": "sql", "uri": f"postgresql+psycopg://user:{SECRET}@{at}/d"})
+    ),
+    "IcebergSink, no SQL": lambda at, _: _sent(
+        IcebergSink("n.t", {"type": "sql", "uri": f"nosuch:{SECRET}@{at}/d"})
+    ),
+    "FileSink": lambda at, _: _sent(FileSink(f"ftp://user:{SECRET}@{at}/d")),
+    "FileSink, HTTP": lambda at, _: _sent(FileSink(f"http://user:{SECRET}@{at}/d?k={KEY}")),
+    "AmqpSource": lambda at, _: _fetched(
+        AmqpSource(f"amqp://user:{SECRET}@{at}/", "q", reconnect_timeout=SHORT)
+    ),
+    "MqttSource": lambda at, _: _fetched(
+        MqttSource(f"mqtt://user:{SECRET}@{at}", "t", reconnect_timeout=SHORT)
+    ),
+    "NatsSource": lambda at, _: _fetched(
+        NatsSource(f"nats://user:{SECRET}@{at}", "s", "c", reconnect_timeout=SHORT)
+    ),
+    "RedisSource": lambda at, _: _fetched(
+        RedisSource(f"redis://:{SECRET}@{at}", "s", "g", reconnect_timeout=SHORT)
+    ),
+    "PostgresChangesSource": lambda at, _: (
+        PostgresChangesSource(f"postgresql://u:{SECRET}@{at}/d", "t", "s").schema
+    ),
+    "PostgresTableSource": lambda at, _: (
+        PostgresTableSource(f"postgresql://u:{SECRET}@{at}/d", "t", column="id").schema
+    ),
+    "SseSource": lambda at, _: _fetched(
+        SseSource(f"http://user:{SECRET}@{at}/e?k={KEY}", headers=HEADERS, reconnect_timeout=SHORT)
+    ),
+    "PolledJsonSource": lambda at, _: _fetched(
+        PolledJsonSource(
+            f"http://user:{SECRET}@{at}/e?k={KEY}",
+            headers=HEADERS,
+            reconnect_timeout=SHORT,
+            interval="10ms",
+            cursor="c",
+            param="p",
+        )
+    ),
+    "KafkaSource": lambda at, _: _read(
+        KafkaSource(
+            at,
+            "t",
+            reconnect_timeout=SHORT,
+            config={
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": "user",
+                "sasl.password": SECRET,
+                "socket.timeout.ms": 1000,
+                "request.timeout.ms": 500,
+            },
+        )
+    ),
+    "FilesSource": lambda at, path: _read(
+        FilesSource(f"http://user:{SECRET}@{at}/d?k={KEY}", journal=path / "journal")
+    ),
+    "FilesSource, FTP": lambda at, path: _read(
+        FilesSource(f"ftp://user:{SECRET}@{at}/d", journal=path / "journal")
+    ),
+    "FilesSource, S3": lambda at, path: _read(
+        FilesSource(
+            "s3://bucket/d",
+            journal=path / "journal",
+            storage_options={
+                "key": "user",
+                "secret": SECRET,
+                "token": TOKEN,
+                "endpoint_url": f"http://{at}",
+                "config_kwargs": {"retries": {"max_attempts": 0}},
+            },
+        )
+    ),
+    "checkpoints": lambda at, _: open_files(f"ftp://user:{SECRET}@{at}/d").read("file"),
+    "checkpoints, HTTP": lambda at, _: open_files(f"http://user:{SECRET}@{at}/d?k={KEY}").read("file"),
+    "health": lambda at, _: CliRunner().invoke(app, ["health", f"http://user:{SECRET}@{at}"]).output,
+    "otlp": lambda at, _: open_spans(
+        Tracing(1.0, f"http://user:{SECRET}@{at}/v1/traces?k={KEY}", ""), "service", "1"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, how) for name in CONNECTORS for how in (REFUSED, ECHO)]
+    + [
+        (name, "echo 500")
+        for name in ("HttpSink", "SseSource", "PolledJsonSource", "IcebergSink", "DeltaSink")
+    ],
+)
+def test_no_failure_of_a_connector_tells_a_secret(
+    name: str,
+    how: str,
+    echo: _EchoServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port() if how == REFUSED else echo.server_address[1]
+    echo.status = 500 if how == "echo 500" else 400
+    monkeypatch.setattr("ftlayer.sources.kafka.source.CALL_S", 0.2)
+    caplog.set_level(logging.INFO)  # Below it, libraries show what is sent.
+    try:
+        said = repr(CONNECTORS[name](f"127.0.0.1:{port}", tmp_path))
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        said = all_that_is_said(error) + "".join(traceback.format_exception(error))
+    said += caplog.text + "".join(str(record.__dict__) for record in caplog.records)
+    assert len(said) > 10
+    assert not [secret for secret in SECRETS if secret in said], said

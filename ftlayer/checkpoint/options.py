@@ -26,6 +26,7 @@ from ftlayer.checks import (
 )
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
+from ftlayer.printable import shown_url
 
 KIB = 1 << 10
 MAX_MEMORY_THRESHOLD = MIB
@@ -302,7 +303,7 @@ def _check_scheme(url: str | None, name: str) -> None:
     if unknown and installed(scheme.lower()) is None:
         near = get_close_matches(unknown[0], known, 1)
         raise ConfigError(
-            f"{name}: {url!r}: fsspec knows no scheme {unknown[0]!r}"
+            f"{name}: {shown_url(str(url))}: fsspec knows no scheme {unknown[0]!r}"
             + (f"; did you mean {near[0]!r}?" if near else "; write a path, or a URL of one that it knows")
             + "; a storage of your own is told by storage="
         )

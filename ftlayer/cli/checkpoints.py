@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from ftlayer.cli.printing import print_json, print_long, size_text, time_text
 from ftlayer.errors import CheckpointError, ConfigError
-from ftlayer.printable import printable, printing_console
+from ftlayer.printable import printable, printing_console, shown_url
 from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
@@ -181,10 +181,13 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
         raise ConfigError(f"{path}: no job has its checkpoints here, nor below")
     for files, found, unknown in jobs:
         for name, size in sorted(found.items()):
-            typer.echo(f"{size_text(size):>10}  {printable(f'{files.url}/{name}')}")
+            typer.echo(f"{size_text(size):>10}  {shown_url(f'{files.url}/{name}')}")
         for run, error in unknown.items():
             typer.echo(
-                printable(f"what {files.url}/{run} needs is not known, so all of it stays: {error}"), err=True
+                printable(
+                    f"what {shown_url(files.url)}/{run} needs is not known, so all of it stays: {error}"
+                ),
+                err=True,
             )
     is_unknown = any(unknown for _, _, unknown in jobs)
     if any(found for _, found, _ in jobs):
@@ -195,7 +198,7 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
         for files, found, _ in jobs:
             if found:
                 # Behind the claim no driver of before publishes anything more; what one has just published is kept.
-                Ownership(files, last_name(files.url), f"ftlayer checkpoints clean {files.url}")
+                Ownership(files, last_name(files.url), f"ftlayer checkpoints clean {shown_url(files.url)}")
                 still, _ = left_behind(files, key)
                 removed = sum(1 for _ in remove_left(files, sorted(found.keys() & still.keys())))
                 typer.echo(f"deleted {removed:,} files of {printable(files.url)}")
@@ -318,7 +321,7 @@ def _opened(path: str, storage: str, key_file: Path | None = None) -> bytes | No
 def _verdict(result: Facts) -> str:
     location, error = str(result["location"]), str(result["error"] or "good")
     # Most errors name the checkpoint by themselves.
-    return error if location in error else f"{location}: {error}"
+    return error if shown_url(location) in error else f"{location}: {error}"
 
 
 def _print_list(path: str, rows: list[Facts]) -> None:

@@ -205,9 +205,9 @@ def _probe(url: str, path: str) -> tuple[bool, list[str]]:
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
             return False, [
-                f"{url} answers, and not by HTTP: where this is a vertex' own port, name its metrics port"
+                f"{shown_url(url)} answers, and not by HTTP: where this is a vertex' own port, name its metrics port"
             ]
-        return False, [f"{url}{path} gives no answer: {error or type(error).__name__}"]
+        return False, [f"{shown_url(url)}{path} gives no answer: {error or type(error).__name__}"]
     finally:
         connection.close()
     return answer.status == 200, _lines(url, path, answer.status, body)
@@ -222,7 +222,9 @@ def _lines(url: str, path: str, status: int, body: bytes) -> list[str]:
             *(f"note: {note}" for note in told["notes"]),
         ]
     except (ValueError, KeyError, TypeError):
-        return [f"{url}{path} answers {status}, and no probe's JSON: is this the port of another service?"]
+        return [
+            f"{shown_url(url)}{path} answers {status}, and no probe's JSON: is this the port of another service?"
+        ]
 
 
 # The commands that ask something of a running job: ``savepoint``, ``stop``, ``drain``, ``cancel``, ``stack``.

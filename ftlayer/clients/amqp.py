@@ -207,9 +207,3 @@ def is_away(error: Exception) -> bool:
     )
     away = (errors.AMQPConnectionError, errors.ChannelWrongStateError, OSError)
     return isinstance(error, away) and not isinstance(error, lasting)
-
-
-def place_of(url: str) -> str:
-    """Return how errors name a server: without its password."""
-    parameters = amqp_library().URLParameters(url)
-    return f"AMQP at {parameters.host}:{parameters.port}{parameters.virtual_host}"

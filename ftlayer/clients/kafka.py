@@ -11,7 +11,7 @@ from typing import Any
 
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
-from ftlayer.printable import LEAST_SECRET, without_secrets
+from ftlayer.printable import LEAST_SECRET, secrets_in, secrets_of, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,11 @@ class Brokers:
     servers: str
     group: str
     properties: tuple[tuple[str, Any], ...] = field(repr=False)
+
+    @property
+    def secrets(self) -> list[str]:
+        """What errors must not tell."""
+        return [*secrets_in(dict(self.properties)), *secrets_of(self.servers)]
 
     def consumer(self) -> Any:
         """Return a consumer that is told which offsets to read, and commits none by itself."""

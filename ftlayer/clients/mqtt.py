@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.printable import url_parts
+from ftlayer.printable import secrets_of, url_parts
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Address:
     tls: bool
     user: str | None
     password: str | None = field(repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """What errors must not tell."""
 
 
 def address_of(url: object) -> Address:
@@ -61,7 +63,14 @@ def address_of(url: object) -> Address:
         raise ConfigError(f"url: expected {expected}")
     user = unquote(parts.username) if parts.username else None
     password = unquote(parts.password) if parts.password else None
-    return Address(parts.hostname, parts.port or PORTS[parts.scheme], parts.scheme == "mqtts", user, password)
+    return Address(
+        parts.hostname,
+        parts.port or PORTS[parts.scheme],
+        parts.scheme == "mqtts",
+        user,
+        password,
+        tuple(secrets_of(str(url))),
+    )
 
 
 class ServerAwayError(Exception):

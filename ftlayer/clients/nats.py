@@ -7,19 +7,16 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from ftlayer.checks import check_path, check_text
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
-from ftlayer.printable import url_parts
+from ftlayer.printable import hidden, secrets_of, url_parts
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 """A server that says nothing for this long is taken for away."""
-
-PORT = 4222
 
 _SCHEMES = ("nats", "tls")
 _INVALID_IN_NAMES = set(".*>/\\ \t\r\n")
@@ -71,12 +68,6 @@ def check_subject(subject: object, option: str, *, wildcards: bool) -> None:
         raise ConfigError(f"{option}: expected a subject without wildcards, got {subject!r}")
 
 
-def place_of(url: str) -> str:
-    """Return how errors name servers: without their passwords."""
-    parts = [urlsplit(each.strip()) for each in url.split(",")]
-    return "NATS at " + ",".join(f"{each.hostname}:{each.port or PORT}" for each in parts)
-
-
 class NatsAwayError(Exception):
     """The server cannot be reached, is not ready, or has closed the connection."""
 
@@ -110,7 +101,7 @@ class NatsConnection:
 
         Raises `NatsAwayError`, and nats-py's errors if the server refuses.
         """
-        self._on_lost = on_lost
+        self._on_lost, self._secrets = on_lost, secrets_of(url)
         self._last_error: Exception | None = None
         self._loop = asyncio.new_event_loop()
         self._lost: asyncio.Future[None] = self._loop.create_future()
@@ -133,7 +124,8 @@ class NatsConnection:
             raise NatsAwayError(f"no answer within {TIMEOUT_S:.0f} s") from error
         except Exception as error:
             if is_away(error):
-                raise NatsAwayError(f"{type(error).__name__}: {self._last_error or error}") from error
+                said = hidden(self._last_error or error, self._secrets)
+                raise NatsAwayError(f"{type(error).__name__}: {said}") from error
             raise
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -57,9 +57,11 @@ def check_dsn(dsn: object) -> None:
 
 
 def database_of(dsn: str) -> str:
-    """Return how errors name a database: without its password."""
+    """Return how errors name a database."""
+    if "://" in dsn:
+        return shown_url(dsn)
     info = psycopg_library().conninfo.conninfo_to_dict(dsn)
-    return f"{info.get('dbname', 'postgres')} at {info.get('host', 'this machine')}"
+    return f"{shown_url(info.get('dbname', 'postgres'))} at {info.get('host', 'this machine')}"
 
 
 def connect(dsn: str, *, replication: bool = False) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ftlayer.errors import FTLayerError, SourceError
+from ftlayer.printable import hidden, raise_from
 
 logger = logging.getLogger(__name__)
 
@@ -21,14 +22,19 @@ class Reconnecting:
         self,
         place: str,
         patience_ms: int,
+        secrets: Sequence[str] = (),
         *,
         error: type[FTLayerError] = SourceError,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``place`` names what is connected to; after ``patience_ms`` without it `failed` raises an ``error``."""
+        """``place`` names what is connected to; after ``patience_ms`` without it `failed` raises an ``error``.
+
+        ``secrets``: neither the log nor that error tells them.
+        """
         self._place = place
         self._patience_s = patience_ms / 1_000
+        self._secrets = secrets
         self._error = error
         self._clock = clock
         self._sleep = sleep
@@ -57,13 +63,13 @@ class Reconnecting:
     def failed(self, error: Exception) -> None:
         """It could not be reached. Raises if that has been so for too long."""
         now = self._clock()
+        shown = hidden(error, self._secrets)
         if self._since is None:
-            logger.warning("%s is away, and is tried again: %s", self._place, error)
+            logger.warning("%s is away, and is tried again: %s", self._place, shown)
             self._since, self._pause_s = now, FIRST_S
         elif now - self._since >= self._patience_s:
-            raise self._error(
-                f"{self._place} has been away for {now - self._since:.0f} s, longer than reconnect_timeout: {error}"
-            ) from error
+            away = f"{self._place} has been away for {now - self._since:.0f} s, longer than reconnect_timeout: {shown}"
+            raise_from(self._error(away), error, self._secrets)
         self._again = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, MOST_S)
 

@@ -62,10 +62,3 @@ def is_away(error: Exception) -> bool:
     # A password that is refused will be refused again.
     lasting = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
     return isinstance(error, away) and not isinstance(error, lasting)
-
-
-def place_of(url: str) -> str:
-    """Return how errors name a server: without its password."""
-    address = redis_library().connection.parse_url(url)
-    path = address.get("path")
-    return f"Redis at {path or '{}:{}'.format(address.get('host', 'localhost'), address.get('port', 6379))}"

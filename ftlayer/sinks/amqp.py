@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_text, duration_ms
-from ftlayer.clients.amqp import AmqpConnection, amqp_library, check_amqp_url, is_away, place_of
+from ftlayer.clients.amqp import AmqpConnection, amqp_library, check_amqp_url, is_away
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.failures import PermanentFailure, RowsRejected
+from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.bodies import bodies_of, texts_of
 
 WINDOW = 1_000
@@ -28,6 +29,7 @@ MOST_ALONE = 8
 _PERSISTENT = 2
 
 
+@hides_secrets(lambda sink: secrets_of(sink._url))
 class AmqpSink:
     """Publishes each row as a persistent message: the sink of a topology, in both modes.
 
@@ -116,7 +118,7 @@ class AmqpSink:
     @property
     def place(self) -> str:
         """How errors name it."""
-        return f"exchange {self._exchange!r} of {place_of(self._url)}"
+        return f"exchange {self._exchange!r} of {shown_url(self._url)}"
 
     def _messages(self, batch: pa.RecordBatch) -> list[_Message]:
         keys: list[str | None] = [self._routing_key] * batch.num_rows
@@ -167,7 +169,7 @@ class AmqpSink:
 
         Raises `SinkError` if the server stays away, and what else has closed the channel.
         """
-        away = Reconnecting(self.place, self._patience_ms, error=SinkError)
+        away = Reconnecting(self.place, self._patience_ms, secrets_of(self._url), error=SinkError)
         while True:
             left = len(attempt.left)
             try:

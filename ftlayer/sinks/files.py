@@ -29,6 +29,7 @@ from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
 from ftlayer.errors import ConfigError, UncommittableError
+from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.formats import format_named
 from ftlayer.sinks.origin import streaming_query
 
@@ -86,7 +87,8 @@ def _read(files: Files, path: str) -> list[WrittenFile]:
         return [WrittenFile(*row) for row in json.loads(files.read(path))]
     except (ValueError, TypeError) as error:
         raise UncommittableError(
-            f"{join(files.url, path)} was damaged after it was written ({error}); it says which files a batch has"
+            f"{shown_url(join(files.url, path))} was damaged after it was written ({error}); it says which files "
+            "a batch has"
         ) from error
 
 
@@ -103,6 +105,7 @@ class FileMessage(WriterCommitMessage):
     query: str
 
 
+@hides_secrets(lambda sink: secrets_of(sink._path))
 class FileSink(DataSourceStreamArrowWriter):
     """Writes rows into files of a directory.
 
@@ -280,7 +283,8 @@ def _name(files: Files, written: list[WrittenFile]) -> None:
             files.delete(one.temporary)
         elif not files.move(one.temporary, one.target) and files.size(one.target) != one.size:
             raise UncommittableError(
-                f"{join(files.url, one.temporary)} is gone, and {one.target}, as which it is committed, is not there: "
+                f"{shown_url(join(files.url, one.temporary))} is gone, and {one.target}, as which it is "
+                "committed, is not there: "
                 "the sink has another path than where it was written (files that wait for their commit lie there, not "
                 "in the checkpoint), or it was committed and moved away or removed since, or something has removed it "
                 "before (FileSink.clean with a checkpoint that was kept, say), and its rows are lost"

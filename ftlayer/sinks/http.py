@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_choice, check_int, check_text, duration_ms
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
-from ftlayer.printable import secrets_of, shown_url, url_parts, without_secrets
+from ftlayer.printable import hides_secrets, secrets_of, shown_url, url_parts, without_secrets
 from ftlayer.sinks.bodies import bodies_of, texts_of
 
 METHODS = ("POST", "PUT", "PATCH")
@@ -32,6 +33,7 @@ _SAID = 200
 """Characters of an answer that are kept as the reason."""
 
 
+@hides_secrets(lambda sink: sink._secrets)
 class HttpSink:
     """Sends each row as a request of its own: the sink of a topology, in both modes.
 
@@ -142,6 +144,7 @@ class HttpSink:
             limits = httpx.Limits(
                 max_connections=self.connections, max_keepalive_connections=self.connections
             )
+            keep_out_of_log(self._secrets)
             self._client = httpx.Client(timeout=self._timeout_s, limits=limits)
         return self._client
 
@@ -175,6 +178,22 @@ class _Round:
         else:
             self._failed, self._last = self._failed + 1, error
         return error
+
+
+_told: set[str] = set()
+
+
+def keep_out_of_log(secrets: Iterable[str]) -> None:
+    """Keep secrets out of what httpx logs, which is the URL of each request."""
+    _told.update(secrets)
+    logging.getLogger("httpx").addFilter(_without_told)  # The same one again is no second one.
+
+
+def _without_told(record: logging.LogRecord) -> bool:
+    said = record.getMessage()
+    if (shown := without_secrets(said, sorted(_told, key=len, reverse=True))) != said:
+        record.msg, record.args = shown, ()
+    return True
 
 
 def retry_after_s(text: str | None, now: dt.datetime | None = None) -> float | None:

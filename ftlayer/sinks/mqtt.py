@@ -13,6 +13,7 @@ from ftlayer.clients.mqtt import MOST_PACKETS, VERSIONS, ServerAwayError, Sessio
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError, SourceError
 from ftlayer.failures import PermanentFailure, RowsRejected
+from ftlayer.printable import hides_secrets
 from ftlayer.sinks.bodies import bodies_of, texts_of
 
 WINDOW = 1_000
@@ -22,6 +23,7 @@ _NEVER = frozenset({"Topic name invalid", "Payload format invalid", "Packet too 
 """Reasons of 5 that another try will not change."""
 
 
+@hides_secrets(lambda sink: sink._address.secrets)
 class MqttSink:
     """Publishes each row with QoS 1: the sink of a topology, in both modes.
 
@@ -111,7 +113,7 @@ class MqttSink:
 
         Raises `SinkError` if the server stays away, or refuses the connection.
         """
-        away = Reconnecting(self.place, self._patience_ms, error=SinkError)
+        away = Reconnecting(self.place, self._patience_ms, self._address.secrets, error=SinkError)
         while left:
             before = len(left)
             try:

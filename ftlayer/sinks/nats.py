@@ -30,10 +30,10 @@ from ftlayer.clients.nats import (
     check_nats_url,
     check_subject,
     nats_library,
-    place_of,
 )
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.failures import RowsRejected
+from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.bodies import bodies_of, column_of, texts_of
 from ftlayer.sinks.origin import by_query, streaming_query
 
@@ -480,6 +480,7 @@ class NatsMessage(WriterCommitMessage):
     query: str
 
 
+@hides_secrets(lambda sink: secrets_of(sink._url))
 class NatsSink(DataSourceStreamArrowWriter):
     """Publishes each row as a message of JetStream.
 
@@ -663,7 +664,7 @@ class NatsSink(DataSourceStreamArrowWriter):
 
     @property
     def _place(self) -> str:
-        return f"stream {self._stream!r} of {place_of(self._url)}"
+        return f"stream {self._stream!r} of {shown_url(self._url)}"
 
 
 class _Session:

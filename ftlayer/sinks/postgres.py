@@ -18,6 +18,7 @@ from ftlayer.checks import check_text
 from ftlayer.clients.postgres import check_dsn, database_of, is_refusal, psycopg_library, reason, refusal
 from ftlayer.errors import SinkError, UncommittableError
 from ftlayer.failures import RowsRejected
+from ftlayer.printable import hidden, hides_secrets, secrets_of
 from ftlayer.sinks.fitting import chunked
 from ftlayer.sinks.origin import by_query, streaming_batch, streaming_query
 
@@ -59,6 +60,7 @@ class RefusedRow:
     values: str
 
 
+@hides_secrets(lambda sink: secrets_of(sink._dsn))
 class PostgresSink(DataSourceStreamArrowWriter):
     """Writes rows into a table of PostgreSQL.
 
@@ -258,7 +260,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
             except SinkError as error:
                 if not left or not isinstance(error.__cause__, psycopg.OperationalError):
                     raise
-                logger.warning("%s; it is tried again", error)
+                logger.warning("%s; it is tried again", hidden(error, secrets_of(self._dsn)))
                 time.sleep(TRY_AGAIN_S)
         raise AssertionError
 

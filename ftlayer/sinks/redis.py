@@ -14,9 +14,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checks import Duration, check_int, check_text, duration_ms
-from ftlayer.clients.redis import check_redis_url, connect, is_away, place_of, redis_library
+from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
 from ftlayer.errors import SinkError, UncommittableError
 from ftlayer.failures import RowsRejected
+from ftlayer.printable import hidden, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.origin import by_query, streaming_query
 
 logger = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ class RedisMessage(WriterCommitMessage):
     query: str
 
 
+@hides_secrets(lambda sink: secrets_of(sink._url))
 class RedisSink(DataSourceStreamArrowWriter):
     """Appends rows to a stream of Redis, each an entry with a field for each column.
 
@@ -292,7 +294,7 @@ class RedisSink(DataSourceStreamArrowWriter):
 
     @property
     def _place(self) -> str:
-        return f"stream {self._stream!r} of {place_of(self._url)}"
+        return f"stream {self._stream!r} of {shown_url(self._url)}"
 
     def _connected(self) -> Any:
         if self._client is None:
@@ -316,7 +318,7 @@ class RedisSink(DataSourceStreamArrowWriter):
                 cause = error.__cause__
                 if not left or not isinstance(cause, Exception) or not is_away(cause):
                     raise
-                logger.warning("%s; it is tried again", error)
+                logger.warning("%s; it is tried again", hidden(error, secrets_of(self._url)))
                 time.sleep(TRY_AGAIN_S)
         raise AssertionError
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ftlayer.errors import SinkError, UncommittableError
+from ftlayer.printable import hidden
 
 logger = logging.getLogger(__name__)
 
@@ -21,10 +22,11 @@ TRY_AGAIN_S = 0.2
 Result = TypeVar("Result")
 
 
-def tried(work: Callable[[], Result], conflict: type[BaseException]) -> Result:
+def tried(work: Callable[[], Result], conflict: type[BaseException], secrets: Sequence[str]) -> Result:
     """Do what raises `SinkError`, again if it fails: each try looks first what is committed.
 
-    ``conflict`` is what causes the error if another writer was faster. An error without a cause is final.
+    ``conflict`` is what causes the error if another writer was faster; the log does not tell ``secrets``.
+    An error without a cause is final.
     """
     failures = conflicts = 0
     while True:
@@ -37,5 +39,5 @@ def tried(work: Callable[[], Result], conflict: type[BaseException]) -> Result:
             conflicts, failures = conflicts + is_conflict, failures + (not is_conflict)
             if error.__cause__ is None or failures >= TRIES or conflicts >= CONFLICTS:
                 raise
-            logger.warning("%s; it is tried again", error)
+            logger.warning("%s; it is tried again", hidden(error, secrets))
             time.sleep(TRY_AGAIN_S * random.uniform(0.5, 1.5) * (1 << min(failures, 4)))

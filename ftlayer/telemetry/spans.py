@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ftlayer.printable import shown_url
 from ftlayer.telemetry.news import CollectorNews, pushing
 from ftlayer.telemetry.sdk import is_usable, resource_of
 from ftlayer.telemetry.settings import OtlpTarget, Tracing
@@ -75,7 +76,7 @@ def open_spans(tracing: Tracing, service: str, version: str) -> SpanExport | Non
     """Return what sends the spans of this process; None where the SDK is missing, which the log says."""
     if not is_usable(OtlpTarget(tracing.endpoint, tracing.endpoint, False, tracing.problem), "traces"):
         return None
-    logger.info("traces of %g of all records go to %s", tracing.ratio, tracing.endpoint)
+    logger.info("traces of %g of all records go to %s", tracing.ratio, shown_url(tracing.endpoint))
     return SpanExport(tracing.endpoint, service, version)
 
 
@@ -103,7 +104,7 @@ def _exporter(endpoint: str) -> SpanExporter:
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     class Exporter(OTLPSpanExporter):
-        news = CollectorNews("traces", endpoint)
+        news = CollectorNews("traces", shown_url(endpoint))
 
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
             with pushing():

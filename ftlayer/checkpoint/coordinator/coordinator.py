@@ -63,6 +63,7 @@ from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, CommitFailedError, FTLayerError
+from ftlayer.printable import shown_url
 
 # Completed checkpoints: how many are kept, and what becomes of them in the end.
 #
@@ -346,7 +347,8 @@ class Completion:
         if pending.is_savepoint:
             # "latest" does not find it, and what it holds of sinks may be committed.
             text += (
-                f". The job goes on from savepoint {pending.checkpoint.location}; if its driver dies before the next "
+                f". The job goes on from savepoint {shown_url(pending.checkpoint.location)}; if its driver dies "
+                "before the next "
                 "checkpoint is complete, restore it from there"
             )
         self._commits_again = True

@@ -38,6 +38,7 @@ from ftlayer.checkpoint.storage.layout import (
 from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer, is_same
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, IncompatibleCheckpointError, newer_format
+from ftlayer.printable import shown_url
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,8 @@ def decode_letters(
     body, mac = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if not is_same(mac, signer.letters(name, body)):
         raise CheckpointDamagedError(
-            f"{location}: these dead letters were cut off or changed after they were written, or are signed with "
+            f"{shown_url(location)}: these dead letters were cut off or changed after they were written, or are "
+            "signed with "
             "another key (see CheckpointConfig.key): give that key, or a copy of the file; remove it to go on without"
         )
     with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
@@ -140,7 +142,9 @@ def read_head(data: bytes, location: str) -> LettersHead:
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError) as error:
-        raise CheckpointDamagedError(f"{location}: this is no file of dead letters: {error}") from error
+        raise CheckpointDamagedError(
+            f"{shown_url(location)}: this is no file of dead letters: {error}"
+        ) from error
     return _head_of(schema, location)
 
 
@@ -181,7 +185,9 @@ def _head_of(schema: pa.Schema, location: str) -> LettersHead:
             )
         return LettersHead(int(said[_LETTERS_KEY]), said[_LASTING_KEY] == b"1")
     except (KeyError, ValueError) as error:
-        raise CheckpointDamagedError(f"{location}: this is no file of dead letters: {error!r}") from error
+        raise CheckpointDamagedError(
+            f"{shown_url(location)}: this is no file of dead letters: {error!r}"
+        ) from error
 
 
 def _letter(row: dict[str, Any]) -> ChainLetter:

@@ -11,6 +11,7 @@ from ftlayer.checkpoint.custom_storage import CHUNK_BYTES as CHUNK_BYTES
 from ftlayer.checkpoint.custom_storage import FileStatus as FileStatus
 from ftlayer.checkpoint.storage.layout import join
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, FTLayerError
+from ftlayer.printable import raise_from, secrets_of, shown_url
 
 _WAYS_OUT = {
     errno.ENOSPC: "it is full: make room there, or choose another directory",
@@ -103,8 +104,9 @@ def storage_errors(url: str, path: str, doing: str) -> Iterator[None]:
         yield
     except FTLayerError:
         raise
-    except Exception as error:
-        raise CheckpointStorageError(f"{_at(url, path)} cannot be {doing}: {_reason(error)}") from error
+    except Exception as error:  # noqa: BLE001
+        failed = CheckpointStorageError(f"{_at(url, path)} cannot be {doing}: {_reason(error)}")
+        raise_from(failed, error, secrets_of(url))
 
 
 @contextlib.contextmanager
@@ -114,7 +116,7 @@ def reading(url: str, path: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
-            raise CheckpointDamagedError(f"{_at(url, path)} is missing") from error
+            raise_from(CheckpointDamagedError(f"{_at(url, path)} is missing"), error, secrets_of(url))
 
 
 def raised(error: CheckpointError) -> None:
@@ -123,7 +125,7 @@ def raised(error: CheckpointError) -> None:
 
 
 def _at(url: str, path: str) -> str:
-    return join(url, path) if path else url
+    return shown_url(join(url, path) if path else url)
 
 
 def _reason(error: Exception) -> str:

@@ -14,6 +14,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.layout import KEY, job_directory, join, parent
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
+from ftlayer.printable import shown_url
 
 KEY_BYTES = 32
 _CHECKSUM_BYTES = 16
@@ -51,7 +52,8 @@ def key_of(location: str, key: bytes | None = None) -> bytes:
         if open_files(directory).size(KEY) is not None:
             return _read(directory)
     raise CheckpointStorageError(
-        f"{location}: no key is kept with it; if the job was run with CheckpointConfig(key=…) give the same key, "
+        f"{shown_url(location)}: no key is kept with it; if the job was run with CheckpointConfig(key=…) give the "
+        "same key, "
         f"and if it was copied, copy the file {KEY} of its job's directory too"
     )
 
@@ -65,7 +67,9 @@ def _read(directory: str) -> bytes:
         key, checksum = kept[first : first + KEY_BYTES], kept[first + KEY_BYTES : first + _COPY_BYTES]
         if len(key) == KEY_BYTES and checksum == _checksum(key):
             return key
-    raise CheckpointDamagedError(f"{join(directory, KEY)} is damaged: neither copy of the key in it is whole")
+    raise CheckpointDamagedError(
+        f"{shown_url(join(directory, KEY))} is damaged: neither copy of the key in it is whole"
+    )
 
 
 def _checksum(key: bytes) -> bytes:

@@ -9,6 +9,7 @@ from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files, raised
 from ftlayer.checkpoint.storage.layout import LAST_REPORT, job_directory, join, last_name
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, MalformedRequestError
+from ftlayer.printable import shown_url
 from ftlayer.transport.codec import plain_codec
 from ftlayer.transport.frames import pack, unpack_map
 from ftlayer.vertex.calls import JobDetails
@@ -72,7 +73,8 @@ def _read(location: str, data: bytes) -> JobDetails:
         job = _DETAILS.unpack(fields["job"], "job")
     except MalformedRequestError as error:
         raise CheckpointDamagedError(
-            f"{location} is not what a job's driver has said last ({error}): it may be of a newer ftlayer, or damaged; "
+            f"{shown_url(location)} is not what a job's driver has said last ({error}): it may be of a newer "
+            "ftlayer, or damaged; "
             "remove the file to go on without it"
         ) from error
     assert isinstance(job, JobDetails)

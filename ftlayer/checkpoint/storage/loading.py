@@ -25,6 +25,7 @@ from ftlayer.checkpoint.storage.metadata import HEADER_BYTES, decode, read_heade
 from ftlayer.checkpoint.storage.reading import check_piece
 from ftlayer.checkpoint.storage.signing import Signer
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, ConfigError
+from ftlayer.printable import shown_url
 
 
 def load_checkpoint(url: str, key: bytes | None = None) -> Checkpoint:
@@ -126,7 +127,8 @@ def check_present(files: Files, checkpoint: Checkpoint, crew: StoragePool) -> No
         if size is None or size < end:
             there = "is not there any more" if size is None else f"has {size:,} bytes, {end:,} were written"
             raise CheckpointStorageError(
-                f"checkpoint {checkpoint.checkpoint} is not published: {join(files.url, path)} {there}; does something "
+                f"checkpoint {checkpoint.checkpoint} is not published: {shown_url(join(files.url, path))} "
+                f"{there}; does something "
                 "else remove files from there?"
             )
 
@@ -158,12 +160,14 @@ def not_there(location: str) -> str:
         return _no_directory(location)
     below = find_checkpoints(location)
     if not below:
-        return f"{location}: there is no checkpoint or savepoint here, nor below"
+        return f"{shown_url(location)}: there is no checkpoint or savepoint here, nor below"
     named = ", ".join(below[:NAMED])
-    return f"{location} is no checkpoint itself; name one of those below it, the latest first: {named}"
+    return f"{shown_url(location)} is no checkpoint itself; name one of those below it, the latest first: {named}"
 
 
 def _no_directory(location: str) -> str:
     return (
-        f"{location} is a file, not a directory" if Path(location).exists() else f"{location} does not exist"
+        f"{shown_url(location)} is a file, not a directory"
+        if Path(location).exists()
+        else f"{shown_url(location)} does not exist"
     )

@@ -22,6 +22,7 @@ from ftlayer.errors import (
     MalformedRequestError,
     newer_format,
 )
+from ftlayer.printable import shown_url
 from ftlayer.transport.codec import plain_codec
 
 MAGIC = b"FTLCHKPT"
@@ -65,21 +66,24 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
     header = read_header(data)
     if header is None:
         raise CheckpointDamagedError(
-            f"{location}: its metadata is cut off, or was not written by ftlayer ({len(data):,} bytes)"
+            f"{shown_url(location)}: its metadata is cut off, or was not written by ftlayer ({len(data):,} bytes)"
         )
     if header.version > VERSION:
         raise IncompatibleCheckpointError(newer_format(location, header.version, VERSION, _writer_of(data)))
     mac, body = data[HEADER_BYTES : HEADER_BYTES + DIGEST_BYTES], data[HEADER_BYTES + DIGEST_BYTES :]
     if not is_same(mac, signer.metadata(data[:HEADER_BYTES] + body)):
         raise CheckpointDamagedError(
-            f"{location}: its metadata was cut off or changed after it was written, or is signed with another key "
+            f"{shown_url(location)}: its metadata was cut off or changed after it was written, or is signed with "
+            "another key "
             "(see CheckpointConfig.key)"
         )
     try:
         plain = msgpack.unpackb(body)
         checkpoint: Checkpoint = plain_codec(Checkpoint).unpack(plain, "checkpoint")
     except (MalformedRequestError, ValueError, msgpack.UnpackException) as error:
-        raise CheckpointDamagedError(f"{location}: its metadata makes no sense: {error}") from error
+        raise CheckpointDamagedError(
+            f"{shown_url(location)}: its metadata makes no sense: {error}"
+        ) from error
     _check_paths(checkpoint, location)
     return replace(checkpoint, location=location)
 
@@ -108,7 +112,8 @@ def _check_paths(checkpoint: Checkpoint, location: str) -> None:
         for piece in subtask.pieces():
             if piece.inline is None and not _is_ours(piece.path, checkpoint.kind):
                 raise CheckpointDamagedError(
-                    f"{location}: its metadata refers to {piece.path!r}, which is not in the checkpoint's directory"
+                    f"{shown_url(location)}: its metadata refers to {piece.path!r}, which is not in the "
+                    "checkpoint's directory"
                 )
 
 

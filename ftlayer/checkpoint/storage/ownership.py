@@ -23,6 +23,7 @@ from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import OWNERS, job_directory, join
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, StaleOwnerError
+from ftlayer.printable import shown_url
 
 
 class Ownership:
@@ -66,7 +67,8 @@ class Ownership:
         # Who takes over claims first, and removes older claims then: one that is gone has followers.
         if own is None and not self._epochs():
             raise CheckpointStorageError(
-                f"{self._files.url}: the claim of topology {self._job!r}, {_path(self._epoch)}, is not there, nor one "
+                f"{shown_url(self._files.url)}: the claim of topology {self._job!r}, {_path(self._epoch)}, is not "
+                "there, nor one "
                 "of another driver: the directory was removed, or is not mounted. No checkpoint is completed until it "
                 "is there again; if it is lost, start the topology again"
             )
@@ -75,7 +77,8 @@ class Ownership:
     def _stale(self) -> StaleOwnerError:
         return StaleOwnerError(
             f"topology {self._job!r} was started by another driver{self._by_whom()}, which goes on with its "
-            f"checkpoints in {self._files.url}: this one ends, and commits nothing any more. Run one of them, or "
+            f"checkpoints in {shown_url(self._files.url)}: this one ends, and commits nothing any more. Run one "
+            "of them, or "
             "give each a name or a directory of its own"
         )
 

@@ -24,7 +24,7 @@ from ftlayer.checkpoint.custom_storage import (
 from ftlayer.checkpoint.storage.files import reading, storage_errors
 from ftlayer.checkpoint.storage.layout import new_unique, normal, parent, scheme_of
 from ftlayer.errors import CheckpointStorageError, ConfigError
-from ftlayer.printable import shown_url
+from ftlayer.printable import raise_from, secrets_of, shown_url
 
 RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb", "ftp"})
 """File systems whose rename is atomic, and whose files can be seen half-written. Others put objects as a whole."""
@@ -234,12 +234,16 @@ def open_remote(url: str) -> RemoteFiles:
         except (ImportError, ValueError) as error:
             own = installed(scheme)
             if own is None:
-                raise ConfigError(
+                failed = (
                     f"directory: {shown_url(url)} cannot be reached: {error}. The scheme has to be one of fsspec's, "
                     "and the package that it names has to be installed for driver and slots; or it is that of a "
                     "storage of your own: CheckpointConfig(storage=…), --storage of ftlayer checkpoints, "
                     f"{VARIABLE}, or an entry point of the group {ENTRY_POINTS}"
-                ) from error
+                )
+                raise_from(ConfigError(failed), error, secrets_of(url))
+        except (OSError, EOFError) as error:
+            failed = f"{shown_url(url)} cannot be reached: {type(error).__name__}: {error}"
+            raise_from(CheckpointStorageError(failed), error, secrets_of(url))
     with storage_errors(url, "", "opened"):
         return RemoteFiles(url, own(url))
 

@@ -37,6 +37,7 @@ from ftlayer.checkpoint.storage.loading import (
 )
 from ftlayer.checkpoint.storage.orphans import orphans
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, ConfigError
+from ftlayer.printable import shown_url
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ def delete_checkpoint(url: str, key: bytes | None = None) -> str:
     for other, found in read_each(beside, lambda each: load_checkpoint(each, key)):
         if isinstance(found, CheckpointDamagedError):
             raise CheckpointDamagedError(
-                f"{location} is kept, as it cannot be known which files {other} shares with it; delete that one "
-                f"first: {found}"
+                f"{shown_url(location)} is kept, as it cannot be known which files {shown_url(other)} shares with it; delete "
+                f"that one first: {found}"
             ) from found
         if isinstance(found, CheckpointError):
             raise found
@@ -212,5 +213,5 @@ def _checked(url: str, *, is_savepoint: bool) -> str:
         raise CheckpointStorageError(not_there(location))
     if (checkpoint_number(last_name(location)) is None) != is_savepoint:
         kind, command = ("checkpoint", "delete") if is_savepoint else ("savepoint", "dispose")
-        raise ConfigError(f"{location} is a {kind}: use `ftlayer checkpoints {command}`")
+        raise ConfigError(f"{shown_url(location)} is a {kind}: use `ftlayer checkpoints {command}`")
     return location

@@ -11,6 +11,7 @@ from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import RESULT, job_directory, join
 from ftlayer.errors import CheckpointDamagedError
+from ftlayer.printable import shown_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ def find_result(config: CheckpointConfig, name: str) -> JobResult | None:
         return JobResult(**json.loads(files.read(RESULT)))
     except (ValueError, TypeError) as error:
         raise CheckpointDamagedError(
-            f"{join(files.url, RESULT)} is not a job's result ({error}): whether {name!r} has ended is not known. "
+            f"{shown_url(join(files.url, RESULT))} is not a job's result ({error}): whether {name!r} has ended is "
+            "not known. "
             "Remove the file to have the job go on from its latest checkpoint, or begin anew where there is none"
         ) from error
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ftlayer.checkpoint.coordinator.statistics import CheckpointState, CheckpointStats
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.errors import UnsupportedError
-from ftlayer.printable import shortened
+from ftlayer.printable import shortened, shown_url
 from ftlayer.runtime.driver.checkpoint_times import CheckpointTimes
 from ftlayer.runtime.driver.driver_mode import CheckpointCalls
 from ftlayer.runtime.driver.job import Job
@@ -197,8 +197,8 @@ class TopologyTelling:
             failures_in_a_row=counts.failures_in_a_row,
             tolerable_failures=config.tolerable_failures,
             interval_ms=config.interval_ms or 0,
-            directory=config.directory or "",
-            savepoint_directory=config.savepoint_directory or "",
+            directory=shown_url(config.directory or ""),
+            savepoint_directory=shown_url(config.savepoint_directory or ""),
             retained=checkpoints.retained,
             last_completed_ms=self._last_completed_ms,
         )
@@ -305,6 +305,6 @@ def _checkpoint(stats: CheckpointStats) -> CheckpointDetails:
             )
             for part in stats.parts
         ),
-        location=stats.location,
+        location=shown_url(stats.location),
         failure=shortened(stats.failure, MAX_TEXT),
     )

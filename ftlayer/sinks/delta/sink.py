@@ -27,7 +27,7 @@ from ftlayer.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.clients.delta import check_can_add, delta_library
 from ftlayer.clients.s3 import SCHEMES, check_s3_options, s3_file_system
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
-from ftlayer.printable import shown_url
+from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.sinks.delta.message import DeltaMessage, StagedFile, by_query
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, is_held_by, refuse_nulls
 from ftlayer.sinks.numbering import WriterNumbers
@@ -463,6 +463,7 @@ _STAGED = re.compile(
 Result = TypeVar("Result")
 
 
+@hides_secrets(lambda sink: sink._secrets)
 class DeltaSink(DataSourceStreamArrowWriter):
     """Appends rows to a Delta table.
 
@@ -509,6 +510,7 @@ class DeltaSink(DataSourceStreamArrowWriter):
         self._place = f"Delta table {shown_url(self._url)}"
         self._partition_by = tuple(partition_by)
         self._options = dict(storage_options or {})
+        self._secrets = [*secrets_in(self._options), *secrets_of(self._url)]
         # Copies of this object share it: what other executions have left is told by it.
         self._execution = secrets.token_hex(8)
         self._numbers = WriterNumbers()
@@ -718,7 +720,9 @@ class DeltaSink(DataSourceStreamArrowWriter):
             ) from error
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
-        return tried(lambda: self._doing(doing, work), delta_library().exceptions.CommitFailedError)
+        return tried(
+            lambda: self._doing(doing, work), delta_library().exceptions.CommitFailedError, self._secrets
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads the table by itself.

@@ -23,6 +23,7 @@ from ftlayer.clients.iceberg import (
     without_retries,
 )
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
+from ftlayer.printable import hides_secrets, secrets_in
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls
 from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, messages_by_query, staged
 from ftlayer.sinks.numbering import WriterNumbers
@@ -142,6 +143,7 @@ def _query_name(query: str) -> str:
 Result = TypeVar("Result")
 
 
+@hides_secrets(lambda sink: secrets_in(sink._properties))
 class IcebergSink(DataSourceStreamArrowWriter):
     """Appends rows to an Iceberg table.
 
@@ -371,7 +373,11 @@ class IcebergSink(DataSourceStreamArrowWriter):
             ) from error
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
-        return tried(lambda: self._doing(doing, work), iceberg_library().exceptions.CommitFailedException)
+        return tried(
+            lambda: self._doing(doing, work),
+            iceberg_library().exceptions.CommitFailedException,
+            secrets_in(self._properties),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy connects by itself.

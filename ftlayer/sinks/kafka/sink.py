@@ -34,6 +34,7 @@ from ftlayer.clients.kafka import (
 )
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.failures import RowsRejected
+from ftlayer.printable import hidden, hides_secrets
 from ftlayer.sinks.kafka.messages import KafkaMessage, Staged, batches_of, content_of, encode
 from ftlayer.sinks.origin import by_query, streaming_query
 
@@ -555,6 +556,7 @@ TRIES = 3
 TRY_AGAIN_S = 0.5
 
 
+@hides_secrets(lambda sink: sink._brokers.secrets)
 class KafkaSink(DataSourceStreamArrowWriter):
     """Produces rows as messages of Kafka.
 
@@ -770,7 +772,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
             except SinkError as error:
                 if not left:
                     raise
-                logger.warning("%s; it is tried again", error)
+                logger.warning("%s; it is tried again", hidden(error, self._brokers.secrets))
                 time.sleep(TRY_AGAIN_S)
 
     # ------------------------------------------------------------ staging

@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
-from ftlayer.clients.amqp import TIMEOUT_S, AmqpConnection, amqp_library, check_amqp_url, is_away, place_of
+from ftlayer.clients.amqp import TIMEOUT_S, AmqpConnection, amqp_library, check_amqp_url, is_away
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
+from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sources import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.sources.redelivery import NAME_BYTES, Window
@@ -91,6 +92,7 @@ _KEPT_NAMES = 10_000
 """Of messages that were acknowledged: the server may lose acknowledgements when it crashes."""
 
 
+@hides_secrets(lambda source: secrets_of(source.url))
 class AmqpSource(Queue):
     """Reads a queue of RabbitMQ, or of another server that speaks AMQP 0.9.1. Its other consumers get other messages.
 
@@ -140,7 +142,7 @@ class AmqpSource(Queue):
     @property
     def place(self) -> str:
         """How errors name it."""
-        return f"queue {self.queue!r} of {place_of(self.url)}"
+        return f"queue {self.queue!r} of {shown_url(self.url)}"
 
     def pack(self, names: bytes) -> bytes:
         """Return the position behind messages, of which some have these names: one like no other."""
@@ -153,6 +155,7 @@ class AmqpSource(Queue):
         return names
 
 
+@hides_secrets(lambda reader: secrets_of(reader._source.url))
 class AmqpReader:
     """`QueueReader` of one consumer."""
 
@@ -160,7 +163,7 @@ class AmqpReader:
         self._source = source
         self._subtask = subtask
         self._window = window
-        self._away = Reconnecting(source.place, source.patience_ms)
+        self._away = Reconnecting(source.place, source.patience_ms, secrets_of(source.url))
         self._connection: AmqpConnection | None = None
         self._delivered: deque[Delivery] = deque()
         self._cancelled = False

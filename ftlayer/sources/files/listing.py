@@ -10,6 +10,7 @@ from typing import Any
 from ftlayer.checkpoint.storage.layout import is_local, last_name, normal
 from ftlayer.checkpoint.storage.remote_files import modified_ms
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import raise_from, secrets_in, secrets_of, shown_url
 from ftlayer.sources.files.pieces import FoundFile
 
 logger = logging.getLogger(__name__)
@@ -31,19 +32,29 @@ class Listing:
 
     @property
     def file_system(self) -> Any:
-        """The file system. Raises `ConfigError` if fsspec has none for the URL."""
+        """The file system. Raises `ConfigError` if fsspec has none for the URL, and `SourceError`."""
         if self._fs is None:
             from fsspec.core import url_to_fs
 
+            place = shown_url(self.url)
             url = f"file://{self.url}" if is_local(self.url) else self.url
             try:
                 self._fs, self._root = url_to_fs(url, **self._options)
             except (ImportError, ValueError, TypeError) as error:
-                raise ConfigError(
-                    f"path: {self.url} cannot be reached: {error}. The scheme has to be one of fsspec's, and the "
+                failed = (
+                    f"path: {place} cannot be reached: {error}. The scheme has to be one of fsspec's, and the "
                     "package that it names has to be installed for driver and slots"
-                ) from error
+                )
+                raise_from(ConfigError(failed), error, self.secrets)
+            except (OSError, EOFError) as error:
+                failed = f"path: {place} cannot be reached: {type(error).__name__}: {error}"
+                raise_from(SourceError(failed), error, self.secrets)
         return self._fs
+
+    @property
+    def secrets(self) -> list[str]:
+        """What errors must not tell."""
+        return [*secrets_in(self._options), *secrets_of(self.url)]
 
     def files(self) -> list[FoundFile]:
         """Return the files that there are now, those written first first; none if the directory is missing.
@@ -60,8 +71,9 @@ class Listing:
         except FileNotFoundError:
             self._note_missing(True)
             return []
-        except Exception as error:
-            raise SourceError(f"{self.url} cannot be listed: {type(error).__name__}: {error}") from error
+        except Exception as error:  # noqa: BLE001
+            failed = f"{shown_url(self.url)} cannot be listed: {type(error).__name__}: {error}"
+            raise_from(SourceError(failed), error, self.secrets)
         files = [
             _found(path, info)
             for path, info in found.items()
@@ -71,7 +83,7 @@ class Listing:
 
     def _note_missing(self, is_missing: bool) -> None:
         if is_missing and not self._is_missing:
-            logger.warning("%s is not there; its files are read when it is", self.url)
+            logger.warning("%s is not there; its files are read when it is", shown_url(self.url))
         self._is_missing = is_missing
 
     def version(self, path: str) -> tuple[int, str]:

@@ -29,6 +29,7 @@ from ftlayer.checkpoint.storage.layout import check_location, join, normal
 from ftlayer.checks import MOST_BYTES, Duration, check_bool, check_choice, check_int, check_text, duration_ms
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import hides_secrets, shown_url, without_secrets
 from ftlayer.sources.beside import note, valid
 from ftlayer.sources.files.formats import FORMATS, OFFSET, PATH, VALUE, FileFormat
 from ftlayer.sources.files.listing import Listing
@@ -108,7 +109,8 @@ class Journal:
         known = sum(min(entry.end, end) - max(entry.first, start) for entry in found)
         if known < end - start:
             raise SourceError(
-                f"journal {self.url}: it does not reach back to what was read from {start} to {end}: those files were "
+                f"journal {shown_url(self.url)}: it does not reach back to what was read from {start} to {end}: "
+                "those files were "
                 "removed, and forgotten since"
             )
         return found
@@ -124,7 +126,8 @@ class Journal:
         name = f"{self._end:020}{_SUFFIX}"
         if not self._files.publish_new(name, _packed(first, entries)):
             raise SourceError(
-                f"journal {self.url}: {name} is there already: another source writes to this journal; each has one of "
+                f"journal {shown_url(self.url)}: {name} is there already: another source writes to this journal; "
+                "each has one of "
                 "its own"
             )
         self._listings.append((name, first))
@@ -167,7 +170,7 @@ class Journal:
                 self._files.delete(name)  # It is put together with others, and was to be removed.
                 continue
             if int(name.removesuffix(_SUFFIX)) > self._end:
-                raise SourceError(f"journal {self.url}: the part before {name} is missing")
+                raise SourceError(f"journal {shown_url(self.url)}: the part before {name} is missing")
             end, entries = self._read(name)
             self._listings.append((name, end))
             self._take(entries, end)
@@ -192,6 +195,7 @@ MAX_FILES, MAX_BYTES, SPLIT_BYTES = 1_000, 256 * MIB, 16 * MIB
 JOURNAL, NEXT = "journal", "next"
 
 
+@hides_secrets(lambda source: source._listing.secrets)
 class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the files of a directory, and those that come later: each once, those written first first.
 
@@ -273,13 +277,14 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_int(max_bytes, "max_bytes", least=1, most=MOST_BYTES)
         check_int(split_bytes, "split_bytes", least=1, most=MOST_BYTES)
         if storage_options is not None and not isinstance(storage_options, Mapping):
-            raise ConfigError(f"storage_options: expected a dict, got {storage_options!r}")
+            raise ConfigError(f"storage_options: expected a dict, got a {type(storage_options).__name__}")
         self.path, self.journal = os.fspath(path), os.fspath(journal)
         for option, location in ((PATH, self.path), (JOURNAL, self.journal)):
             check_location(location, option)
         if _reads_below(self.path, self.journal):
             raise ConfigError(
-                f"journal: {self.journal!r} is below {self.path!r}, and would be read; name another directory"
+                f"journal: {shown_url(self.journal)} is below {shown_url(self.path)}, and would be read; name "
+                "another directory"
             )
         columns = _columns(format, schema, malformed, position=position)
         self._skips = errors == "skip"
@@ -339,7 +344,8 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _journal(self, offset: Mapping[str, Any]) -> Journal:
         if set(offset) != {JOURNAL, NEXT}:
             raise ConfigError(
-                f"{self._listing.url}: the offset {dict(offset)!r} is of another source; give the new one a uid of "
+                f"{shown_url(self._listing.url)}: the offset {dict(offset)!r} is of another source; give the new "
+                "one a uid of "
                 "its own"
             )
         if self._opened is None or self._opened.id != offset[JOURNAL]:
@@ -347,7 +353,8 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._listed_s = None
         if self._opened.end < offset[NEXT]:
             raise SourceError(
-                f"journal {self._opened.url}: it ends at {self._opened.end}, and what was read at {offset[NEXT]}: a "
+                f"journal {shown_url(self._opened.url)}: it ends at {self._opened.end}, and what was read at "
+                f"{offset[NEXT]}: a "
                 "part of it was removed, or journal= names another directory than before"
             )
         return self._opened
@@ -369,12 +376,18 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     new.append(file)
             elif known != file.version and file.path not in self._warned:
                 self._warned.add(file.path)
-                logger.warning("%s has changed since it was found, and is not read again", valid(file.path))
+                logger.warning(
+                    "%s has changed since it was found, and is not read again",
+                    self._shown(file.path),
+                )
         if new:
             # Where that fails, only what was written says whether it was.
             self._opened = None
             journal.append(new, self._step_of)
             self._opened = journal
+
+    def _shown(self, path: str) -> str:
+        return without_secrets(valid(path), self._listing.secrets)
 
     def _step_of(self, file: FoundFile) -> int:
         return self._split_bytes if self._format.is_cut(file.path) and file.size > self._split_bytes else 0
@@ -427,7 +440,10 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = self._listing.version(piece.path)
         except FileNotFoundError as error:
             if self._ignore_missing:
-                logger.warning("%s was removed before it was read, and is left out", valid(piece.path))
+                logger.warning(
+                    "%s was removed before it was read, and is left out",
+                    self._shown(piece.path),
+                )
                 return False
             raise SourceError(
                 f"{valid(piece.path)} was removed before it was read; ignore_missing=True leaves such files out"

@@ -16,7 +16,8 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.printable import shown_url
+from ftlayer.printable import hides_secrets, shown_url
+from ftlayer.sinks.http import keep_out_of_log
 from ftlayer.sources.beside import valid
 from ftlayer.sources.http_pull.requests import AnsweredError, check_answer, check_request
 from ftlayer.sources.queue_positions import pack_position, unpack_position
@@ -50,6 +51,7 @@ class _Item:
     time_us: int
 
 
+@hides_secrets(lambda source: source.secrets)
 class PolledJsonSource(Queue):
     """Asks a server for a list of items every so often, and gives those that are new.
 
@@ -90,7 +92,7 @@ class PolledJsonSource(Queue):
 
         Raises `ConfigError` if httpx is missing, and for an option that will not do.
         """
-        self.headers = check_request(url, headers)
+        self.headers, self.secrets = check_request(url, headers)
         names = [id] if isinstance(id, str) else id
         if not isinstance(names, Sequence) or not names:
             raise ConfigError(f"id: expected a name in an item, or several, got {id!r}")
@@ -146,6 +148,7 @@ class PolledJsonSource(Queue):
         return _Item(valid(named), hashed, cursor, json.dumps(item, separators=(",", ":")), now_us)
 
 
+@hides_secrets(lambda reader: reader._source.secrets)
 class PolledJsonReader:
     """`QueueReader` of the subtask that reads, or of another one."""
 
@@ -153,7 +156,7 @@ class PolledJsonReader:
         self._source = source
         self._reads = reads
         self._number, self._place = (0, _Place()) if position is None else _unpack(position)
-        self._away = Reconnecting(shown_url(source.url), source.patience_ms)
+        self._away = Reconnecting(shown_url(source.url), source.patience_ms, source.secrets)
         self._pending: deque[_Item] = deque()
         # Where this goes on when all that is pending is given.
         self._next = self._place
@@ -222,7 +225,7 @@ class PolledJsonReader:
             answer = self._get()
             if answer.status_code not in (204, 304):
                 place = shown_url(self._source.url)
-                check_answer(place, answer.status_code, answer.headers, answer.text)
+                check_answer(place, answer.status_code, answer.headers, answer.text, self._source.secrets)
         except AnsweredError as error:
             self._away.failed(error)
             self._due_s = time.monotonic() + error.pause_s
@@ -240,6 +243,7 @@ class PolledJsonReader:
 
         source, place = self._source, self._place
         if self._client is None:
+            keep_out_of_log(source.secrets)
             self._client = httpx.Client(timeout=source.timeout_s, follow_redirects=True)
         headers = {"Accept": "application/json", **source.headers}
         if place.etag:

@@ -15,7 +15,8 @@ import pyarrow as pa
 from ftlayer.checks import Duration, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
-from ftlayer.printable import shown_url
+from ftlayer.printable import hides_secrets, shown_url
+from ftlayer.sinks.http import keep_out_of_log
 from ftlayer.sources.beside import note
 from ftlayer.sources.http_pull.requests import AnsweredError, check_answer, check_request
 from ftlayer.sources.queue_positions import pack_position, unpack_position
@@ -125,6 +126,7 @@ _NAME = ("sse",)
 _STEP_S = 0.05
 
 
+@hides_secrets(lambda source: source.secrets)
 class SseSource(Queue):
     """Reads an endless answer of Server-Sent Events (``text/event-stream``), and asks for it again when it ends.
 
@@ -153,7 +155,7 @@ class SseSource(Queue):
 
         Raises `ConfigError` if httpx is missing, and for an option that will not do.
         """
-        self.headers = check_request(url, headers)
+        self.headers, self.secrets = check_request(url, headers)
         self.url = url
         self.idle_s = duration_ms(idle_timeout, "idle_timeout") / 1_000
         self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
@@ -171,6 +173,7 @@ class SseSource(Queue):
         return SseReader(self, positions.get(0), reads=member.subtask == 0)
 
 
+@hides_secrets(lambda reader: reader._source.secrets)
 class SseReader:
     """`QueueReader` of the subtask that reads, or of another one. What comes is read while `fetch` waits for it."""
 
@@ -179,7 +182,7 @@ class SseReader:
         self._reads = reads
         self._number, last_id = (0, "") if position is None else _unpack(position)
         self._parser = SseParser(last_id=last_id)
-        self._away = Reconnecting(shown_url(source.url), source.patience_ms)
+        self._away = Reconnecting(shown_url(source.url), source.patience_ms, source.secrets)
         self._ready: deque[tuple[int, ServerEvent]] = deque()
         self._loop = asyncio.new_event_loop()
         self._arrived = asyncio.Event()
@@ -241,6 +244,7 @@ class SseReader:
         import httpx
 
         timeout = httpx.Timeout(10.0, read=self._source.idle_s)
+        keep_out_of_log(self._source.secrets)
         async with httpx.AsyncClient(timeout=timeout, follow_redirects=True) as client:
             while True:
                 pause_s = 0.0
@@ -275,7 +279,7 @@ class SseReader:
             if answer.status_code == 204:
                 raise SourceError(f"{place}: it has answered 204: there are no more events")
             said = "" if answer.status_code == 200 else (await answer.aread()).decode("utf-8", "replace")
-            check_answer(place, answer.status_code, answer.headers, said)
+            check_answer(place, answer.status_code, answer.headers, said, source.secrets)
             kind = answer.headers.get("content-type", "")
             if kind.partition(";")[0].strip().lower() != CONTENT_TYPE:
                 raise SourceError(f"{place}: expected an answer of {CONTENT_TYPE}, got {kind!r}")

@@ -25,6 +25,7 @@ from ftlayer.clients.kafka import (
 )
 from ftlayer.clients.reconnecting import MOST_S, Reconnecting
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import hides_secrets
 from ftlayer.sources import beside
 from ftlayer.sources.logs import LogReader, Offsets
 
@@ -239,6 +240,7 @@ EARLIEST, LATEST = -2, -1
 """Offsets of Spark's JSON that are none."""
 
 
+@hides_secrets(lambda source: source._brokers.secrets)
 class KafkaSource(LogReader):
     """Reads topics of Kafka: all partitions, also those that are added later, by their offsets.
 
@@ -377,7 +379,7 @@ class KafkaSource(LogReader):
 
     def _asking(self, what: str, ask: Callable[[Any], Result]) -> Result:
         """Ask brokers, again while they are away. Raises `SourceError`."""
-        tries = Reconnecting(f"{what} at {self.servers}", self.patience_ms)
+        tries = Reconnecting(f"{what} at {self.servers}", self.patience_ms, self._brokers.secrets)
         while True:
             if self._admin is None:
                 self._admin = self._brokers.admin()

@@ -16,6 +16,7 @@ from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.mqtt import VERSIONS, ServerAwayError, Session, address_of, mqtt_library
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError
+from ftlayer.printable import hides_secrets
 from ftlayer.sources.beside import STAMP, texts, valid
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -64,6 +65,7 @@ MOST_PENDING = 65_535
 """A packet's number has 16 bits."""
 
 
+@hides_secrets(lambda source: source.address.secrets)
 class MqttSource(Queue):
     """Reads a topic filter of an MQTT server, 3.1.1 or 5, with QoS 1 or 2.
 
@@ -180,13 +182,14 @@ class _Receipt:
     turn: int
 
 
+@hides_secrets(lambda reader: reader._source.address.secrets)
 class MqttReader:
     """`QueueReader` of one subtask."""
 
     def __init__(self, source: MqttSource, member: Member) -> None:
         self._source = source
         self._member = member
-        self._away = Reconnecting(source.place, source.patience_ms)
+        self._away = Reconnecting(source.place, source.patience_ms, source.address.secrets)
         self._mine = self._share(member.subtask)
         self._gone: list[_Share] = []
         """Of subtasks that are there no more, in the order of their numbers."""

@@ -28,10 +28,10 @@ from ftlayer.clients.nats import (
     check_nats_url,
     check_subject,
     nats_library,
-    place_of,
 )
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
+from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sources import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -517,6 +517,7 @@ _MOST_SETTLED = 200_000
 """Of so many numbers the server is told at once what became of them; beyond that ``ack_wait`` passes."""
 
 
+@hides_secrets(lambda source: secrets_of(source.url))
 class NatsSource(Queue):
     """Reads a stream of NATS JetStream by a durable pull consumer, which is made if it is missing.
 
@@ -587,7 +588,7 @@ class NatsSource(Queue):
     @property
     def place(self) -> str:
         """How errors name it."""
-        return f"stream {self.stream!r} of {place_of(self.url)}, consumer {self.consumer!r}"
+        return f"stream {self.stream!r} of {shown_url(self.url)}, consumer {self.consumer!r}"
 
     def pack(self, window: SequenceWindow) -> bytes:
         """Return the position behind what a window knows: one like no other."""
@@ -605,6 +606,7 @@ class NatsSource(Queue):
         return ("nats", self.stream, self.consumer, self.subject or "")
 
 
+@hides_secrets(lambda reader: secrets_of(reader._source.url))
 class NatsReader:
     """`QueueReader` of one subtask."""
 
@@ -612,7 +614,7 @@ class NatsReader:
         self._source = source
         self._subtask = member.subtask
         self._is_alone = member.parallelism == 1
-        self._away = Reconnecting(source.place, source.patience_ms)
+        self._away = Reconnecting(source.place, source.patience_ms, secrets_of(source.url))
         self._window = window
         self._guard = threading.Lock()
         """Of the window: the connection's thread asks it what is not acknowledged."""

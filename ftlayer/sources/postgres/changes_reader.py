@@ -21,6 +21,7 @@ import pyarrow as pa
 from ftlayer.clients.postgres import connect, is_away, psycopg_library, reason
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.postgres.catalog import PARTITIONED, TableDescription, TableName, describe
 from ftlayer.sources.postgres.change_rows import change_batch
 from ftlayer.sources.postgres.pgoutput import EPOCH_US, PgOutputError, parse
@@ -547,6 +548,7 @@ class ChangesReceipt:
     end: int | None
 
 
+@hides_secrets(lambda reader: secrets_of(reader._options.dsn))
 class PostgresChangesReader:
     """`QueueReader` of a slot.
 
@@ -567,7 +569,7 @@ class PostgresChangesReader:
         self._schema = schema
         self._columns = schema.names[5:-2]
         self._subtask = subtask
-        self._away = Reconnecting(options.place, options.patience_ms)
+        self._away = Reconnecting(options.place, options.patience_ms, secrets_of(options.dsn))
         self._system: str | None = None
         self._place: ChangePlace | None = None
         if (position := positions.get(subtask)) is not None:

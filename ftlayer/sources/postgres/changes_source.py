@@ -11,6 +11,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_int, check_text, duration_ms, shown
 from ftlayer.clients.postgres import check_dsn, connect, database_of, psycopg_library, reason
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.postgres.catalog import check_names, describe, named
 from ftlayer.sources.postgres.change_rows import schema_of_changes
 from ftlayer.sources.postgres.changes_reader import ChangesOptions, PostgresChangesReader
@@ -23,6 +24,7 @@ _SLOT = re.compile(r"[a-z0-9_]{1,55}")
 _ASIDE = "_initial"
 
 
+@hides_secrets(lambda source: secrets_of(source._dsn))
 class PostgresChangesSource(Queue):
     """Reads the changes of a table, in the order of their transactions, from a replication slot (``pgoutput``).
 

@@ -17,6 +17,7 @@ from ftlayer.checks import Duration, check_text, duration_ms
 from ftlayer.clients.postgres import check_dsn, connect, database_of, is_away, psycopg_library, reason
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.postgres.catalog import TableDescription, check_names, describe, named, sequence_cache
 from ftlayer.sources.postgres.columns import to_column
 from ftlayer.sources.queue_positions import pack_position, unpack_position
@@ -100,6 +101,7 @@ class TableOptions:
     patience_ms: int
 
 
+@hides_secrets(lambda reader: secrets_of(reader._options.dsn))
 class PostgresTableReader:
     """`QueueReader` of a table. A position is the last row's values of the columns by which it is read."""
 
@@ -109,7 +111,7 @@ class PostgresTableReader:
         self._options = options
         self._schema = schema
         self._subtask = subtask
-        self._away = Reconnecting(options.place, options.patience_ms)
+        self._away = Reconnecting(options.place, options.patience_ms, secrets_of(options.dsn))
         self._last = None if position is None else self._unpack(position)
         self._connection: Any = None
         # Rows are read up to here, before anything else is asked.
@@ -334,6 +336,7 @@ _TIME = re.compile(r"timestamp(?:\((\d)\))? with(?:out)? time zone")
 _MOST_DIGITS = 6
 
 
+@hides_secrets(lambda source: secrets_of(source._dsn))
 class PostgresTableSource(Queue):
     """Reads the rows of a table by a column that grows, and then those that come.
 

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.clients.redis import check_redis_url, connect, is_away, place_of, redis_library
+from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sources import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -162,6 +163,7 @@ PENDING_ROWS = 1_000
 _FROM_THE_FIRST = b"0-0"
 
 
+@hides_secrets(lambda source: secrets_of(source.url))
 class RedisSource(Queue):
     """Reads a stream of Redis as a consumer group does: the group's other consumers get other entries.
 
@@ -228,7 +230,7 @@ class RedisSource(Queue):
     @property
     def place(self) -> str:
         """How errors name it."""
-        return f"stream {self.stream!r} of {place_of(self.url)}"
+        return f"stream {self.stream!r} of {shown_url(self.url)}"
 
     def pack(self, last: bytes) -> bytes:
         """Return the position behind an entry."""
@@ -273,6 +275,7 @@ class _Todo:
     up_to: dict[str, bytes] = field(default_factory=dict)
 
 
+@hides_secrets(lambda reader: secrets_of(reader._source.url))
 class RedisReader:
     """`QueueReader` of one member of the group."""
 
@@ -282,7 +285,7 @@ class RedisReader:
         self._source = source
         self._member = member
         self._client = connect(source.url)
-        self._away = Reconnecting(source.place, source.patience_ms)
+        self._away = Reconnecting(source.place, source.patience_ms, secrets_of(source.url))
         self._consumers = [self._consumer(member.subtask, positions)]
         self._consumers += [self._consumer(gone, positions) for gone in positions if gone != member.subtask]
         idle_ms, group = source.claim_idle_ms, source.group

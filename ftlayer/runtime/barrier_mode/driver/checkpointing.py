@@ -61,6 +61,7 @@ from ftlayer.errors import (
     StaleOwnerError,
     error_for_code,
 )
+from ftlayer.printable import shown_url
 from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.driver.committing import GivenUp
 from ftlayer.runtime.barrier_mode.driver.letters import JobLetters
@@ -589,7 +590,11 @@ class JobCheckpoints:
     def savepoint_location(self, directory: str) -> str:
         """Return the URL of a new savepoint in ``directory`` ("": the configured one); any thread."""
         config = self._parts.config
-        where = directory or config.savepoint_directory
+        own = config.savepoint_directory or ""
+        # A console knows of the configured one what is shown.
+        where, shown = directory or own, shown_url(own)
+        if own != shown and where.startswith(f"{shown}/"):
+            where = own + where.removeprefix(shown)
         if not where:
             raise ConfigError(
                 "savepoint: no directory is given, and CheckpointConfig has no savepoint_directory; give one of them"

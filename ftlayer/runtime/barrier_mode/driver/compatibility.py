@@ -12,6 +12,7 @@ from ftlayer.functions.ttl import plain_name
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Custom, Partitioner
 from ftlayer.partitioning.replay import ReplayPartitioner
+from ftlayer.printable import shown_url
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE
 from ftlayer.runtime.connectors.positions import partition_index
@@ -124,7 +125,7 @@ def has_partition(vertex: JobVertex, partition: str) -> bool:
 
 def named(checkpoint: Checkpoint) -> str:
     """Return the checkpoint's name for messages."""
-    where = f" at {checkpoint.location}" if checkpoint.location else ""
+    where = f" at {shown_url(checkpoint.location)}" if checkpoint.location else ""
     return f"{checkpoint.kind} {checkpoint.checkpoint}{where}"
 
 
