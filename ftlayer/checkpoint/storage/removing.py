@@ -56,8 +56,8 @@ def delete_checkpoint(url: str, key: bytes | None = None) -> str:
     for other, found in read_each(beside, lambda each: load_checkpoint(each, key)):
         if isinstance(found, CheckpointDamagedError):
             raise CheckpointDamagedError(
-                f"{shown_url(location)} is kept, as it cannot be known which files {shown_url(other)} shares with it; delete "
-                f"that one first: {found}"
+                f"{shown_url(location)} is kept, as it cannot be known which files {shown_url(other)} shares "
+                f"with it; delete that one first: {found}"
             ) from found
         if isinstance(found, CheckpointError):
             raise found
