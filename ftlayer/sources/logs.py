@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from ftlayer.errors import SourceError
+from ftlayer.errors import SourceChangedError
 
 Offsets = dict[str, int]
 """By split: the offset of the next record."""
@@ -50,6 +50,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """``max_rows``: of a batch of a query, or a range of a topology, over all splits together."""
         self._max_rows = max_rows
         self._until: Offsets | None = None
+        self._ends: Offsets = {}  # as they were asked for last
 
     # ------------------------------------------------------------ of the connector
 
@@ -71,6 +72,10 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         It gives the same records then, save those that the log has compacted away meanwhile.
         """
+
+    def is_missed(self, split: str) -> bool:
+        """Whether a split that was read, and is not there any more, ought to be."""
+        return False
 
     def committed(self, offsets: Mapping[str, int]) -> None:
         """Records up to these offsets are durable: a connector may tell its system."""
@@ -95,17 +100,26 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802 - Spark's name
         """Return how far the next range goes; new splits are read from their first record.
 
-        Raises `SourceError` for a split that ends before the place up to which it was read.
+        Raises `SourceChangedError` for a split that ends before the place up to which it was read.
         """
         ends = self.ends() if self._until is None else self._until
-        check_not_cut(start, ends)
+        self._check(start, ends)
         new = [split for split in ends if split not in start]
         begin = {**start, **self.first_of(new)} if new else start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return limited(begin, ends, most)
 
+    def _check(self, places: Offsets, ends: Offsets) -> None:
+        check_not_cut(places, {split: 0 for split in places if self.is_missed(split)} | ends)
+        self._ends = ends
+
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """Return a range for each split that has records."""
+        """Return a range for each split that has records.
+
+        Raises `SourceChangedError` as `latestOffset` does: a range may be of the run before, and waits to be read.
+        """
+        if not self._ends or any(offset > self._ends.get(split, offset) for split, offset in end.items()):
+            self._check(end, self.ends())
         new = [split for split in end if split not in start]
         begin = {**start, **self.first_of(new)} if new else start
         return [
@@ -136,15 +150,15 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.read_split(partition.split, partition.start, partition.end)
 
 
-def check_not_cut(start: Mapping[str, int], ends: Mapping[str, int]) -> None:
-    """Raise `SourceError` for a split that ends before the place up to which it was read.
+def check_not_cut(places: Mapping[str, int], ends: Mapping[str, int]) -> None:
+    """Raise `SourceChangedError` for a split that ends before the place up to which it was read.
 
     Records that are written to it from now on would have offsets that were read already.
     """
-    for split, place in start.items():
+    for split, place in places.items():
         end = ends.get(split, place)
         if end < place:
-            raise SourceError(
+            raise SourceChangedError(
                 f"{split} ends at offset {end}, and the source is at offset {place}: it was made anew, its last "
                 "records are lost, or start is behind its end. A source with another uid, or a query with another "
                 "checkpoint, begins where start says"

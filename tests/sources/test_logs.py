@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from ftlayer.errors import SourceError
+from ftlayer.errors import SourceChangedError
 from ftlayer.sources.logs import LogReader, Offsets, limited
 
 ID = pa.schema([("id", pa.string())])
@@ -97,9 +97,43 @@ def test_a_split_that_is_gone_stays_where_it_is() -> None:
 def test_a_split_that_ends_before_its_place_is_an_error() -> None:
     """What is written to it next would be taken for what was read."""
     with pytest.raises(
-        SourceError, match=r"^a ends at offset 5, and the source is at offset 9: it was made anew"
+        SourceChangedError, match=r"^a ends at offset 5, and the source is at offset 9: it was made anew"
     ):
         Log(a=5, b=3).latestOffset({"a": 9, "b": 3}, ReadMaxRows(10))
+
+
+def test_a_range_of_the_run_before_that_is_beyond_the_end_is_an_error() -> None:
+    log = Log(a=100, b=300)
+    with pytest.raises(SourceChangedError, match=r"^a ends at offset 100, and the source is at offset 300"):
+        log.partitions({"a": 50, "b": 3}, {"a": 300, "b": 300})
+    log.end["a"] = 300
+    assert len(log.partitions({"a": 50, "b": 3}, {"a": 300, "b": 300})) == 2
+
+
+def test_a_split_that_is_gone_and_ought_to_be_there_is_an_error() -> None:
+    class Missing(Log):
+        def is_missed(self, split: str) -> bool:
+            return split != "left out"
+
+    start = {"a": 9, "gone": 3, "left out": 5}
+    with pytest.raises(SourceChangedError, match=r"^gone ends at offset 0, and the source is at offset 3"):
+        Missing(a=9).latestOffset(start, ReadMaxRows(10))
+
+
+def test_ends_are_asked_for_once_a_range() -> None:
+    class Counting(Log):
+        asked = 0
+
+        def ends(self) -> Offsets:
+            self.asked += 1
+            return super().ends()
+
+    log = Counting(a=100)
+    start = {"a": 0, "gone": 3}
+    for _ in range(5):
+        start, before = log.latestOffset(start, ReadMaxRows(10)), start
+        log.partitions(before, start)
+    assert log.asked == 5
 
 
 def test_what_is_durable_is_told() -> None:

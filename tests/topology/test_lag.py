@@ -1,4 +1,4 @@
-"""How many records lie between two offsets of a stream reader."""
+"""What lies between two offsets of a stream reader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.topology.lag import WAITING, lag_behind
+from ftlayer.topology.lag import WAITING, lag_behind, lies_before
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,30 @@ from ftlayer.topology.lag import WAITING, lag_behind
 )
 def test_lag_is_told_of_offsets_that_are_numbers(offset: Any, latest: Any, lag: int | None) -> None:
     assert lag_behind(offset, latest) == lag
+
+
+@pytest.mark.parametrize(
+    ("place", "offset", "is_before"),
+    [
+        (300, 100, True),
+        (300, 300, False),
+        (100.5, 100.25, True),
+        ({"index": 300}, {"index": 100}, True),
+        ({"index": 300}, {"index": 300}, False),
+        ({"0": 300, "1": 50}, {"0": 100, "1": 60}, True),
+        ({"topic": {"0": 300, "1": 50}}, {"topic": {"0": 301, "1": 49}}, True),
+        ({"a-0": 3, "a-1": 5}, {"a-0": 4}, False),
+        ({"file": 3, "line": 500}, {"file": 4, "line": 0}, False),
+        ({"file": 3, "line": 500}, {"file": 3, "line": 100}, True),
+        ({"file": "a", "line": 500}, {"file": "b", "line": 0}, False),
+        ({"file": "a", "line": 500}, {"file": "a", "line": 0}, True),
+        ([3, 500], [4, 0], False),
+        ([3, 500], [3, 400], True),
+        ({"index": 300, "is_last": True}, {"index": 300, "is_last": False}, False),
+        ("b", "a", False),
+        (None, 5, False),
+        ({"index": 300}, {}, False),
+    ],
+)
+def test_an_offset_before_a_place(place: Any, offset: Any, is_before: bool) -> None:
+    assert lies_before(offset, place) is is_before

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol
 
-from ftlayer.errors import ConfigError
-from ftlayer.topology.lag import lag_behind
+from ftlayer.errors import ConfigError, SourceChangedError
+from ftlayer.topology.lag import lag_behind, lies_before
 
 
 class OffsetReader(Protocol):
@@ -103,9 +103,9 @@ class _PartitionedReader:
 
     def latest(self, start: str, *, all_of_it: bool) -> str:
         if not self._takes_start:
-            return _json(self._source, self._reader.latestOffset())
+            return _behind(self._source, start, self._reader.latestOffset())
         limit = _read_all() if all_of_it else self._reader.getDefaultReadLimit()
-        return _json(self._source, self._reader.latestOffset(json.loads(start), limit))
+        return _behind(self._source, start, self._reader.latestOffset(json.loads(start), limit))
 
     def is_behind(self, start: str, end: str) -> bool:
         return self._takes_start and self.latest(start, all_of_it=True) != end
@@ -140,7 +140,7 @@ class _SimpleReader:
 
     def latest(self, start: str, *, all_of_it: bool) -> str:
         found, reached = self._reader.read(json.loads(start))
-        rows, end = list(found), _json(self._source, reached)
+        rows, end = list(found), _behind(self._source, start, reached)
         if end == start and rows:
             raise ConfigError(
                 f"source {self._source!r}: {type(self._reader).__name__}.read gave {len(rows)} rows and the offset "
@@ -184,6 +184,17 @@ def _read_all() -> Any:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     return ReadAllAvailable()
+
+
+def _behind(source: str, start: str, end: Any) -> str:
+    """Return the end of a range as JSON. Raises `SourceChangedError` for one before its start."""
+    if lies_before(end, json.loads(start)):
+        raise SourceChangedError(
+            f"source {source!r}: it was read up to {start}, and its reader says that it ends at {_json(source, end)} now: "
+            "it was cut, or made anew. Give it back what it had; or give it another uid, with which it begins at its "
+            "initialOffset"
+        )
+    return _json(source, end)
 
 
 def _json(source: str, offset: Any) -> str:

@@ -529,7 +529,9 @@ class IterableReader:
         self._partitions = source.connector.partitions
         self._chain = PositionChain(positions)
         maker = RowMaker(source.uid, source.schema)
-        mine = range(subtask, len(self._partitions), parallelism)
+        # One that was read before and is not there any more is read too: it has fewer records now.
+        last = max((partition_index(key) + 1 for key in positions), default=0)
+        mine = range(subtask, max(len(self._partitions), last), parallelism)
         self._lanes = [(index, PartitionLane(maker, limits, clock, wake)) for index in mine]
         self._next = 0
 
@@ -580,7 +582,8 @@ class IterableReader:
         split = SplitProgress(
             key, index, rows, self._chain, lambda rows, done: pack_rows(rows), tells_done=False
         )
-        lane.pump(skipped(iter(self._partitions[index]()), rows), split)
+        items = iter(self._partitions[index]() if index < len(self._partitions) else ())
+        lane.pump(skipped(items, rows, f"source {self._source.uid!r}: partition {index}"), split)
 
 
 class SplitReader:
@@ -704,7 +707,8 @@ class SplitReader:
                 if part.start < part.end:
                     items = read_split(self._reader, self._reader.behind(part, rows))
             else:
-                items = skipped(read_split(self._reader, part), rows)
+                where = f"source {self._uid!r}: split {split.number} from {assigned.start} to {assigned.end}"
+                items = skipped(read_split(self._reader, part), rows, where)
         progress = SplitProgress(
             key,
             number,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.errors import SourceRowError
+from ftlayer.errors import SourceChangedError, SourceRowError
 from ftlayer.functions.conversion import cast_strictly, check_values, in_order, schema_text
 from ftlayer.functions.plain import OTHER_CODE, array_of, codes_of, plain_columns
 from ftlayer.printable import text_of
@@ -230,18 +230,30 @@ def slices(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> Iterator[pa.
         yield batch.slice(start, step)
 
 
-def skipped(items: Iterator[Any], rows: int) -> Iterator[Any]:
-    """Return what is left of ``items`` (records or record batches) behind the first ``rows`` records."""
-    while rows:
+def skipped(items: Iterator[Any], rows: int, what: str) -> Iterator[Any]:
+    """Return what is left of ``items`` (records or record batches) behind the first ``rows`` records.
+
+    Raises `SourceChangedError` if there are fewer; ``what`` says of what.
+    """
+    left = rows
+    while left:
         item = next(items, _END)
         if item is _END:
             break
         if not isinstance(item, pa.RecordBatch):
-            deque(islice(items, rows - 1), maxlen=0)
+            # Counted in C.
+            others = deque(enumerate(islice(items, left - 1), 1), maxlen=1)
+            left -= 1 + (others[0][0] if others else 0)
             break
-        if item.num_rows > rows:
-            return chain([item.slice(rows)], items)
-        rows -= item.num_rows
+        if item.num_rows > left:
+            return chain([item.slice(left)], items)
+        left -= item.num_rows
+    if left:
+        raise SourceChangedError(
+            f"{what} ends behind {rows - left} records now, and {rows} of it were read before: it was cut, made anew, or "
+            "dealt into other parts. Give it back what it had; or give the source another uid, with which it is read "
+            "from its start"
+        )
     return items
 
 

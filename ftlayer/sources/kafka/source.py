@@ -315,6 +315,9 @@ class KafkaSource(LogReader):
     def first_of(self, splits: Sequence[str]) -> Offsets:
         return self._offsets(dict.fromkeys(splits, EARLIEST))
 
+    def is_missed(self, split: str) -> bool:
+        return _place(split)[0] in self.topics
+
     def committed(self, offsets: Mapping[str, int]) -> None:
         """Commit to the broker. That it cannot is logged: nothing depends on it."""
         if not self.group:

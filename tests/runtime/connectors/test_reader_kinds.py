@@ -58,6 +58,21 @@ def test_a_simple_reader_over_a_restart(start: Any, broker: Any, vertex: Any) ->
     assert "readBetweenOffsets" in broker.calls
 
 
+def test_a_simple_reader_that_is_shorter_than_its_position_is_an_error(
+    start: Any, broker: Any, vertex: Any
+) -> None:
+    broker.rows = list(range(300))
+    job = start(SimpleReader(broker))
+    job.run_until(lambda: 300 in broker.commits)
+    job.close()
+    broker.rows = list(range(100))
+    job = start(SimpleReader(broker))
+    job.driver.until(lambda: job.errors)
+    assert 'read up to {"index": 300}, and its reader says that it ends at {"index": 100} now' in str(
+        job.errors[0]
+    )
+
+
 def test_a_simple_reader_that_does_not_advance(start: Any, broker: Any) -> None:
     class Stuck(SimpleReader):
         def read(self, begin: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

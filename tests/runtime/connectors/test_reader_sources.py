@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
-from ftlayer.errors import ConfigError, SourceError
+from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.runtime.connectors.offset_reader import offset_reader
 from ftlayer.sources.logs import LogReader
 
@@ -84,6 +84,40 @@ def test_ranges_follow_each_other_and_are_committed(
         job.run_until(lambda upto=upto: broker.commits and broker.commits[-1] == upto)
         assert sorted(vertex.rows) == list(range(upto))
     assert broker.commits == sorted(set(broker.commits))
+
+
+@pytest.mark.parametrize("kind", [ListReader, OldReader])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_reader_that_is_shorter_than_its_position_is_an_error(
+    start: Any, broker: Any, vertex: Any, kind: Any, bounded: bool
+) -> None:
+    broker.rows = list(range(300))
+    job = start(kind(broker))
+    job.run_until(lambda: broker.commits == [300])
+    job.close()
+    broker.rows = list(range(100))
+    job = start(kind(broker), bounded=bounded)
+    job.driver.until(lambda: job.errors)
+    assert isinstance(job.errors[0], SourceChangedError)
+    assert 'it was read up to {"index": 300}, and its reader says that it ends at {"index": 100}' in str(
+        job.errors[0]
+    )
+    assert sorted(vertex.rows) == list(range(300))
+    assert set(broker.commits) == {300}
+
+
+def test_a_split_that_has_lost_rows_that_were_read_is_an_error(start: Any, broker: Any, vertex: Any) -> None:
+    broker.rows = list(range(300))
+    job = start(ListReader(broker, splits=1))
+    job.run_until(lambda: len(vertex.rows) >= 120)
+    job.close()
+    broker.calls.clear()
+    broker.rows = list(range(100))
+    job = start(type("Unaware", (ListReader,), {"latestOffset": lambda *_: {"index": 300}})(broker, splits=1))
+    with pytest.raises(
+        SourceChangedError, match=r"split 0 from .* ends behind 100 records now, and 1\d\d of it"
+    ):
+        job.run_until(lambda: False)
 
 
 def test_root_names_are_distinct(start: Any, broker: Any, vertex: Any) -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import SourceError
+from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.runtime.connectors import lane
 from ftlayer.runtime.connectors.lane import BatchLimits
+from ftlayer.runtime.connectors.positions import pack_rows
 from ftlayer.runtime.connectors.readers import IterableReader
 from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.topology.connectors import partitioned
@@ -120,6 +121,36 @@ def test_a_restart_goes_on_where_rows_were_accepted(
         reader.stop()
     assert vertex.rows == list(range(total))
     assert vertex.names == [(0, ordinal) for ordinal in range(total)]
+
+
+@pytest.mark.parametrize(
+    "records", [list(range(100)), [pa.record_batch({"id": range(60)}, schema=ID)] * 2, []]
+)
+def test_an_iterable_that_is_shorter_than_its_position_is_an_error(driver: Any, records: list[Any]) -> None:
+    reader = driver.open(lambda: iter(records), positions={"p0": pack_rows(300)})
+    reader.start()
+    there = sum(each.num_rows if isinstance(each, pa.RecordBatch) else 1 for each in records)
+    message = rf"source 'numbers': partition 0 ends behind {there} records now, and 300 of it were read"
+    with pytest.raises(SourceChangedError, match=message):
+        driver.next(reader)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_a_table_that_has_lost_a_partition_which_was_read_is_an_error(driver: Any, parallelism: int) -> None:
+    source = Source("table", IterableSource(partitioned(pa.table({"id": range(90)}), 100)), ID)
+    positions = {f"p{part}": pack_rows(rows) for part, rows in enumerate((80, 0, 80))}
+    raised = []
+    for subtask in range(parallelism):
+        reader = driver.open(source, subtask, parallelism, positions=positions)
+        reader.start()
+        try:
+            list(driver.all(reader))
+        except SourceChangedError as error:
+            raised.append(str(error))
+    assert len(raised) == 1
+    assert raised[0].startswith(
+        "source 'table': partition 2 ends behind 0 records now, and 80 of it were read"
+    )
 
 
 def test_a_position_of_another_kind_of_source(driver: Any) -> None:

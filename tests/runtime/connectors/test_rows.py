@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.errors import SourceError
+from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker, skipped, slices
 
 ID = pa.schema([("id", pa.int64())])
@@ -199,13 +199,19 @@ def test_skipping(sizes: list[int], skip: int, batches: bool) -> None:
         ]
     else:
         items = list(range(total))
+    if skip > total:
+        with pytest.raises(
+            SourceChangedError, match=rf"p ends behind {total} records now, and {skip} of it were"
+        ):
+            skipped(iter(items), skip, "p")
+        return
     left = [
         value
-        for item in skipped(iter(items), skip)
+        for item in skipped(iter(items), skip, "p")
         for value in (item.column(0).to_pylist() if batches else [item])
     ]
     assert left == list(range(total))[skip:]
 
 
 def test_skipped_records_may_be_none() -> None:
-    assert list(skipped(iter([None, None, 1]), 2)) == [1]
+    assert list(skipped(iter([None, None, 1]), 2, "p")) == [1]

@@ -81,8 +81,8 @@ class ReplayBuffer:
         self._partition = partition
         self.head: bytes | None = None
         self._head_at = (-1, 0)
-        # Up to which place rows were given to `take`, and from which on they are gathered.
-        self._reached = self._gathered_from = (-1, 0)
+        # Up to which place rows were given to `take`, behind the last of them, and from which on they are gathered.
+        self._reached = self._read_to = self._gathered_from = (-1, 0)
         self.rereading: deque[OpenRange] = deque()
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = 0
@@ -135,7 +135,7 @@ class ReplayBuffer:
         """
         offset = max(self._reread(rows), _rows_before(rows, self._head_at))
         first = _place_from(rows, offset)
-        ends = _ends_of(rows)
+        ends = self._read_to = _ends_of(rows)
         is_new = ends > self._head_at
         if is_new and rows.number == self._head_at[0]:
             # A gap that rows which were registered end in is before the next row as well.
@@ -169,8 +169,11 @@ class ReplayBuffer:
     def check_ended(self) -> None:
         """Raise `SourceChangedError` if the source has ended before all was read again."""
         if self.rereading:
+            facts = self.rereading[0].range
+            at = f" at {self._read_to[1]}" if self._read_to[0] == facts.number else ""
             raise SourceChangedError(
-                f"{self._where(self.rereading[0].range)} are not done, and now the source ends before them"
+                f"{self._where(facts)} are not done, and now the source ends{at}, before their end: give it back what "
+                "it had, or give the source another uid, with which it is read from its start"
             )
 
     # ------------------------------------------------------------ reading again
