@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from ftlayer import __version__
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.layout import check_location, normal
-from ftlayer.errors import CheckpointDamagedError, SourceError, newer_format
+from ftlayer.errors import CheckpointDamagedError, SourceChangedError, SourceError, newer_format
 from ftlayer.printable import shown_url
 from ftlayer.topology.lag import WAITING
 from ftlayer.topology.queues import Fetched, Member, Queue, QueueReader
@@ -195,6 +195,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Fetch what there is, up to the limit."""
         self._opened()
+        if self._end < start["next"]:
+            raise SourceChangedError(
+                f"spool {shown_url(self._url)} ends at file {self._end}, and the query has read up to {start['next']}: "
+                "files were removed, or this is another directory. Bring them back; or start with another checkpoint, "
+                "which reads what is in this spool"
+            )
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end, rows = self._up_to(start["next"], most)
         if not self._ends and end == self._end and (most is None or rows < most):

@@ -55,6 +55,20 @@ def stream_reader(spark: Any, name: str) -> Any:
     return reader.name(name) if str(spark.conf.get(SOURCE_EVOLUTION, "false")).lower() == "true" else reader
 
 
+def reads_in_python(frame: Any) -> bool:
+    """Whether all sources of a streaming DataFrame are Python Data Sources."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    streams = [leaf for leaf in map(leaves.apply, range(leaves.length())) if leaf.isStreaming()]
+    return all(
+        _class_of(leaf) == "StreamingRelationV2" and _class_of(leaf.table()) == "PythonTable"
+        for leaf in streams
+    )
+
+
+def _class_of(it: Any) -> str:
+    return str(it.getClass().getSimpleName())
+
+
 def links_of(spark: Any) -> dict[str, str]:
     """Return where a person can look at a session, by name: Spark's UI, where it has one and says where."""
     url = None if is_connect(spark) else spark.sparkContext.uiWebUrl

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from ftlayer.errors import SourceError
+from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.sources import queue_stream
 from ftlayer.sources.queue_stream import QueueStreamReader, Spool
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -249,6 +249,18 @@ def test_a_file_that_a_task_does_not_find_is_said(query: Query) -> None:
     query.batches.clear()
     with pytest.raises(SourceError, match="file 0 is not there"):
         query.trigger()
+
+
+def test_a_spool_that_ends_before_what_was_read_is_said(query: Query) -> None:
+    for count in (10, 20):
+        query.broker.count = count
+        query.trigger()
+    shutil.rmtree(query.spool)
+    query.start()
+    with pytest.raises(
+        SourceChangedError, match="ends at file 0, and the query has read up to 2: files were removed"
+    ):
+        query.reader.latestOffset(query.noted[-1][1], ReadAllAvailable())
 
 
 def test_a_gap_in_the_files_is_said(query: Query) -> None:

@@ -190,9 +190,9 @@ def _behind(source: str, start: str, end: Any) -> str:
     """Return the end of a range as JSON. Raises `SourceChangedError` for one before its start."""
     if lies_before(end, json.loads(start)):
         raise SourceChangedError(
-            f"source {source!r}: it was read up to {start}, and its reader says that it ends at {_json(source, end)} now: "
-            "it was cut, or made anew. Give it back what it had; or give it another uid, with which it begins at its "
-            "initialOffset"
+            f"source {source!r}: it was read up to {start}, and its reader says that it ends at {_json(source, end)} "
+            "now: it was cut, or made anew. Give it back what it had; or give it another uid, with which it begins at "
+            "its initialOffset"
         )
     return _json(source, end)
 

@@ -250,9 +250,9 @@ def skipped(items: Iterator[Any], rows: int, what: str) -> Iterator[Any]:
         left -= item.num_rows
     if left:
         raise SourceChangedError(
-            f"{what} ends behind {rows - left} records now, and {rows} of it were read before: it was cut, made anew, or "
-            "dealt into other parts. Give it back what it had; or give the source another uid, with which it is read "
-            "from its start"
+            f"{what} ends behind {rows - left} records now, and {rows} of it were read before: it was cut, made anew, "
+            "or dealt into other parts. Give it back what it had; or give the source another uid, with which it is "
+            "read from its start"
         )
     return items
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftlayer import __version__
-from ftlayer.errors import CheckpointMismatchError, newer_format
+from ftlayer.errors import CheckpointMismatchError, SourceChangedError, newer_format
 from ftlayer.spark.query.drained import LogEnds
+from ftlayer.topology.lag import lies_before
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +69,7 @@ class CheckpointDirectory:
         self._root = jvm.org.apache.hadoop.fs.Path(path)
         self._files = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
         self._jvm = jvm
+        self._planned: tuple[int, list[Any]] = (-1, [])
 
     def claim(self, source: str) -> CheckpointMark:
         """Return the checkpoint's mark; makes one if the checkpoint is new.
@@ -121,6 +123,32 @@ class CheckpointDirectory:
         committed = self.last_commit
         return LogEnds(self.last_planned, committed)
 
+    def check_goes_on(self, batch: int) -> None:
+        """Raise `SourceChangedError` for a batch that Spark has planned back, behind a source that has become shorter.
+
+        One file is read a batch; sources of the JVM look to that themselves, or were told not to.
+        """
+        before = self._planned[1] if self._planned[0] == batch - 1 else self._offsets(batch - 1)
+        now = self._offsets(batch)
+        for start, end in zip(before, now, strict=False):
+            if lies_before(end, start):
+                raise SourceChangedError(
+                    f"checkpoint {self.path}: the source was read up to {json.dumps(start)}, and its reader says that it "
+                    f"ends at {json.dumps(end)} now: it was cut, or made anew. Start the query with another checkpoint, "
+                    f"which begins at its initialOffset; or give it back what it had, and remove offsets/{batch}"
+                )
+        self._planned = batch, now
+
+    def _offsets(self, batch: int) -> list[Any]:
+        """Return the offsets of all sources but the last one, that of deliveries, behind a batch."""
+        path = self._child(f"offsets/{batch}")
+        if batch < 0 or not self._files.exists(path):
+            return []
+        _version, _metadata, *lines = self._read(path).splitlines()
+        # In a log of sources with names each is before its offset.
+        texts = (re.sub(r"^[A-Za-z_]\w*:", "", line) for line in lines[:-1])
+        return [json.loads(text) if text[:1] in '{["0123456789' else text for text in texts]
+
     def remove_torn_offsets(self) -> None:
         """Remove what a stop in the middle of the first batch's offsets left, before a run starts.
 
@@ -149,12 +177,14 @@ class CheckpointDirectory:
         path = self._child(MARK)
         if not self._files.exists(path):
             return None
+        return CheckpointMark.from_json(self._read(path), f"{self.path}/{MARK}")
+
+    def _read(self, path: Any) -> str:
         stream = self._files.open(path)
         try:
-            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
             stream.close()
-        return CheckpointMark.from_json(text, f"{self.path}/{MARK}")
 
     def _write(self, name: str, text: str) -> None:
         """Write to a temporary name and rename, so that a half-written mark is never read."""

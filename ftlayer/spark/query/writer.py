@@ -43,7 +43,7 @@ from ftlayer.spark.query.handle import TrackedQuery
 from ftlayer.spark.query.letter_queries import letter_queries, note_wrapped
 from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
 from ftlayer.spark.query.supervisor import QuerySupervisor
-from ftlayer.spark.sessions import how_it_ended, links_of, stream_reader, tells_of_its_end
+from ftlayer.spark.sessions import how_it_ended, links_of, reads_in_python, stream_reader, tells_of_its_end
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.steps import plan_stages
 from ftlayer.spark.stages.task import FT
@@ -670,6 +670,8 @@ class TrackedWriter:
             log.watch(step, batch)
             self._watch(step, batch)
 
+        is_ours_to_check = reads_in_python(self._plan.source.frame)
+
         def process(rows: DataFrame, batch: int) -> None:
             runner = SparkRunner(
                 rows,
@@ -683,6 +685,8 @@ class TrackedWriter:
                 client.call_once,
             )
             try:
+                if is_ours_to_check:
+                    directory.check_goes_on(batch)
                 gate = None if circuits is None else QueryGate(circuits, lambda: supervisor.interrupted, tell)
                 batches = BatchProtocol(mark.query, opened.epoch, client.call, runner, watch, gate)
                 report = batches.process(batch)

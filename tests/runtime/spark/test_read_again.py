@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ftlayer import FixedDelay, FTLayer, JobState
+from ftlayer.errors import SourceChangedError
 from ftlayer.topology.connectors import partitions
 
 pytestmark = pytest.mark.spark
@@ -75,3 +76,21 @@ def test_whatever_is_killed_every_record_arrives(
         assert set(counts) == set(range(RECORDS)) - bad
         assert layer.stats()["dead_letters"] == len(bad)
         assert layer.stats()["pending"] == 0
+
+
+@pytest.mark.parametrize("replay", ["store", "source"])
+def test_a_source_that_is_shorter_than_its_position_ends_the_topology(
+    environment: Any, connect: Any, logs_kit: ModuleType, tmp_path: Path, replay: str
+) -> None:
+    layer = connect()
+
+    def run(records: int) -> Any:
+        env = environment(layer)
+        rows = env.source([{"id": number} for number in range(records)], uid="numbers", replay=replay)
+        rows.sink(logs_kit.Journal(tmp_path))
+        env.execute()
+
+    run(300)
+    with pytest.raises(SourceChangedError, match=r"partition 0 ends behind 100 records now, and 300 of it"):
+        run(100)
+    assert len(logs_kit.Notes(tmp_path, "out").rows()) == 300

@@ -15,7 +15,9 @@ import pytest
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
     DataSourceStreamWriter,
+    InputPartition,
     WriterCommitMessage,
 )
 
@@ -218,3 +220,55 @@ def test_a_third_partys_stream_source_is_taken_as_it_is(
     assert sum(report.failed for report in query.recent_batches) == 5
     assert sum(report.rows_in - report.delivered for report in query.recent_batches) == len(kept.rows)
     assert all(row.letters == len(row.name) for row in kept.rows)
+
+
+class Counting(DataSourceStreamReader):
+    """Numbers up to the one in a file, which it does not compare with what was read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"index": 0}
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]
+        return {"index": int(Path(self.path).read_text())}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition((start["index"], end["index"]))]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return ((n,) for n in range(*partition.value))
+
+
+class Numbers(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "numbers_test"
+
+    def schema(self) -> str:
+        return "n long"
+
+    def streamReader(self, schema: Any) -> Any:
+        return Counting(self.options["path"])
+
+
+def test_a_data_source_that_has_become_shorter_ends_its_query(
+    layer: Any, spark: Any, tmp_path: Path, tools: Any, kept: Any
+) -> None:
+    spark.dataSource.register(Numbers)
+    upto = tmp_path / "upto"
+
+    def run(rows: int) -> Any:
+        upto.write_text(str(rows))
+        frame = spark.readStream.format("numbers_test").load(str(upto))
+        tools.run(layer.source(frame, name="numbers"), kept)
+
+    run(300)
+    run(310)
+    for rows in (100, 400):
+        with pytest.raises(
+            QueryError, match=r"read up to .*310.*, and its reader says that it ends at .*100"
+        ):
+            run(rows)
+    assert sorted(kept.column("n")) == list(range(310))
