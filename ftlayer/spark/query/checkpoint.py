@@ -133,9 +133,10 @@ class CheckpointDirectory:
         for start, end in zip(before, now, strict=False):
             if lies_before(end, start):
                 raise SourceChangedError(
-                    f"checkpoint {self.path}: the source was read up to {json.dumps(start)}, and its reader says that it "
-                    f"ends at {json.dumps(end)} now: it was cut, or made anew. Start the query with another checkpoint, "
-                    f"which begins at its initialOffset; or give it back what it had, and remove offsets/{batch}"
+                    f"checkpoint {self.path}: the source was read up to {json.dumps(start)}, and its reader says that "
+                    f"it ends at {json.dumps(end)} now: it was cut, or made anew. Start the query with another "
+                    f"checkpoint, which begins at its initialOffset; or give it back what it had, and remove "
+                    f"offsets/{batch}"
                 )
         self._planned = batch, now
 

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from ftlayer.errors import QueryError
+from ftlayer.errors import QueryError, SourceChangedError
 from ftlayer.failures import RowsRejected
 from ftlayer.restart import FixedDelay, NoRestart
 
@@ -268,7 +268,7 @@ def test_a_data_source_that_has_become_shorter_ends_its_query(
     run(310)
     for rows in (100, 400):
         with pytest.raises(
-            QueryError, match=r"read up to .*310.*, and its reader says that it ends at .*100"
+            SourceChangedError, match=r"read up to .*310.*, and its reader says that it ends at .*100"
         ):
             run(rows)
     assert sorted(kept.column("n")) == list(range(310))
