@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from itertools import count
 from typing import Any
@@ -15,8 +16,9 @@ import msgpack
 import psycopg
 import pytest
 
-from ftlayer.errors import ConfigError, SourceError
+from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.sources import PostgresChangesSource
+from ftlayer.sources.postgres import changes_reader
 from ftlayer.sources.postgres.changes_reader import PostgresChangesReader
 from ftlayer.topology.queues import Fetched, Member
 
@@ -269,7 +271,7 @@ def test_positions_of_another_server_or_of_its_future_are_refused(postgres_serve
     reader = opened(server, table)
     server.execute(f"INSERT INTO {table} VALUES (1)")
     *named, packed = msgpack.unpackb(fetch(reader).position)
-    system, lsn, done = msgpack.unpackb(packed)
+    system, lsn, done, _oid = msgpack.unpackb(packed)
 
     def position(*state: Any) -> bytes:
         found: bytes = msgpack.packb([*named, msgpack.packb(state)])
@@ -315,6 +317,214 @@ def test_a_column_that_is_added_is_read_from_then_on(postgres_server: Any, table
     reader = opened(server, table)
     rows = fetch_rows(reader, 2)
     assert [(row["n"], row["more"]) for row in rows] == [(1, None), (2, 3)]
+    reader.close()
+
+
+# ---------------------------------------------------------------- what others do to the table
+
+ALL_TABLES = "CREATE PUBLICATION {t} FOR ALL TABLES"
+
+
+def after(
+    server: Any, table: str, before: list[str], ddl: list[str], inserted: dict[str, int]
+) -> tuple[PostgresChangesReader, list[dict[str, Any]]]:
+    """Read a row, alter the table, write into tables; return the reader and all that came."""
+    for statement in before:
+        server.execute(statement.format(t=table))
+    reader = opened(server, table)
+    server.execute(f"INSERT INTO {table} VALUES (1)")
+    rows = fetch_rows(reader, 1)
+    server.execute(f"INSERT INTO {table} VALUES (2)")
+    for statement in ddl:
+        server.execute(statement.format(t=table))
+    for name, number in inserted.items():
+        server.execute(f"INSERT INTO {name.format(t=table)} (n) VALUES (%s)", number)
+    return reader, rows
+
+
+def fetch_on(reader: PostgresChangesReader, rows: list[dict[str, Any]]) -> None:
+    for _ in range(FETCHES):
+        if (fetched := reader.fetch(100, 0.1)) is not None:
+            rows += fetched.rows.to_pylist()
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch, postgres_server: Any, table: str) -> Iterator[None]:
+    monkeypatch.setattr(changes_reader, "LOOK_S", 0.0)
+    yield
+    # One of all tables would be that of other tests too.
+    for (name,) in postgres_server.execute("SELECT pubname FROM pg_publication WHERE puballtables"):
+        postgres_server.execute(f"DROP PUBLICATION {name}")
+    postgres_server.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active AND slot_name LIKE %s",
+        f"{table}%",
+    )
+
+
+SWAP = ["ALTER TABLE {t} RENAME TO {t}_old", "ALTER TABLE {t}_new RENAME TO {t}"]
+NEW = "CREATE TABLE {t}_new (n bigint PRIMARY KEY, word text)"
+MADE_AGAIN = ["DROP TABLE {t}", "CREATE TABLE {t} (n bigint PRIMARY KEY, word text)"]
+
+
+@pytest.mark.parametrize(
+    ("before", "ddl", "inserted", "said"),
+    [
+        (
+            [NEW],
+            SWAP,
+            {"{t}": 3},
+            'is another table now .*called "public"."{t}_old".*SET TABLE.*table=\'public.{t}_old\'',
+        ),
+        ([NEW], ["BEGIN; " + "; ".join(SWAP) + "; COMMIT"], {}, "is another table now"),
+        ([NEW, ALL_TABLES], SWAP, {"{t}": 3, "{t}_old": 4}, "is another table now .*initial='copy'"),
+        ([], ["DROP TABLE {t}"], {}, "was dropped. To go on: ALTER PUBLICATION"),
+        ([], MADE_AGAIN, {"{t}": 3}, "was dropped, and another one .* has its name"),
+        ([ALL_TABLES], MADE_AGAIN, {"{t}": 3}, "was dropped, and another one .* has its name"),
+        (
+            [NEW],
+            ["ALTER PUBLICATION {t} SET TABLE {t}_new"],
+            {"{t}": 3},
+            "does not publish the table any more",
+        ),
+        ([ALL_TABLES], ["ALTER TABLE {t} SET UNLOGGED"], {"{t}": 3}, "does not publish .*is unlogged"),
+    ],
+)
+@pytest.mark.usefixtures("looks_often")
+def test_a_table_whose_changes_come_no_more_is_an_error_behind_what_came(
+    postgres_server: Any, table: str, before: list[str], ddl: list[str], inserted: dict[str, int], said: str
+) -> None:
+    reader, rows = after(postgres_server, table, before, ddl, inserted)
+    with pytest.raises(SourceChangedError, match=said.format(t=table)):
+        fetch_on(reader, rows)
+    assert [row["n"] for row in rows if row["_operation"] == "insert"][:2] == [1, 2]
+    assert 3 not in [row["n"] for row in rows]
+    reader.close()
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_both_tables_of_a_swap_can_be_read_on(postgres_server: Any, table: str) -> None:
+    """As the error says: the old one by its new name, the other by another slot."""
+    server = postgres_server
+    reader, _ = after(server, table, [NEW], SWAP, {"{t}": 3, "{t}_old": 4})
+    position = fetch(reader).position
+    reader.close()
+    again = opened(server, table, position)
+    with pytest.raises(SourceChangedError, match="is another table now"):
+        fetch_on(again, [])
+    again.close()
+    renamed = PostgresChangesSource(server.dsn, f"{table}_old", table)
+    old = renamed.open(Member("job/changes", 0, 1), {0: position}, stored=True)
+    server.execute(f"INSERT INTO {table}_old VALUES (5)")
+    assert numbers_of([fetch(old)])[-1] == 5
+    old.close()
+    server.execute(f"ALTER PUBLICATION {table} SET TABLE {table}")
+    copied = PostgresChangesSource(server.dsn, table, f"{table}_2", publication=table, initial="copy")
+    new = copied.open(Member("job/changes2", 0, 1), {}, stored=True)
+    assert numbers_of([fetch(new)]) == [3]
+    new.close()
+
+
+PARTED = [
+    "DROP TABLE {t}",
+    "CREATE TABLE {t} (n bigint PRIMARY KEY, word text) PARTITION BY RANGE (n)",
+    "CREATE TABLE {t}_p1 PARTITION OF {t} FOR VALUES FROM (0) TO (10)",
+    "CREATE TABLE {t}_p2 (n bigint PRIMARY KEY, word text)",
+    "INSERT INTO {t}_p2 VALUES (11)",
+]
+ATTACH = "ALTER TABLE {t} ATTACH PARTITION {t}_p2 FOR VALUES FROM (10) TO (20)"
+
+
+@pytest.mark.parametrize(
+    ("before", "ddl", "inserted", "numbers", "warned"),
+    [
+        ([], ["ALTER TABLE {t} RENAME TO {t}_b"], {"{t}_b": 3}, [1, 2, 3], 'is called "public"."{t}_b" now'),
+        (
+            [],
+            ["CREATE SCHEMA s{t}", "ALTER TABLE {t} SET SCHEMA s{t}"],
+            {"s{t}.{t}": 3},
+            [1, 2, 3],
+            'is called "s{t}"',
+        ),
+        (
+            [],
+            ["ALTER TABLE {t} RENAME word TO said"],
+            {"{t}": 3},
+            [1, 2, 3],
+            "columns word are not there any more",
+        ),
+        (
+            [],
+            ["ALTER TABLE {t} DROP COLUMN word"],
+            {"{t}": 3},
+            [1, 2, 3],
+            "columns word are not there any more",
+        ),
+        ([], ["ALTER TABLE {t} ALTER n TYPE int"], {"{t}": 3}, [1, 2, 3], ""),
+        ([], ["ALTER TABLE {t} REPLICA IDENTITY FULL"], {"{t}": 3}, [1, 2, 3], ""),
+        (
+            [],
+            ["ALTER PUBLICATION {t} SET (publish = 'insert')"],
+            {"{t}": 3},
+            [1, 2, 3],
+            "publishes of it just: insert;",
+        ),
+        ([], ["TRUNCATE {t}"], {"{t}": 3}, [1, 2, None, 3], ""),
+        ([], ["CREATE TABLE {t}_c (m int) INHERITS ({t})"], {"{t}_c": 4, "{t}": 3}, [1, 2, 3], ""),
+        # What a partition has brings no rows, and what it takes along no deletes.
+        (PARTED, [ATTACH], {"{t}": 12}, [1, 2, 12], ""),
+        (
+            PARTED,
+            [ATTACH, "ALTER TABLE {t} DETACH PARTITION {t}_p1"],
+            {"{t}": 12, "{t}_p1": 3},
+            [1, 2, 12],
+            "",
+        ),
+        (PARTED, [ATTACH, "TRUNCATE {t}_p1"], {"{t}": 12}, [1, 2, 12], ""),
+        (PARTED, [ATTACH, "TRUNCATE {t}"], {"{t}": 12}, [1, 2, None, 12], ""),
+        (PARTED, [ATTACH, "DROP TABLE {t}_p1"], {"{t}": 12}, [1, 2, 12], ""),
+    ],
+)
+@pytest.mark.usefixtures("looks_often")
+def test_what_a_table_survives_is_read_on(
+    postgres_server: Any,
+    table: str,
+    caplog: pytest.LogCaptureFixture,
+    before: list[str],
+    ddl: list[str],
+    inserted: dict[str, int],
+    numbers: list[int | None],
+    warned: str,
+) -> None:
+    reader, rows = after(postgres_server, table, before, ddl, inserted)
+    while rows[-1]["n"] != numbers[-1]:
+        rows += fetch(reader).rows.to_pylist()
+    assert reader.fetch(100, 0.0) is None
+    assert [row["n"] for row in rows] == numbers
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == bool(warned), said
+    assert warned.format(t=table) in "".join(said)
+    reader.close()
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_publication_that_publishes_partitions_by_themselves_is_an_error(
+    postgres_server: Any, table: str
+) -> None:
+    ddl = ["ALTER PUBLICATION {t} SET (publish_via_partition_root = false)"]
+    reader, _ = after(postgres_server, table, PARTED, ddl, {"{t}": 3})
+    with pytest.raises(SourceChangedError, match="or its partitions are published by themselves"):
+        fetch_on(reader, [])
+    reader.close()
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_publication_that_is_dropped_is_an_error(postgres_server: Any, table: str) -> None:
+    reader, _ = after(postgres_server, table, [], ["DROP PUBLICATION {t}"], {"{t}": 3})
+    with pytest.raises(
+        SourceChangedError,
+        match=f"publication .*{table}.* was dropped.*give the source a slot and a uid of its own",
+    ):
+        fetch_on(reader, [])
     reader.close()
 
 

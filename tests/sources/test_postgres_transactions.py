@@ -54,7 +54,7 @@ def numbers_of(units: list[Unit]) -> list[int]:
 
 
 def begun(start: LogPlace | None, whole_rows: int) -> Transactions:
-    return Transactions("public", "t", ["n"], start, whole_rows)
+    return Transactions(1, ["n"], start, whole_rows)
 
 
 def run(stream: Stream, start: LogPlace | None, whole: int, takes: list[int]) -> list[Unit]:

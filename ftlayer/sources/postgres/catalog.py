@@ -19,6 +19,14 @@ _TABLE = """
     SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
+_STATE = """
+    SELECT c.oid::bigint, n.nspname, c.relname, c.oid = to_regclass(%s), (
+        SELECT concat_ws(', ', CASE WHEN pubinsert THEN 'insert' END, CASE WHEN pubupdate THEN 'update' END,
+            CASE WHEN pubdelete THEN 'delete' END, CASE WHEN pubtruncate THEN 'truncate' END)
+        FROM pg_publication p JOIN pg_publication_tables t USING (pubname)
+        WHERE pubname = %s AND t.schemaname = n.nspname AND t.tablename = c.relname)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s OR c.oid = to_regclass(%s)
+"""
 # A domain is read as what it is a domain of.
 _COLUMNS = """
     SELECT a.attname, a.attnotnull, a.attgenerated <> '', CASE t.typtype
@@ -141,6 +149,34 @@ def describe(connection: Any, table: TableName) -> TableDescription:
         tuple(columns),
         tuple(tuple(names) for _, names in keys),
         any(is_primary for is_primary, _ in keys),
+    )
+
+
+@dataclass(frozen=True)
+class TableState:
+    """What has become of a table that is read. ``name``: what it is called now, None: it was dropped.
+
+    ``is_named``: the name by which it was given names it; ``other``: the oid of another one that it names, else 0.
+    ``publishes``: what its publication publishes of it.
+    """
+
+    name: TableName | None
+    is_named: bool
+    other: int
+    is_published: bool
+    publishes: str
+
+
+def state_of(connection: Any, oid: int, table: TableName, publication: str) -> TableState:
+    """Ask the catalog what has become of the table with this oid, which was called ``table``."""
+    rows = connection.execute(_STATE, (table.quoted, publication, oid, table.quoted)).fetchall()
+    mine = next((row for row in rows if row[0] == oid), None)
+    other = next((row[0] for row in rows if row[0] != oid), 0)
+    if mine is None:
+        return TableState(None, False, other, False, "")
+    _, schema, name, is_named, publishes = mine
+    return TableState(
+        TableName(schema, name), bool(is_named), other, publishes is not None, publishes or "nothing"
     )
 
 

@@ -20,9 +20,16 @@ import pyarrow as pa
 
 from ftlayer.clients.postgres import connect, is_away, psycopg_library, reason
 from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.errors import ConfigError, SourceError
+from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of
-from ftlayer.sources.postgres.catalog import PARTITIONED, TableDescription, TableName, describe
+from ftlayer.sources.postgres.catalog import (
+    PARTITIONED,
+    TableDescription,
+    TableName,
+    TableState,
+    describe,
+    state_of,
+)
 from ftlayer.sources.postgres.change_rows import change_batch
 from ftlayer.sources.postgres.pgoutput import EPOCH_US, PgOutputError, parse
 from ftlayer.sources.postgres.transactions import ChangedRow, LogPlace, Transactions
@@ -51,20 +58,24 @@ class CopyPlace:
 ChangePlace = LogPlace | CopyPlace
 
 
-def pack_place(slot: str, system: str, place: ChangePlace) -> bytes:
-    """Return the position for a place in the log of a server, ``system``."""
+def pack_place(slot: str, system: str, place: ChangePlace, oid: int) -> bytes:
+    """Return the position for a place in the log of a server, ``system``; ``oid`` is the table's."""
     if isinstance(place, LogPlace):
         state: list[object] = [system, *place]
     else:
         state = [system, place.token, place.rows, place.lsn, place.is_over]
-    return pack_position((_KIND, slot), msgpack.packb(state))
+    return pack_position((_KIND, slot), msgpack.packb([*state, oid]))
 
 
-def unpack_place(slot: str, position: bytes, of: str) -> tuple[str, ChangePlace]:
-    """Return what `pack_place` was given; `ConfigError` for the position of another source. ``of`` names this one."""
+def unpack_place(slot: str, position: bytes, of: str) -> tuple[str, ChangePlace, int]:
+    """Return what `pack_place` was given; `ConfigError` for the position of another source. ``of`` names this one.
+
+    The oid is 0 in a position of 0.1, which had none.
+    """
     (packed,) = unpack_position(position, (_KIND, slot), of)
     system, *state = msgpack.unpackb(packed)
-    return system, LogPlace(*state) if len(state) == len(LogPlace._fields) else CopyPlace(*state)
+    oid = state.pop() if len(state) in (3, 5) else 0
+    return system, LogPlace(*state) if len(state) == len(LogPlace._fields) else CopyPlace(*state), oid
 
 
 PLUGIN = "pgoutput"
@@ -197,6 +208,36 @@ def check_place(slot: str, system: str, of: str, lsn: int, end: int) -> None:
             "server is older than what was read of it (a backup, or a standby that was behind). Give the source a uid "
             "of its own"
         )
+
+
+_ANEW = "give the source a slot and a uid of its own, with initial='copy' for the rows that are there"
+
+
+def lost_table(state: TableState, oid: int, options: ChangesOptions) -> str:
+    """Return why changes of the table that is read do not come any more, and how to go on; "" if they do."""
+    name, given = state.name, options.table.quoted
+    quoted = '"' + options.publication.replace('"', '""') + '"'
+    if name is None:
+        other = (
+            f", and another one ({state.other}) has its name. To read that" if state.other else ". To go on"
+        )
+        return (
+            f"the table that was read (oid {oid}) was dropped{other}: ALTER PUBLICATION {quoted} SET TABLE {given}, "
+            f"and {_ANEW}"
+        )
+    if state.other:
+        return (
+            f"{given} is another table now (oid {state.other}) than the one that was read ({oid}), which is called "
+            f"{name.quoted}. To read the other: ALTER PUBLICATION {quoted} SET TABLE {given}, and {_ANEW}. To read "
+            f"this one on: table={f'{name.schema}.{name.table}'!r}"
+        )
+    if not state.is_published:
+        return (
+            f"publication {options.publication!r} does not publish the table any more (it was taken out, is unlogged, "
+            f"or its partitions are published by themselves): ALTER PUBLICATION {quoted} ADD TABLE {name.quoted}. What "
+            f"was changed meanwhile does not come: {_ANEW}, or start it again to read on without that"
+        )
+    return ""
 
 
 READ_ROWS = 10_000
@@ -518,6 +559,11 @@ LINGER_S = 0.05
 
 _ASK_S = 0.05
 
+LOOK_S = 5.0
+"""The catalog is asked so often what has become of the table."""
+
+_ALL_KINDS = "insert, update, delete, truncate"
+
 _TIMEOUT = "SELECT setting::int FROM pg_settings WHERE name = 'wal_sender_timeout'"
 _END = """
     SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)
@@ -572,8 +618,10 @@ class PostgresChangesReader:
         self._away = Reconnecting(options.place, options.patience_ms, secrets_of(options.dsn))
         self._system: str | None = None
         self._place: ChangePlace | None = None
+        # What is read is known by its oid: names are given to other tables.
+        self._oid = 0
         if (position := positions.get(subtask)) is not None:
-            self._system, self._place = unpack_place(options.slot, position, options.place)
+            self._system, self._place, self._oid = unpack_place(options.slot, position, options.place)
         # Whether what the reader before this one has fetched is not durable, for all that is known.
         self._is_held = self._place is not None and not stored
         self._confirmed = self._place.lsn if stored and isinstance(self._place, LogPlace) else 0
@@ -584,9 +632,12 @@ class PostgresChangesReader:
         self._copy: InitialCopy | None = None
         self._stream: ReplicationStream | None = None
         self._is_aside = False
-        self._transactions = self._new_transactions(options.table)
+        self._transactions = self._new_transactions()
         self._reached = 0
         self._is_all = False
+        self._look_at_s = 0.0
+        self._look_again_at = 0
+        self._told: tuple[object, ...] = ()
 
     # ------------------------------------------------------------ what is called
 
@@ -657,17 +708,24 @@ class PostgresChangesReader:
         with connect(options.dsn) as connection:
             (timeout_ms,) = connection.execute(_TIMEOUT).fetchone()
             table = describe(connection, options.table)
-            prepare_publication(connection, options.publication, table)
+            if self._oid in (0, table.oid) or self._is_copied_anew:
+                self._oid = table.oid
+                prepare_publication(connection, options.publication, table)
             slot = self._slot_to_stream(connection, table)
         if slot is not None:
             # Three times before the server ends a connection that says nothing; 0: it does not.
-            self._start(slot, table.name, min(REPORT_S, timeout_ms / 3_000 or REPORT_S))
+            self._start(slot, min(REPORT_S, timeout_ms / 3_000 or REPORT_S))
+
+    @property
+    def _is_copied_anew(self) -> bool:
+        """Whether nothing was read, or a part of an initial copy alone."""
+        return self._place is None or (isinstance(self._place, CopyPlace) and not self._place.is_over)
 
     def _slot_to_stream(self, connection: Any, table: TableDescription) -> SlotState | None:
         """Return the slot to read; None: the table is copied first."""
         options, place = self._options, self._place
         there, aside = (find_slot(connection, name) for name in (options.slot, options.aside))
-        if place is None or (isinstance(place, CopyPlace) and not place.is_over):
+        if self._is_copied_anew:
             if there is not None and place is None:
                 return there
             if there is not None or not options.copies:
@@ -682,6 +740,7 @@ class PostgresChangesReader:
                 drop_slot(connection, options.aside)
             self._copy = InitialCopy(options.dsn, self._replication, options.aside, table.name, self._columns)
             return None
+        assert place is not None
         if there is None and aside is None:
             raise SourceError(
                 f"{options.place}: the slot is not there any more: changes behind {lsn_text(place.lsn)} are lost. To "
@@ -696,20 +755,21 @@ class PostgresChangesReader:
             drop_slot(connection, options.aside)
         return there
 
-    def _start(self, slot: SlotState, table: TableName, report_s: float) -> None:
+    def _start(self, slot: SlotState, report_s: float) -> None:
         place = self._place
         start = slot.confirmed if place is None else place.lsn
         self._is_aside = slot.name == self._options.aside
-        self._transactions = self._new_transactions(table)
+        self._transactions = self._new_transactions()
         self._reached = 0
+        self._look_at_s = self._look_again_at = 0
         self._confirmed = max(self._confirmed, slot.confirmed)
         self._stream = ReplicationStream(
             self._replication, slot.name, self._options.publication, start, self._confirmed, report_s
         )
 
-    def _new_transactions(self, table: TableName) -> Transactions:
+    def _new_transactions(self) -> Transactions:
         start = self._place if isinstance(self._place, LogPlace) else None
-        return Transactions(table.schema, table.table, self._columns, start, self._options.whole_rows)
+        return Transactions(self._oid, self._columns, start, self._options.whole_rows)
 
     def _disconnect(self) -> None:
         copy, self._copy = self._copy, None
@@ -727,6 +787,11 @@ class PostgresChangesReader:
     def _failed(self, error: Exception) -> None:
         """Connect again later, or raise."""
         self._disconnect()
+        if isinstance(error, psycopg_library().errors.UndefinedObject):
+            raise SourceChangedError(
+                f"{self._options.place}: publication {self._options.publication!r} was dropped: what was changed while "
+                f"there is none cannot be had from this slot ({reason(error)}); {_ANEW}"
+            ) from error
         if not is_away(error):
             raise SourceError(f"{self._options.place}: {reason(error)}") from error
         self._away.failed(error)
@@ -756,6 +821,7 @@ class PostgresChangesReader:
         until = time.monotonic() + wait_s
         if self._transactions.rows < max_rows:
             self._receive(0.0)
+        self._look_at_table()
         while not self._transactions.rows:
             left_s = until - time.monotonic()
             if left_s <= 0 or not self._receive(left_s):
@@ -771,6 +837,46 @@ class PostgresChangesReader:
         self._place = unit.behind
         return self._fetched(unit.rows, unit.end)
 
+    def _look_at_table(self) -> None:
+        """Look whether the table is still the one whose changes are sent: the server does not say when it is not.
+
+        Raises `SourceChangedError`, once all that was changed before is taken.
+        """
+        if self._look_again_at and (self._reached < self._look_again_at or self._transactions.rows):
+            assert self._stream is not None
+            self._stream.ask()
+            return
+        if not self._look_again_at and time.monotonic() < self._look_at_s:
+            return
+        options = self._options
+        if self._control is None:
+            self._control = connect(options.dsn)
+        (end,) = self._control.execute(_END).fetchone()
+        state = state_of(self._control, self._oid, options.table, options.publication)
+        self._look_at_s = time.monotonic() + LOOK_S
+        lost = lost_table(state, self._oid, options)
+        if lost and self._look_again_at:
+            raise SourceChangedError(f"{options.place}: {lost}")
+        self._look_again_at = end if lost else 0
+        if state.name is None or lost:
+            return
+        self._tell_once(
+            ("name", state.name),
+            state.is_named,
+            f"the table is called {state.name.quoted} now; it is read on, and has to be given by this name at the next "
+            "start",
+        )
+        self._tell_once(
+            ("publishes", state.publishes),
+            state.publishes == _ALL_KINDS,
+            f"publication {options.publication!r} publishes of it just: {state.publishes}; nothing else comes",
+        )
+
+    def _tell_once(self, what: tuple[object, ...], is_well: bool, text: str) -> None:
+        if not is_well and what not in self._told:
+            logger.warning("%s: %s", self._options.place, text)
+        self._told = tuple(each for each in self._told if each != what) + (() if is_well else (what,))
+
     def _fetched(self, rows: list[ChangedRow], end: int | None) -> Fetched:
         assert self._system is not None
         assert self._place is not None
@@ -778,7 +884,7 @@ class PostgresChangesReader:
         return Fetched(
             change_batch(rows, self._schema),
             self._subtask,
-            pack_place(self._options.slot, self._system, self._place),
+            pack_place(self._options.slot, self._system, self._place, self._oid),
             ChangesReceipt(self._turn, end),
         )
 
@@ -798,6 +904,13 @@ class PostgresChangesReader:
                 raise SourceError(f"{self._options.place}: the server sent {error}") from error
         if received:
             self._confirm()
+            missing = self._transactions.missing
+            self._tell_once(
+                ("missing", missing),
+                not missing,
+                f"columns {', '.join(missing)} are not there any more (dropped, renamed, or left out of what the "
+                "publication publishes): they are null from here on",
+            )
         return bool(received)
 
     def _confirm(self) -> None:

@@ -83,11 +83,11 @@ class _Open:
 class Transactions:
     """Takes the messages of a stream in order, and gives the rows of one table."""
 
-    def __init__(
-        self, schema: str, table: str, columns: Sequence[str], start: LogPlace | None, whole_rows: int
-    ) -> None:
-        """``start``: what was taken before; ``whole_rows``: a transaction with more rows is cut."""
-        self._table = schema, table
+    def __init__(self, oid: int, columns: Sequence[str], start: LogPlace | None, whole_rows: int) -> None:
+        """``oid``: the table's, whatever it is called when; ``start``: what was taken before; ``whole_rows``: a
+        transaction with more rows is cut.
+        """
+        self._oid = oid
         self._columns = tuple(columns)
         self._start = start or LogPlace(0)
         self._whole_rows = whole_rows
@@ -193,7 +193,7 @@ class Transactions:
 
     def _places_in(self, relation: Relation) -> tuple[int | None, ...] | None:
         """Return where the columns are in its rows; None for another table."""
-        if (relation.schema, relation.table) != self._table:
+        if relation.oid != self._oid:
             return None
         places = {column.name: place for place, column in enumerate(relation.columns)}
         self.missing = tuple(name for name in self._columns if name not in places)
