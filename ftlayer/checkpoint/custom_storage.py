@@ -117,6 +117,13 @@ class CheckpointStorage(ABC):
         self.write(target, b"".join(self.chunks(path, 0, 1 << 62)))
         self.delete(path)
 
+    def copy(self, path: str, target: str) -> bool:
+        """Have a file under another name too, where the storage can do so by itself; returns whether it has.
+
+        A new driver's first checkpoint then need not write again what it was restored from (``changelog``).
+        """
+        return False
+
     def delete_empty(self, path: str) -> None:  # noqa: B027 - most have no directories
         """Remove a directory without files, where there are directories."""
 

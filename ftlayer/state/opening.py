@@ -734,11 +734,13 @@ def open_backend(
                 restoring.run(restore, adopted=1)
             else:
                 restoring.run(restore)
-            # Paths are of one run's directory. What belongs to a checkpoint alone goes with it, as timers do.
-            is_here = bool(location) and location == storage.location
-            if changelog is not None and is_own and is_here and restoring.is_shared:
-                pieces = restore.keyed[0].pieces
-                changelog.begin_with([part for part in pieces if part.piece.scope is Scope.SHARED])
+            if changelog is not None and is_own and restoring.is_shared:
+                # What belongs to a checkpoint alone goes with it, as timers do.
+                parts = [part for part in restore.keyed[0].pieces if part.piece.scope is Scope.SHARED]
+                pieces = storage.adopt(location, [part.piece for part in parts])
+                if pieces is not None:
+                    now = zip(parts, pieces, strict=True)
+                    changelog.begin_with([replace(part, piece=piece) for part, piece in now])
     except BaseException:
         backend.close()
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -82,6 +82,9 @@ class MemoryStorage:
     def fetch(self, location: str, piece: Piece, path: Path) -> None:
         with self.open(location, piece) as file, path.open("xb") as out:
             out.write(file.read())
+
+    def adopt(self, location: str, pieces: Sequence[Piece]) -> None:
+        return None
 
     def completed(self, checkpoint: int) -> None:
         pass

@@ -18,8 +18,10 @@ from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnap
 from ftlayer.checkpoint.storage.deleting import StoragePool
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.keys import storage_key
+from ftlayer.checkpoint.storage.layout import pieces_directory
 from ftlayer.checkpoint.storage.loading import find_checkpoints, load_checkpoint, verify_checkpoint
 from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage
+from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
 from ftlayer.errors import CheckpointError
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
@@ -38,15 +40,34 @@ class Job:
             retention=Retention.RETAIN_ON_CANCELLATION,
             **options,
         )
-        key = storage_key(self.config, "job")
-        self.slot = slot_storage(self.config, "job", "run", 0, 0, "i", key)
         self.readers = StoragePool()
-        self.driver = driver_storage(self.config, "job", "run", key)
-        self.backend = open_backend(self.config, SPEC, None, self.slot, self.slot.location)
+        self.runs = 0
         self.store = CompletedStore(self.config, (), claimed=True)
+        self.start()
         self.state: dict[int, bytes] = {}
         self.states: dict[int, dict[int, bytes]] = {}
         self.number = 0
+
+    def start(self) -> None:
+        """Begin a run, with the latest checkpoint there is; the driver before was killed."""
+        self.runs += 1
+        key, run = storage_key(self.config, "job"), f"run-{self.runs}"
+        self.slot = slot_storage(self.config, "job", run, 0, 0, f"i{self.runs}", key)
+        self.driver = driver_storage(self.config, "job", run, key)
+        latest = self.store.latest
+        if latest is None:
+            self.backend = open_backend(self.config, SPEC, None, self.slot, self.slot.location)
+            return
+        self.state = dict(self.states[latest.checkpoint])
+        self.store = CompletedStore(self.config, self.store.checkpoints, claimed=True)
+        self.store.restored(latest)
+        (part,) = latest.subtasks
+        assert part.keyed is not None
+        restore = SubtaskRestore("op", 0, (part.keyed,), ())
+        self.backend = open_backend(self.config, SPEC, restore, self.slot, pieces_directory(latest))
+        assert self.config.directory is not None
+        list(sweep_earlier_runs(self.config.directory, "job", run))
+        list(self.driver.sweep(self.store.checkpoints, {f"i{self.runs}"}.__contains__))
 
     def checkpoint(self, writes: dict[int, int], *, completes: bool) -> None:
         self.number += 1
@@ -66,7 +87,9 @@ class Job:
             self.driver.discard_parts(self.number, parts, self.store.checkpoints)
             self.backend.aborted(self.number)
             return
-        whole = Checkpoint(self.number, "job", "run", "checkpoint", 0, self.number, 16, (), parts)
+        whole = Checkpoint(
+            self.number, "job", f"run-{self.runs}", "checkpoint", 0, self.number, 16, (), parts
+        )
         self.store.add(self.driver.publish(whole), full=barrier.full)
         self.states[self.number] = dict(self.state)
         self.slot.completed(self.number)
@@ -95,7 +118,7 @@ class Job:
         (part,) = checkpoint.subtasks
         keyed = () if part.keyed is None else (part.keyed,)
         backend = open_backend(
-            self.config, SPEC, SubtaskRestore("op", 0, keyed, ()), self.slot, self.slot.location
+            self.config, SPEC, SubtaskRestore("op", 0, keyed, ()), self.slot, pieces_directory(checkpoint)
         )
         found = dict(backend.state("op").values("v").items())
         backend.close()
@@ -111,7 +134,7 @@ class Job:
     rounds=st.lists(
         st.tuples(
             st.dictionaries(st.integers(0, 9), st.integers(0, 300), max_size=5),
-            st.sampled_from([True, True, True, False]),
+            st.sampled_from([True, True, True, False, "driver"]),
         ),
         min_size=2,
         max_size=16,
@@ -124,7 +147,7 @@ def test_one_flipped_byte_in_any_file_leaves_a_way_back(
     backend: Any,
     across: bool,
     retained: int,
-    rounds: list[tuple[dict[int, int], bool]],
+    rounds: list[tuple[dict[int, int], Any]],
     place: float,
 ) -> None:
     before, completed.FULL_EVERY = completed.FULL_EVERY, 4
@@ -139,7 +162,10 @@ def test_one_flipped_byte_in_any_file_leaves_a_way_back(
     )
     try:
         for writes, completes in [({1: 5}, True), *rounds, ({2: 5}, True)]:
-            job.checkpoint(writes, completes=completes)
+            if completes == "driver":
+                job.close()
+                job.start()
+            job.checkpoint(writes, completes=bool(completes))
         assert len(job.restorable()) == len(job.store.checkpoints) <= retained + 1
         for file in sorted(path for path in (root / "checkpoints").rglob("*") if path.is_file()):
             whole = file.read_bytes()
@@ -184,6 +210,33 @@ def test_a_changelog_goes_on_with_what_it_was_restored_from(tmp_path: Path, back
         if round_ == 1:
             # What was given up is not in what is restored next.
             job.state = dict(job.states[latest.checkpoint])
+    job.close()
+
+
+@pytest.mark.parametrize("retained", [1, 2])
+@pytest.mark.parametrize("backend", ["heap", "lmdb"])
+def test_a_changelog_goes_on_over_drivers(tmp_path: Path, backend: Any, retained: int) -> None:
+    """A new driver's first checkpoint writes what has changed, and its run needs no file of the one before."""
+    job = Job(tmp_path, changelog=True, backend=backend, retained=retained)
+    job.checkpoint(dict.fromkeys(range(200), 1_000), completes=True)
+    job.checkpoint({1: 10}, completes=True)
+    job.checkpoint({2: 10}, completes=True)
+    for round_ in range(3):
+        job.close()
+        job.start()
+        files = open_files(str(tmp_path / "checkpoints"))
+        before = {entry.path for entry in files.walk()}
+        job.checkpoint({round_: 100}, completes=True)
+        written = sum(
+            entry.size for entry in files.walk() if entry.path not in before and "_metadata" not in entry.path
+        )
+        assert written < 5_000
+        for checkpoint in job.restorable():
+            assert job.restored(checkpoint) == job.states[checkpoint.checkpoint]
+        assert len(job.restorable()) == len(job.store.checkpoints)
+        if retained == 1:
+            runs = {entry.path.split("/")[1] for entry in files.walk() if "/" in entry.path} - {"_key"}
+            assert {run for run in runs if run.startswith("run-")} == {f"run-{job.runs}"}
     job.close()
 
 

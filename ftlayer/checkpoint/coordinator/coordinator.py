@@ -15,6 +15,7 @@ No slot hears of it again, unless it is given up.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from enum import Enum, auto
@@ -80,7 +81,11 @@ FULL_EVERY = 10
 """Where checkpoints build on one another and more than one is retained, every so many-th is a full one."""
 
 _Place = tuple[str, int]
-"""File and offset of a piece. Files say too little: one that a discarded checkpoint was in may be written on."""
+"""A file's mark and offset of a piece. Files say too little: one that a discarded checkpoint was in may be written on.
+
+The mark ends the name, and is the same where a later run has the same file under a name of its own."""
+
+_MARK = re.compile(r"[-.]")
 
 
 class CompletedStore:
@@ -96,7 +101,9 @@ class CompletedStore:
         self._foreign = set() if claimed else {each.checkpoint for each in known}
         self._gone: deque[set[_Place]] = deque(maxlen=_REMEMBERED)
         self._builds = config.incremental or config.changelog
-        self._since_full = 0
+        # A new driver's first one may go on with what the last of these has.
+        spare = self._spare()
+        self._since_full = 0 if spare is None else self._checkpoints[-1].checkpoint - spare.checkpoint
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
@@ -191,7 +198,7 @@ class CompletedStore:
 
 def _shared(parts: Iterable[SubtaskSnapshot]) -> set[_Place]:
     return {
-        (piece.path, piece.offset)
+        (_MARK.split(piece.path)[-1], piece.offset)
         for part in parts
         for piece in part.pieces()
         if piece.scope is Scope.SHARED and piece.inline is None

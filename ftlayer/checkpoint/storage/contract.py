@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -50,7 +50,7 @@ class SlotStorage(Protocol):
 
     ``location``: the directory that paths of checkpoints' pieces are relative to (those of a savepoint are relative
     to the savepoint's); "" for driver memory. New checkpoints may refer to pieces of restored ones only if those
-    lie in the same.
+    lie in the same, or were brought there (`adopt`).
     """
 
     location: str
@@ -75,6 +75,13 @@ class SlotStorage(Protocol):
 
     def fetch(self, location: str, piece: Piece, path: Path) -> None:
         """Write a piece into a new local file; errors as `open`."""
+
+    def adopt(self, location: str, pieces: Sequence[Piece]) -> list[Piece] | None:
+        """Return SHARED pieces of a restored checkpoint as new ones may refer to them; None: they are to be written.
+
+        Those of an earlier run of the job have their files brought here by the storage itself, if it can. They share
+        what is in them: where one is damaged, the other is.
+        """
 
     def completed(self, checkpoint: int) -> None:
         """The checkpoint is complete: local copies of older ones are not needed any more."""

@@ -87,6 +87,12 @@ class Files(Protocol):
         Readers see it under the new name as a whole or not at all. To last it takes `sync_names`.
         """
 
+    def copy(self, path: str, target: str) -> bool:
+        """Have a file under another name too, without reading it, if the file system can; returns whether it has.
+
+        A target that is there is the same file. It lasts when this returns.
+        """
+
     def sync_names(self, path: str) -> None:
         """Make the names in a directory last."""
 

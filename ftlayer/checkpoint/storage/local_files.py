@@ -22,7 +22,7 @@ BEHIND_BYTES = 8 * MIB
 _KEPT_WINDOWS = 4
 """So long the disk may take before what is written stays in memory all the same."""
 
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 _TRIES = 3
 """A directory may be removed, as empty, between the moments when it is made and when a file is made in it."""
 
@@ -173,6 +173,20 @@ class LocalFiles:
                 (self._root / path).rename(self._root / target)
             except FileNotFoundError:
                 return False
+        return True
+
+    def copy(self, path: str, target: str) -> bool:
+        with reading(self.url, path):
+            make_directory((self._root / target).parent)
+            try:
+                os.link(self._root / path, self._root / target)
+            except FileExistsError:
+                return True
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return False
+            sync_directory((self._root / target).parent)
         return True
 
     def sync_names(self, path: str) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,9 +37,11 @@ from ftlayer.checkpoint.storage.layout import (
     is_local,
     job_directory,
     join,
+    last_name,
     new_unique,
     normal,
     parent,
+    parse_file_name,
     part,
     pieces_directory,
     run_directory,
@@ -65,7 +67,13 @@ from ftlayer.checkpoint.storage.removing import (
 )
 from ftlayer.checkpoint.storage.signing import Signer
 from ftlayer.checkpoint.storage.writer import Amplification, FileWriter, given_up
-from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError, FTLayerError
+from ftlayer.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointStorageError,
+    ConfigError,
+    FTLayerError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -235,6 +243,9 @@ class SlotStorageBase:
                 logger.info("restoring from the checkpoint itself: %s", error)
         return fetch_piece(files, piece, signer, path)
 
+    def adopt(self, location: str, pieces: Sequence[Piece]) -> list[Piece] | None:
+        return None
+
     def completed(self, checkpoint: int) -> None:
         """See `SlotStorage.completed`; older checkpoints that are still written are given up by it (subsumed)."""
         with self._lock:
@@ -398,6 +409,31 @@ class FileSlotStorage(SlotStorageBase):
 
     def _log_path(self, first: int, last: int) -> str:
         return join(SHARED, self._seat.file_name(first, last if first else NEVER))
+
+    def adopt(self, location: str, pieces: Sequence[Piece]) -> list[Piece] | None:
+        if location == self.location:
+            return list(pieces)
+        _, signer = self._source(location)
+        if parent(location) != parent(self.location) or not signer.is_like(self._signer):
+            return None
+        job, mine, theirs = open_files(parent(location)), last_name(self.location), last_name(location)
+        here: dict[str, str] = {}
+        try:
+            for path in {piece.path for piece in pieces if piece.inline is None}:
+                name = parse_file_name(last_name(path))
+                if name is None:
+                    return None
+                # Under its own mark: who looks for checkpoints that share nothing knows it by that.
+                seat = replace(
+                    name, slot=self._seat.slot, epoch=self._seat.epoch, instance=self._seat.instance
+                )
+                here[path] = join(SHARED, str(replace(seat, first=0, last=NEVER)))
+                if not job.copy(join(theirs, path), join(mine, here[path])):
+                    return None
+        except CheckpointError as error:
+            logger.info("state is written anew, as what it was restored from cannot be taken over: %s", error)
+            return None
+        return [replace(piece, path=here.get(piece.path, piece.path)) for piece in pieces]
 
     def _local(self, location: str, piece: Piece) -> Files | None:
         if piece.inline is not None or normal(location) != self.location:

@@ -121,6 +121,10 @@ class RemoteFiles:
                 return False
         return True
 
+    def copy(self, path: str, target: str) -> bool:
+        with reading(self.url, path):
+            return self._storage.copy(path, target)
+
     def sync_names(self, path: str) -> None:
         """See `Files.sync_names`; they last at once."""
 
@@ -196,6 +200,14 @@ class FsspecStorage(CheckpointStorage):
         """An object is copied, and then deleted."""
         self._fs.makedirs(parent(self._at(target)), exist_ok=True)
         self._fs.mv(self._at(path), self._at(target))
+
+    def copy(self, path: str, target: str) -> bool:
+        self._fs.makedirs(parent(self._at(target)), exist_ok=True)
+        try:
+            self._fs.cp_file(self._at(path), self._at(target))
+        except NotImplementedError:
+            return False
+        return True
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):

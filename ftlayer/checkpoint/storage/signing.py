@@ -30,6 +30,9 @@ class Signer:
     def __init__(self, key: bytes) -> None:
         self._key = key if len(key) <= _MOST_KEY_BYTES else hashlib.blake2b(key).digest()
 
+    def is_like(self, other: Signer) -> bool:
+        return hmac.compare_digest(self._key, other._key)
+
     def hasher(self) -> Hasher:
         """Return the beginning of a piece's checksum."""
         return hashlib.blake2b(key=self._key, digest_size=DIGEST_BYTES, person=b"ftlayer piece")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.pieces import Piece, Scope
+from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.opening import load_checkpoint, new_savepoint, pieces_directory
 from ftlayer.errors import (
     CheckpointDamagedError,
@@ -191,3 +192,38 @@ def test_driver_memory_has_a_bound(make_kit: Any, made: Any) -> None:
         kit.driver().publish(made.checkpoint(1, made.subtask(pieces)))
     with pytest.raises(ConfigError, match="changelog, directory"):
         kit.slot().log_writer()
+
+
+@pytest.mark.parametrize("kind", ["local", "remote", "table"])
+def test_a_later_run_takes_files_over_where_the_storage_can(
+    make_kit: Any, made: Any, kind: str, table_storage: Any
+) -> None:
+    kit = make_kit(kind, **({"storage": "table_storage:TableStorage"} if kind == "table" else {}))
+    slot, driver = kit.slot(), kit.driver()
+    writer = slot.writer(made.barrier(1))
+    pieces = [writer.write([bytes([number]) * LARGE], Scope.SHARED) for number in range(2)]
+    writer.close()
+    old = driver.publish(made.checkpoint(1, made.subtask(pieces)))
+    slot.close()
+    key = kit.key
+    kit.run = "run-2"
+    later, driver = kit.slot(instance="b"), kit.driver()
+    assert later.adopt(later.location, pieces) == pieces
+    found = later.adopt(pieces_directory(old), pieces)
+    if kind == "table":
+        assert found is None
+        return
+    assert later.adopt(pieces_directory(old), pieces) == found
+    new = driver.publish(made.checkpoint(2, made.subtask(found), run="run-2"))
+    list(driver.sweep([new], {"b"}.__contains__))
+    driver.discard(old, [new])
+    driver.verify(new)
+    kit.key = b"another key of the same job's"
+    assert kit.slot(instance="c").adopt(pieces_directory(new), found) == found  # its own run's
+    kit.run = "run-3"
+    assert (kit.slot(instance="d").adopt(pieces_directory(new), found) is None) == (kit.key != key)
+    kit.key = key
+    # Where it is gone meanwhile, what is in it is written.
+    for piece in found:
+        open_files(pieces_directory(new)).delete(piece.path)
+    assert kit.slot(instance="e").adopt(pieces_directory(new), found) is None

@@ -210,7 +210,7 @@ def test_a_cancelled_job_goes_on_from_its_latest_checkpoint(
 ) -> None:
     for _ in range(2):
         # A vertex that tracks nothing of it shows it, and keeps what it said last.
-        env = environment(name="retained", retention=RETAIN, board=vertex)
+        env = environment(name="retained", retention=RETAIN, board=vertex, changelog=True)
         kit.build(env, tmp_path, count=4_000, pace_s=0.08)
         job = env.execute_async(restore_from=LATEST)
         until(job, lambda running=job: completed(running) >= 3)  # type: ignore[misc]
@@ -228,7 +228,7 @@ def test_a_cancelled_job_goes_on_from_its_latest_checkpoint(
             True,
         )
         assert told.checkpoint_totals.retained
-    env = environment(name="retained", retention=RETAIN)
+    env = environment(name="retained", retention=RETAIN, changelog=True)
     kit.build(env, tmp_path, count=4_000)
     env.execute_async(restore_from=LATEST).wait()
     kit.Ledger(tmp_path, count=4_000).check()
