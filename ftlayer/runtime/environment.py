@@ -571,6 +571,7 @@ class StreamEnvironment:
                 graph,
                 max_parallelism=self._checkpointing.max_parallelism,
                 failures=self._checkpointing.failures,
+                keeps_letters=self._checkpointing.directory is not None or self._board is not None,
             )
         assert self._layer is not None
         layer, retries = self._layer, self._layer.retries

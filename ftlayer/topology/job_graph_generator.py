@@ -116,14 +116,19 @@ Policies: TypeAlias = Mapping[str, FailurePolicy | None]
 NO_POLICIES: Policies = {}
 
 
-def policies_of(graph: StreamGraph, of_job: FailurePolicy | None) -> Policies:
+def policies_of(graph: StreamGraph, of_job: FailurePolicy | None, *, keeps_letters: bool = True) -> Policies:
     """Return each operator's policy: its own, else the job's.
 
     An operator whose input is broadcast has none of the job: where one of its subtasks took a record that another one
-    could not take, they would no longer have the same state. Raises `InvalidTopologyError` if it has one of its own,
-    and for a source that has one.
+    could not take, they would no longer have the same state. Raises `InvalidTopologyError` if it has one of its own.
+    A source, whose rows are letters if they do not fit its schema, has none of the job either where nothing
+    ``keeps_letters``, and they are no records.
     """
     found = {node.uid: _policy_of(graph, node, of_job) for node in graph.nodes}
+    sent = {edge.source for edge in graph.edges if edge.tag == LETTERS}
+    for node in graph.nodes:
+        if isinstance(node.operator, Source) and node.on_failure is None and node.uid not in sent:
+            found[node.uid] = of_job if keeps_letters else None
     for node in graph.nodes:
         if isinstance(node.operator, IterationTail):
             # It only passes on, and stays in the chain that it ends.
@@ -133,13 +138,6 @@ def policies_of(graph: StreamGraph, of_job: FailurePolicy | None) -> Policies:
 
 def _policy_of(graph: StreamGraph, node: StreamNode, of_job: FailurePolicy | None) -> FailurePolicy | None:
     own = node.on_failure if isinstance(node.on_failure, FailurePolicy) else None
-    if isinstance(node.operator, Source):
-        if own is not None:
-            raise InvalidTopologyError(
-                f"{node.uid!r}: on_failure is about records that a function fails for, and a source calls none with a "
-                "record: give it to the operators behind, and say by restart=… what becomes of a source that raises"
-            )
-        return None
     copies = [
         edge.source
         for edge in graph.edges_into(node.uid)
@@ -162,8 +160,8 @@ def check_letters(graph: StreamGraph, policies: Policies) -> None:
         if edge.tag == LETTERS and policies[edge.source] is None:
             raise InvalidTopologyError(
                 f"{edge.source!r}: dead_letters: a record that fails there fails the job: give "
-                "CheckpointConfig(failures=FailurePolicy(…)), or on_failure(FailurePolicy(…)); a source, and what is "
-                "broadcast to, has none"
+                "CheckpointConfig(failures=FailurePolicy(…)), or on_failure(FailurePolicy(…)); what is broadcast to "
+                "has none"
             )
 
 
@@ -389,19 +387,24 @@ def job_graph(
     limit: Limit | None = None,
     max_parallelism: int = 0,
     failures: FailurePolicy | None = None,
+    keeps_letters: bool = True,
 ) -> JobGraph:
     """Translate a graph. ``retry`` are the options of sources that have none of their own.
 
     ``rules`` are the topology's, on which failures are worth a retry, and ``limit`` how many open its circuit breaker.
     ``max_parallelism`` above 0 is the number of key groups in barrier mode, and ``failures`` what becomes there of
-    records that fail. Raises what `check_graph`, `with_rules`, `policies_of`, `check_rules`, `check_letters`,
-    `check_no_policies`, `check_writers` and the ``wire`` of the builders raise.
+    records that fail; ``keeps_letters``: the job has a place for them. Raises what `check_graph`, `with_rules`,
+    `policies_of`, `check_rules`, `check_letters`, `check_no_policies`, `check_writers` and the ``wire`` of the builders
+    raise.
     """
     if max_parallelism:
-        policies = policies_of(graph, failures)
+        policies = policies_of(graph, failures, keeps_letters=keeps_letters)
         check_rules(graph, policies)
         check_letters(graph, policies)
-        rules_by_uid = {uid: policy.rules for uid, policy in policies.items() if policy is not None}
+        sources = {node.uid for node in graph.nodes if isinstance(node.operator, Source)}
+        rules_by_uid = {
+            uid: policy.rules for uid, policy in policies.items() if policy is not None and uid not in sources
+        }
         return generate(with_rules(graph, rules_by_uid), BarrierBuilder(max_parallelism), policies)
     check_no_policies(graph)
     check_writers(graph)

@@ -50,7 +50,7 @@ def test_without_a_policy_a_sink_is_chained_and_a_failure_fails_the_job(off: Gra
 
 def test_with_a_policy_of_the_job_a_sink_is_a_chain_of_its_own(off: GraphBuilder) -> None:
     a_line(off).map(one, uid="parse").map(one, uid="score").sink(print, uid="out")
-    assert chains(graph_of(off)) == {("source",): None, ("parse", "score"): OF_JOB, ("out",): OF_JOB}
+    assert chains(graph_of(off)) == {("source",): OF_JOB, ("parse", "score"): OF_JOB, ("out",): OF_JOB}
 
 
 def test_an_operators_own_word_comes_before_the_jobs_and_cuts_the_chain(off: GraphBuilder) -> None:
@@ -58,7 +58,7 @@ def test_an_operators_own_word_comes_before_the_jobs_and_cuts_the_chain(off: Gra
     scored = parsed.map(one, uid="score").map(one, uid="round").on_failure("fail")
     scored.map(one, uid="show").on_failure("fail").sink(print, uid="out", on_failure="fail")
     assert chains(graph_of(off)) == {
-        ("source",): None,
+        ("source",): OF_JOB,
         ("parse",): OWN,
         ("score",): OF_JOB,
         ("round", "show", "out"): None,
@@ -112,10 +112,29 @@ def test_behind_a_broadcast_edge_a_policy_of_its_own_is_refused_with_the_way_out
         graph_of(off)
 
 
-def test_a_source_has_no_policy(off: GraphBuilder) -> None:
-    a_line(off).on_failure(OWN).sink(print)
-    with pytest.raises(InvalidTopologyError, match=r"'source': on_failure is about records"):
-        graph_of(off)
+@pytest.mark.parametrize(
+    ("own", "sends", "keeps", "policy"),
+    [
+        (None, False, True, OF_JOB),
+        (None, False, False, None),
+        (None, True, False, OF_JOB),
+        (OWN, False, False, OWN),
+        ("fail", False, True, None),
+    ],
+)
+def test_a_source_has_a_policy_for_rows_that_do_not_fit_where_their_letters_have_a_place(
+    own: Any, sends: bool, keeps: bool, policy: Any
+) -> None:
+    builder = GraphBuilder("shop", status="off")
+    line = a_line(builder)
+    if own is not None:
+        line.on_failure(own)
+    line.map(one, uid="parse").sink(print, uid="out")
+    if sends:
+        line.dead_letters().sink(print, uid="dead")
+    graph = job_graph(builder.build(), max_parallelism=8, failures=OF_JOB, keeps_letters=keeps)
+    assert graph.vertex("source").failures == policy
+    assert graph.vertex("parse").failures == OF_JOB
 
 
 def test_an_iterations_tail_stays_in_its_chain(off: GraphBuilder) -> None:

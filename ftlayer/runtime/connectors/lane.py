@@ -173,10 +173,15 @@ class SplitProgress:
         """Count the rows, which are the next ones of the split."""
         first = self._rows
         places = None
-        misfit = self.at(part.reason) if isinstance(part, Misfit) else ""
+        misfit = self.at(part) if isinstance(part, Misfit) else ""
         payload: pa.RecordBatch = part.payload if isinstance(part, Misfit) else part
         if self._offsets is None:
             self._rows += payload.num_rows
+        elif isinstance(part, Misfit):
+            assert part.offset is not None
+            place = part.offset - self._offsets[1]
+            self._rows = place + 1
+            places = None if place == first else np.array([place], np.int64)
         elif payload.num_rows:
             column, start = self._offsets
             self._rows = payload.column(column)[-1].as_py() + 1 - start
@@ -190,14 +195,16 @@ class SplitProgress:
             self._partition, self._number, first, payload, position, places, done, splits, self._split, misfit
         )
 
-    @property
-    def counts_rows(self) -> bool:
-        """Whether it counts rows, and no offsets of theirs."""
-        return self._offsets is None
+    def can_pass(self, misfit: Misfit) -> bool:
+        """Whether it is known where a row ends: in a log its offset tells, which grows."""
+        offset = misfit.offset
+        return self._offsets is None or (offset is not None and offset - self._offsets[1] >= self._rows)
 
-    def at(self, reason: str) -> str:
+    def at(self, misfit: Misfit) -> str:
         """Say of the next row what is wrong, and where it is."""
-        return f"row {self._rows} of split {self._partition!r}: {reason}"
+        of_log = self._offsets is not None and misfit.offset is not None
+        place = f"offset {misfit.offset}" if of_log else f"row {self._rows}"
+        return f"{place} of split {self._partition!r}: {misfit.reason}"
 
 
 class LaneClosedError(Exception):
@@ -319,11 +326,7 @@ class PartitionLane:
                     break
                 if isinstance(first, pa.RecordBatch):
                     if first.num_rows:
-                        try:
-                            fitting = self._maker.checked(first)
-                        except SourceRowError as error:
-                            raise SourceRowError(split.at(str(error))) from None
-                        for part in self._parts([fitting]):
+                        for part in self._parts(self._maker.checked(first)):
                             self._put(split, part)
                         yield
                     continue
@@ -397,8 +400,8 @@ class PartitionLane:
             self._wake()
 
     def _advance(self, split: SplitProgress, part: pa.RecordBatch | Misfit, *, done: bool) -> SourceRows:
-        if isinstance(part, Misfit) and not (self._limits.keeps_misfits and split.counts_rows):
-            raise SourceRowError(split.at(part.reason))
+        if isinstance(part, Misfit) and not (self._limits.keeps_misfits and split.can_pass(part)):
+            raise SourceRowError(split.at(part))
         return split.advance(part, done=done)
 
     def _parts(self, made: list[pa.RecordBatch | Misfit]) -> list[pa.RecordBatch | Misfit]:

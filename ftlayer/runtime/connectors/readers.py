@@ -42,7 +42,7 @@ from ftlayer.runtime.connectors.positions import (
     unpack_rows,
     unpack_split,
 )
-from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker, skipped, slices
+from ftlayer.runtime.connectors.rows import Misfit, RowMaker, SparkRowMaker, skipped, slices
 from ftlayer.runtime.protocol.elements import NAMED_SPLIT, Splits
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.protocol.sealed import unseal
@@ -295,6 +295,8 @@ class QueueSourceReader:
         assert isinstance(source.connector, QueueSource)
         self._uid = source.uid
         self._queue = source.connector.queue
+        self._schema = source.schema
+        self._maker = RowMaker(source.uid, source.schema)
         self._member = member
         self._stored = stored
         by_subtask = {partition_index(key): position for key, position in positions.items()}
@@ -335,12 +337,24 @@ class QueueSourceReader:
                     raise self._failed(self._failure)
                 return None
             fetched = self._ready.popleft()
-            first = self._rows
-            self._rows += fetched.rows.num_rows
             self._changed.notify()
+        first = self._rows
+        self._rows += fetched.rows.num_rows
         position = self._chain.advance(partition_key(fetched.of), fetched.position)
         self._unacknowledged[position] = fetched.receipt
-        return SourceRows(position.partition, self._number, first, fetched.rows, position)
+        made = self._maker.checked(fetched.rows)
+        misfits = [part for part in made if isinstance(part, Misfit)]
+        fitting = [part for part in made if isinstance(part, pa.RecordBatch)]
+        payload = fitting[0] if len(fitting) == 1 else concat(fitting, self._schema)
+        rows = SourceRows(position.partition, self._number, first, payload, position)
+        of = f"a row of split {position.partition!r}: "
+        if misfits and not self._limits.keeps_misfits:
+            raise SourceRowError(of + misfits[0].reason)
+        aside = [
+            replace(rows, first_ordinal=at, payload=odd.payload, position=None, misfit=of + odd.reason)
+            for at, odd in enumerate(misfits, first + payload.num_rows)
+        ]
+        return replace(rows, aside=tuple(aside)) if aside else rows
 
     def accepted(self, rows: TakenRows) -> None:
         assert rows.position is not None
@@ -612,7 +626,8 @@ class SplitReader:
         self._offset_column: str = getattr(self._reader, "offset_column", "")
         self._key = key
         self._chain = PositionChain(positions)
-        self._lane = PartitionLane(SparkRowMaker(source.uid, source.schema), limits, clock, wake)
+        maker = SparkRowMaker(source.uid, source.schema, self._offset_column)
+        self._lane = PartitionLane(maker, limits, clock, wake)
         self._todo: queue.SimpleQueue[AssignSplits | None] = queue.SimpleQueue()
         self._known: tuple[int, set[int]] = (-1, set())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,21 +25,24 @@ MAX_SHOWN = 200
 MAX_KEPT = 1 << 20
 """Characters of a row that does not fit that its dead letter keeps."""
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 _TUPLES = frozenset({tuple, list})
 _END = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A row that does not fit its source's schema: what it looks like, and why."""
+    """A row that does not fit its source's schema, as its dead letter has it, and why; in a log with its ``offset``."""
 
-    row: str
+    payload: pa.RecordBatch
     reason: str
+    offset: int | None = None
 
-    @property
-    def payload(self) -> pa.RecordBatch:
-        """It as a record, for its dead letter."""
-        return pa.record_batch({"row": [self.row]})
+
+def misfit_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of the letters of rows that do not fit ``schema``, which is another one."""
+    name = "row" if schema.names != ["row"] else "source_row"
+    return pa.schema([pa.field(name, pa.string())])
 
 
 class RowMaker:
@@ -48,9 +52,11 @@ class RowMaker:
     tuple in column order where it has several, or a pyspark `Row` with the schema's names.
     """
 
-    def __init__(self, source: str, schema: pa.Schema) -> None:
+    def __init__(self, source: str, schema: pa.Schema, offset_column: str = "") -> None:
+        """``offset_column`` says where a row has its offset; "": it has none."""
         self._source = source
         self._schema = schema
+        self._offset_column = offset_column
         self._bare = len(schema) == 1
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
@@ -68,7 +74,7 @@ class RowMaker:
             raise
         except Exception as error:  # noqa: BLE001 - anything may be among what a source gives
             if len(rows) == 1:
-                return [Misfit(shown(rows[0], MAX_KEPT), self._misfit(rows[0], error))]
+                return [self._misfit(rows[0], error)]
             half = len(rows) // 2
             return self.parts(rows[:half]) + self.parts(rows[half:])
 
@@ -89,29 +95,29 @@ class RowMaker:
         arrays = [array_of(field.type, rows, each) for field, each in zip(self._schema, columns, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch that the source gave, with the schema's columns in their order and types."""
+    def checked(self, batch: pa.RecordBatch) -> list[pa.RecordBatch | Misfit]:
+        """Return a batch of the source's in the schema's columns and types, each row that does not fit by itself."""
+        same = sorted(batch.schema.names) == sorted(self._schema.names)
+        try:
+            if not same:
+                raise ValueError(f"its columns are {', '.join(batch.schema.names)}")
+            return [self._cast(batch)]
+        except (ValueError, pa.ArrowException) as error:
+            if batch.num_rows <= 1 or not same:
+                return [self._misfit(row, error, batched=True) for row in batch.to_pylist()]
+            half = batch.num_rows // 2
+            return self.checked(batch.slice(0, half)) + self.checked(batch.slice(half))
+
+    def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         schema = self._schema
         if not batch.schema.equals(schema, check_metadata=True):
-            try:
-                if sorted(batch.schema.names) != sorted(schema.names):
-                    raise ValueError(f"its columns are {', '.join(batch.schema.names)}")
-                columns = [
-                    cast_strictly(batch.column(field.name), field.type, f"column {field.name!r}")
-                    for field in schema
-                ]
-            except (ValueError, pa.ArrowException) as error:
-                raise SourceRowError(
-                    f"source {self._source!r} gave a record batch that does not fit its schema "
-                    f"({schema_text(schema)}): {bounded(text_of(error))}"
-                ) from None
+            columns = [
+                cast_strictly(batch.column(field.name), field.type, f"column {field.name!r}")
+                for field in schema
+            ]
             batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         for field, column in zip(schema, batch.columns, strict=True):
-            if not field.nullable and column.null_count:
-                raise SourceRowError(
-                    f"source {self._source!r} gave a record batch with nulls in column {field.name!r}, "
-                    "which its schema says has none"
-                )
+            _with_nulls_allowed(column, field)
         return batch
 
     def empty(self) -> pa.RecordBatch:
@@ -157,17 +163,32 @@ class RowMaker:
 
     # ------------------------------------------------------------ errors
 
-    def _misfit(self, row: Any, error: Exception) -> str:
-        form = (
-            f"{self._schema.names[0]!r} as a bare value"
-            if self._bare
-            else f"a tuple of {', '.join(self._schema.names)}"
-        )
-        return (
+    def _misfit(self, row: Any, error: Exception, *, batched: bool = False) -> Misfit:
+        """``batched``: the row is of a record batch, as a dict."""
+        names = self._schema.names
+        form = f"{names[0]!r} as a bare value" if self._bare else f"a tuple of {', '.join(names)}"
+        reason = (
             f"source {self._source!r} gave {shown(row)}, which does not fit its schema "
-            f"({schema_text(self._schema)}): {bounded(text_of(error))}. A record is {form}, or a Row with these "
-            "names; a source gives records, or nothing but pyarrow.RecordBatches"
+            f"({schema_text(self._schema)}): {bounded(text_of(error))}"
         )
+        if not batched:
+            reason += (
+                f". A record is {form}, or a Row with these names; a source gives records, or nothing but "
+                "pyarrow.RecordBatches"
+            )
+        payload = pa.record_batch([[shown(row, MAX_KEPT)]], schema=misfit_schema(self._schema))
+        return Misfit(payload, reason, self._offset_of(row))
+
+    def _offset_of(self, row: Any) -> int | None:
+        """Return the offset of a row that may be anything."""
+        found = None
+        if isinstance(row, dict):
+            found = row.get(self._offset_column)
+        elif isinstance(row, tuple | list) and self._offset_column:
+            at = getattr(row, "__fields__", self._schema.names)
+            place = at.index(self._offset_column) if self._offset_column in at else len(row)
+            found = row[place] if place < len(row) else None
+        return found if type(found) is int else None
 
 
 class SparkRowMaker(RowMaker):
@@ -177,8 +198,8 @@ class SparkRowMaker(RowMaker):
     ones, as in Spark: a reader gives the same records here and there.
     """
 
-    def __init__(self, source: str, schema: pa.Schema) -> None:
-        super().__init__(source, schema)
+    def __init__(self, source: str, schema: pa.Schema, offset_column: str = "") -> None:
+        super().__init__(source, schema, offset_column)
         self._bare = False
         self._converters: list[Callable[[Any], Any]] | None = None
 
@@ -258,9 +279,9 @@ def skipped(items: Iterator[Any], rows: int, what: str) -> Iterator[Any]:
 
 
 def shown(row: Any, most: int = MAX_SHOWN) -> str:
-    """Return what a row looks like, within bounds."""
+    """Return what a row looks like, within bounds, and without addresses: it looks the same when it is read again."""
     try:
-        text = repr(row)
+        text = _ADDRESS.sub("", repr(row))
     except Exception as broken:  # noqa: BLE001 - a user's object may fail to describe itself
         text = f"a {type(row).__name__} (its repr raises {type(broken).__name__})"
     return bounded(text, most)

@@ -742,7 +742,7 @@ class _Slot:
             limits = BatchLimits(
                 core.rows_wanted((uid, subtask)),
                 order.options.batch_age_ms,
-                keeps_misfits=self._mode.keeps_misfits and source.replay == "store",
+                keeps_misfits=graph.tracked or graph.vertex(uid).failures is not None,
             )
             signal = Signal(lambda: self._mailbox.put(Wake()))
             positions = self._mode.positions((uid, subtask))

@@ -48,10 +48,6 @@ class SlotModeShell(Protocol):
     """
 
     @property
-    def keeps_misfits(self) -> bool:
-        """Whether a source's task takes rows that do not fit its schema (`SourceRows.misfit`)."""
-
-    @property
     def touch_timeout_ms(self) -> int | None:
         """The shortest time after which a root that is not touched times out; None: nothing is to be touched."""
 

@@ -124,7 +124,6 @@ class UntrackedSlotFactory:
 class UntrackedSlotShell:
     """`ftlayer.runtime.slot.shell.SlotModeShell` of ``FTStatus.OFF``: nothing is opened."""
 
-    keeps_misfits = False
     touch_timeout_ms = None
     tracer = None
     """See `SlotModeShell.tracer`: no record has a root."""

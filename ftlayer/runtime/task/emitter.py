@@ -159,13 +159,15 @@ class Emitter:
         times: I64Array | None = None,
         tag: str = "",
         split: int | None = None,
+        routes: Routes | None = None,
     ) -> RootEmission:
         """Make the batches of rows that are new roots (uint64[n], None when off), of this ``split`` of a source.
 
-        With fault tolerance off: raises `JobError` for what a partitioner function raises.
+        ``routes`` is what `ask` has given for them. With fault tolerance off: raises `JobError` for what a partitioner
+        function raises.
         """
         anchor = self._handler.anchor
-        routes = self.ask(tag, payload)
+        routes = self.ask(tag, payload) if routes is None else routes
         failures = () if routes is None else routes.failures
         if failures and roots is None:
             self._handler.xor.fail(None, failures)
@@ -192,10 +194,10 @@ class Emitter:
         values = None if children.owed is roots and roots is not None else children.owed
         return RootEmission(sends, values, key_hashes, anchor.event_ids(roots), failures)
 
-    def unsent(self, roots: U64Array) -> EventIds | None:
-        """Return the ids of new roots that are not sent: each owes a copy that is never acknowledged."""
+    def unsent(self, roots: U64Array) -> RootEmission:
+        """Make no batches of new roots: each owes a copy that is never acknowledged."""
         self._handler.anchor.of_roots(roots, len(roots), once=True)
-        return self._handler.anchor.event_ids(roots)
+        return RootEmission([], None, None, self._handler.anchor.event_ids(roots))
 
     def replayed(
         self,

@@ -75,7 +75,8 @@ class SourceRows:
     ``position`` None: the source cannot rewind. ``places``, int64[n], ascending, is what each row's ordinal is where
     they have gaps; None: they follow each other. ``ends``: the split ends behind them. ``splits``: those that are read
     now, this one among them, which is called ``split`` there; None: this one alone, by its number.
-    ``misfit``: why the one row, whose ``payload`` says what it looks like, does not fit the source's schema.
+    ``misfit``: why the one row, whose ``payload`` says what it looks like, does not fit the source's schema; ``aside``:
+    such rows that were read with these, without positions of their own.
     """
 
     partition: str
@@ -88,6 +89,7 @@ class SourceRows:
     splits: Splits | None = None
     split: int | None = None
     misfit: str = ""
+    aside: tuple[SourceRows, ...] = ()
 
     @property
     def in_time(self) -> int:

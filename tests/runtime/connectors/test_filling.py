@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import date
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +24,7 @@ from ftlayer.runtime.connectors.lane import (
     SplitProgress,
 )
 from ftlayer.runtime.connectors.positions import PositionChain
-from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker
+from ftlayer.runtime.connectors.rows import Misfit, RowMaker, SparkRowMaker
 
 KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.bool_(): st.booleans(),
@@ -259,3 +261,66 @@ def test_rows_that_do_not_fit_are_told_with_their_place_where_they_are_kept(
             row if type(row) is int else f"row {5 + place} of split 'p' {row!r}"
             for place, row in enumerate(rows)
         ]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([1, 2, None, "x"]))), st.booleans())
+def test_rows_of_a_log_that_do_not_fit_take_their_own_offsets(
+    steps: list[tuple[int, Any]], batched: bool
+) -> None:
+    """One whose offset cannot be read has no place: it is the error."""
+    schema = pa.schema([("offset", pa.int64()), pa.field("n", pa.int64(), nullable=False)])
+    offsets = list(accumulate((step for step, _ in steps), initial=99))[1:]
+    values = [None if batched and not isinstance(value, int | None) else value for _, value in steps]
+    rows: list[Any] = list(zip(offsets, values, strict=True))
+    found: list[Any] = []
+    lane = PartitionLane(
+        SparkRowMaker("s", schema, "offset"), BatchLimits(4, 1, keeps_misfits=True), lambda: 0, lambda: None
+    )
+    split = SplitProgress(
+        "p",
+        0,
+        0,
+        PositionChain({}),
+        lambda rows, done: b"%d" % rows,
+        tells_done=False,
+        offsets=("offset", 100),
+    )
+
+    def items() -> Iterator[Any]:
+        given = rows
+        if batched:
+            given = [
+                pa.record_batch(
+                    [pa.array(offsets, pa.int64()), pa.array(values, pa.int64())], ["offset", "n"]
+                )
+            ]
+        yield from given
+
+    def drain() -> None:
+        while (taken := lane.take(9)) is not None:
+            found.append(taken)
+
+    worker = threading.Thread(target=lane.run, args=(lambda: lane.pump(items(), split),))
+    worker.start()
+    while worker.is_alive():
+        drain()
+        worker.join(0.001)
+    drain()
+    got: list[Any] = []
+    reached = 0
+    for each in found:
+        assert each.first_ordinal == reached
+        reached = each.first_ordinal + each.span
+        places = range(each.first_ordinal, reached) if each.places is None else each.places.tolist()
+        assert each.position.end == b"%d" % reached
+        if each.misfit:
+            assert each.misfit.startswith(f"offset {100 + places[0]} of split 'p': source 's' gave ")
+            got.append((100 + places[0], None))
+        else:
+            assert each.payload["offset"].to_pylist() == [100 + place for place in places]
+            got += zip(each.payload["offset"].to_pylist(), each.payload["n"].to_pylist(), strict=True)
+    assert got == [(at, value if type(value) is int else None) for at, value in rows]
+
+    lost = SparkRowMaker("s", schema, "offset").parts([("x", 1)])[0]
+    assert isinstance(lost, Misfit)
+    assert not split.can_pass(lost)

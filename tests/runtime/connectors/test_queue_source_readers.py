@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.errors import SourceError
+from ftlayer.errors import SourceError, SourceRowError
 from ftlayer.runtime.connectors import readers as queue_reader
 from ftlayer.runtime.connectors.lane import READY_BATCHES, BatchLimits
 from ftlayer.runtime.connectors.positions import partition_key
@@ -24,6 +24,7 @@ class Broker(Queue):
     """Numbers, and what was done with them."""
 
     schema = ID
+    ids: pa.Array | None = None
 
     def __init__(self, count: int = 0, of: int | None = None) -> None:
         self.count = count
@@ -53,6 +54,8 @@ class Broker(Queue):
         self.asked.append(max_rows)
         end = min(self.at + max_rows, self.count)
         rows = pa.RecordBatch.from_pydict({"id": range(self.at, end)}, schema=ID)
+        if self.ids is not None:
+            rows = pa.record_batch({"id": self.ids[self.at : end]})
         self.at = end
         of = self.opened[-1][0].subtask if self.of is None else self.of
         return Fetched(rows, of, b"%d" % end, end)
@@ -78,7 +81,7 @@ def opened(driver: Any) -> Any:
             subtask,
             parallelism,
             positions=kept.get("positions", {}),
-            limits=BatchLimits(rows, 1),
+            limits=BatchLimits(rows, 1, keeps_misfits=kept.get("keeps", False)),
             key=b"",
             wake=driver._wake,
             job="job",
@@ -98,6 +101,27 @@ def test_rows_come_with_positions_that_are_a_chain(driver: Any, vertex: Any, ope
     assert vertex.rows == list(range(500))
     assert vertex.positions == {partition_key(0): b"500"}
     assert len(set(vertex.names)) == 500
+
+
+def test_rows_that_do_not_fit_are_beside_those_of_their_fetch(
+    driver: Any, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no position of their own: all of a fetch is taken, or comes again."""
+    monkeypatch.setattr(Broker, "ids", pa.array([0, 2**63, 2, None, 4], pa.uint64()))
+    reader = opened(Broker(5), keeps=True)
+    rows = driver.next(reader)
+    assert rows.payload.schema == ID
+    assert rows.payload["id"].to_pylist() == [0, 2, None, 4]
+    (odd,) = rows.aside
+    assert odd.payload.to_pylist() == [{"row": "{'id': 9223372036854775808}"}]
+    assert (odd.position, odd.first_ordinal, rows.position.end) == (None, 4, b"5")
+    assert odd.misfit.startswith(
+        "a row of split 'p0': source 'clicks' gave {'id': 9223372036854775808}, which does not fit"
+    )
+    with pytest.raises(
+        SourceRowError, match=r"a row of split 'p0': source 'clicks' gave \{'id': 9223372036854775808\}"
+    ):
+        driver.next(opened(Broker(5)))
 
 
 def test_batches_grow_up_to_the_limit(driver: Any, opened: Any) -> None:

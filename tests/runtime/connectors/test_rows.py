@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import SourceChangedError, SourceError
-from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker, skipped, slices
+from ftlayer.runtime.connectors.rows import Misfit, RowMaker, SparkRowMaker, skipped, slices
 
 ID = pa.schema([("id", pa.int64())])
 PAIR = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -100,35 +100,61 @@ def test_floats_come_through(rows: list[float | None]) -> None:
 
 def test_record_batches_are_put_in_order() -> None:
     given_batch = pa.record_batch({"name": ["a"], "id": pa.array([1], pa.int32())})
-    checked = maker(PAIR).checked(given_batch)
+    (checked,) = maker(PAIR).checked(given_batch)
+    assert isinstance(checked, pa.RecordBatch)
     assert checked.schema.equals(PAIR)
     assert checked.to_pydict() == {"id": [1], "name": ["a"]}
 
 
 def test_record_batches_lose_metadata_of_their_own() -> None:
     other = ID.with_metadata({"from": "pandas"})
-    checked = maker(ID).checked(pa.record_batch({"id": [1]}, schema=other))
+    (checked,) = maker(ID).checked(pa.record_batch({"id": [1]}, schema=other))
+    assert isinstance(checked, pa.RecordBatch)
     assert checked.schema.equals(ID, check_metadata=True)
 
 
 @pytest.mark.parametrize(
     "columns",
     [
-        {"id": [1]},
-        {"id": [1], "name": ["a"], "more": [0]},
-        {"id": ["x"], "name": ["a"]},
-        {"id": [1.5], "name": ["a"]},
+        {"id": [1, 2]},
+        {"id": [1, 2], "name": ["a", "b"], "more": [0, 0]},
+        {"id": ["x", "y"], "name": ["a", "b"]},
+        {"id": [1.5, 2.5], "name": ["a", "b"]},
     ],
 )
-def test_record_batches_that_do_not_fit(columns: dict[str, list[Any]]) -> None:
-    with pytest.raises(SourceError, match="record batch that does not fit its schema"):
-        maker(PAIR).checked(pa.record_batch(columns))
+def test_record_batches_of_which_no_row_fits(columns: dict[str, list[Any]]) -> None:
+    parts = maker(PAIR).checked(pa.record_batch(columns))
+    for row, part in zip(pa.table(columns).to_pylist(), parts, strict=True):
+        assert isinstance(part, Misfit)
+        assert part.payload.to_pylist() == [{"row": repr(row)}]
+        assert part.reason.startswith(
+            f"source 'clicks' gave {row!r}, which does not fit its schema (id int64, name"
+        )
+    assert maker(PAIR).checked(pa.record_batch({"id": pa.array([], pa.binary()), "name": []})) == []
 
 
-def test_record_batches_with_nulls_too_many() -> None:
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
-    with pytest.raises(SourceError, match="nulls in column 'id'"):
-        RowMaker("clicks", schema).checked(pa.record_batch({"id": pa.array([None], pa.int64())}))
+@given(st.lists(st.integers(-5, 5).map(lambda n: n * 2**30) | st.none(), max_size=30))
+def test_rows_of_record_batches_that_do_not_fit_are_told_one_by_one(numbers: list[int | None]) -> None:
+    """Integers too large, and nulls where none may be."""
+    schema = pa.schema([pa.field("n", pa.int32(), nullable=False)])
+    found: list[Any] = []
+    for part in RowMaker("s", schema, "n").checked(pa.record_batch({"n": pa.array(numbers, pa.int64())})):
+        if isinstance(part, Misfit):
+            found.append((part.offset, *part.payload["row"].to_pylist()))
+        else:
+            assert part.schema.equals(schema)
+            found += part["n"].to_pylist()
+    assert found == [n if n is not None and -(2**31) <= n < 2**31 else (n, f"{{'n': {n}}}") for n in numbers]
+
+
+@pytest.mark.parametrize("names", [["row"], ["row", "id"], ["id"]])
+def test_no_letter_of_a_misfit_is_taken_for_a_row_of_the_source(names: list[str]) -> None:
+    schema = pa.schema([pa.field(name, pa.string()) for name in names])
+    (part,) = RowMaker("s", schema).parts([object()])
+    assert isinstance(part, Misfit)
+    assert not part.payload.schema.equals(schema)
+    # It looks the same in every process.
+    assert part.payload.column(0).to_pylist() == ["<object object>"]
 
 
 # ---------------------------------------------------------------- as Spark takes them

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer import CheckpointConfig, DeadLetter, JobState, StreamEnvironment
+from ftlayer import CheckpointConfig, DeadLetter, FailurePolicy, JobState, StreamEnvironment
 from ftlayer.errors import ConfigError, FunctionLoadError, InvalidTopologyError, JobStartError, SourceRowError
 from ftlayer.runtime import environment as environment_module
 from ftlayer.runtime.driver.job_thread import JobThread
@@ -130,11 +130,25 @@ def test_a_source_that_gives_what_does_not_fit_its_schema(
     """A dead letter where there are some, with the row as it came; else an error that says where it is."""
     said = r"row 2 of split '.*': source 'numbers' gave 'three'.*\(id int64\)"
     letters: SimpleQueue[DeadLetter] = SimpleQueue()
-    env = environment(connect(on_dead=letters.put), name="letter")
+    layer = connect(on_dead=letters.put)
+    for replay in ("store", "source"):
+        env = environment(layer, name=f"letter-{replay}")
+        numbers = env.source([1, 2, "three", 4], "id bigint", uid="numbers", replay=replay)
+        numbers.map(lambda it: it).sink(print)
+        env.execute_async().wait(600)
+        letter = letters.get(timeout=600)
+        assert letter.record == {"row": "'three'"}
+        assert re.search(said, letter.reason)
+
+    config = CheckpointConfig(
+        interval="200ms", directory=str(tmp_path / "letters"), failures=FailurePolicy(max_attempts=1)
+    )
+    layer.watch_dead("letter-barriers/numbers")
+    env = StreamEnvironment(spark, name="letter-barriers", checkpointing=config, board=layer)
     env.source([1, 2, "three", 4], "id bigint", uid="numbers").map(lambda it: it).sink(print)
     env.execute_async().wait(600)
     letter = letters.get(timeout=600)
-    assert letter.record == {"row": "'three'"}
+    assert (letter.stream, letter.record) == ("letter-barriers/numbers", {"row": "'three'"})
     assert re.search(said, letter.reason)
 
     config = CheckpointConfig(interval="200ms", directory=str(tmp_path / "checkpoints"))

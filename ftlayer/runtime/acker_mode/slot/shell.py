@@ -602,8 +602,6 @@ class AckerSlotFactory:
 class AckerSlotShell:
     """`ftlayer.runtime.slot.shell.SlotModeShell` of a job whose records the vertex follows."""
 
-    keeps_misfits = True
-
     def __init__(self, client: VertexClient, slot: SlotContext) -> None:
         self._client = client
         self._slot = slot

@@ -44,7 +44,7 @@ from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.facts import has_timers, reads_again
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Operator
-from ftlayer.vertex.calls import Failure, Persist
+from ftlayer.vertex.calls import Failure
 
 
 class AckerCompanion:
@@ -314,7 +314,7 @@ class PersistingSourceTask:
         """See `Task.handle`. `ProtocolError` for a ticket that is not out."""
         match event:
             case SourceRows():
-                return self._persist(event, now)
+                return [action for rows in (*event.aside, event) for action in self._persist(rows, now)]
             case RowsPersisted(ticket):
                 return self._persisted(ticket)
             case SourceOver():
@@ -335,11 +335,11 @@ class PersistingSourceTask:
         roots = among.ids()
         if rows.misfit:
             # Replays of its letter fail as well: it has not the source's schema.
-            ids = self._emitter.unsent(roots)
-            call = persister.persist(self._stream, rows.payload, among, None, position=rows.position, ids=ids)
-            failures = (Failure(int(roots[0]), rows.misfit, self.uid, fatal=True),)
-            return self._stored(call, _Unsent(roots, self._splits.around(rows, []), failures))
-        emission = self._emitter.roots(rows.payload, roots, split=rows.in_time)
+            emission = self._emitter.unsent(roots)
+            failures: tuple[Failure, ...] = (Failure(int(roots[0]), rows.misfit, self.uid, fatal=True),)
+        else:
+            emission = self._emitter.roots(rows.payload, roots, split=rows.in_time)
+            failures = failures_of(roots, emission.failures)
         call = persister.persist(
             self._stream,
             rows.payload,
@@ -352,10 +352,7 @@ class PersistingSourceTask:
         # It is as old as the rows, which wait for the vertex first.
         markers = self._markers.behind(n, now, int(roots[-1]) if n else 0)
         sends = [*self._splits.around(rows, emission.sends), *markers]
-        return self._stored(call, _Unsent(roots, sends, failures_of(roots, emission.failures)))
-
-    def _stored(self, call: Persist, unsent: _Unsent) -> list[Action]:
-        self._unsent.append(unsent)
+        self._unsent.append(_Unsent(roots, sends, failures))
         self._publish()
         return [PersistRoots(self._first_ticket + len(self._unsent) - 1, call)]
 

@@ -20,7 +20,7 @@ from ftlayer.records.digests import digest_of
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.task.actions import Action, CallRanges, FailRoots, PersistRoots, Send, TaskEnded, WakeAt
-from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.emitter import Emitter, RootEmission
 from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.runtime.task.events import (
     RangesAnswered,
@@ -207,9 +207,9 @@ class ReplayBuffer:
 
     def _keep_gathered(self) -> None:
         found = self.rereading.popleft()
-        table = pa.Table.from_batches(self._gathered).combine_chunks()
-        (payload,) = table.to_batches()
-        if found.range.digest and digest_of(payload) != found.range.digest:
+        alike = all(part.schema.equals(self._gathered[0].schema) for part in self._gathered)
+        payload = pa.concat_batches(self._gathered) if alike else None
+        if payload is None or (found.range.digest and digest_of(payload) != found.range.digest):
             raise SourceChangedError(
                 f"{self._where(found.range)} are other rows now than those that were read before"
             )
@@ -303,6 +303,7 @@ class RangeSourceTask:
         self.uid = uid
         self.subtask = subtask
         self._stream = graph.stream_of(uid)
+        self._schema = graph.vertex(uid).operators[0].schema
         self._handler = handler
         self._holder = holder
         self._emitter = Emitter(graph, uid, subtask, handler)
@@ -460,7 +461,7 @@ class RangeSourceTask:
         if among is None:
             raise ProtocolError(f"source {self.uid!r} registers rows only with fault tolerance on")
         roots = among.ids()
-        emission = self._emitter.roots(kept.payload, roots, split=None if rows is None else rows.in_time)
+        emission = self._emission(kept.payload, roots, None if rows is None else rows.in_time)
         kept.key_hashes = emission.key_hashes
         buffer.add(kept)
         call = Register(
@@ -478,7 +479,10 @@ class RangeSourceTask:
         else:
             markers = self._markers.behind(n, now, int(roots[-1]) if n else 0)
             sends = [*self._splits.around(rows, emission.sends), *markers]
-            self._asked.append(_Asked(kept, buffer, roots, sends, failures_of(roots, emission.failures)))
+            failures = failures_of(roots, emission.failures)
+            if rows.misfit:
+                failures = (Failure(int(roots[0]), rows.misfit, self.uid, fatal=True),)
+            self._asked.append(_Asked(kept, buffer, roots, sends, failures))
         self._publish()
         return [PersistRoots(self._first_ticket + len(self._asked) - 1, call)]
 
@@ -566,7 +570,14 @@ class RangeSourceTask:
         roots = self._handler.persister.roots(
             self._stream, self.subtask, facts.number, facts.first, facts.rows
         )
-        return self._emitter.roots(kept.payload, roots).key_hashes
+        assert roots is not None
+        return self._emission(kept.payload, roots).key_hashes
+
+    def _emission(self, payload: pa.RecordBatch, roots: U64Array, split: int | None = None) -> RootEmission:
+        """Make the batches of rows. One that does not fit the schema is not sent, by no replay either."""
+        if payload.schema.equals(self._schema):
+            return self._emitter.roots(payload, roots, split=split)
+        return self._emitter.unsent(roots)
 
     # ------------------------------------------------------------ the end
 

@@ -14,6 +14,7 @@ from ftlayer.handler.handler import Handler
 from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import U64Array
 from ftlayer.records.tries import pack_tries
+from ftlayer.runtime.connectors.rows import misfit_schema
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
@@ -225,6 +226,12 @@ class StreamReplayTask:
         """Say why stored records cannot be sent by the edges there are now; "" if they can."""
         stored, declared = batch.payload.schema, self._replay.schema
         advice = "the program was changed since they were stored: run them with the one that stored them"
+        if stored.equals(misfit_schema(declared)):
+            return (
+                f"this is what a row looked like that did not fit the schema of source {self._replay.of!r} then "
+                f"({_text(declared)} now): it cannot be sent again. Mend the source, or its schema, and let it "
+                "give the row anew"
+            )
         if not stored.equals(declared):
             return (
                 f"stored with the schema {_text(stored)}, and {self._replay.of!r} now has {_text(declared)}; "

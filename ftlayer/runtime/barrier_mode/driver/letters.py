@@ -55,6 +55,7 @@ from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.runtime.worker import Worker
 from ftlayer.state.snapshots.serializer import unpack
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import Source
 from ftlayer.transport.codec import plain_codec
 from ftlayer.vertex.calls import (
     MAX_KEYS,
@@ -418,6 +419,11 @@ def target_of(letter: ChainLetter, graph: JobGraph) -> Target | str:
         there = ", ".join(repr(each.uid) for each in graph.vertices if each.failures is not None) or "none"
         return (
             f"the job has no operator {letter.chain!r} (any more); those with a failure policy are: {there}"
+        )
+    if isinstance(vertex.operators[0], Source):
+        return (
+            f"{letter.chain!r} is a source: a row that it could not send does not come back into it. Mend the source, "
+            "its schema or its partitioner, and let it give the row anew"
         )
     if vertex.failures is None:
         return f"{letter.chain!r} has no failure policy (any more), so a record that fails again would fail the job"

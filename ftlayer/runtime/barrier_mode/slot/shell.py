@@ -555,7 +555,6 @@ class BarrierSlotShell:
         snapshots: writes them; None before there are tasks.
     """
 
-    keeps_misfits = False
     touch_timeout_ms = None
     tracer = None
     """See `SlotModeShell.tracer`: no record has a root."""

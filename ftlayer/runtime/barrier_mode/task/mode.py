@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import ChainLetter, LetterKind
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
@@ -22,6 +23,7 @@ from ftlayer.dead_letters.letter import DeadLetter, row_of, shown_record
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.errors import InvalidTopologyError, SnapshotCancelledError, SourceError
 from ftlayer.functions.aggregates.keyed import KeyedAggregate
+from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.chains.firing import Interrupted, never
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.keyed import MapTable
@@ -38,6 +40,7 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import Given, RecordAtte
 from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
 from ftlayer.runtime.barrier_mode.task.failing.keys import DRAWN_KEY, DrawnKeys, HeadKeys
 from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
+from ftlayer.runtime.barrier_mode.task.failing.payloads import RowPacker
 from ftlayer.runtime.barrier_mode.task.failing.timers import TimersAlone
 from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE, WaitingRecords
 from ftlayer.runtime.connectors.positions import partition_index
@@ -50,8 +53,9 @@ from ftlayer.runtime.protocol.elements import (
     Watermark,
 )
 from ftlayer.runtime.protocol.messages import EndTasks
-from ftlayer.runtime.task.actions import Action, DataEnded, HoldInput, TaskEnded
+from ftlayer.runtime.task.actions import Action, DataEnded, HoldInput, Send, TaskEnded
 from ftlayer.runtime.task.chain_plan import ChainPlan, RowsAlone
+from ftlayer.runtime.task.chain_rows import NO_FAILURES, FailureCounts
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.contract import ReplayTask, SinkBody, Task, TaskKey
 from ftlayer.runtime.task.emitter import Emitter
@@ -393,6 +397,12 @@ def letter_rows(letters: Sequence[ChainLetter], job: str) -> pa.RecordBatch:
     )
 
 
+def sent_letters(emitter: Emitter, job: str, letters: Sequence[ChainLetter]) -> list[Action]:
+    """Return what sends letters on as records."""
+    rows = np.arange(len(letters), dtype=np.int64)
+    return [*emitter.derived(LETTERS, letter_rows(letters, job), None, rows).sends]
+
+
 def shown(letter: ChainLetter, job: str) -> DeadLetter:
     """Return a letter of the topology ``job`` as a program sees it.
 
@@ -498,7 +508,7 @@ def failing_alone(
             plan.uid, policy, pipeline, log, attempts, breakers, out, timers, suspects, plan.inputs, inside
         )
         if plan.graph.sends_letters(plan.uid):
-            rows.send_letters = partial(_sent, emitter, plan.graph.name)
+            rows.send_letters = partial(sent_letters, emitter, plan.graph.name)
         return rows
 
     return FailingAlone(RowsAlone(log, make), outlet, attempts)
@@ -507,12 +517,6 @@ def failing_alone(
 def _drawn_keys(plan: ChainPlan) -> DrawnKeys:
     most = plan.graph.max_parallelism
     return DrawnKeys(groups_of(plan.subtask, plan.vertex.parallelism, most), most)
-
-
-def _sent(emitter: Emitter, job: str, letters: Sequence[ChainLetter]) -> list[Action]:
-    """Return what sends letters on as records."""
-    rows = np.arange(len(letters), dtype=np.int64)
-    return [*emitter.derived(LETTERS, letter_rows(letters, job), None, rows).sends]
 
 
 class CheckpointedSourceTask:
@@ -524,8 +528,19 @@ class CheckpointedSourceTask:
     """
 
     def __init__(
-        self, graph: JobGraph, uid: str, subtask: int, handler: Handler, restored: SubtaskRestore
+        self,
+        graph: JobGraph,
+        uid: str,
+        subtask: int,
+        handler: Handler,
+        restored: SubtaskRestore,
+        place: str = "",
     ) -> None:
+        """``place`` says in words which process this is."""
+        self._place = place
+        self._letters = None if graph.vertex(uid).failures is None else MadeLetters()
+        self._job, self._sends_letters = graph.name, graph.sends_letters(uid)
+        self._packer = RowPacker()
         self.uid = uid
         self.subtask = subtask
         self._emitter = Emitter(graph, uid, subtask, handler)
@@ -558,9 +573,55 @@ class CheckpointedSourceTask:
         if rows.position is None:
             raise SourceError(f"source {self.uid!r} cannot rewind: it gives no positions to restore it from")
         self._positions[rows.position.partition] = rows.position.end
-        self._read_rows += rows.payload.num_rows
-        sends = self._emitter.roots(rows.payload, None, split=rows.in_time).sends
-        return [*self._splits.around(rows, sends), *self._markers.behind(rows.payload.num_rows, now)]
+        self._read_rows += rows.payload.num_rows + len(rows.aside)
+        letters: list[Action] = []
+        for odd in (*rows.aside, rows):
+            if odd.misfit:
+                letters += self._bury(odd.payload, RowFailure(0, self.uid, odd.misfit, ""), now)
+        payload = rows.payload
+        sends: list[Send] = []
+        if not rows.misfit:
+            routes = self._emitter.ask("", payload)
+            if self._letters is not None and routes is not None and routes.failures:
+                keep = np.ones(payload.num_rows, bool)
+                for failure in routes.failures:
+                    keep[failure.row] = False
+                    letters += self._bury(payload.take(pa.array([failure.row])), failure, now)
+                payload, routes = payload.filter(pa.array(keep)), routes.keep(keep)
+            sends = self._emitter.roots(payload, None, split=rows.in_time, routes=routes).sends
+        return [*letters, *self._splits.around(rows, sends), *self._markers.behind(payload.num_rows, now)]
+
+    def _bury(self, row: pa.RecordBatch, failure: RowFailure, now: Now) -> list[Action]:
+        """Make a letter of a row that cannot be sent; there is a policy."""
+        assert self._letters is not None
+        attempt = FailedAttempt(
+            1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback
+        )
+        self._letters.add(
+            ChainLetter(
+                secrets.token_bytes(LETTER_BYTES),
+                0,
+                self.uid,
+                self.subtask,
+                0,
+                LetterKind.RECORD,
+                failure.operator,
+                b"",
+                self._packer.pack(row),
+                None,
+                (attempt,),
+                now.wall_ms,
+                now.wall_ms,
+            )
+        )
+        if not self._sends_letters:
+            return []
+        return sent_letters(self._emitter, self._job, self._letters.take())
+
+    @property
+    def failures(self) -> FailureCounts:
+        """What `Seat` shows of it."""
+        return NO_FAILURES if self._letters is None else FailureCounts(dead=self._letters.made)
 
     def held_roots(self) -> U64Array:
         return NO_ROOTS
@@ -568,13 +629,17 @@ class CheckpointedSourceTask:
     # ------------------------------------------------------------ checkpoints
 
     def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], SourceSnapshot]:
-        snapshot = SubtaskSnapshot(
-            self.uid, self.subtask, positions=dict(self._positions), read=self._read_rows
+        letters = () if self._letters is None else self._letters.snapshot(barrier.checkpoint)[0]
+        positions = dict(self._positions)
+        part = SubtaskSnapshot(
+            self.uid, self.subtask, positions=positions, letters=letters, read=self._read_rows
         )
-        return [], SourceSnapshot(snapshot)
+        return [], SourceSnapshot(part)
 
     def completed(self, checkpoint: int) -> None:
-        """The driver tells the reader."""
+        """See `Checkpointed.completed`. The driver tells the reader."""
+        if self._letters is not None:
+            self._letters.completed(checkpoint)
 
     def aborted(self, checkpoint: int) -> None:
         """The next one has the positions of its own time."""
@@ -676,7 +741,7 @@ class BarrierTaskMode:
 
     def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
         restored = self._restored.get((uid, subtask)) or SubtaskRestore(uid, subtask)
-        task = CheckpointedSourceTask(graph, uid, subtask, handler, restored)
+        task = CheckpointedSourceTask(graph, uid, subtask, handler, restored, self._place)
         self.checkpointed[uid, subtask] = task
         return task
 

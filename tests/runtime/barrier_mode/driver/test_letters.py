@@ -385,7 +385,7 @@ OTHER = as_stream(pa.record_batch({"m": [1]})).to_pybytes()
         ({"payload": OTHER}, "'count' takes other records now: n int64, text string; this one has m int64"),
         ({"payload": b"junk"}, "where it belongs in 'count' is not known"),
         ({"chain": "show", "kind": LetterKind.TIMER, "payload": b""}, "'show' has no key"),
-        ({"chain": "source"}, "'source' has no failure policy"),
+        ({"chain": "source"}, "'source' is a source: a row that it could not send"),
     ],
 )
 def test_why_a_letter_cannot_go_back(wrong: dict[str, Any], reason: str) -> None:
