@@ -111,7 +111,7 @@ def lasting_in_text(text: str) -> FTLayerError | None:
 
 def _lasting_of_others(error: BaseException) -> FTLayerError | None:
     if isinstance(error, TimerFailedError):
-        return lasting_in_text(error.traceback)
+        return lasting_in_text(f"{TRACEBACK}\n{error.traceback}")
     if isinstance(error, pickle.PicklingError):
         return InvalidTopologyError(
             f"{error}. A function holds something that cannot be pickled (a lock, a connection, the Spark session): "

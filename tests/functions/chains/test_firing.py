@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import TimerFailedError
+from ftlayer.errors import ResultRowError, TimerFailedError
 from ftlayer.functions.chains import firing
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction, uses_timers
 from ftlayer.functions.steps import CoProcess, Filter, Map, MapBatches, Process, Reduce
 from ftlayer.functions.undo.log import UndoLog
+from ftlayer.recovery import lasting
 from ftlayer.state.heap import HeapBackend
 
 KT = pa.schema([("k", pa.string()), ("t", pa.int64())])
@@ -228,6 +229,9 @@ def test_a_failure_of_a_timer_names_the_operator(on_timer: Any, says: str, log: 
     assert caught.value.operator == "p"
     assert says in str(caught.value)
     assert caught.value.traceback
+    # A result that does not fit would not fit again; any other failure may have been of the moment.
+    misfit = "fit its schema" in says or "put out" in says
+    assert isinstance(lasting(caught.value), ResultRowError) == misfit
 
 
 def test_a_failure_behind_a_timer_names_the_operator_behind() -> None:
