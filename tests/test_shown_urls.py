@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.cli.main import app
 from ftlayer.clients import amqp, mqtt, nats, postgres, redis
 from ftlayer.clients.kafka import Brokers, check_producer_properties, check_properties

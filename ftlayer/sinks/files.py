@@ -25,9 +25,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import ConfigError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.formats import format_named

@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from ftlayer import __version__
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.layout import check_location, normal
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import CheckpointDamagedError, SourceChangedError, SourceError, newer_format
 from ftlayer.printable import shown_url
 from ftlayer.topology.lag import WAITING

@@ -51,7 +51,7 @@ def test_the_key_is_not_shown() -> None:
         ({"interval": 0}, "interval"),
         (
             {"directory": "s33://bucket/chk"},
-            "directory: 's33://bucket/chk': fsspec knows no scheme 's33'; did you mean 's3'",
+            "directory: s33://bucket/chk: fsspec knows no scheme 's33'; did you mean 's3'",
         ),
         (
             {"savepoint_directory": "simplecache::qqq://x"},

@@ -11,8 +11,8 @@ import secrets
 from hashlib import blake2b
 
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.layout import KEY, job_directory, join, parent
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
 from ftlayer.printable import shown_url
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files, raised
 from ftlayer.checkpoint.storage.layout import LAST_REPORT, job_directory, join, last_name
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, MalformedRequestError
 from ftlayer.printable import shown_url
 from ftlayer.transport.codec import plain_codec

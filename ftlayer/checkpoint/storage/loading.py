@@ -8,7 +8,6 @@ from pathlib import Path
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.deleting import NAMED, StoragePool
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.keys import key_of
 from ftlayer.checkpoint.storage.layout import (
@@ -23,6 +22,7 @@ from ftlayer.checkpoint.storage.layout import (
 )
 from ftlayer.checkpoint.storage.metadata import HEADER_BYTES, decode, read_header
 from ftlayer.checkpoint.storage.reading import check_piece
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checkpoint.storage.signing import Signer
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, ConfigError
 from ftlayer.printable import shown_url

@@ -21,10 +21,8 @@ from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import DriverStorage, PieceWriter, SlotStorage
 from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.keys import key_of, packed_key
-from ftlayer.checkpoint.storage.keys import storage_key as storage_key
 from ftlayer.checkpoint.storage.lanes import FileLane
 from ftlayer.checkpoint.storage.layout import (
     KEY,
@@ -46,7 +44,6 @@ from ftlayer.checkpoint.storage.layout import (
     pieces_directory,
     run_directory,
 )
-from ftlayer.checkpoint.storage.layout import new_savepoint as new_savepoint
 from ftlayer.checkpoint.storage.loading import (
     all_pieces,
     check_present,
@@ -59,6 +56,7 @@ from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.checkpoint.storage.metadata import encode
 from ftlayer.checkpoint.storage.orphans import is_bound, is_settled, orphans
 from ftlayer.checkpoint.storage.reading import fetch_piece, open_piece
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checkpoint.storage.removing import (
     delete_directory,
     delete_savepoint,

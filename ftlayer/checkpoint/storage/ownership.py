@@ -19,9 +19,9 @@ import socket
 import time
 from typing import Any
 
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import OWNERS, job_directory, join
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, StaleOwnerError
 from ftlayer.printable import shown_url
 

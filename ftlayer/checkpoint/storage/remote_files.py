@@ -21,8 +21,9 @@ from ftlayer.checkpoint.custom_storage import (
     installed,
     served,
 )
-from ftlayer.checkpoint.storage.files import reading, storage_errors
-from ftlayer.checkpoint.storage.layout import new_unique, normal, parent, scheme_of
+from ftlayer.checkpoint.storage.files import Files, reading, storage_errors
+from ftlayer.checkpoint.storage.layout import is_local, new_unique, normal, parent, scheme_of
+from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.errors import CheckpointStorageError, ConfigError
 from ftlayer.printable import raise_from, secrets_of, shown_url
 
@@ -236,8 +237,13 @@ class _Upload:
                 self._file.close()
 
 
-def open_remote(url: str) -> RemoteFiles:
-    """Return what lies at a URL of the program's own storage, of fsspec's, or of an installed package's."""
+def open_files(url: str) -> Files:
+    """Return the directory at ``url``, which need not be there, of whatever keeps such URLs.
+
+    Raises `ConfigError` for a URL that nobody knows.
+    """
+    if is_local(url):
+        return LocalFiles(url)
     url, scheme = normal(url), scheme_of(url)
     own = served(scheme)
     if own is None:

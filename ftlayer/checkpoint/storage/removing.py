@@ -9,7 +9,6 @@ from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import (
     KEY,
@@ -36,6 +35,7 @@ from ftlayer.checkpoint.storage.loading import (
     read_each,
 )
 from ftlayer.checkpoint.storage.orphans import orphans
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, ConfigError
 from ftlayer.printable import shown_url
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import RESULT, job_directory, join
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import CheckpointDamagedError
 from ftlayer.printable import shown_url
 

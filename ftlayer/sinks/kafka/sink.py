@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import join, normal, parent, part
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checks import Duration, check_bool, check_text, duration_ms
 from ftlayer.clients.kafka import (
     CALL_S,

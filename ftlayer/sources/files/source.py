@@ -23,9 +23,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import FileStatus
 from ftlayer.checkpoint.storage.layout import check_location, join, normal
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checks import MOST_BYTES, Duration, check_bool, check_choice, check_int, check_text, duration_ms
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, SourceError

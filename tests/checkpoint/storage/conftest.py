@@ -22,9 +22,10 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Checkpoint, KeyedSnapshot, StatePiece, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import DriverStorage, SlotStorage
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
-from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage, storage_key
+from ftlayer.checkpoint.storage.keys import storage_key
+from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage
+from ftlayer.checkpoint.storage.remote_files import open_files
 
 JOB = "job"
 RUN = "run-1"

@@ -24,7 +24,7 @@ from ftlayer.checkpoint.snapshots import (
     StatePiece,
     TableInfo,
 )
-from ftlayer.checkpoint.storage.opening import new_savepoint
+from ftlayer.checkpoint.storage.layout import new_savepoint
 from ftlayer.checkpoint.storage.ownership import take_over
 from ftlayer.checkpoint.storage.report import details
 from ftlayer.cli.main import app

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.storage.file_systems import open_files
-from ftlayer.checkpoint.storage.opening import load_checkpoint, new_savepoint, pieces_directory
+from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory
+from ftlayer.checkpoint.storage.loading import load_checkpoint
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointStorageError,

@@ -24,14 +24,11 @@ from ftlayer.checkpoint.snapshots import (
     OperatorState,
     Redistribution,
 )
+from ftlayer.checkpoint.storage.keys import key_of, storage_key
+from ftlayer.checkpoint.storage.layout import new_savepoint
+from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.metadata import HEADER_BYTES, decode, encode, read_header
-from ftlayer.checkpoint.storage.opening import (
-    driver_storage,
-    key_of,
-    load_checkpoint,
-    new_savepoint,
-    storage_key,
-)
+from ftlayer.checkpoint.storage.opening import driver_storage
 from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, IncompatibleCheckpointError
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.pieces import Scope
-from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.orphans import is_bound, is_settled, orphans
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
 from ftlayer.errors import CheckpointStorageError
 

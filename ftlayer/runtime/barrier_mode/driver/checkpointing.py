@@ -48,7 +48,7 @@ from ftlayer.checkpoint.coordinator.instructions import (
 )
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore, SubtaskSnapshot
-from ftlayer.checkpoint.storage.opening import new_savepoint
+from ftlayer.checkpoint.storage.layout import new_savepoint
 from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
 from ftlayer.checkpoint.storage.results import JobResult, put_result
 from ftlayer.clock import system_now

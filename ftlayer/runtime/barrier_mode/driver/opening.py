@@ -10,17 +10,13 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.deleting import NAMED
-from ftlayer.checkpoint.storage.file_systems import open_files
-from ftlayer.checkpoint.storage.keys import key_of
+from ftlayer.checkpoint.storage.keys import key_of, storage_key
 from ftlayer.checkpoint.storage.layout import METADATA, checkpoint_number, last_name, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint, read_each
 from ftlayer.checkpoint.storage.metadata import remains
-from ftlayer.checkpoint.storage.opening import (
-    absolute,
-    driver_storage,
-    storage_key,
-)
+from ftlayer.checkpoint.storage.opening import absolute, driver_storage
 from ftlayer.checkpoint.storage.ownership import take_over
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checkpoint.storage.results import JobResult, find_result, forget_result
 from ftlayer.checks import check_named
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, ConfigError

@@ -26,8 +26,10 @@ from barrier_topologies import Case, Extent
 
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage.keys import storage_key
+from ftlayer.checkpoint.storage.layout import pieces_directory
 from ftlayer.checkpoint.storage.loading import all_pieces, paths_of
-from ftlayer.checkpoint.storage.opening import driver_storage, pieces_directory, storage_key
+from ftlayer.checkpoint.storage.opening import driver_storage
 from ftlayer.clock import Now
 from ftlayer.runtime.protocol.sealed import unseal
 
