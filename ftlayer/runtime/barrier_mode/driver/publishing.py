@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
@@ -12,6 +13,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint, Restore
 from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.layout import pieces_directory
 from ftlayer.checkpoint.storage.ownership import Ownership
+from ftlayer.errors import CheckpointStorageError
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
 from ftlayer.runtime.barrier_mode.driver.letters import LetterPlaces
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
@@ -46,6 +48,20 @@ class JobCheckpointParts:
         if self.ownership is not None:
             self.ownership.check()
 
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        """Raise as `check_owner`, also where what is done within fails as another driver takes over meanwhile.
+
+        That one removes what nothing refers to yet, and commits what this one was about to.
+        """
+        self.check_owner()
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(CheckpointStorageError):
+                self.check_owner()
+            raise
+
 
 class Publisher:
     """Publishes checkpoints, commits their sinks, and prepares their restore.
@@ -66,13 +82,13 @@ class Publisher:
         over may have found it.
         """
         try:
-            self._parts.check_owner()
-            sources = self._parts.readers.capture(checkpoint.subtasks)
-            # Here, behind the commit of the one before: no message is to be committed under two ids.
-            subtasks = self._parts.committer.uncommitted(checkpoint.checkpoint, checkpoint.subtasks)
-            published = self._parts.storage.publish(
-                replace(checkpoint, sources=sources, subtasks=subtasks), location
-            )
+            with self._parts.owned():
+                sources = self._parts.readers.capture(checkpoint.subtasks)
+                # Here, behind the commit of the one before: no message is to be committed under two ids.
+                subtasks = self._parts.committer.uncommitted(checkpoint.checkpoint, checkpoint.subtasks)
+                published = self._parts.storage.publish(
+                    replace(checkpoint, sources=sources, subtasks=subtasks), location
+                )
         except BaseException:
             # Before anybody hears of it.
             self._decide([checkpoint.checkpoint])
@@ -83,8 +99,8 @@ class Publisher:
 
     def commit(self, checkpoint: Checkpoint) -> None:
         """Commit what a checkpoint holds; errors as `Committer.commit`, and `StaleOwnerError`."""
-        self._parts.check_owner()
-        self._parts.committer.commit(checkpoint.checkpoint, checkpoint.subtasks)
+        with self._parts.owned():
+            self._parts.committer.commit(checkpoint.checkpoint, checkpoint.subtasks)
 
     def prepare(self, checkpoint: Checkpoint | None) -> Mapping[int, Restore]:
         """Return what each slot begins with, once everything that a checkpoint holds of sinks is committed.

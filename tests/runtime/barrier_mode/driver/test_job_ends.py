@@ -30,6 +30,7 @@ from ftlayer.errors import (
     StaleOwnerError,
 )
 from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
+from ftlayer.runtime.barrier_mode.driver.committing import Committer
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
@@ -274,6 +275,24 @@ def test_a_job_that_ends_while_another_driver_looks_is_not_begun_anew(
     monkeypatch.undo()
     assert started_again(tmp_path, LATEST).state is JobState.ENDED
     assert play.COMMITS == [1]
+
+
+@pytest.mark.parametrize("place", ["publish", "commit"])
+def test_what_fails_as_another_driver_takes_over_is_said_to_be_that(
+    play: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """It has looked, and then the other one comes, removes files that no checkpoint refers to, and commits."""
+
+    def taken(*_: Any) -> None:
+        Ownership(LocalFiles(str(tmp_path / "played")), "played", "played-2")
+        raise CheckpointStorageError("it is not there any more; does something else remove files from there?")
+
+    play.MAY_COMMIT.set()
+    whose = opening.FileDriverStorage if place == "publish" else Committer
+    monkeypatch.setattr(whose, place, taken)
+    job = play.Played(tmp_path, bounded=True).job
+    with pytest.raises(StaleOwnerError, match="run played-2"):
+        job.wait(play.WAIT_S)
 
 
 def test_a_driver_that_finds_itself_fenced_removes_nothing(play: ModuleType, tmp_path: Path) -> None:
