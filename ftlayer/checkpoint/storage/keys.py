@@ -24,8 +24,9 @@ _COPY_BYTES = KEY_BYTES + _CHECKSUM_BYTES
 def storage_key(config: CheckpointConfig, job: str) -> bytes:
     """Return the key of a job; called in the driver, which hands it to the slots.
 
-    It is ``config.key``, or the random one in the job's directory, which is made with the first run (two first runs
-    that start in the same moment on an object store may get different ones), or a new one for driver memory.
+    It is ``config.key``, or the random one in the job's directory, which is made with the first run, or a new one for
+    driver memory. Two first runs that start in the same moment on an object store may get different ones, of which one
+    is kept: the owner of the directory asks again.
     """
     if config.key is not None:
         return config.key

@@ -74,6 +74,10 @@ def open_checkpoints(
     # What does not fit is said here, before anything runs, and before a driver is fenced that may do well.
     _known(graph, config, key, storage, storage.completed(graph.name), restore_from)
     ownership = take_over(config.directory, graph.name, run)
+    if ownership is not None:
+        # Another first run, which this one has overtaken, may have kept its key in the place of this one's.
+        key = storage_key(config, graph.name)
+        storage = driver_storage(config, graph.name, run, key)
     # What an earlier owner has published until now counts, and nothing of it that comes later.
     locations = storage.completed(graph.name)
     known = _known(graph, config, key, storage, locations, restore_from)

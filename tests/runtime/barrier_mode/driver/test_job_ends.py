@@ -16,6 +16,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.storage import opening
+from ftlayer.checkpoint.storage.keys import packed_key
 from ftlayer.checkpoint.storage.layout import OWNERS, checkpoint_number, last_name
 from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.local_files import LocalFiles
@@ -30,6 +31,7 @@ from ftlayer.errors import (
     StaleOwnerError,
 )
 from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
+from ftlayer.runtime.barrier_mode.driver import opening as opening_of_jobs
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST
 from ftlayer.runtime.driver.events import JobState
@@ -293,6 +295,26 @@ def test_what_fails_as_another_driver_takes_over_is_said_to_be_that(
     job = play.Played(tmp_path, bounded=True).job
     with pytest.raises(StaleOwnerError, match="run played-2"):
         job.wait(play.WAIT_S)
+
+
+def test_of_two_first_runs_the_owner_has_the_key_that_is_kept(
+    play: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an object store the other one may have written its key over it, and lost the directory."""
+    take_over = opening_of_jobs.take_over
+    kept = packed_key(b"k" * 32)
+
+    def overtaking(*arguments: Any) -> Any:
+        (tmp_path / "played" / "_key").write_bytes(kept)
+        return take_over(*arguments)
+
+    monkeypatch.setattr(opening_of_jobs, "take_over", overtaking)
+    play.MAY_COMMIT.set()
+    first = play.Played(tmp_path)
+    location = first.job.checkpoint(play.WAIT_S).location
+    assert first.job.interrupt(play.WAIT_S)
+    (left,) = tmp_path.rglob("_metadata")
+    assert load_checkpoint(str(left.parent)).checkpoint >= int(location.rpartition("-")[2] or 0)
 
 
 def test_a_driver_that_finds_itself_fenced_removes_nothing(play: ModuleType, tmp_path: Path) -> None:
