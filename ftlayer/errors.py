@@ -105,7 +105,7 @@ class InvalidTopologyError(FTLayerError):
 # ---------------------------------------------------------------- records
 
 
-class ResultRowError(FTLayerError, TypeError, ValueError):
+class ResultRowError(FTLayerError, TypeError):
     """What a function returned does not fit its schema. It fails its record, and where records cannot fail, the job.
 
     Another run of the same function over the same record would return the same.

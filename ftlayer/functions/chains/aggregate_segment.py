@@ -47,7 +47,8 @@ class AggregateSegment:
         A row with which a sum would overflow fails, and changes nothing.
         """
         step, log = self._step, self._log
-        if log is None or not log.has_changes:
+        mixed = log is not None and log.has_changes
+        if not mixed:
             step.table.compact()
         columns, refused, kept = step.table.add(rows, undo=log is not None)
         if log is not None and kept is not None:
@@ -59,6 +60,8 @@ class AggregateSegment:
         keep = np.ones(rows.num_rows, np.bool_)
         keep[[row for row, _ in refused]] = False
         failures = [self._failure(int(parents[row]), number) for row, number in refused]
+        if log is not None:
+            log.refused(failures, parents, mixed=mixed)
         return SegmentOutcome(batch.filter(pa.array(keep)), parents[keep], failures)
 
     def _failure(self, row: int, number: int) -> RowFailure:

@@ -32,7 +32,7 @@ from ftlayer.functions.plain import PLAIN_CODES, array_of, codes_of
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.dict_tables import finds_as_dict, logged_lookup
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.undo.tables import UndoValues
 from ftlayer.functions.values import NAN
 from ftlayer.printable import text_of
@@ -435,13 +435,25 @@ class _SegmentRun:
         row = int(self._parents[place])
         if self._log is not None:
             self._log.fail(mark, row)
+            self._fail_siblings(row)
         traced = self._log is None or self._log.traced
         self._failures.append(failure_of(row, self._uids[step], error, self._rules[step], traced=traced))
+
+    def _fail_siblings(self, row: int) -> None:
+        """Turn the chain round where more than one of the records here comes from ``row``: it goes as a whole."""
+        if row in self._several and self._log is not None and not self._log.alone:
+            raise LateFailure(row)
+
+    @cached_property
+    def _several(self) -> set[int]:
+        rows, counts = np.unique(self._parents, return_counts=True)
+        return set(rows[counts > 1].tolist())
 
     def _refuse(self, failure: RowFailure) -> None:
         """A result does not fit its schema."""
         if self._log is not None:
             self._log.late(failure.row)
+            self._fail_siblings(failure.row)
         self._failures.append(failure)
 
     def _convert(self) -> None:

@@ -60,7 +60,8 @@ class WindowSegment:
         if not table.takes(times[parents]):
             table.give_back()
             return self.by_record.run(rows, parents, times)
-        if self._log is None or not self._log.has_changes:
+        mixed = self._log is not None and self._log.has_changes
+        if not mixed:
             table.compact()
         failures: list[RowFailure] = []
         late = [np.empty(0, np.int64)]
@@ -73,6 +74,8 @@ class WindowSegment:
             refused = table.add_to(chunk, assigned, watermark_ms, self._log)
             failures += [self._failure(int(own[row]), number) for row, number in refused]
             self._done += chunk.num_rows - len(assigned.late)
+        if self._log is not None:
+            self._log.refused(failures, parents, mixed=mixed)
         rest = np.concatenate(late)
         outcome = self.by_record.run(rows.take(pa.array(rest)), parents[rest], times)
         return SegmentOutcome(outcome.batch, outcome.parents, [*failures, *outcome.failures], outcome.side)

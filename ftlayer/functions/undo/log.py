@@ -9,10 +9,14 @@ Anchors: undo logs of databases (Mohan et al., ARIES, ACM TODS 17(1), 1992), her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Protocol
 
+import numpy as np
+
 from ftlayer.errors import StateSerializationError
+from ftlayer.functions.failures import RowFailure
+from ftlayer.functions.outcome import I64
 from ftlayer.functions.values import is_immutable, private_copy
 from ftlayer.printable import text_of
 
@@ -129,6 +133,16 @@ class UndoLog:
         """A result of ``row`` is refused behind all loops. Raises `LateFailure` if any record has changed something."""
         if self.has_changes and not self.alone:
             raise LateFailure(row)
+
+    def refused(self, failures: Iterable[RowFailure], parents: I64, *, mixed: bool) -> None:
+        """These failed, and changed nothing themselves.
+
+        Raises `LateFailure` if more may have been changed for one of them: by an earlier loop (``mixed``), or as
+        ``parents``, what each record of this one comes from, has it twice.
+        """
+        for failure in () if self.alone else failures:
+            if mixed or np.count_nonzero(parents == failure.row) > 1:
+                raise LateFailure(failure.row)
 
     def undo(self) -> None:
         """Take everything back."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from chain_programs import (
     KEYS,
@@ -23,8 +26,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.functions.chains import record_segment
+from ftlayer.functions.chains.aggregate_segment import AggregateSegment
 from ftlayer.functions.chains.firing import DueTimers, FiredTimers, TimerKind
 from ftlayer.functions.chains.topology import MAIN, TopologyChain, TopologyResult
+from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.undo.pieces import in_pieces
 from ftlayer.state.heap import HeapBackend
@@ -181,6 +186,9 @@ def test_a_timer_fires_whole_or_not_at_all(
     9,
 )
 @example((["process", "map"], [("a", 1, 0), ("a", 2, 1)], frozenset({("map1", 1, "early")})), 9, 9)
+@example(
+    (["flat", "batches", "reduce"], [("a", 0, 0), ("b", 0, 1)], frozenset({("reduce2", 0, "early")})), 2, 1
+)
 def test_a_record_is_taken_whole_or_not_at_all(
     program: tuple[list[str], list[Record], Hits], batch_rows: int, chunk_rows: int
 ) -> None:
@@ -228,3 +236,43 @@ def test_a_record_is_taken_whole_or_not_at_all(
     assert {
         (uid, name): state_of(backend, uid, name, held) for (uid, name), held in model.tables.items()
     } == model.tables
+
+
+@pytest.mark.parametrize(
+    ("parents", "before", "alone", "late"),
+    [
+        ([0, 1, 2], False, False, None),
+        ([0, 1, 1], False, False, 1),
+        ([1, 0, 1], False, False, None),
+        ([0, 0, 1], False, False, 0),
+        ([0, 1, 2], True, False, 1),
+        ([0, 1, 1], True, True, None),
+    ],
+)
+def test_what_an_aggregate_refuses_goes_with_what_was_made_of_its_record(
+    parents: list[int], before: bool, alone: bool, late: int | None
+) -> None:
+    """The middle one of three is refused, with others of the same input row, or behind functions that changed state."""
+    v = pa.schema([("v", pa.int64())])
+    failure = RowFailure(0, "sum", "too large", "")
+    table = SimpleNamespace(
+        compact=lambda: None,
+        add=lambda rows, undo: ([rows.column(0)], [(1, 0)], "kept"),
+        restore=lambda key, old: None,
+    )
+    step = SimpleNamespace(
+        table=table, schema=v, uid="sum", plan=SimpleNamespace(key_results=lambda rows: [])
+    )
+    log = UndoLog()
+    log.alone = alone
+    if before:
+        log.add((table.restore, None, None))
+    segment = AggregateSegment(step, log)  # type: ignore[arg-type]
+    segment._failure = lambda row, number: replace(failure, row=row)  # type: ignore[method-assign]
+    rows = pa.record_batch([[1, 2, 3]], schema=v)
+    if late is None:
+        assert [each.row for each in segment.run(rows, np.array(parents)).failures] == [parents[1]]
+    else:
+        with pytest.raises(LateFailure) as raised:
+            segment.run(rows, np.array(parents))
+        assert raised.value.row == late
