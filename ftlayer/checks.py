@@ -402,7 +402,6 @@ def _milliseconds(value: object, option: str, *, zero: bool) -> int:
 
 
 def _spelled(milliseconds: int) -> str:
-    """Say roughly how long that is."""
     for unit, size in (("years", 31_557_600_000), ("hours", 3_600_000), ("seconds", 1_000)):
         if milliseconds >= 2 * size:
             return f"about {milliseconds // size} {unit}"

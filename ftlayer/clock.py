@@ -15,5 +15,4 @@ class Now:
 
 
 def system_now() -> Now:
-    """Read the clocks of this machine."""
     return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)

@@ -193,7 +193,6 @@ class ExactTracker:
 
     @property
     def pending_count(self) -> int:
-        """Number of pending roots."""
         return sum(entry.registered for entry in self._entries.values())
 
     @property

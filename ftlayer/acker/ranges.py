@@ -90,7 +90,6 @@ class RangeTable:
         return int(taken), int(missed)
 
     def look_up(self, keys: U64) -> Lookup:
-        """Read roots."""
         lookup = empty_lookup(keys.size)
         kernels.look_up(self._directory, self._used, keys, False, *lookup)
         return lookup

@@ -307,5 +307,4 @@ def empty_lookup(length: int) -> Lookup:
 
 
 def empty_entries(length: int) -> Entries:
-    """Return room for n entries."""
     return Entries(*(np.empty(length, np.uint64) for _ in range(3)))

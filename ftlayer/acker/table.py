@@ -1,5 +1,3 @@
-"""The XOR table of pending roots."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -226,7 +224,6 @@ class AckerTable:
 
     @property
     def pending_count(self) -> int:
-        """Number of pending roots."""
         return len(self._table) + len(self._ranges)
 
     @property

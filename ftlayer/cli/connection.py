@@ -187,5 +187,4 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def warn(sentence: str) -> None:
-    """Print a sentence to standard error."""
     typer.echo(printable(f"ftlayer: {sentence}"), err=True)

@@ -351,7 +351,6 @@ def _selections(gatherer: Gatherer, where: str, keys: tuple[bytes, ...] = ()) ->
 
 
 def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> Letters:
-    """Find the letters that are meant."""
     from ftlayer.monitor.plans import Counting, PlanScope
     from ftlayer.monitor.search import first_pages
 

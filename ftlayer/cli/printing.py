@@ -131,7 +131,6 @@ def print_long(console: Console, table: Table) -> None:
 
 
 def print_parts(console: Console, parts: Iterable[Part]) -> None:
-    """Print lines, however long, and tables."""
     for part in parts:
         if isinstance(part, PrintedLine):
             console.print(part.text, style=part.style, soft_wrap=True)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class Key(StrEnum):
-    """A key that means something."""
-
     UP = "up"
     DOWN = "down"
     ENTER = "enter"

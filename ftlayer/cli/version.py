@@ -236,7 +236,6 @@ _LIBRARIES = {"lmdb": _liblmdb, "cryptography": _openssl}
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    """Return facts as lines to paste."""
     found = facts["ftlayer"]
     how = [found["installed"], *found.get("tags", ())]
     if "commit" in found:

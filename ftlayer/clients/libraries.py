@@ -1,5 +1,3 @@
-"""Client libraries that come with extras."""
-
 from __future__ import annotations
 
 from importlib import import_module

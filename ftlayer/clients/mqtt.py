@@ -226,7 +226,6 @@ class Session:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is gone."""
         with self._changed:
             return self._lost
 
@@ -242,7 +241,6 @@ class Session:
         return number
 
     def release(self, mid: int, qos: int) -> None:
-        """Acknowledge a message of this connection."""
         self._client.release(mid, qos)
 
     def is_between(self, mid: int) -> bool:

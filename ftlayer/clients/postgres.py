@@ -57,7 +57,6 @@ def check_dsn(dsn: object) -> None:
 
 
 def database_of(dsn: str) -> str:
-    """Return how errors name a database."""
     if "://" in dsn:
         return shown_url(dsn)
     info = psycopg_library().conninfo.conninfo_to_dict(dsn)

@@ -28,7 +28,6 @@ def short(value: float | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """Return a number a second."""
     return DASH if per_s is None or not math.isfinite(per_s) else f"{short(per_s)}/s"
 
 

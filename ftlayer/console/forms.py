@@ -32,7 +32,6 @@ class SubmittedForm:
         return "" if isinstance(value, UploadFile) else value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return all values of a field."""
         return tuple(value for value in self._data.getlist(name) if isinstance(value, str))
 
 

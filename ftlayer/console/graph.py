@@ -50,7 +50,6 @@ class Box:
 
     @property
     def middle(self) -> float:
-        """The y of its centre."""
         return self.y + self.height / 2
 
 

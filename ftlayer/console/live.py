@@ -40,7 +40,6 @@ class Visit:
 
     @property
     def mask(self) -> bool:
-        """Whether payloads are hidden."""
         return self.console.options.mask_payloads
 
 

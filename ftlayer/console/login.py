@@ -50,7 +50,6 @@ class Users:
     """All who may log in."""
 
     def __init__(self, users: tuple[User, ...]) -> None:
-        """Take the users, whose tokens differ."""
         self._users = users
 
     @classmethod

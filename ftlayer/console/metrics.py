@@ -69,7 +69,6 @@ class Traffic:
             self._open_pages += pages
 
     def answered(self, kind: str, status: int, seconds: float) -> None:
-        """Count a request."""
         with self._lock:
             self._requests[kind, status] += 1
             if kind != "events":
@@ -92,7 +91,6 @@ class Counted:
         self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -159,8 +157,6 @@ def exposition(families: Families, accept: str) -> tuple[bytes, str]:
 
 
 class _Collected:
-    """What prometheus_client collects from."""
-
     def __init__(self, families: Families) -> None:
         self._families = families
 

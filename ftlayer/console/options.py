@@ -79,7 +79,6 @@ class ConsoleOptions:
 
     @property
     def has_tls(self) -> bool:
-        """Whether browsers reach it by https."""
         return self.tls_cert is not None
 
     def users(self) -> Users:

@@ -79,7 +79,6 @@ class Probed:
         self._console = console
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http" or scope["path"] not in (LIVEZ, READYZ) or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return

@@ -66,7 +66,6 @@ class Watch:
         return self._clock().mono_ms - self._turned_ms
 
     def views(self) -> tuple[VertexView, ...]:
-        """Return what is known; somebody looks."""
         self._looked_ms = self._clock().mono_ms
         return self._gatherer.views()
 

@@ -72,7 +72,6 @@ class DeadLetterReader(DataSourceStreamReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Fetch the letters of a range."""
         assert isinstance(partition, LetterRange)
         last = bytes.fromhex(partition.last)
         rows = []
@@ -106,7 +105,6 @@ class DeadLetterSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return FORMAT
 
     def schema(self) -> StructType:

@@ -31,13 +31,10 @@ COUNTED_SCHEMA = ENRICHED_SCHEMA + ", count long"
 
 
 class Count(ProcessFunction):
-    """Numbers the occurrences of each word."""
-
     def open(self, ctx: Context) -> None:
         self._count = ctx.value("count", 0)
 
     def process(self, record: tuple[str, int, str, str], ctx: Context) -> Iterator[tuple[object, ...]]:
-        """Yield the record with its number."""
         count = self._count.get() + 1
         self._count.set(count)
         yield (*record, count)

@@ -23,7 +23,6 @@ class RunDirectory:
 
     @property
     def input(self) -> Path:
-        """The files that are read."""
         return self.root / "input"
 
     @property
@@ -38,7 +37,6 @@ class RunDirectory:
 
     @property
     def checkpoint(self) -> Path:
-        """Spark's checkpoint of the query."""
         return self.root / "checkpoint"
 
     @property
@@ -71,12 +69,10 @@ class RunDirectory:
 
     @property
     def scratch(self) -> Path:
-        """Spark's temporary files."""
         return self.root / "scratch"
 
     @property
     def log(self) -> Path:
-        """The output of driver and Spark."""
         return self.root / "driver.log"
 
     @property

@@ -89,7 +89,6 @@ class Ledger:
 
     @property
     def dead(self) -> int:
-        """Lines among the dead letters."""
         return sum(self.dead_by_reason.values())
 
     @property

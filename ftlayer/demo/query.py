@@ -25,7 +25,6 @@ Tell = Callable[[Event], None]
 
 
 def parse(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the words of a line."""
     for line, place, word in words_of(record["value"]):
         yield {"line": line, "place": place, "word": word}
 

@@ -1,5 +1,3 @@
-"""The demo from beginning to end."""
-
 from __future__ import annotations
 
 import contextlib
@@ -548,7 +546,6 @@ class Screen:
 
     @property
     def seconds(self) -> float:
-        """Time since the beginning."""
         return time.monotonic() - self._since
 
     def show(self, happening: Happening) -> None:

@@ -26,8 +26,6 @@ MAX_IN_FLIGHT = 100_000
 
 @dataclass(frozen=True)
 class Map:
-    """One record in, one out."""
-
     uid: str
     function: Callable[[Record], Record]
     schema: pa.Schema
@@ -37,8 +35,6 @@ class Map:
 
 @dataclass(frozen=True)
 class FlatMap:
-    """One record in, any number out."""
-
     uid: str
     function: Callable[[Record], Any]
     schema: pa.Schema

@@ -51,8 +51,6 @@ class Children(Protocol):
 
 
 class Derived(Children, Protocol):
-    """Children of one batch of anchors."""
-
     @property
     def owed(self) -> U64Array:
         """uint64[m] aligned with the anchors' roots: the XOR of all copies so far; empty when off.
@@ -62,8 +60,6 @@ class Derived(Children, Protocol):
 
 
 class Pairs(Children, Protocol):
-    """Children of two anchors each."""
-
     @property
     def owed_left(self) -> U64Array:
         """As `Derived.owed`, for the left anchors: a pair's copies under the roots of its left record."""

@@ -183,8 +183,6 @@ class Handler(Protocol):
 
 
 class FTHandler:
-    """Fault tolerance is on."""
-
     def __init__(
         self, uid: str, *, job: str, run: str, shard: int = 0, shards: int = 1, exact: bool = False
     ) -> None:

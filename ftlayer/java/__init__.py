@@ -1,1 +1,0 @@
-"""Which Java Spark runs on."""

@@ -149,7 +149,6 @@ class BoardServer(TokenServer):
         return [("call", "one call about jobs, as a msgpack frame"), ("health", "whether the board is up")]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
-        """Run one action to its end."""
         try:
             if action.type == "call":
                 yield self._run(action.body)

@@ -42,7 +42,6 @@ class Orders:
 
     @property
     def under_way(self) -> int:
-        """How many are being carried out."""
         return len(self._under_way)
 
     def answers(self) -> tuple[OrderAnswer, ...]:

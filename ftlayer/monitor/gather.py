@@ -164,7 +164,6 @@ class Gatherer:
         return _expect(self.client(vertex).call(GetHour(owner)), Hour)
 
     def close(self) -> None:
-        """Give all connections up."""
         self._threads.shutdown()
         with self._lock:
             for vertex in self._vertices.values():

@@ -25,8 +25,6 @@ class LetterGroup:
 
 
 class LetterGroups:
-    """Letters counted one by one."""
-
     def __init__(self) -> None:
         self._groups: dict[tuple[str, str, str, str], LetterGroup] = {}
 

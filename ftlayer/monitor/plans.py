@@ -60,7 +60,6 @@ class Counting:
 
     @property
     def found(self) -> int:
-        """How many there are so far."""
         return len(self._found)
 
     def next_call(self) -> tuple[str, SelectRecords] | None:

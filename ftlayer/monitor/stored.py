@@ -308,7 +308,6 @@ class StoredReports:
 
     @property
     def name(self) -> str:
-        """A short word for it."""
         return short_name(last_name(normal(self.url)))
 
     @property

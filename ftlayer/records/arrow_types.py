@@ -6,7 +6,6 @@ import pyarrow as pa
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Whether values are text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 

@@ -27,8 +27,6 @@ NO_PAUSE = -1
 
 
 class FailureRow(NamedTuple):
-    """Why one root failed."""
-
     root: int
     reason: str
     operator: str

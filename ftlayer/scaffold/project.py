@@ -1,5 +1,3 @@
-"""Which files a project consists of."""
-
 from __future__ import annotations
 
 import re

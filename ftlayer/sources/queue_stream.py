@@ -209,11 +209,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"next": end}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return a file for each task."""
         return [SpooledFile(number) for number in range(start["next"], end["next"])]
 
     def commit(self, end: dict[str, int]) -> None:
-        """Remove files that were processed."""
         self._spool.forget(end["next"])
         self._rows = {number: rows for number, rows in self._rows.items() if number >= end["next"]}
 

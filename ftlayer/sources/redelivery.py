@@ -18,7 +18,6 @@ _BEFORE = 0
 
 
 def short(name: str) -> bytes:
-    """Return a name's hash."""
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=NAME_BYTES).digest()
 
 

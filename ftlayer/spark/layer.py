@@ -141,7 +141,6 @@ class FTLayerEngine:
 
     @property
     def enabled(self) -> bool:
-        """Whether fault tolerance is on."""
         return self.status is FTStatus.ON
 
     # ------------------------------------------------------------ the vertex

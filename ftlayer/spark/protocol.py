@@ -63,7 +63,6 @@ class BatchOutcome:
 
     @property
     def failures(self) -> int:
-        """How many records have failed."""
         return sum(len(rows.roots) for rows in self.failed) + len(self.redelivered) + len(self.resumed)
 
 
@@ -103,9 +102,7 @@ class Runner(Protocol[R]):
         """Run the batch. ``sealed`` is what an earlier run's seal said; its failed rows are left out."""
         ...
 
-    def tally(self, result: R) -> FailureTally:
-        """Count what the run came to."""
-        ...
+    def tally(self, result: R) -> FailureTally: ...
 
     def outcome(self, result: R, sealed: BatchBegun | None) -> BatchOutcome:
         """Return what the run came to; its report has the failures of ``sealed`` too."""
@@ -126,9 +123,7 @@ class Runner(Protocol[R]):
         """Tell the queries whose records were resumed here what became of them. Has its effect once."""
         ...
 
-    def release(self, result: R) -> None:
-        """Free what the run holds."""
-        ...
+    def release(self, result: R) -> None: ...
 
 
 class BatchGate(Protocol):

@@ -1,1 +1,0 @@
-"""Keyed state and timers of operators."""

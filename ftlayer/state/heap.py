@@ -22,7 +22,6 @@ class HeapList:
         return len(self._lists)
 
     def size(self, key: Key) -> int:
-        """Return how many values there are."""
         return len(self._lists.get(key, ()))
 
     def get(self, key: Key) -> list[Any]:
@@ -36,13 +35,10 @@ class HeapList:
             self._lists.setdefault(key, []).extend(more)
 
     def clear(self, key: Key) -> None:
-        """Remove the key's entry."""
         self._lists.pop(key, None)
 
 
 class HeapMap:
-    """Mappings by key."""
-
     def __init__(self) -> None:
         self._maps: dict[Key, dict[Any, Any]] = {}
 
@@ -73,7 +69,6 @@ class HeapMap:
             del self._maps[key]
 
     def clear(self, key: Key) -> None:
-        """Remove the key's entry."""
         self._maps.pop(key, None)
 
 

@@ -285,7 +285,6 @@ class Merger:
 
 
 def _smallest(layers: tuple[Layer, ...]) -> tuple[Layer, Layer, Iterator[Layer | None]]:
-    """Choose the smallest neighbours."""
     at = min(range(len(layers) - 1), key=lambda place: len(layers[place]) + len(layers[place + 1]))
     newer, older = layers[at], layers[at + 1]
     return newer, older, merged(older, newer, SLICE)
@@ -341,7 +340,6 @@ class StateUpkeep:
         self._gauges: list[FrontGauge] = []
 
     def made(self, table: LayeredTable) -> None:
-        """Look after another table."""
         self._mergers.append(Merger(table, self._sharing, self._memory))
         if self._memory is not None:
             self._gauges.append(FrontGauge(table))
@@ -588,7 +586,6 @@ class LayeredBackend:
         self._sharing.readers = self._snapshots + logged
 
     def _push(self) -> None:
-        """Move all fronts into layers."""
         self._freezes += 1
         layers: dict[int, Layer] = {}
         measured = self._upkeep.measures or self._lineage is not None or self._changelog is not None
@@ -675,7 +672,6 @@ class LayeredBackend:
         self._count_readers()
 
     def close(self) -> None:
-        """Give everything up."""
         if self._changelog is not None:
             self._changelog.close()
         if self._spilling is not None:

@@ -24,8 +24,6 @@ _REPORT = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class StoredFailure:
-    """Why one root failed."""
-
     root: int
     reason: str
     operator: str

@@ -30,7 +30,6 @@ def get_job(txn: ReadTransaction, owner: str) -> list[Any] | None:
 
 
 def all_jobs(txn: ReadTransaction) -> Iterator[tuple[str, list[Any]]]:
-    """Iterate over all jobs by owner."""
     for key, value in txn.scan(_TABLE, _JOB, _after(_JOB)):
         yield _owner_of(key, _JOB), unpack(value)
 
@@ -78,7 +77,6 @@ def delete_checkpoint(txn: WriteTransaction, key: bytes) -> None:
 
 
 def forget(txn: WriteTransaction, owner: str) -> None:
-    """Delete everything of a job."""
     for kind in (_JOB, _ORDER, _CHECKPOINT):
         prefix = _prefix(kind, owner)
         for key, _ in txn.scan(_TABLE, prefix, _after(prefix)):

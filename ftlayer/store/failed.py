@@ -58,7 +58,6 @@ class FailedRecord:
 
     @property
     def is_edited(self) -> bool:
-        """Whether its payload was changed."""
         return self.edit != NOT_EDITED
 
     @property

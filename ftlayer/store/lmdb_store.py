@@ -351,8 +351,6 @@ _MAX_READERS = 256
 
 @dataclass(frozen=True, slots=True)
 class StoreHeader:
-    """The store's own record of itself."""
-
     format_version: int
     incarnation: int
     max_bytes: int
@@ -708,7 +706,6 @@ class LmdbStore:
 
     @property
     def path(self) -> Path:
-        """The store's directory."""
         return self._path
 
     @property

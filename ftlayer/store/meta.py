@@ -50,7 +50,6 @@ def put_query(txn: WriteTransaction, name: str, record: QueryRecord) -> None:
 
 
 def all_queries(txn: ReadTransaction) -> Iterator[tuple[str, QueryRecord]]:
-    """Iterate over all queries by name."""
     for key, value in txn.scan("meta", _QUERY, b"query0"):  # "0" comes after "/"
         yield bytes(key)[len(_QUERY) :].decode(), _decode_query(value)
 
@@ -83,7 +82,6 @@ def put_reply(txn: WriteTransaction, client: str, sequence: int, reply: list[obj
 
 
 def delete_reply(txn: WriteTransaction, client: str, sequence: int) -> None:
-    """Forget a client's call."""
     txn.delete("meta", _client_key(client, sequence))
 
 

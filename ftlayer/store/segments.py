@@ -26,8 +26,6 @@ _HEAD, _BODY = b"\0", b"\1"
 
 
 class SegmentKind(IntEnum):
-    """The purpose of a segment's rows."""
-
     TRACKED = 0  # each row that is not done is pending, or is to be replayed after a restart
     LOG = 1  # rows of a stream's delivery log
     SEALED = 2  # source rows of what a sealed batch emitted; they become TRACKED at its commit
@@ -103,7 +101,6 @@ class Segments:
         return payload
 
     def delete(self, txn: WriteTransaction, sequence: int) -> None:
-        """Remove a segment and its bitmap."""
         key = _key(sequence)
         txn.delete("segments", key + _HEAD)
         txn.delete("segments", key + _BODY)

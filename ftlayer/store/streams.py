@@ -58,7 +58,6 @@ def put_stream(txn: WriteTransaction, name: str, record: StreamRecord) -> None:
 
 
 def all_streams(txn: ReadTransaction) -> Iterator[tuple[str, StreamRecord]]:
-    """Iterate over all streams by name."""
     for key, value in txn.scan("meta", _STREAM, _after(_STREAM)):
         yield bytes(key)[len(_STREAM) :].decode(), _decode_stream(value)
 

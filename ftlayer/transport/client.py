@@ -1,5 +1,3 @@
-"""Connections to Flight servers."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -46,7 +46,6 @@ class FrameSocket:
     """
 
     def __init__(self, connected: socket.socket) -> None:
-        """Take over a socket that blocks."""
         self._socket = connected
         self._ahead = memoryview(bytearray(AHEAD_BYTES))
         self._start = self._end = 0  # of what was read ahead

@@ -52,7 +52,6 @@ class WriterThread(Generic[T]):
             return list(self._items)
 
     def finish(self) -> None:
-        """End behind what was put."""
         self._signals.put(False)
 
     def stop(self) -> None:

@@ -315,7 +315,6 @@ class Completion:
         return instructions
 
     def published(self, checkpoint: Checkpoint, now: Now) -> list[CheckpointInstruction]:
-        """The metadata is written."""
         pending = self._answered(checkpoint.checkpoint, CheckpointStage.PUBLISHING)
         self._flight.published(pending.number)
         if not pending.commits:
@@ -584,7 +583,6 @@ class CheckpointCoordinator:
 
     @property
     def in_progress(self) -> tuple[int, ...]:
-        """Ids of what is under way."""
         return tuple(pending.number for pending in self._flight.all)
 
     @property
@@ -750,7 +748,6 @@ class _BarrierFactory:
         return Barrier(self._last, wall_ms, alignment, timeout_ms, final=final, full=full)
 
     def savepoint(self, wall_ms: int, location: str, *, final: bool) -> Barrier:
-        """Return the next savepoint's."""
         self._last += 1
         return Barrier(
             self._last,

@@ -66,8 +66,6 @@ class CheckpointTick:
 
 @dataclass(frozen=True, slots=True)
 class PartWritten:
-    """A subtask's part is written."""
-
     checkpoint: int
     part: SubtaskSnapshot
 

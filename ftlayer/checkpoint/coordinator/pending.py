@@ -78,7 +78,6 @@ class PendingCheckpoint:
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether it is a user's."""
         return self.barrier.kind is SnapshotKind.SAVEPOINT
 
     @property

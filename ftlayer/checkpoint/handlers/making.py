@@ -1,5 +1,3 @@
-"""Which handler a task needs."""
-
 from __future__ import annotations
 
 from collections import deque

@@ -92,7 +92,6 @@ class PieceFile:
         self._close_copy()
 
     def abandon(self) -> None:
-        """Close and remove it."""
         self.is_open = False
         self._drop_copy()
         self._output.abandon()

@@ -74,7 +74,6 @@ def find_result(config: CheckpointConfig, name: str) -> JobResult | None:
 
 
 def forget_result(config: CheckpointConfig, name: str) -> None:
-    """A new run begins."""
     if config.directory is not None:
         _files(config.directory, name).delete(RESULT)
 

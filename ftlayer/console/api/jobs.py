@@ -65,6 +65,7 @@ def vertices(request: Request, caller: AnyCaller) -> Facts:
 
 @router.get("/vertices/{vertex}/hour")
 def vertex_hour(request: Request, vertex: str, caller: AnyCaller) -> Facts:
+    """The last hour of a vertex."""
     return hour_facts(console_of(request).watch.hour(vertex))
 
 
@@ -85,6 +86,7 @@ def job(request: Request, job: str, caller: AnyCaller) -> Facts:
 
 @router.get("/jobs/{job}/hour")
 def job_hour(request: Request, job: str, caller: AnyCaller) -> Facts:
+    """The last hour of a job."""
     return hour_facts(console_of(request).watch.hour(*split_job(job)))
 
 

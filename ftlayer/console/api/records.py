@@ -171,6 +171,7 @@ def make_plan(request: Request, body: PlanBody, caller: ApiOperator) -> Facts:
 
 @router.get("/dead/plans/{plan}")
 def get_plan(request: Request, plan: str, caller: ApiOperator) -> Facts:
+    """How far a plan is."""
     console = console_of(request)
     return plan_facts(console, known_work(console, plan, caller.user.name))
 

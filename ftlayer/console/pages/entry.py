@@ -1,5 +1,3 @@
-"""Logging in and out."""
-
 from __future__ import annotations
 
 from fastapi import APIRouter, Request

@@ -1,5 +1,3 @@
-"""Built-in aggregates as an operator."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -156,8 +156,6 @@ class AggregateValues:
 
 
 class AggregateState(Protocol):
-    """Keyed state in which aggregates lie."""
-
     def get(self, key: Key, default: Any, /) -> Any:
         """Return a key's aggregates, or the default."""
 

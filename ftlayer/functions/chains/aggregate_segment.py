@@ -28,8 +28,6 @@ class Aggregating:
 
 
 class AggregateSegment:
-    """Built-in aggregates of keys."""
-
     def __init__(self, step: Aggregating, log: UndoLog | None) -> None:
         """``log`` is where the changes of a batch are noted, to be taken back as a whole."""
         self._step = step

@@ -390,7 +390,6 @@ class _SegmentRun:
             return None
 
     def _took(self, driven: Driven) -> None:
-        """Take what came of a chunk."""
         results, count, packed, are_columns = driven
         schema = self._segment._schema
         counts = np.frombuffer(packed, np.int32)

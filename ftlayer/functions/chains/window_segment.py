@@ -26,7 +26,6 @@ class Windowing:
 
     @property
     def uid(self) -> str:
-        """The operator's."""
         return self.processing.uid
 
 

@@ -145,7 +145,6 @@ class UndoLog:
                 raise LateFailure(failure.row)
 
     def undo(self) -> None:
-        """Take everything back."""
         self._undo(0)
         self._is_mixed = False
 

@@ -198,7 +198,6 @@ def histogram_facts(histograms: Mapping[str, HistogramDetails]) -> list[Facts]:
 
 
 def batch_facts(batch: BatchDetails) -> Facts:
-    """Return a micro-batch of a query."""
     return {
         "batch": batch.batch,
         "at": iso(batch.at_ms),

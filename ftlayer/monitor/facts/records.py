@@ -118,7 +118,6 @@ def payload_facts(payload: pa.RecordBatch, *, mask: bool = False) -> Facts:
 
 
 def audit_facts(entry: AuditEntry) -> Facts:
-    """Return a change that somebody made."""
     return {
         "at": iso(entry.at_ms),
         "who": entry.who,

@@ -28,8 +28,6 @@ _NOTHING: dict[None, Any] = {}
 
 
 class Filling(Protocol):
-    """Records that are being collected."""
-
     @property
     def left(self) -> list[Any]:
         """Return, behind `collect`, records that were read and are not in the batch: they begin the next one."""

@@ -90,7 +90,6 @@ class RowMaker:
         return native.RecordCollector(codes, nullable, limit, expected)
 
     def collected(self, collector: native.RecordCollector) -> pa.RecordBatch:
-        """Cut off what one has collected."""
         rows, columns = collector.cut()
         arrays = [array_of(field.type, rows, each) for field, each in zip(self._schema, columns, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

@@ -25,7 +25,6 @@ class Crew:
 
     @property
     def running(self) -> Iterator[SlotRecord]:
-        """Those that run their tasks."""
         return (slot for slot in self.slots if slot.running)
 
     @property
@@ -49,7 +48,6 @@ class Crew:
         return [SendTo(slot.number, slot.hello.instance, message)]
 
     def tell_running(self, message: ToSlot) -> list[JobInstruction]:
-        """Tell all that run their tasks."""
         return [each for slot in self.running for each in self.tell(slot, message)]
 
     def deploy(self, slot: SlotRecord, deploy: Deploy, now_ms: int) -> list[JobInstruction]:

@@ -104,8 +104,6 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """End the job now."""
-
     reason: str
 
 

@@ -156,7 +156,6 @@ class ReaderPlanner:
         self._handle(SubtaskDown(subtask))
 
     def split_done(self, message: SplitDone) -> None:
-        """A slot reported a split."""
         self._handle(message)
 
     def drain(self) -> None:
@@ -396,7 +395,6 @@ class Planners:
             planner.start()
 
     def slot_up(self, slot: int) -> None:
-        """The slot's sources take splits."""
         for uid, planner in self._planners.items():
             if slot < self._parallelism[uid]:
                 planner.slot_up(slot)
@@ -408,7 +406,6 @@ class Planners:
                 planner.slot_down(slot)
 
     def split_done(self, done: SplitDone) -> None:
-        """A slot has reported a split."""
         planner = self._planners.get(done.source)
         if planner is not None:
             planner.split_done(done)
@@ -419,7 +416,6 @@ class Planners:
             planner.drain()
 
     def close(self) -> None:
-        """Stop the readers."""
         self._closed.set()
         for planner in self._planners.values():
             planner.close()

@@ -68,12 +68,10 @@ class SlotRecord:
 
     @property
     def running(self) -> bool:
-        """Whether an instance runs its tasks."""
         return self.deployed and not self.ended
 
     @property
     def peer(self) -> Peer:
-        """Where the connected instance is reached."""
         assert self.hello is not None
         return Peer(self.number, self.hello.instance, self.hello.address, self.hello.socket)
 
@@ -87,7 +85,6 @@ class SlotRecord:
         self.was_lost = False
 
     def connect(self, hello: Hello, now_ms: int) -> None:
-        """An instance is ready."""
         self.start_again()
         self.hello, self.greeted, self.deployed, self.started = hello, True, False, False
         self.heartbeat, self.heard_ms = None, now_ms

@@ -38,7 +38,6 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """Whether everything is on this machine."""
         return is_loopback(self.advertised)
 
 
@@ -147,7 +146,6 @@ class TaskSlotsTaken:
             self._held[name] = slots
 
     def give_back(self, name: str) -> None:
-        """A topology is over."""
         with self._lock:
             self._held.pop(name, None)
 

@@ -78,7 +78,6 @@ class TopologyTelling:
 
     @property
     def run(self) -> str:
-        """The id of the execution."""
         return self.execution.job
 
     def details(self, known_checkpoint: int, *, with_plan: bool) -> JobDetails:

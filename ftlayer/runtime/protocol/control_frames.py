@@ -32,7 +32,6 @@ def decode_from_slot(frame: bytes | Buffer) -> FromSlot:
 
 
 def decode_to_slot(frame: bytes | Buffer) -> ToSlot:
-    """Read what the coordinator says."""
     return cast(ToSlot, _decode(frame, _TO_SLOT))
 
 

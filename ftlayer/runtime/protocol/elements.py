@@ -33,7 +33,6 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """Number of records."""
         return int(self.payload.num_rows)
 
 

@@ -265,7 +265,6 @@ class SlotCore:
         return instructions
 
     def _turn(self, now: Now) -> list[SlotInstruction]:
-        """Give the next task one element."""
         seat = self._turns.next()
         if seat is None:
             return []
@@ -349,7 +348,6 @@ class SlotCore:
         return min((due for due in dues if due is not None), default=None)
 
     def may_read(self, key: TaskKey) -> bool:
-        """Whether a source should read on."""
         seat = self._seating.seats[key]
         return seat.reading and seat.has_room and self._mode.may_read(seat)
 

@@ -34,7 +34,6 @@ class Crediting:
         self._grants.take(channel)
 
     def send_all(self) -> list[Grant]:
-        """Give back whatever there is."""
         return self._by_slot(self._grants.take_all(), encode_grants)
 
     def limit(self, limits: dict[Channel, int]) -> list[Grant]:

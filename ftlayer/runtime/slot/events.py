@@ -95,8 +95,6 @@ class CoordinatorSaid:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorLost:
-    """The control stream has ended."""
-
     reason: str
 
 
@@ -171,8 +169,6 @@ class SourceEnded:
 
 @dataclass(frozen=True, slots=True)
 class PeerReached:
-    """A slot can be sent to."""
-
     slot: int
 
 
@@ -192,6 +188,4 @@ class PeersGone:
 
 @dataclass(frozen=True, slots=True)
 class PeersReplaced:
-    """These slots have new instances."""
-
     slots: tuple[int, ...]

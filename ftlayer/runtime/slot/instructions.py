@@ -47,8 +47,6 @@ class RunTask:
 
 @dataclass(frozen=True, slots=True)
 class Transmit:
-    """Send an element to another slot."""
-
     slot: int
     frame: bytes
 

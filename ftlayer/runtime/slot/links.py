@@ -198,11 +198,9 @@ class SlotLinks:
         return self._roster.is_current(slot, instance)
 
     def transmit(self, slot: int, frame: bytes) -> None:
-        """Send an element."""
         self._links[slot].send(frame)
 
     def grant(self, slot: int, grants: bytes) -> None:
-        """Give credit back."""
         self._server.grant(slot, grants)
 
     def address_of(self, slot: int) -> str:

@@ -294,7 +294,6 @@ class SlotLoop:
             pass
 
     def begin(self, deploy: Deploy) -> None:
-        """Start the tasks."""
         self._links.deploy(deploy)
         for slot in self._links.reached:
             self._take(PeerReached(slot))

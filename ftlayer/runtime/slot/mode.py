@@ -95,8 +95,6 @@ class SlotParts:
 
 
 class SlotMode(Protocol):
-    """One mode's rules in one slot."""
-
     activity: int
     """Grows with what happens here alone (see `Heartbeat`); any thread may read it."""
 

@@ -117,7 +117,6 @@ class Outgoing:
         return self._transmit(output)
 
     def granted(self, channel: Channel, size: int) -> list[Transmit]:
-        """Credit has come back."""
         output = self._outputs.get(channel)
         if output is None:
             return []
@@ -167,7 +166,6 @@ class Outgoing:
     # ------------------------------------------------------------ peers
 
     def peer_up(self, slot: int) -> list[Transmit]:
-        """A slot can be sent to."""
         self._up.add(slot)
         return [each for output in self._towards(slot) for each in self._transmit(output)]
 

@@ -33,8 +33,6 @@ that comes of it is in flight, on top of the limit."""
 
 
 class Output(Protocol):
-    """One channel of a task."""
-
     @property
     def has_room(self) -> bool:
         """Whether the task should produce more for it."""
@@ -56,7 +54,6 @@ class LocalOutput:
         return self._inbox.has_room(self._channel)
 
     def send(self, element: Element, now_ms: int) -> None:
-        """Put it into the receiver's queue."""
         self._inbox.put(self._channel, element, 0)
 
 
@@ -94,7 +91,6 @@ class RemoteOutput:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is credit left."""
         return self.window.has_room
 
     @property

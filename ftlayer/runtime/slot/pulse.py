@@ -97,7 +97,6 @@ class Pulse:
             self._thread.join()
 
     def heartbeat(self, probe: int = 0) -> Heartbeat:
-        """Return the report of this moment."""
         core = self._core
         if core is None:
             return Heartbeat(probe, 0, False)

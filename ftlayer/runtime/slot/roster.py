@@ -44,8 +44,6 @@ class StreamHeader:
 
 
 class Roster:
-    """The instances whose elements are taken."""
-
     def __init__(self, job: str, instance: str) -> None:
         """Know of no instance; ``instance`` is this one's name."""
         self._job, self._instance = job, instance
@@ -63,7 +61,6 @@ class Roster:
         self.up(epoch, peers)
 
     def up(self, epoch: int, peers: Iterable[Peer]) -> None:
-        """Take new instances."""
         with self._changed:
             self.epoch = max(self.epoch, epoch)
             for peer in peers:

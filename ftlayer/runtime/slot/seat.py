@@ -69,12 +69,10 @@ class Seat:
 
     @property
     def key(self) -> TaskKey:
-        """(uid, subtask)."""
         return self.uid, self.subtask
 
     @property
     def has_room(self) -> bool:
-        """Whether all outputs can take more."""
         return all(output.has_room for output in self.outputs.values())
 
     @property

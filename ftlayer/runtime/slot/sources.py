@@ -92,7 +92,6 @@ class _Running:
         return failed_ms is not None and mono_ms - failed_ms < STEADY_MS
 
     def open_again(self) -> None:
-        """Replace the reader."""
         self.again_ms = None
         self.restarts += 1
         self.reader = self.reopening.open(dict(self.positions))
@@ -170,7 +169,6 @@ class Sources:
             running.signal.is_set = True
 
     def stop(self) -> None:
-        """End all readers now."""
         for running in self._running.values():
             running.reader.stop()
 

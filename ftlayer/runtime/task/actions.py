@@ -47,8 +47,6 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class FailRoots:
-    """End these roots' attempts."""
-
     failures: tuple[Failure, ...]
 
 

@@ -269,7 +269,6 @@ class PastRows:
         self._next_ms = MIN_TIME_MS
 
     def add(self, rows: JoinRows, mono_ms: int) -> None:
-        """Remember rows from now on."""
         if not len(rows):
             return
         until = -(-(mono_ms + self._remember_ms) // self._step_ms) * self._step_ms
@@ -285,7 +284,6 @@ class PastRows:
             self.buffer.drop_oldest_run()
 
     def forget(self, mono_ms: int) -> None:
-        """Forget what was remembered long enough."""
         if mono_ms < self._next_ms:
             return
         self._next_ms = (mono_ms // self._step_ms + 1) * self._step_ms

@@ -18,8 +18,6 @@ TaskKey: TypeAlias = tuple[str, int]
 
 
 class Task(Protocol):
-    """One subtask of a chain."""
-
     uid: str
     subtask: int
 

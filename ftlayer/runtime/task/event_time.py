@@ -109,7 +109,6 @@ class WatermarkGenerator:
             self._times[source, int(split)] = time
 
     def start(self, mono_ms: int) -> None:
-        """Begin to wait for records."""
         self._since_ms = dict.fromkeys(self._since_ms, mono_ms)
 
     def splits(self, channel: Channel, splits: Splits, mono_ms: int) -> None:

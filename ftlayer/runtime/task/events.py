@@ -93,7 +93,6 @@ class SourceRows:
 
     @property
     def in_time(self) -> int:
-        """The split, as watermarks know it."""
         return self.number if self.split is None else self.split
 
     @property

@@ -45,7 +45,6 @@ class LoopGate(StatusWatermarkValve):
     _open = True
 
     def let_go(self) -> None:
-        """The loop is over, too."""
         self._open = False
         self._update()
 
@@ -70,7 +69,6 @@ class Quiet:
         self.due_ms: int | None = None
 
     def begin(self, now_ms: int) -> None:
-        """Something happens: wait from now on."""
         self._seen, self.due_ms = 0, now_ms + self._every_ms
 
     def look(self, now_ms: int, is_busy: bool) -> bool:

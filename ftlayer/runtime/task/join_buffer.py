@@ -245,7 +245,6 @@ class JoinBuffer:
         self.runs = self.runs[1:]
 
     def clear(self) -> None:
-        """Take everything out."""
         self.runs = ()
 
     def tidy(self) -> None:

@@ -80,8 +80,6 @@ class Routed:
 
 
 class ChannelOutlet:
-    """Rows go to channels."""
-
     due_ms: int | None = None
     waiting = False
     held = NO_ROOTS

@@ -75,7 +75,6 @@ class Fired:
 
     @property
     def size(self) -> int:
-        """How many timers."""
         return len(self.timers)
 
     @property

@@ -137,7 +137,6 @@ def split_rows(selection: I32Array, channels: int) -> list[I64Array]:
 
 
 def taken(batch: Batch, rows: I64Array) -> Batch:
-    """Return some of a batch's rows."""
     return Batch(
         pc.take(batch.payload, pa.array(rows), boundscheck=False),
         None if batch.lineage is None else batch.lineage.take(rows),

@@ -141,7 +141,6 @@ class AmqpSource(Queue):
 
     @property
     def place(self) -> str:
-        """How errors name it."""
         return f"queue {self.queue!r} of {shown_url(self.url)}"
 
     def pack(self, names: bytes) -> bytes:

@@ -119,7 +119,6 @@ class FileFormat:
         return read(self, fs, piece)
 
     def batch(self, path: str, offsets: Any, columns: list[Any]) -> pa.RecordBatch:
-        """Return rows with their position."""
         own = [pa.repeat(pa.scalar(valid(path)), len(offsets)), pa.array(offsets, pa.int64())]
         arrays = [*(own if self.position else ()), *columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

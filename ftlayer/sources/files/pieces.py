@@ -41,7 +41,6 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        """How much is read, about."""
         return self.end - self.start
 
 
@@ -69,7 +68,6 @@ class Entry:
         return self.first + (-(-self.size // self.step) if self.step else 1)
 
     def pieces(self, start: int, end: int) -> Iterator[Piece]:
-        """Yield its pieces of these numbers."""
         for number in range(max(start, self.first), min(end, self.end)):
             begin = (number - self.first) * self.step
             upto = min(self.size, begin + self.step) if self.step else self.size

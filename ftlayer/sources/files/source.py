@@ -328,14 +328,12 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**start, NEXT: limited(journal.behind(start[NEXT]), start[NEXT], files, self._max_bytes)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return what each task reads."""
         first, behind = start[NEXT], end[NEXT]
         entries = self._journal(end).between(first, behind)
         pieces = [piece for entry in entries for piece in entry.pieces(first, behind)]
         return packed_splits(pieces, self._split_bytes)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Keep the journal small."""
         self._journal(end).committed(end[NEXT], self._there)
 
     def stop(self) -> None:

@@ -1,5 +1,3 @@
-"""Server-Sent Events as a source."""
-
 from __future__ import annotations
 
 import asyncio

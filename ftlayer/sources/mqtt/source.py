@@ -141,7 +141,6 @@ class MqttSource(Queue):
 
     @property
     def place(self) -> str:
-        """How errors name it."""
         return f"topic {self.topic!r} of MQTT at {self.address.host}:{self.address.port}"
 
     @property

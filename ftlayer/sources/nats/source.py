@@ -587,7 +587,6 @@ class NatsSource(Queue):
 
     @property
     def place(self) -> str:
-        """How errors name it."""
         return f"stream {self.stream!r} of {shown_url(self.url)}, consumer {self.consumer!r}"
 
     def pack(self, window: SequenceWindow) -> bytes:

@@ -128,5 +128,4 @@ class PostgresChangesSource(Queue):
 
     @property
     def place(self) -> str:
-        """How errors name it."""
         return f"slot {self._slot!r}, table {self._table.quoted} of {database_of(self._dsn)}"

@@ -91,8 +91,6 @@ class TypeName:
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """A row that is new."""
-
     relation: int
     new: Values
 
@@ -118,8 +116,6 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Tables that are empty now."""
-
     relations: tuple[int, ...]
     cascades: bool
     restarts_identity: bool

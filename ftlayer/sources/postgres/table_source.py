@@ -426,7 +426,6 @@ class PostgresTableSource(Queue):
 
     @property
     def place(self) -> str:
-        """How errors name it."""
         return f"table {self._table.quoted} of {database_of(self._dsn)}"
 
     @cached_property

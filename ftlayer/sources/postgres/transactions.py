@@ -102,7 +102,6 @@ class Transactions:
 
     @property
     def rows(self) -> int:
-        """How many rows can be taken."""
         return self._rows
 
     @property

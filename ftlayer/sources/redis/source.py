@@ -229,11 +229,9 @@ class RedisSource(Queue):
 
     @property
     def place(self) -> str:
-        """How errors name it."""
         return f"stream {self.stream!r} of {shown_url(self.url)}"
 
     def pack(self, last: bytes) -> bytes:
-        """Return the position behind an entry."""
         return pack_position(self._name, last)
 
     def unpack(self, position: bytes) -> bytes:

@@ -269,7 +269,6 @@ class SparkRunner:
                 continue
 
     def release(self, result: StagesResult) -> None:
-        """Free the pages."""
         result.release()
 
     def _report(self, verdict: Verdict, sealed: BatchBegun | None) -> Report:

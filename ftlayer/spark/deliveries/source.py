@@ -113,7 +113,6 @@ class DeliverySource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return FORMAT
 
     def schema(self) -> StructType:
@@ -200,14 +199,12 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return reply.end
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Split the range evenly."""
         first, last = start["next"], end["next"]
         count = min(self._options.partitions, last - first)
         edges = [first + (last - first) * i // count for i in range(count + 1)] if count else []
         return [DeliveryRange(a, b, first, last) for a, b in pairwise(edges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Fetch the rows of one range."""
         assert isinstance(partition, DeliveryRange)
         with self._options.client() as client:
             reply = client.call(ReadDeliveries(self._options.stream, partition.first, partition.last))

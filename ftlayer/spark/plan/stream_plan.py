@@ -52,7 +52,6 @@ class StreamPlan:
 
     @property
     def spark(self) -> SparkSession:
-        """The source's session."""
         return self.source.frame.sparkSession
 
     def then(self, step: Step, schema: StructType) -> StreamPlan:

@@ -239,7 +239,6 @@ def apply_frame_steps(frame: DataFrame, steps: tuple[FrameStep, ...]) -> DataFra
 
 
 def apply_frame_step(frame: DataFrame, step: FrameStep) -> DataFrame:
-    """Apply one repartition or transform."""
     if isinstance(step, Transform):
         result: DataFrame = step.function(frame)
         return result

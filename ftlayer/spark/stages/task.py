@@ -113,7 +113,6 @@ class StageTask:
     tried: TriedRoots = NOTHING_TRIED
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Turn the partition's rows into pages."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -193,8 +192,6 @@ def _merge_retry(result: ChainResult, failed: list[int], retry: ChainResult) -> 
 
 
 class _Page:
-    """A page being filled."""
-
     def __init__(self, task: StageTask, partition: int, place: str, next_out: int) -> None:
         """``next_out`` is the number of rows that earlier pages of the partition put out."""
         self._task = task

@@ -281,7 +281,6 @@ class Changelog:
             self._materializing = None
 
     def close(self) -> None:
-        """Stop writing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -63,7 +63,6 @@ class PieceLineage:
         self._distrusted: Written | None = None
 
     def pushed(self, freeze: int, layers: dict[int, Layer]) -> None:
-        """Layers were frozen, by table."""
         if self._completed is None and not self._under_way:
             # Nothing to build on is under way: the next snapshot is full anyway.
             return
@@ -106,7 +105,6 @@ class PieceLineage:
         self._distrusted = base
 
     def completed(self, checkpoint: int) -> None:
-        """Later snapshots build on this checkpoint."""
         written = self._written.get(checkpoint)
         is_known = checkpoint in self._under_way
         for older in [number for number in {*self._under_way, *self._written} if number <= checkpoint]:

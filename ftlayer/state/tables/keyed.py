@@ -161,7 +161,6 @@ class LayeredList:
         return len(self._table)
 
     def size(self, key: Key) -> int:
-        """Return how many values there are."""
         found = self._table.read(key)
         return 0 if found is NOTHING else len(found)
 
@@ -187,7 +186,6 @@ class LayeredList:
             found.extend(more)
 
     def clear(self, key: Key) -> None:
-        """Remove the key's entry."""
         self._table.discard(key)
 
 
@@ -226,7 +224,6 @@ class LayeredMap:
             del self._table.own(key)[field]
 
     def clear(self, key: Key) -> None:
-        """Remove the key's entry."""
         self._table.discard(key)
 
 

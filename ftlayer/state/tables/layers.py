@@ -286,7 +286,6 @@ class LayeredTable(_Raw):
         return reversed(list(self))
 
     def clear(self) -> None:
-        """Remove all keys."""
         keys = list(self)
         dict.clear(self)
         self._clean.clear()
@@ -367,7 +366,6 @@ class LayeredTable(_Raw):
 
     @property
     def store(self) -> Store | None:
-        """What lies below the base."""
         return self._store
 
     def replace_layers(self, old: Iterable[Layer], new: Iterable[Layer]) -> None:

@@ -60,7 +60,6 @@ class StateMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether the input is to wait."""
         return self.front + self.layers + self.bases > MOST * self._most
 
     @property
@@ -137,5 +136,4 @@ class FrontGauge:
         return footprint(*few) * entries > 2 * len(few[0]) * self.bytes
 
     def frozen(self) -> None:
-        """The front has become a layer."""
         self._entries = self._changed = self._looked_at = self.bytes = 0

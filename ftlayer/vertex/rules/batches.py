@@ -283,8 +283,6 @@ def _stored_report(values: list[Any]) -> Report:
 
 
 class Batches:
-    """The protocol of a query's micro-batches."""
-
     def __init__(
         self, state: ShardState, tracking: Tracking, failing: Failing, deliveries: Deliveries
     ) -> None:
@@ -351,7 +349,6 @@ class Batches:
         return head
 
     def commit(self, txn: WriteTransaction, call: Commit, now: Now) -> Committed:
-        """Let a sealed verdict take effect."""
         query = self._owned(txn, call)
         if call.batch <= query.last_committed:
             return Committed(again=True)

@@ -117,8 +117,6 @@ class _Client:
 
 
 class Dedupe:
-    """The clients of one shard."""
-
     def __init__(self, txn: ReadTransaction, incarnation: int, mono_ms: int) -> None:
         self._clients: dict[str, _Client] = {}
         self._surplus: dict[str, list[int]] = {}

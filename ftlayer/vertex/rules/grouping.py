@@ -122,7 +122,6 @@ class DeadIndex:
             self._without_example.add((stream, group.number))
 
     def write(self, txn: WriteTransaction) -> None:
-        """Store what the groups have become."""
         if not self._dirty:
             return
         self._new.write(txn)

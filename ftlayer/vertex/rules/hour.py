@@ -114,11 +114,9 @@ class JobHours:
         self._rings: dict[str, Ring] = {}
 
     def note(self, job: JobDetails, now: Now) -> None:
-        """Take the figures of an announcement."""
         self._rings.setdefault(job.owner, Ring()).put(now.mono_ms // STEP_MS, _figures(job))
 
     def forget(self, owner: str) -> None:
-        """Drop a job's hour."""
         self._rings.pop(owner, None)
 
     def hour(self, owner: str, now: Now) -> Hour:

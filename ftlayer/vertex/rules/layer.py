@@ -373,7 +373,6 @@ class Status:
         return stream.due_rows + self._replay.count_due(txn, stream, now), pause_ms
 
     def stats(self, now: Now) -> StatsReply:
-        """Return all counters and gauges."""
         state = self._state
         streams = state.streams.values()
         counted = [asdict(stream.counters) for stream in streams]

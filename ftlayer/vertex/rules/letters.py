@@ -97,12 +97,10 @@ class BarrierLetters:
         return RequeuedLetters(tuple(found), b"")
 
     def readmitted(self, txn: WriteTransaction, call: Readmitted) -> Changed:
-        """Delete letters that a checkpoint holds."""
         self._state.owners.check([call.job], call.owner)
         return Changed(sum(self._take(txn, call.job, key) is not None for key in call.keys))
 
     def give_back(self, txn: WriteTransaction, call: ReturnLetters, now: Now) -> Changed:
-        """Make requeued letters dead again."""
         self._state.owners.check([call.job], call.owner)
         count = 0
         for key in call.keys:

@@ -157,7 +157,6 @@ class LiveSegments:
             self._segments.put_done(txn, sequence, self._live[sequence].done)
 
     def flush(self, txn: WriteTransaction) -> None:
-        """Write down everything that is done."""
         for sequence in sorted(self._finished | self._dirty):
             self.write_segment(txn, sequence)
 

@@ -51,7 +51,6 @@ class DeadLetters:
         return self._changed(txn, "requeue", call.by, call.keys, taken, now)
 
     def purge(self, txn: WriteTransaction, call: Purge, now: Now) -> Changed:
-        """Delete dead letters permanently."""
         purged = self._take_all(txn, call.keys)
         for stream, record in purged:
             self._state.group.texts.release_all(record.history)

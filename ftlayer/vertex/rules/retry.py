@@ -24,8 +24,6 @@ NOT_KEPT = f"[not kept: the first attempt and the last {MAX_TRACEBACKS - 1} have
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why an attempt ended."""
-
     reason: str
     operator: str = ""
     traceback: str = ""
@@ -36,7 +34,6 @@ class Cause:
 
 
 def cause_of(failure: Failure | StoredFailure) -> Cause:
-    """Return why an attempt ended."""
     return Cause(
         failure.reason,
         failure.operator,

@@ -55,7 +55,6 @@ class SourceRange:
         self._ended: dict[int, EndedRow] = {}
 
     def changed(self) -> None:
-        """Rows have left it."""
         self.partition.is_changed = True
 
     def end(self, row: int, why: EndedRow) -> bool:
@@ -80,7 +79,6 @@ class SourceRange:
         return int(np.count_nonzero(mask))
 
     def is_wanted(self, row: int) -> bool:
-        """Whether a row's attempt has ended."""
         return row in self._ended or (self._recalled is not None and bool(self._recalled[row]))
 
     def wanted_of(self, rows: I64) -> Mask:
@@ -213,7 +211,6 @@ class SourceRanges:
             yield number, name, stored, None if last is None else last[1]
 
     def put(self, partition: SourcePartition) -> None:
-        """Know a partition that is stored."""
         self._partitions[partition.stream.number, partition.name] = partition
 
     def forget(self, txn: WriteTransaction, partition: SourcePartition) -> None:

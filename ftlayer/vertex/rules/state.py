@@ -375,7 +375,6 @@ class ShardState:
 
     @property
     def exact(self) -> bool:
-        """Whether the tracker keeps every id."""
         return isinstance(self.tracker, ExactTracker)
 
     def new_segment(self) -> int:

@@ -26,7 +26,6 @@ class LogAge:
         self._marks: deque[tuple[int, int]] = deque()
 
     def __len__(self) -> int:
-        """Return how many times are kept."""
         return len(self._marks)
 
     def add(self, end: int, now_ms: int) -> None:
@@ -119,7 +118,6 @@ class Stream:
         return self.in_flight + self.logged
 
     def write(self, txn: WriteTransaction) -> None:
-        """Store what is durable of it."""
         stored = replace(self.options, circuits=(), replay="store")
         put_stream(txn, self.name, StreamRecord(self.number, astuple(stored), self.query))
 

@@ -45,8 +45,6 @@ NONE_FAILED: Mapping[int, Cause] = {}
 
 
 class Tracking:
-    """The rules of pending roots."""
-
     def __init__(self, state: ShardState, failing: Failing) -> None:
         self._state = state
         self._failing = failing

@@ -49,8 +49,6 @@ MAX_CONNECTIONS = 32
 
 
 class Asked(Protocol):
-    """What answers calls: a vertex."""
-
     def submit(self, call: Call, envelope: None, answer: Answer) -> None:
         """Run ``call``; ``answer`` gets the reply or the error."""
 
@@ -257,7 +255,6 @@ def _jobs(ask: Callable[[Call], Reply]) -> Iterator[AnnouncedJob]:
 
 
 def prometheus_metrics(families: Families) -> Iterator[Metric]:
-    """Give families as prometheus_client writes them."""
     for metric, values in families.values():
         family = Metric(metric.name, metric.text, metric.kind)
         name = f"{metric.name}_total" if metric.kind is MetricKind.COUNTER else metric.name

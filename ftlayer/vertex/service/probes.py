@@ -34,7 +34,6 @@ class Probes:
 
     @property
     def phase(self) -> Phase:
-        """How far the vertex has come."""
         return self._phase
 
     def opened(self, vertex: Pulsing) -> None:
@@ -46,7 +45,6 @@ class Probes:
         self._phase = Phase.SERVING
 
     def stopping(self) -> None:
-        """Tell that the end has begun."""
         self._phase = Phase.STOPPING
 
     def liveness(self) -> ProbeResult:

@@ -94,7 +94,6 @@ class Rules:
 
     @property
     def exact(self) -> bool:
-        """Whether every id is kept."""
         return self._layer.exact
 
     @property
@@ -103,7 +102,6 @@ class Rules:
         return self._lost
 
     def lose(self) -> None:
-        """Declare memory lost."""
         self._lost = True
 
     def now(self) -> Now:
@@ -155,7 +153,6 @@ class Rules:
             yield layer
 
     def confirm(self, outcomes: Iterable[CallOutcome]) -> None:
-        """Tell that the transaction was committed."""
         with self._lock:
             for outcome in outcomes:
                 outcome.after()

@@ -252,7 +252,6 @@ class Shard:
 
     @property
     def exact(self) -> bool:
-        """Whether every id is kept."""
         return self._rules.exact
 
     def pulse(self) -> ShardPulse:

@@ -153,7 +153,6 @@ def late_if_stale(part: Xor, answer: Answer) -> Answer:
 
 
 def add_xored(a: Xored, b: Xored) -> Xored:
-    """Add what two shards completed."""
     return Xored(a.completed + b.completed, a.unknown + b.unknown)
 
 

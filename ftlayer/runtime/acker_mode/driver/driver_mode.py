@@ -120,15 +120,11 @@ HELD_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class ProbeAll:
-    """Send this probe to every slot."""
-
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskStatus:
-    """Ask the vertex what is pending."""
-
     number: int
 
 
@@ -195,7 +191,6 @@ class EndDetection:
                 self._answers[slot] = heartbeat.activity
 
     def status(self, number: int, status: StreamStatus, now_ms: int) -> ProbeAll | None:
-        """Take the vertex's answer."""
         if self._phase is not _EndPhase.VERTEX_ASKED or number != self._number:
             return None
         if self._is_empty(status, now_ms):
@@ -311,7 +306,6 @@ class Suspicion:
 
     @property
     def active(self) -> bool:
-        """Whether a record is looked for."""
         return self._isolation.active
 
     @property
@@ -346,7 +340,6 @@ class Suspicion:
         return []
 
     def repaired(self, now_ms: int) -> None:
-        """All slots run again."""
         self._repaired_ms = now_ms
         if self._isolation.active:
             self._isolation.deployed()
@@ -366,7 +359,6 @@ class Suspicion:
         return [Condemn(conviction(found.root, self._crew.slots[found.slot]))]
 
     def condemned(self) -> None:
-        """The vertex has done it."""
         self._condemning = False
         self._isolation.condemned()
 
@@ -387,7 +379,6 @@ class Suspicion:
         return self._go(self._isolation.at_rest(now_ms))
 
     def tick(self, now_ms: int) -> _Instructions_of_suspicion:
-        """Time has passed."""
         return self._go(self._isolation.tick(now_ms))
 
     def _go(self, steps: Sequence[Step]) -> _Instructions_of_suspicion:

@@ -46,7 +46,6 @@ class GroupSizes:
         self._grown = FIRST_GROUP
 
     def suspect_all(self) -> None:
-        """Whatever is recalled next is suspect."""
         self._all_suspect = True
 
     def lost(self, rows: int) -> None:
@@ -216,11 +215,9 @@ class Isolation:
         return self._excuses >= 0
 
     def deployed(self) -> None:
-        """All slots run again."""
         self._phase = _IsolationPhase.CALMING
 
     def condemned(self) -> None:
-        """The convicted record is dead."""
         self.convicted = self._accused = None
         self._found += 1
         self._sizes.convicted()
@@ -254,7 +251,6 @@ class Isolation:
         return self._next_group(now_ms)
 
     def tick(self, now_ms: int) -> list[Step]:
-        """Time has passed."""
         if self._phase is _IsolationPhase.CONTROL and now_ms - self._since_ms >= self._control_ms:
             return self._take()
         return []

@@ -98,8 +98,6 @@ for that. A busy loop runs a few batches in it."""
 
 
 class AckBuffer:
-    """Events that wait for others."""
-
     def __init__(self) -> None:
         self._events: list[Acknowledge] = []
         self._count = 0
@@ -178,15 +176,11 @@ class RangesCall(ModeInstruction):
 
 @dataclass(frozen=True, slots=True)
 class XorCall(ModeInstruction):
-    """Tell of XOR events."""
-
     event: Acknowledge
 
 
 @dataclass(frozen=True, slots=True)
 class FailCall(ModeInstruction):
-    """End attempts."""
-
     failures: tuple[Failure, ...]
 
 

@@ -90,7 +90,6 @@ class ReplayBuffer:
         self._by_segment: dict[int, BufferedRange] = {}
 
     def __len__(self) -> int:
-        """How many ranges are kept."""
         return len(self._ranges)
 
     def taken_over(self, found: HeldPartition) -> list[BufferedRange]:
@@ -154,7 +153,6 @@ class ReplayBuffer:
         self.head, self._head_at = added.facts.end, added.facts.ends
 
     def named(self, kept: BufferedRange, segment: int) -> None:
-        """The vertex has accepted a range."""
         self._name(kept, segment)
 
     def get(self, segment: int) -> BufferedRange | None:
@@ -249,7 +247,6 @@ def _rows_before(rows: SourceRows, place: tuple[int, int]) -> int:
 
 
 def _ends_of(rows: SourceRows) -> tuple[int, int]:
-    """Return the place behind them."""
     return rows.number, rows.first_ordinal + rows.span
 
 

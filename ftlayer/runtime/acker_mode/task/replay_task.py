@@ -129,7 +129,6 @@ class StreamReplayTask:
 
     @property
     def is_asking(self) -> bool:
-        """Whether an answer is under way."""
         return self._asked
 
     def _poll(self) -> list[Action]:
@@ -155,7 +154,6 @@ class StreamReplayTask:
         return self._sent(records) + self._go_on(rows >= self._options.batch_rows, now)
 
     def _let_out(self, group: int) -> list[Action]:
-        """Send the one that was kept."""
         if self._group is None or self._group.number != group:
             return []
         kept, self._kept = self._kept, ()

@@ -449,7 +449,6 @@ class JobCheckpoints:
     # ------------------------------------------------------------ the job's events
 
     def tick(self) -> None:
-        """Time has passed."""
         self._handle(CheckpointTick())
         self._letters.tick()
 
@@ -489,7 +488,6 @@ class JobCheckpoints:
         self._down.difference_update(region.slots)
 
     def running(self) -> None:
-        """All tasks are restored and run."""
         if not self._ran:
             self._ran = True
             self._io.sweep_earlier_runs()

@@ -124,7 +124,6 @@ def has_partition(vertex: JobVertex, partition: str) -> bool:
 
 
 def named(checkpoint: Checkpoint) -> str:
-    """Return the checkpoint's name for messages."""
     where = f" at {shown_url(checkpoint.location)}" if checkpoint.location else ""
     return f"{checkpoint.kind} {checkpoint.checkpoint}{where}"
 

@@ -605,11 +605,9 @@ class JobLetters:
         self.tick()
 
     def down(self, slots: Collection[int]) -> None:
-        """Tasks in these slots are gone."""
         self._readmission.down(slots)
 
     def running(self) -> None:
-        """All tasks run."""
         self._readmission.up(self._slots)
 
     def ending(self) -> None:

@@ -181,7 +181,6 @@ class Barriers:
         return self.settle(now)
 
     def completed(self, checkpoint: int) -> None:
-        """Tell all tasks."""
         for mine in self._all:
             if not mine.seat.ended:
                 mine.task.completed(checkpoint)

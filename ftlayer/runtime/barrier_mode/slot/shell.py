@@ -224,7 +224,6 @@ def _is_private(path: Path) -> bool:
 
 
 def _sweep(base: Path) -> None:
-    """Remove what killed jobs have left."""
     for directory in base.glob(f"{_PREFIX}*"):
         # Others may put anything there that has such a name: of theirs nothing is looked at, let alone followed.
         with contextlib.suppress(OSError):

@@ -43,7 +43,6 @@ class DrawnKeys:
         self._drawn: list[int] = []
 
     def draw(self) -> int:
-        """Return another number."""
         while not self._drawn:
             numbers = np.frombuffer(secrets.token_bytes(8 * DRAWN_AT_ONCE), np.int64)
             found = key_groups(spark_hash([pa.array(numbers)]), self._max_parallelism)

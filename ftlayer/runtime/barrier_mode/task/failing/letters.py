@@ -20,7 +20,6 @@ class MadeLetters:
         self._readmitted: dict[bytes, int] = {}
 
     def add(self, letter: ChainLetter) -> None:
-        """The chain gives a record up."""
         self.made += 1
         self._letters.append(letter)
 
