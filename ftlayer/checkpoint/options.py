@@ -30,6 +30,7 @@ from ftlayer.printable import shown_url
 
 KIB = 1 << 10
 MAX_MEMORY_THRESHOLD = MIB
+MAX_WRITE_BUFFER_SIZE = 64 * MIB
 MAX_PARALLELISM_LIMIT = 1 << 15
 MIN_KEY_BYTES = 16
 
@@ -77,19 +78,21 @@ class CheckpointConfig:
         force_iterations: take checkpoints of topologies with iterations, though records on their way back are in
             none: a restore loses those that were on a feedback edge when the barrier passed.
         force_unaligned: take unaligned ones of such topologies too; they hold no records on their way back either.
+        max_subtasks_per_channel_state_file: subtasks of a slot that share a file of what unaligned barriers overtook.
         interruptible_timers: with ``unaligned``, a barrier need not wait until all timers that are due have fired.
         directory: where checkpoints lie, a path or any URL that fsspec knows; None: in the driver's memory.
         savepoint_directory: where savepoints go if none is named for one.
         storage: a storage of one's own that keeps all URLs with the scheme of ``directory``: a class that derives
             from `CheckpointStorage`, or ``"package.module:Class"``; None: fsspec, or an installed package's.
         memory_threshold: snapshots up to this size are part of the metadata (`fs.memory-threshold`), bytes.
+        write_buffer_size: so much is gathered before it goes to the file system, bytes; at least ``memory_threshold``.
         max_memory_state: with ``directory`` None, the largest snapshot of one subtask, bytes.
         backend: ``"heap"`` or ``"lmdb"`` (state larger than memory).
         incremental: write what has changed since the last checkpoint only.
         changelog: write changes all the time, and the state itself every ``materialization_interval``.
         materialization_interval: see ``changelog``.
         max_parallelism: number of key groups, the highest parallelism a job can ever be restored with.
-        file_merging_across: checkpoints may share a file (within one checkpoint a slot always writes one).
+        file_merging_across: checkpoints may share a file (within one checkpoint subtasks of a slot always do).
         max_file_size: of a shared file, bytes.
         max_space_amplification: bytes that files take up ÷ bytes that are of use, above which they are rewritten.
         local_recovery: directory for a second copy on the slot's own disk, None for none.
@@ -120,11 +123,13 @@ class CheckpointConfig:
     aligned_timeout: Duration = 0
     force_iterations: bool = False
     force_unaligned: bool = False
+    max_subtasks_per_channel_state_file: int = 5
     interruptible_timers: bool = False
     directory: str | None = None
     savepoint_directory: str | None = None
     storage: str | type[CheckpointStorage] | None = None
     memory_threshold: int = 20 * KIB
+    write_buffer_size: int = 4 * KIB
     max_memory_state: int = 5 * MIB
     backend: Literal["heap", "lmdb"] = "heap"
     incremental: bool = False
@@ -149,7 +154,9 @@ class CheckpointConfig:
         check_int(self.tolerable_failures, "tolerable_failures", least=0)
         check_int(self.retained, "retained", least=1)
         check_int(self.memory_threshold, "memory_threshold", least=0, most=MAX_MEMORY_THRESHOLD)
+        check_int(self.write_buffer_size, "write_buffer_size", least=1, most=MAX_WRITE_BUFFER_SIZE)
         check_int(self.max_memory_state, "max_memory_state", least=1, most=MOST_BYTES)
+        check_int(self.max_subtasks_per_channel_state_file, "max_subtasks_per_channel_state_file", least=1)
         check_int(self.max_parallelism, "max_parallelism", least=1, most=MAX_PARALLELISM_LIMIT)
         check_int(self.max_file_size, "max_file_size", least=4 * KIB, most=MOST_BYTES)
         if type(self.max_space_amplification) is not int or self.max_space_amplification:

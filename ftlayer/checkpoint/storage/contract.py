@@ -18,8 +18,11 @@ class PieceWriter(Protocol):
     A piece may be referred to in a `SubtaskSnapshot` once `sync` returned after it was written.
     """
 
-    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE) -> Piece:
+    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE, in_flight_of: str = "") -> Piece:
         """Write one piece; small ones are inline.
+
+        ``in_flight_of``: the subtask of this slot ("uid/subtask", say) that these records in flight are of: they lie
+        in a file which so many subtasks share as the options allow, and nothing else.
 
         Raises `CheckpointStorageError`, and what ``chunks`` raises; nothing refers to what was written then.
         """

@@ -57,8 +57,11 @@ class Files(Protocol):
     appends: bool
     """Whether `FileOutput.sync` leaves a file open."""
 
-    def create(self, path: str) -> FileOutput:
-        """Begin a new file, making its directory."""
+    def create(self, path: str, buffer_bytes: int | None = None) -> FileOutput:
+        """Begin a new file, making its directory.
+
+        What is smaller than ``buffer_bytes`` is gathered before it is written; None: as suits the file system.
+        """
 
     def publish(self, path: str, data: bytes) -> None:
         """Write a small file, of which readers see all or nothing, and make it last."""

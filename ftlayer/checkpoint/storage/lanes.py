@@ -18,7 +18,9 @@ NamePath = Callable[[int, int], str]
 class PieceFile:
     """A file with pieces. Appended to under its lane's lock; an error stays with it."""
 
-    def __init__(self, files: Files, copies: Files | None, path: str, last: int) -> None:
+    def __init__(
+        self, files: Files, copies: Files | None, path: str, last: int, buffer_bytes: int | None = None
+    ) -> None:
         self.path = path
         self.last = last
         self.size = 0
@@ -26,7 +28,8 @@ class PieceFile:
         self.is_retired = False
         self._files = files
         self._copies = copies
-        self._output = files.create(path)
+        self._buffer_bytes = buffer_bytes
+        self._output = files.create(path, buffer_bytes)
         self._copy = None if copies is None else self._create_copy(copies)
         self._error: CheckpointStorageError | None = None
         self._is_dirty = False
@@ -134,7 +137,7 @@ class PieceFile:
 
     def _create_copy(self, copies: Files) -> FileOutput | None:
         try:
-            return copies.create(self.path)
+            return copies.create(self.path, self._buffer_bytes)
         except CheckpointStorageError as error:
             _no_copy(error)
             return None
@@ -178,7 +181,7 @@ class FileLane:
     """One file at a time. For several threads at once.
 
     A file that was begun for checkpoint c gets pieces for checkpoints up to c + ``span``, and says in its name that
-    it may get some up to c + ``reach``. It is full at ``max_bytes`` (None: never).
+    it may get some up to c + ``reach``. It is full at ``max_bytes`` (None: never). ``buffer_bytes``: as `Files.create`.
     """
 
     def __init__(
@@ -190,6 +193,7 @@ class FileLane:
         span: int = 0,
         reach: int = 0,
         max_bytes: int | None = None,
+        buffer_bytes: int | None = None,
     ) -> None:
         self.lock = threading.RLock()
         self._files = files
@@ -198,6 +202,7 @@ class FileLane:
         self._span = span
         self._reach = reach
         self._max_bytes = max_bytes
+        self._buffer_bytes = buffer_bytes
         self._current: PieceFile | None = None
 
     def append(self, checkpoint: int, chunks: Iterable[bytes]) -> tuple[PieceFile, int]:
@@ -235,7 +240,8 @@ class FileLane:
             file = None
         if file is None:
             path = self._name(checkpoint, checkpoint + self._reach)
-            file = self._current = PieceFile(self._files, self._copies, path, checkpoint + self._span)
+            last = checkpoint + self._span
+            file = self._current = PieceFile(self._files, self._copies, path, last, self._buffer_bytes)
         return file
 
 

@@ -100,9 +100,10 @@ class LocalFiles:
         self.url = normal(url)
         self._root = Path(self.url)
 
-    def create(self, path: str) -> LocalFileOutput:
+    def create(self, path: str, buffer_bytes: int | None = None) -> LocalFileOutput:
         with storage_errors(self.url, path, "written"):
-            return LocalFileOutput(self.url, path, self._open_new(self._root / path))
+            file = self._open_new(self._root / path, buffer_bytes=buffer_bytes or BUFFER_BYTES)
+            return LocalFileOutput(self.url, path, file)
 
     def publish(self, path: str, data: bytes) -> None:
         target = self._root / path
@@ -217,12 +218,12 @@ class LocalFiles:
             raise
         return temporary
 
-    def _open_new(self, path: Path, mode: int = 0o666) -> BufferedWriter:
+    def _open_new(self, path: Path, mode: int = 0o666, buffer_bytes: int = BUFFER_BYTES) -> BufferedWriter:
         for tries in range(_TRIES):
             make_directory(path.parent)
             try:
                 raw = FileIO(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
-                return BufferedWriter(raw, BUFFER_BYTES)
+                return BufferedWriter(raw, buffer_bytes)
             except FileNotFoundError:
                 if tries == _TRIES - 1:
                     raise

@@ -23,7 +23,7 @@ from ftlayer.checkpoint.storage.contract import DriverStorage, PieceWriter, Slot
 from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.keys import key_of, packed_key
-from ftlayer.checkpoint.storage.lanes import FileLane
+from ftlayer.checkpoint.storage.lanes import FileLane, NamePath
 from ftlayer.checkpoint.storage.layout import (
     KEY,
     METADATA,
@@ -196,6 +196,7 @@ class SlotStorageBase:
         self.location = location
         self._config = config
         self._seat = seat
+        self._buffer_bytes = max(config.write_buffer_size, config.memory_threshold)
         self._signer = Signer(key)
         self._lock = threading.Lock()
         self._writers: dict[int, tuple[SnapshotKind, PieceWriter]] = {}
@@ -300,7 +301,9 @@ class SlotStorageBase:
 
     def _savepoint_writer(self, barrier: Barrier) -> PieceWriter:
         files = open_files(barrier.location)
-        lane = FileLane(files, None, lambda _first, _last: self._seat.file_name())
+        lane = FileLane(
+            files, None, lambda _first, _last: self._seat.file_name(), buffer_bytes=self._buffer_bytes
+        )
         return FileWriter(
             lambda: barrier.checkpoint,
             lane,
@@ -344,13 +347,8 @@ class FileSlotStorage(SlotStorageBase):
             self._across = self._shared_lane(
                 span=ACROSS_SPAN, reach=ACROSS_SPAN, max_bytes=config.max_file_size
             )
-        self._log_lane = FileLane(
-            self._files,
-            self._copy_files,
-            self._log_path,
-            span=LOG_SPAN,
-            reach=LOG_REACH,
-            max_bytes=config.max_file_size,
+        self._log_lane = self._lane(
+            self._log_path, span=LOG_SPAN, reach=LOG_REACH, max_bytes=config.max_file_size
         )
 
     def log_writer(self) -> PieceWriter:
@@ -374,11 +372,11 @@ class FileSlotStorage(SlotStorageBase):
 
     def _checkpoint_writer(self, barrier: Barrier) -> PieceWriter:
         number = barrier.checkpoint
-        exclusive = FileLane(
-            self._files,
-            self._copy_files,
-            lambda _first, _last: join(checkpoint_name(number), self._seat.file_name()),
-        )
+
+        def new_lane() -> FileLane:
+            return self._lane(lambda _first, _last: join(checkpoint_name(number), self._seat.file_name()))
+
+        exclusive = new_lane()
         shared = self._across or self._shared_lane()
         return FileWriter(
             lambda: number,
@@ -388,13 +386,28 @@ class FileSlotStorage(SlotStorageBase):
             self._config.memory_threshold,
             self._amplification.report,
             own=(exclusive,) if shared is self._across else (exclusive, shared),
+            new_in_flight=new_lane,
+            share_in_flight=self._config.max_subtasks_per_channel_state_file,
         )
 
     def _shared_lane(self, span: int = 0, reach: int = 0, max_bytes: int | None = None) -> FileLane:
         def name(first: int, last: int) -> str:
             return join(SHARED, self._seat.file_name(first, last))
 
-        return FileLane(self._files, self._copy_files, name, span=span, reach=reach, max_bytes=max_bytes)
+        return self._lane(name, span=span, reach=reach, max_bytes=max_bytes)
+
+    def _lane(
+        self, name: NamePath, *, span: int = 0, reach: int = 0, max_bytes: int | None = None
+    ) -> FileLane:
+        return FileLane(
+            self._files,
+            self._copy_files,
+            name,
+            span=span,
+            reach=reach,
+            max_bytes=max_bytes,
+            buffer_bytes=self._buffer_bytes,
+        )
 
     def _size_of(self, path: str) -> int | None:
         size = self._sizes.get(path)
@@ -471,7 +484,7 @@ class MemoryWriter:
         self._max_bytes = max_bytes
         self._is_discarded = False
 
-    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE) -> Piece:
+    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE, in_flight_of: str = "") -> Piece:
         gathered: list[bytes] = []
         length = 0
         for chunk in chunks:

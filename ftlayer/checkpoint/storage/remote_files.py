@@ -36,17 +36,30 @@ _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "crea
 class RemoteFileOutput:
     """A file that is written. See `ftlayer.checkpoint.storage.files.FileOutput`."""
 
-    def __init__(self, files: RemoteFiles, path: str, file: StoredOutput) -> None:
+    def __init__(self, files: RemoteFiles, path: str, file: StoredOutput, buffer_bytes: int) -> None:
         self._files = files
+        self._room = self._buffer_bytes = buffer_bytes
+        self._gathered: list[bytes] = []
         self._path = path
         self._file = file
         self._written = 0
         self._is_closed = False
 
     def write(self, data: bytes) -> None:
+        self._written += len(data)
         with storage_errors(self._files.url, self._path, "written"):
-            self._file.write(data)
-            self._written += len(data)
+            if len(data) > self._room:
+                self._flush()
+            if len(data) >= self._buffer_bytes:
+                self._file.write(data)
+            else:
+                self._gathered.append(data)
+                self._room -= len(data)
+
+    def _flush(self) -> None:
+        if self._gathered:
+            self._file.write(b"".join(self._gathered))
+            self._gathered, self._room = [], self._buffer_bytes
 
     def sync(self) -> bool:
         """See `FileOutput.sync`: the file is closed and its size looked at; nothing can be appended."""
@@ -65,6 +78,7 @@ class RemoteFileOutput:
     def close(self) -> None:
         if not self._is_closed:
             with storage_errors(self._files.url, self._path, "written"):
+                self._flush()
                 self._file.close()
             self._is_closed = True
 
@@ -85,9 +99,9 @@ class RemoteFiles:
         self.url = url
         self._storage = storage
 
-    def create(self, path: str) -> RemoteFileOutput:
+    def create(self, path: str, buffer_bytes: int | None = None) -> RemoteFileOutput:
         with storage_errors(self.url, path, "written"):
-            return RemoteFileOutput(self, path, self._storage.create(path))
+            return RemoteFileOutput(self, path, self._storage.create(path), buffer_bytes or 0)
 
     def publish(self, path: str, data: bytes) -> None:
         with storage_errors(self.url, path, "written"):

@@ -36,20 +36,28 @@ class FileWriter:
         wasteful: Wasteful,
         *,
         own: tuple[FileLane, ...],
+        new_in_flight: Callable[[], FileLane] | None = None,
+        share_in_flight: int = 1,
     ) -> None:
+        """``new_in_flight`` makes a lane of this writer alone for records in flight, which ``share_in_flight`` subtasks
+        share; None: there are none.
+        """
         self._checkpoint = checkpoint
         self._lanes = {Scope.EXCLUSIVE: exclusive, Scope.SHARED: shared}
         self._signer = signer
         self._threshold = threshold
         self._wasteful = wasteful
         self._own = own
+        self._new_in_flight = new_in_flight
+        self._share_in_flight = share_in_flight
+        self._in_flight: dict[str, FileLane] = {}
         self._lock = threading.Lock()
         self._touched: dict[PieceFile, FileLane] = {}
         self._written: dict[PieceFile, FileLane] = {}
         self._is_discarded = False
         self._error: CheckpointStorageError | None = None
 
-    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE) -> Piece:
+    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE, in_flight_of: str = "") -> Piece:
         if self._error is not None:
             raise self._error
         hasher = self._signer.hasher()
@@ -65,7 +73,7 @@ class FileWriter:
         if length <= self._threshold:
             return Piece(hasher.digest(), length, b"".join(head), scope=scope)
         counted = _Counted(rest, hasher)
-        lane = self._lanes[scope]
+        lane = self._lane(scope, in_flight_of)
         with lane.lock:
             try:
                 file, offset = lane.append(self._checkpoint(), chain(head, counted))
@@ -79,6 +87,21 @@ class FileWriter:
         # A piece in a file that is used by this checkpoint alone is exclusive whatever was asked for.
         kept = Scope.SHARED if file.path.startswith(f"{SHARED}/") else Scope.EXCLUSIVE
         return Piece(hasher.digest(), length + counted.length, None, file.path, offset, kept)
+
+    def _lane(self, scope: Scope, in_flight_of: str) -> FileLane:
+        if not in_flight_of or self._new_in_flight is None:
+            return self._lanes[scope]
+        with self._lock:
+            lane = self._in_flight.get(in_flight_of)
+            if lane is None:
+                others = list(self._in_flight.values())
+                if len(others) % self._share_in_flight:
+                    lane = others[-1]
+                else:
+                    lane = self._new_in_flight()
+                    self._own = (*self._own, lane)
+                self._in_flight[in_flight_of] = lane
+            return lane
 
     def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
         """See `PieceWriter.wasteful`. What is written anew does not go into the same file."""

@@ -88,10 +88,13 @@ class Faults:
     """Files are written, and no one is told."""
     delete_error: int | None = None
     vanished: bool = False
+    written: list[int] = field(default_factory=list)
+    """How many bytes each write had."""
 
     def clear(self) -> None:
         self.write_error = self.torn_at = self.answer_error = self.delete_error = None
         self.vanished = False
+        self.written = []
 
 
 class FaultyFile(MemoryFile):  # type: ignore[misc]
@@ -103,6 +106,7 @@ class FaultyFile(MemoryFile):  # type: ignore[misc]
             raise OSError(faults.write_error, "made to fail", self.path)
         if faults.torn_at is not None and self.tell() + len(data) > faults.torn_at:
             data = data[: max(0, faults.torn_at - self.tell())]
+        faults.written.append(len(data))
         return int(super().write(data))
 
 

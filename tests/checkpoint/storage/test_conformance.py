@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import secrets
 import threading
+from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ftlayer.checkpoint.pieces import Piece, Scope
+from ftlayer.checkpoint.snapshots import ChannelState
+from ftlayer.checkpoint.storage import local_files
 from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.remote_files import open_files
@@ -68,6 +72,91 @@ def test_a_checkpoint_that_was_published_can_be_loaded_verified_and_discarded(ki
     driver.discard(checkpoint, [])
     assert driver.completed(kit.job) == []
     driver.close([])
+
+
+@pytest.mark.parametrize(("most", "files"), [(1, 5), (2, 3), (5, 1), (9, 1)])
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_so_many_subtasks_share_a_file_of_records_in_flight(
+    make_kit: Any, made: Any, kind: str, most: int, files: int
+) -> None:
+    kit = make_kit(kind, max_subtasks_per_channel_state_file=most)
+    slot, driver = kit.slot(), kit.driver()
+    writer = slot.writer(made.barrier(1))
+    snapshots = []
+    sharing: dict[str, set[int]] = {}
+    for channel in range(2):
+        for subtask in range(5):
+            content = bytes([channel, subtask]) * LARGE
+            frames = writer.write([content], Scope.EXCLUSIVE, f"count/{subtask}")
+            sharing.setdefault(frames.path, set()).add(subtask)
+            state = writer.write([b"s" * LARGE])
+            captured = ChannelState("in", "", "count", 0, channel, subtask, False, frames, 1)
+            snapshots.append(replace(made.subtask([state], subtask), channels=(captured,)))
+    assert writer.write([b"small"], Scope.EXCLUSIVE, "count/0").inline == b"small"
+    writer.close()
+    assert len(sharing) == files
+    assert max(len(subtasks) for subtasks in sharing.values()) == min(most, 5)
+    assert {snapshot.keyed.pieces[0].piece.path for snapshot in snapshots}.isdisjoint(sharing)
+    checkpoint = driver.publish(made.checkpoint(1, *snapshots))
+    if kind == "local":  # Several readers of a file in memory:// share its position.
+        driver.verify(checkpoint)
+    slot.completed(1)
+    for snapshot in driver.load(checkpoint.location).subtasks:
+        (part,) = snapshot.channels
+        with slot.open(slot.location, part.frames) as file:
+            assert file.read() == bytes([part.sender, part.receiver]) * LARGE
+    driver.discard(checkpoint, [])
+    assert kit.paths() == set()
+    given_up = slot.writer(made.barrier(2))
+    for subtask in range(5):
+        given_up.write([b"x" * LARGE], Scope.EXCLUSIVE, f"count/{subtask}")
+    slot.aborted(2)
+    slot.close()
+    assert kit.paths() == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "writes"),
+    [
+        ({"write_buffer_size": 4_096, "memory_threshold": 0}, 25),
+        ({"write_buffer_size": 1, "memory_threshold": 0}, 100),
+        # The threshold is the least that a buffer has.
+        ({"write_buffer_size": 4_096, "memory_threshold": 20_480}, 5),
+        ({}, 5),
+        ({"write_buffer_size": 50_000}, 2),
+        ({"write_buffer_size": 1 << 20}, 1),
+    ],
+)
+@pytest.mark.parametrize("kind", ["local", "faulty"])
+def test_what_is_smaller_than_the_buffer_is_gathered(
+    make_kit: Any,
+    made: Any,
+    faults: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    options: dict[str, int],
+    writes: int,
+) -> None:
+    class CountedFile(FileIO):
+        def write(self, data: Any) -> int:
+            faults.written.append(memoryview(data).nbytes)
+            return super().write(data)
+
+    monkeypatch.setattr(local_files, "FileIO", CountedFile)
+    slot = make_kit(kind, **options).slot()
+    writer = slot.writer(made.barrier(1))
+    faults.written.clear()
+    content = [bytes([number]) * 1_000 for number in range(100)]
+    piece = writer.write(content)
+    writer.sync()
+    assert len(faults.written) == writes
+    assert sum(faults.written) == 100_000
+    assert slot.open(slot.location, piece).read() == b"".join(content)
+    faults.written.clear()
+    log = slot.log_writer()
+    log.write(content)
+    log.sync()
+    assert len(faults.written) == writes
 
 
 def test_savepoints_are_complete_and_relative(kit: Any, made: Any, tmp_path: Path) -> None:

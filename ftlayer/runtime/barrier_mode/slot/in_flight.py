@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.pieces import Piece
+from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Restore
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
@@ -47,8 +47,8 @@ class CapturedChannel:
     def records(self) -> int:
         return sum(part.num_rows if isinstance(part, Batch) else rows_in(part) for part in self.parts)
 
-    def write(self, writer: PieceWriter) -> ChannelState:
-        """Encode and write it; in any thread. Raises as `PieceWriter.write`."""
+    def write(self, writer: PieceWriter, subtask: str) -> ChannelState:
+        """Encode and write it for a subtask's snapshot; in any thread. Raises as `PieceWriter.write`."""
         return ChannelState(
             source=self.edge.source,
             tag=self.edge.tag,
@@ -57,7 +57,7 @@ class CapturedChannel:
             sender=self.channel.sender,
             receiver=self.channel.receiver,
             outgoing=self.outgoing,
-            frames=writer.write(self._chunks()),
+            frames=writer.write(self._chunks(), Scope.EXCLUSIVE, subtask),
             count=self.records,
             edge=self.edge.number,
         )

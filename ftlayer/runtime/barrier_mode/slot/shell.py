@@ -382,7 +382,9 @@ class SnapshotRunner:
         self, part: _SubtaskSnapshot, channels: tuple[CapturedChannel, ...], times: SnapshotTimes
     ) -> None:
         def write(writer: PieceWriter) -> None:
-            part.channels, part.times = tuple(channel.write(writer) for channel in channels), times
+            uid, subtask = part.key
+            written = tuple(channel.write(writer, f"{uid}/{subtask}") for channel in channels)
+            part.channels, part.times = written, times
 
         self._try(part, write)
 

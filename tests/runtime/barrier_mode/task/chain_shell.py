@@ -51,7 +51,7 @@ def no_cancel() -> bool:
 
 
 class Writer:
-    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE) -> Piece:
+    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE, in_flight_of: str = "") -> Piece:
         data = b"".join(chunks)
         return Piece(b"", len(data), data)
 

@@ -103,6 +103,8 @@ def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None)
         "local_recovery": random.random() < 0.3,
         "retention": random.choice(list(Retention)),
     }
+    # Of its own: what else a seed draws stays as it is.
+    config["max_subtasks_per_channel_state_file"] = Random(f"files of {seed}").choice((1, 2, 5))
     in_memory = random.random() < 0.1
     if in_memory:
         config |= {"directory": None, "changelog": False, "retention": Retention.NO_EXTERNALIZED_CHECKPOINTS}

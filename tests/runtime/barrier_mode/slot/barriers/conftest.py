@@ -194,14 +194,14 @@ class Shelf:
 class Pieces:
     """A `PieceWriter` that keeps pieces inline."""
 
-    def write(self, chunks: Iterable[bytes], scope: Any = None) -> Piece:
+    def write(self, chunks: Iterable[bytes], scope: Any = None, in_flight_of: str = "") -> Piece:
         data = b"".join(chunks)
         return Piece(b"", len(data), inline=data)
 
 
 def numbers_of(captured: CapturedChannel) -> list[int]:
     """Return what a captured channel holds, as it is read back."""
-    state = captured.write(Pieces())  # type: ignore[arg-type]
+    state = captured.write(Pieces(), "sum/0")  # type: ignore[arg-type]
     assert state.frames.inline is not None
     batches = read_batches(state.frames.inline, captured.edge, captured.codec)
     numbers = [n for batch in batches for n in batch.payload.column(0).to_pylist()]

@@ -29,7 +29,7 @@ class Places:
     def __init__(self) -> None:
         self.data: list[bytes] = []
 
-    def write(self, chunks: Iterable[bytes], scope: Any = None) -> Piece:
+    def write(self, chunks: Iterable[bytes], scope: Any = None, in_flight_of: str = "") -> Piece:
         self.data.append(b"".join(chunks))
         return Piece(b"", len(self.data[-1]), path=str(len(self.data) - 1))
 
@@ -39,7 +39,7 @@ class Places:
 
 def states(world: Any, places: Places, checkpoint: int) -> list[ChannelState]:
     return [
-        channel.write(places)  # type: ignore[arg-type]
+        channel.write(places, "sum/0")  # type: ignore[arg-type]
         for edge in (0, 1)
         for channel in world.in_flight(checkpoint, edge)
     ]
@@ -140,7 +140,7 @@ def restore_of(found: list[ChannelState], before: int, after: int, slot: int) ->
 def captured_of(tools: Any, edge: JobEdge, channel: Channel, places: Places) -> ChannelState:
     codec = ElementCodec([JobEdge(n, "a", "b", 0, Rebalance(), edge.schema) for n in range(edge.number + 1)])
     captured = CapturedChannel(edge, channel, False, (Batch(tools.rows_of(0, 5)),), codec)
-    return captured.write(places)  # type: ignore[arg-type]
+    return captured.write(places, "sum/0")  # type: ignore[arg-type]
 
 
 def test_records_in_flight_that_do_not_fit_are_refused(kit: Any, tools: Any) -> None:
