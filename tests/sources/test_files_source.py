@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.records.beside import misfits
 from ftlayer.sources import FilesSource, TailSource
-from ftlayer.sources.beside import misfits
 from ftlayer.sources.files import source as journals
 from ftlayer.topology.queues import Member
 

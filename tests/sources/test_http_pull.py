@@ -303,3 +303,13 @@ def test_one_subtask_reads_and_positions_are_its_own(kind: Any) -> None:
         opened(source, b"\x07")
     with pytest.raises(ConfigError, match="idle_timeout"):
         SseSource("http://x", idle_timeout="x")
+
+
+def test_a_cursor_or_etag_that_cannot_be_sent_stops_no_source(server: Server) -> None:
+    server.answers = [items([{"id": "\ud800", "at": "\udfff"}], ETag='"\xe9"'), items([{"id": 2, "at": 3}])]
+    source = PolledJsonSource(server.url, cursor="at", param="since", interval="1ms")
+    reader = opened(source)
+    found = fetch_rows(reader, 2, rows=1)
+    assert column(found, "id") == ["\ufffd", "2"]
+    opened(source, found[0].position).close()
+    reader.close()

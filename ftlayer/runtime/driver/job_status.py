@@ -10,6 +10,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.circuit import CircuitState, CircuitStatus, together
 from ftlayer.notebook import html_table
+from ftlayer.records.beside import MISFITS
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.meter import DONE, IN
 from ftlayer.runtime.driver.slot_record import SlotRecord
@@ -161,6 +162,8 @@ class JobStatus:
         if self.vertex is not None:
             parts.append(self._left(self.vertex))
         parts += self._failing()
+        if self.counters.get(MISFITS):
+            parts.append(f"{self.counters[MISFITS]:,} misfits")
         parts += [
             f"circuit {name or 'of the topology'} {status.state}"
             for name, status in self.circuits.items()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ftlayer.clock import Now
 from ftlayer.errors import SourceError, SourceGivenUpError
+from ftlayer.records.beside import MISFITS, misfits
 from ftlayer.recovery import lasting
 from ftlayer.restart import NoRestart, RestartStrategy, note_success
 from ftlayer.runtime.connectors.lane import BatchLimits
@@ -135,6 +136,7 @@ class Sources:
         self._running: dict[TaskKey, _Running] = {}
         self._numbers = 0
         self._away_since_ms: dict[TaskKey, int] = {}
+        self._misfits = misfits()  # before, in this process
         self.asked = ""
 
     def add(
@@ -214,8 +216,9 @@ class Sources:
 
         ``lag/<uid>`` is how many records of a source's system were not read lately, of those that know it, and
         ``away/<uid>`` for how long, in ms, the system cannot be read, as calls of this have seen it; 0 while it can.
+        ``misfits`` is how often what a system says beside a payload did not fit, if it ever did.
         """
-        found: dict[str, int] = {}
+        found: dict[str, int] = {MISFITS: count} if (count := misfits() - self._misfits) else {}
         for key, running in self._running.items():
             if running.ended or running.finishing:
                 continue

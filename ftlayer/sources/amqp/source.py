@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import compress, islice
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -18,7 +19,7 @@ from ftlayer.clients.amqp import TIMEOUT_S, AmqpConnection, amqp_library, check_
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
-from ftlayer.sources import beside
+from ftlayer.records import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.sources.redelivery import NAME_BYTES, Window
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -70,15 +71,8 @@ def to_rows(deliveries: Sequence[Delivery]) -> pa.RecordBatch:
 def _headers(found: Sequence[Mapping[str, Any] | None]) -> pa.Array:
     if not any(found):
         return pa.array([()] * len(found), _TEXTS)
-    return pa.array(
-        [[(beside.valid(name), _text(it)) for name, it in (each or {}).items()] for each in found], _TEXTS
-    )
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).decode("utf-8", "replace")
-    return None if value is None else beside.valid(str(value))
+    text = partial(beside.text, place="AMQP", what="a header")
+    return pa.array([[(text(name), text(it)) for name, it in (each or {}).items()] for each in found], _TEXTS)
 
 
 MAX_PENDING = 10_000

@@ -17,7 +17,7 @@ from fsspec.utils import infer_compression
 
 from ftlayer.config import MIB
 from ftlayer.errors import SourceError
-from ftlayer.sources.beside import note, valid
+from ftlayer.records.beside import note, valid
 from ftlayer.sources.files.pieces import Piece
 from ftlayer.sources.from_json import ObjectReader
 from ftlayer.sources.lines import line_starts, texts_of

@@ -30,7 +30,7 @@ from ftlayer.checks import MOST_BYTES, Duration, check_bool, check_choice, check
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.printable import hides_secrets, shown_url, without_secrets
-from ftlayer.sources.beside import note, valid
+from ftlayer.records.beside import note, valid
 from ftlayer.sources.files.formats import FORMATS, OFFSET, PATH, VALUE, FileFormat
 from ftlayer.sources.files.listing import Listing
 from ftlayer.sources.files.pieces import Entry, FilePieces, FoundFile, Piece, limited, packed_splits, unpacked

@@ -17,8 +17,8 @@ from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.printable import hides_secrets, shown_url
+from ftlayer.records import beside
 from ftlayer.sinks.http import keep_out_of_log
-from ftlayer.sources.beside import valid
 from ftlayer.sources.http_pull.requests import AnsweredError, check_answer, check_request
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -145,7 +145,14 @@ class PolledJsonSource(Queue):
         *ids, cursor = texts
         named = ids[0] if len(ids) == 1 else json.dumps(ids)
         hashed = hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).digest()
-        return _Item(valid(named), hashed, cursor, json.dumps(item, separators=(",", ":")), now_us)
+        cursor = beside.text(cursor, place, "a cursor") or ""
+        return _Item(
+            beside.text(named, place, "an id") or "",
+            hashed,
+            cursor,
+            json.dumps(item, separators=(",", ":")),
+            now_us,
+        )
 
 
 @hides_secrets(lambda reader: reader._source.secrets)
@@ -263,6 +270,9 @@ class PolledJsonReader:
         if self._source.cursor and not items:
             all_ids = self._place.known
         # An ETag is that of an answer to a request with this cursor.
+        if not etag.isascii():
+            beside.note(shown_url(self._source.url), "an ETag is no ASCII, and is not sent back", 1, etag)
+            etag = ""
         self._next = _Place(cursor, etag if cursor == self._place.cursor else "", all_ids)
         if not new:
             self._place = self._next

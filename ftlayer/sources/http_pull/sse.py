@@ -14,8 +14,8 @@ from ftlayer.checks import Duration, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
 from ftlayer.printable import hides_secrets, shown_url
+from ftlayer.records.beside import note
 from ftlayer.sinks.http import keep_out_of_log
-from ftlayer.sources.beside import note
 from ftlayer.sources.http_pull.requests import AnsweredError, check_answer, check_request
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue

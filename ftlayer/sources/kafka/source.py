@@ -26,7 +26,7 @@ from ftlayer.clients.kafka import (
 from ftlayer.clients.reconnecting import MOST_S, Reconnecting
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.printable import hides_secrets
-from ftlayer.sources import beside
+from ftlayer.records import beside
 from ftlayer.sources.logs import LogReader, Offsets
 
 logger = logging.getLogger(__name__)

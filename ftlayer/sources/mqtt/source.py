@@ -17,7 +17,7 @@ from ftlayer.clients.mqtt import VERSIONS, ServerAwayError, Session, address_of,
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError
 from ftlayer.printable import hides_secrets
-from ftlayer.sources.beside import STAMP, texts, valid
+from ftlayer.records.beside import STAMP, text, texts
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
 
@@ -55,9 +55,12 @@ def to_rows(messages: Sequence[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _headers(properties: Any) -> list[dict[str, str]]:
+def _headers(properties: Any) -> list[dict[str, str | None]]:
     pairs = getattr(properties, "UserProperty", ())
-    return [{"name": valid(name), "value": valid(value)} for name, value in pairs]
+    return [
+        {"name": text(name, "MQTT", "a property"), "value": text(value, "MQTT", "a property")}
+        for name, value in pairs
+    ]
 
 
 MAX_PENDING = 10_000

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import secrets
 import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import compress, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
@@ -32,7 +34,7 @@ from ftlayer.clients.nats import (
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
-from ftlayer.sources import beside
+from ftlayer.records import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
 
@@ -463,17 +465,31 @@ SCHEMA = pa.schema(
     ]
 )
 
+_NUMBER = re.compile("[0-9]{1,18}|[0-8][0-9]{18}", re.ASCII)
+"""Of 63 bits: more have no column."""
+
 _V1_TOKENS = 9
 """``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<ns>.<pending>``; longer ones have domain and
 account before the stream."""
 
 
-def delivery_of(reply: str) -> StreamDelivery:
-    """Return what the subject says that acknowledges a message."""
+def delivery_of(reply: str) -> StreamDelivery | None:
+    """Return what the subject says that acknowledges a message; None for what no stream has delivered.
+
+    A time that is none is 0, and null in its row.
+    """
     tokens = reply.split(".")
     first = 4 if len(tokens) == _V1_TOKENS else 6
-    delivered, sequence, consumer_sequence, time_ns = map(int, tokens[first : first + 4])
-    return StreamDelivery(sequence, consumer_sequence, time_ns, delivered, reply)
+    numbers = [int(token) if _NUMBER.fullmatch(token) else None for token in tokens[first : first + 4]]
+    delivered, sequence, consumer_sequence, time_ns = (*numbers, *4 * (None,))[:4]
+    if delivered is None or sequence is None or consumer_sequence is None:
+        beside.note(
+            "NATS", "what acknowledges a message has no numbers, and the message is left out", 1, reply
+        )
+        return None
+    if time_ns is None:
+        beside.note("NATS", "a timestamp is no number, and null", 1, reply)
+    return StreamDelivery(sequence, consumer_sequence, time_ns or 0, delivered, reply)
 
 
 def reply_to(like: str, sequence: int, consumer_sequence: int) -> str:
@@ -486,7 +502,7 @@ def reply_to(like: str, sequence: int, consumer_sequence: int) -> str:
 
 def to_rows(messages: Sequence[Any], deliveries: Sequence[StreamDelivery]) -> pa.RecordBatch:
     """Return messages of nats-py as rows of `SCHEMA`."""
-    microseconds = [delivery.time_ns // 1_000 for delivery in deliveries]
+    microseconds = [delivery.time_ns // 1_000 if delivery.time_ns else None for delivery in deliveries]
     columns = [
         pa.array(list(map(attrgetter("data"), messages)), pa.binary()),
         beside.texts(list(map(attrgetter("subject"), messages)), "NATS", "a subject"),
@@ -499,8 +515,8 @@ def to_rows(messages: Sequence[Any], deliveries: Sequence[StreamDelivery]) -> pa
 
 
 def _headers(found: Sequence[Mapping[str, str] | None]) -> pa.Array:
-    valid = beside.valid
-    pairs = ([(valid(name), valid(text)) for name, text in each.items()] if each else () for each in found)
+    text = partial(beside.text, place="NATS", what="a header")
+    pairs = ([(text(name), text(value)) for name, value in each.items()] if each else () for each in found)
     return pa.array(list(pairs), _TEXTS)
 
 
@@ -799,7 +815,8 @@ class NatsReader:
         """Take what was delivered, without what is known."""
         if not messages:
             return None
-        deliveries = [delivery_of(message.reply) for message in messages]
+        found = [(message, delivery) for message in messages if (delivery := delivery_of(message.reply))]
+        messages, deliveries = [message for message, _ in found], [delivery for _, delivery in found]
         are_new = self._noting_beginnings(lambda: self._window.take(deliveries))
         if not any(are_new):
             return None

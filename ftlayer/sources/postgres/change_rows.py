@@ -8,6 +8,7 @@ from operator import attrgetter
 import pyarrow as pa
 
 from ftlayer.errors import ConfigError
+from ftlayer.records import beside
 from ftlayer.sources.postgres.columns import to_column
 from ftlayer.sources.postgres.transactions import ChangedRow
 
@@ -47,7 +48,7 @@ def change_batch(rows: Sequence[ChangedRow], schema: pa.Schema) -> pa.RecordBatc
         pa.array(lsns, pa.int64()),
         pa.array(places, pa.int64()),
         pa.array(xids, pa.int64()),
-        pa.array(times, schema.field(TIME).type),
+        beside.times(times, "us", "PostgreSQL", "the time of a commit"),
         *after,
         _struct(before, fields),
         _name_lists(unchanged),

@@ -244,7 +244,8 @@ def _text(data: bytes, at: int) -> tuple[str, int]:
     end = data.find(b"\0", at)
     if end < 0:
         raise IndexError("a text without an end")
-    return data[at:end].decode(), end + 1
+    # Of a server without an encoding (SQL_ASCII) names are any bytes.
+    return data[at:end].decode("utf-8", "replace"), end + 1
 
 
 def _marked(data: bytes, at: int, marks: str) -> tuple[Values, int]:

@@ -20,7 +20,7 @@ from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
-from ftlayer.sources import beside
+from ftlayer.records import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
 
@@ -131,7 +131,10 @@ def _as_map(pairs: Sequence[Sequence[bytes]]) -> pa.Array:
     offsets = np.zeros(len(pairs) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, pairs), np.int32, len(pairs)) // 2, out=offsets[1:])
     return pa.MapArray.from_arrays(
-        pa.array(offsets), _texts(flat[::2]), pa.array(flat[1::2], pa.binary()), type=_BYTES_BY_NAME
+        pa.array(offsets),
+        beside.texts(flat[::2], "Redis", "a field's name"),
+        pa.array(flat[1::2], pa.binary()),
+        type=_BYTES_BY_NAME,
     )
 
 
@@ -141,18 +144,14 @@ def _by_name(pairs: Sequence[Sequence[bytes]], names: Sequence[str]) -> list[pa.
     # The producer of a stream mostly writes the same fields in the same order.
     width = 2 * len(wanted)
     if set(map(len, pairs)) <= {width} and flat[::2] == wanted * len(pairs):
-        return [_texts(flat[2 * place + 1 :: width]) for place in range(len(wanted))]
+        return [
+            beside.texts(flat[2 * place + 1 :: width], "Redis", f"field {wanted[place]!r}")
+            for place in range(len(wanted))
+        ]
     by_name = [dict(zip(each[::2], each[1::2], strict=True)) for each in pairs]
-    return [_texts([fields.get(name) for fields in by_name]) for name in wanted]
-
-
-def _texts(values: Sequence[bytes | None]) -> pa.Array:
-    try:
-        return pa.array(values, pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array(
-            [None if value is None else value.decode("utf-8", "replace") for value in values], pa.string()
-        )
+    return [
+        beside.texts([fields.get(name) for fields in by_name], "Redis", f"field {name!r}") for name in wanted
+    ]
 
 
 START = {"earliest": "0", "latest": "$"}

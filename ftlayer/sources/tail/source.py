@@ -18,7 +18,7 @@ from ftlayer.checkpoint.storage.layout import is_local, normal
 from ftlayer.checks import Duration, check_choice, check_int, check_text, check_texts, duration_ms
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
-from ftlayer.sources.beside import valid
+from ftlayer.records.beside import valid
 from ftlayer.sources.lines import line_starts, texts_of
 from ftlayer.sources.tail.disk import ROTATED, Disk, LocalDisk, Opened, Seen, Stat
 from ftlayer.topology.queues import Fetched, Member, Queue

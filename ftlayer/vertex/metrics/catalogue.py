@@ -208,6 +208,11 @@ SOURCE_LAG = _gauge(
     Merge.LARGEST,
     of="record",
 )
+SOURCE_MISFITS = _counter(
+    "source_misfits",
+    "Times, names, headers beside the payloads of a job's sources that did not fit in this run: null, or replaced.",
+    of="value",
+)
 SOURCE_AWAY = _gauge(
     "source_away_seconds",
     "For how long a source's system cannot be read, or does not answer; 0 while it can.",

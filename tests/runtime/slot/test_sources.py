@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ftlayer.clock import Now
 from ftlayer.errors import ConfigError, SourceError, SourceGivenUpError, SourceRowError
+from ftlayer.records import beside
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, Split, SplitDone
@@ -263,6 +264,14 @@ def test_a_source_that_was_opened_again_and_has_nothing_is_away_no_more_after_a_
     bench.turn()
     away_ms = [bench.sources.counters(at_ms)["away/flaky"] for at_ms in (20, 29_999, 30_000, 60_000)]
     assert away_ms == [20, 29_999, 0, 0]
+
+
+def test_what_does_not_fit_is_counted_from_the_begin_of_a_slot() -> None:
+    beside.note("a queue", "a time is none", 2, "x")
+    bench = Bench([], FixedDelay())
+    assert "misfits" not in bench.sources.counters(1)
+    beside.note("a queue", "a time is none", 3, "x")
+    assert bench.sources.counters(2)["misfits"] == 3
 
 
 def test_a_source_whose_system_is_away_tells_no_lag_and_one_that_ends_tells_nothing() -> None:

@@ -73,6 +73,7 @@ def topology(step: int = 0) -> JobDetails:
             "retried/parse": 30 + step,
             "waiting/parse": 4,
             "lag/orders": 17,
+            "misfits": 4,
             "dead/parse": 2 + step,
             "paused/parse": 1,
         },

@@ -30,6 +30,10 @@ _lock = threading.Lock()
 _counted: Counter[tuple[str, str]] = Counter()
 
 
+MISFITS = "misfits"
+"""The counter of slots."""
+
+
 def misfits() -> int:
     """Return how many did not fit in this process."""
     with _lock:
@@ -93,6 +97,14 @@ def texts(given: Iterable[str | bytes | None], place: str, what: str) -> pa.Arra
     if bad:
         note(place, f"{what} is no Unicode, and has U+FFFD", len(bad), bad[0])
     return pa.array(found, pa.string())
+
+
+def text(value: Any, place: str, what: str) -> str | None:
+    """Return a text, or another value as one, with U+FFFD for what is no Unicode in it."""
+    found = _text(value)
+    if _is_changed(value, found):
+        note(place, f"{what} is no Unicode, and has U+FFFD", 1, value)
+    return found
 
 
 def _text(value: Any) -> str | None:
