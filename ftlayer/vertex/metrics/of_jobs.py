@@ -82,8 +82,8 @@ def _add_operators(families: Families, job: JobDetails, owner: Mapping[str, str]
             families.add(catalogue.SOURCE_LAG, value, {**owner, "source": uid})
         elif kind == "away" and uid:
             families.add(catalogue.SOURCE_AWAY, value / 1_000, {**owner, "source": uid})
-    if (count := job.counters.get("misfits")) is not None:
-        families.add(catalogue.SOURCE_MISFITS, count, owner)
+    if "misfits" in job.counters:
+        families.add(catalogue.SOURCE_MISFITS, job.counters["misfits"], owner)
     for edge in job.edges:
         labels = {**owner, "source": edge.source, "target": edge.target, "slot": str(edge.slot)}
         families.add(catalogue.EDGE_BYTES, edge.queued_bytes, labels)
