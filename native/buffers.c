@@ -29,19 +29,35 @@ int view_array(PyObject *object, const char *name, item_type type, int writable,
                      writable ? " writable" : "", type_name, Py_TYPE(object)->tp_name);
         return -1;
     }
+    view->data = view->buffer.buf;
     if (view->buffer.ndim != 1 || view->buffer.itemsize != item_size || !format_is(view->buffer.format, type)) {
         PyErr_Format(PyExc_TypeError, "%s must be one-dimensional %s, not %d-dimensional with format '%s'", name,
                      type_name, view->buffer.ndim, view->buffer.format ? view->buffer.format : "B");
         release_array(view);
         return -1;
     }
-    view->data = view->buffer.buf;
     view->length = view->buffer.len / item_size;
+    if ((uintptr_t)view->data % (uintptr_t)item_size == 0) return 0;
+    /* Bytes of a message may begin anywhere, and C reads integers where they are aligned alone. */
+    if (writable) {
+        PyErr_Format(PyExc_ValueError, "%s must be aligned to %zd bytes", name, item_size);
+        release_array(view);
+        return -1;
+    }
+    void *copy = PyMem_Malloc(view->buffer.len);
+    if (copy == NULL) {
+        release_array(view);
+        PyErr_NoMemory();
+        return -1;
+    }
+    view->data = memcpy(copy, view->buffer.buf, view->buffer.len);
     return 0;
 }
 
 void release_array(array_view *view) {
-    if (view->buffer.obj != NULL) PyBuffer_Release(&view->buffer);
+    if (view->buffer.obj == NULL) return;
+    if (view->data != view->buffer.buf) PyMem_Free(view->data);
+    PyBuffer_Release(&view->buffer);
 }
 
 int check_length(const array_view *view, const char *name, Py_ssize_t length) {

@@ -57,3 +57,16 @@ def test_hashing_takes_only_arrow_capsules_of_the_right_length() -> None:
         nested = pa.list_(nested)
     with pytest.raises(ValueError, match="nested more than"):
         native.hash_column(*pa.nulls(0, nested).__arrow_c_array__(), np.zeros(0, np.int32))
+
+
+def test_integers_that_are_not_aligned_are_copied_and_not_written_to() -> None:
+    values = np.arange(1, 9, dtype=np.uint64)
+    shifted = np.frombuffer(b"x" + values.tobytes(), np.uint64, offset=1)
+    assert not shifted.flags.aligned
+    expected, found = np.empty_like(values), np.empty_like(values)
+    native.mix64(values, expected)
+    native.mix64(shifted, found)
+    assert found.tolist() == expected.tolist()
+    room = np.frombuffer(bytearray(65), np.uint64, offset=1)
+    with pytest.raises(ValueError, match="must be aligned to 8 bytes"):
+        native.mix64(values, room)
