@@ -17,10 +17,10 @@ from ftlayer.scaffold.choices import (
     SINKS,
     SOURCES,
     Choices,
-    Kind,
-    Mode,
-    Sink,
-    Source,
+    ProjectKind,
+    ProjectMode,
+    ProjectSink,
+    ProjectSource,
     name_of,
     sinks_of,
 )
@@ -47,10 +47,10 @@ def new(
     name: Annotated[
         str | None, typer.Option(help="Of the Python package and of the job; by default the directory's.")
     ] = None,
-    kind: Annotated[Kind | None, typer.Option(help="What it is; by default a query.")] = None,
-    mode: Annotated[Mode | None, typer.Option(help="Of a topology; by default acker.")] = None,
-    source: Annotated[Source | None, typer.Option(help="What it reads; by default files.")] = None,
-    sink: Annotated[Sink | None, typer.Option(help="What it writes; by default files.")] = None,
+    kind: Annotated[ProjectKind | None, typer.Option(help="What it is; by default a query.")] = None,
+    mode: Annotated[ProjectMode | None, typer.Option(help="Of a topology; by default acker.")] = None,
+    source: Annotated[ProjectSource | None, typer.Option(help="What it reads; by default files.")] = None,
+    sink: Annotated[ProjectSink | None, typer.Option(help="What it writes; by default files.")] = None,
     list_choices: Annotated[
         bool,
         typer.Option("--list", callback=_print_choices, is_eager=True, help="Say what each choice is."),
@@ -65,13 +65,17 @@ def new(
 
     check_free(dir)
     if kind is None:
-        kind = Kind.TOPOLOGY if mode is not None else Kind(_ask("Kind", Kind, Kind.QUERY))
-    if kind is Kind.TOPOLOGY and mode is None:
-        mode = Mode(_ask("Mode", Mode, Mode.ACKER))
+        kind = (
+            ProjectKind.TOPOLOGY
+            if mode is not None
+            else ProjectKind(_ask("Kind", ProjectKind, ProjectKind.QUERY))
+        )
+    if kind is ProjectKind.TOPOLOGY and mode is None:
+        mode = ProjectMode(_ask("Mode", ProjectMode, ProjectMode.ACKER))
     if source is None:
-        source = Source(_ask("Source", Source, Source.FILES))
+        source = ProjectSource(_ask("Source", ProjectSource, ProjectSource.FILES))
     if sink is None:
-        sink = Sink(_ask("Sink", sinks_of(kind), Sink.FILES))
+        sink = ProjectSink(_ask("Sink", sinks_of(kind), ProjectSink.FILES))
     choices = Choices(name_of(dir) if name is None else name, kind, mode, source, sink)
     files = project(choices)
     write_project(dir, files)

@@ -43,7 +43,7 @@ def mqtt_library() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class BrokerAddress:
     """Where a server is, and as whom it is spoken to."""
 
     host: str
@@ -55,7 +55,7 @@ class Address:
     """What errors must not tell."""
 
 
-def address_of(url: object) -> Address:
+def address_of(url: object) -> BrokerAddress:
     """Return what ``mqtt://user:password@host:1883`` says. Raises `ConfigError`."""
     expected = "mqtt://user:password@host:1883, or mqtts://… with TLS"
     parts = url_parts(url, "url", expected, tuple(PORTS))
@@ -63,7 +63,7 @@ def address_of(url: object) -> Address:
         raise ConfigError(f"url: expected {expected}")
     user = unquote(parts.username) if parts.username else None
     password = unquote(parts.password) if parts.password else None
-    return Address(
+    return BrokerAddress(
         parts.hostname,
         parts.port or PORTS[parts.scheme],
         parts.scheme == "mqtts",
@@ -77,7 +77,7 @@ class ServerAwayError(Exception):
     """The server cannot be reached, or has closed the connection."""
 
 
-class Session:
+class MqttSession:
     """A session of a server's, and the connection to it: a thread of paho's receives and keeps it alive.
 
     Messages wait in ``received``. Nothing is acknowledged but by `release`: neither PUBACK, nor PUBREC, behind which
@@ -86,7 +86,7 @@ class Session:
 
     def __init__(
         self,
-        address: Address,
+        address: BrokerAddress,
         client_id: str,
         version: str,
         expiry_s: int,
@@ -247,7 +247,7 @@ class Session:
         """Whether a message of QoS 2 was released, and the server has not said yet that it knows."""
         return mid in self._client.between
 
-    def take_over(self, earlier: Session) -> None:
+    def take_over(self, earlier: MqttSession) -> None:
         """Go on with what an earlier connection knew of the session."""
         if self.was_there:
             self._client.between |= earlier._client.between

@@ -16,21 +16,21 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 """A name of a module, of a user of Linux and of a replication slot of PostgreSQL."""
 
 
-class Kind(StrEnum):
+class ProjectKind(StrEnum):
     """The values of ``--kind``."""
 
     QUERY = "query"
     TOPOLOGY = "topology"
 
 
-class Mode(StrEnum):
+class ProjectMode(StrEnum):
     """The values of ``--mode``."""
 
     ACKER = "acker"
     BARRIER = "barrier"
 
 
-class Source(StrEnum):
+class ProjectSource(StrEnum):
     """The values of ``--source``."""
 
     FILES = "files"
@@ -47,7 +47,7 @@ class Source(StrEnum):
     POSTGRES_TABLE = "postgres-table"
 
 
-class Sink(StrEnum):
+class ProjectSink(StrEnum):
     """The values of ``--sink``."""
 
     FILES = "files"
@@ -64,31 +64,31 @@ class Sink(StrEnum):
 
 
 SOURCES = {
-    Source.FILES: "files of JSON lines in a directory; needs no server",
-    Source.TAIL: "a log that grows and is rotated; needs no server",
-    Source.KAFKA: "a topic of Kafka",
-    Source.REDIS: "a stream of Redis",
-    Source.NATS: "a stream of NATS JetStream",
-    Source.AMQP: "a queue of RabbitMQ",
-    Source.MQTT: "topics of MQTT",
-    Source.WEBHOOK: "requests that others post; needs no server",
-    Source.SSE: "Server-Sent Events of a server",
-    Source.POLLED_JSON: "a list as JSON, asked for again and again",
-    Source.POSTGRES_CHANGES: "inserts into a table of PostgreSQL, by logical replication",
-    Source.POSTGRES_TABLE: "rows of a table of PostgreSQL, by a column that grows",
+    ProjectSource.FILES: "files of JSON lines in a directory; needs no server",
+    ProjectSource.TAIL: "a log that grows and is rotated; needs no server",
+    ProjectSource.KAFKA: "a topic of Kafka",
+    ProjectSource.REDIS: "a stream of Redis",
+    ProjectSource.NATS: "a stream of NATS JetStream",
+    ProjectSource.AMQP: "a queue of RabbitMQ",
+    ProjectSource.MQTT: "topics of MQTT",
+    ProjectSource.WEBHOOK: "requests that others post; needs no server",
+    ProjectSource.SSE: "Server-Sent Events of a server",
+    ProjectSource.POLLED_JSON: "a list as JSON, asked for again and again",
+    ProjectSource.POSTGRES_CHANGES: "inserts into a table of PostgreSQL, by logical replication",
+    ProjectSource.POSTGRES_TABLE: "rows of a table of PostgreSQL, by a column that grows",
 }
 SINKS = {
-    Sink.FILES: "Parquet files; needs no server",
-    Sink.PRINT: "the terminal, to look at them; needs no server",
-    Sink.KAFKA: "a topic of Kafka",
-    Sink.REDIS: "a stream of Redis",
-    Sink.NATS: "a stream of NATS JetStream",
-    Sink.AMQP: "a queue of RabbitMQ",
-    Sink.MQTT: "a topic of MQTT",
-    Sink.HTTP: "requests to a server, one a row; not of a query",
-    Sink.POSTGRES: "a table of PostgreSQL",
-    Sink.DELTA: "a Delta table; needs no server",
-    Sink.ICEBERG: "an Iceberg table",
+    ProjectSink.FILES: "Parquet files; needs no server",
+    ProjectSink.PRINT: "the terminal, to look at them; needs no server",
+    ProjectSink.KAFKA: "a topic of Kafka",
+    ProjectSink.REDIS: "a stream of Redis",
+    ProjectSink.NATS: "a stream of NATS JetStream",
+    ProjectSink.AMQP: "a queue of RabbitMQ",
+    ProjectSink.MQTT: "a topic of MQTT",
+    ProjectSink.HTTP: "requests to a server, one a row; not of a query",
+    ProjectSink.POSTGRES: "a table of PostgreSQL",
+    ProjectSink.DELTA: "a Delta table; needs no server",
+    ProjectSink.ICEBERG: "an Iceberg table",
 }
 
 _EXTRAS = {
@@ -106,7 +106,7 @@ _EXTRAS = {
 _DIRECTORIES = frozenset({"data", "deploy", "out", "state"})
 """Those of a project that are not its package; two of them are its state and its results, which people remove."""
 
-_ONLY_OF_TOPOLOGIES = frozenset({Sink.HTTP})
+_ONLY_OF_TOPOLOGIES = frozenset({ProjectSink.HTTP})
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ class Choices:
     """What a project is made of. ``mode`` is None for a query. Raises `ConfigError` for what cannot be."""
 
     name: str
-    kind: Kind = Kind.QUERY
-    mode: Mode | None = None
-    source: Source = Source.FILES
-    sink: Sink = Sink.FILES
+    kind: ProjectKind = ProjectKind.QUERY
+    mode: ProjectMode | None = None
+    source: ProjectSource = ProjectSource.FILES
+    sink: ProjectSink = ProjectSink.FILES
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if (self.mode is None) != (self.kind is Kind.QUERY):
+        if (self.mode is None) != (self.kind is ProjectKind.QUERY):
             raise ConfigError(
                 "--mode: a topology is in mode acker or barrier, and a query in none: leave --mode out, or say "
                 "--kind topology"
@@ -144,9 +144,9 @@ class Choices:
         return sorted(wanted - {""})
 
 
-def sinks_of(kind: Kind) -> list[Sink]:
+def sinks_of(kind: ProjectKind) -> list[ProjectSink]:
     """Return the sinks that there are for a kind."""
-    return [sink for sink in Sink if kind is Kind.TOPOLOGY or sink not in _ONLY_OF_TOPOLOGIES]
+    return [sink for sink in ProjectSink if kind is ProjectKind.TOPOLOGY or sink not in _ONLY_OF_TOPOLOGIES]
 
 
 def name_of(directory: Path) -> str:

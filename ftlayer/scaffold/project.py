@@ -5,7 +5,7 @@ from pathlib import Path
 from string import Template
 
 from ftlayer import __version__
-from ftlayer.scaffold.choices import Choices, Kind
+from ftlayer.scaffold.choices import Choices, ProjectKind
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -63,7 +63,7 @@ def _below(directory: Path) -> dict[str, str]:
 def _sink(directory: Path, choices: Choices) -> Path:
     """Return the piece of this mode; where both have the same, that is the one of topologies."""
     of_mode = directory / f"{choices.variant}.py"
-    return of_mode if of_mode.exists() else directory / f"{Kind.TOPOLOGY}.py"
+    return of_mode if of_mode.exists() else directory / f"{ProjectKind.TOPOLOGY}.py"
 
 
 def _named(text: str, choices: Choices) -> str:

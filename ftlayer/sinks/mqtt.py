@@ -9,7 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_bool, check_text, duration_ms
-from ftlayer.clients.mqtt import MOST_PACKETS, VERSIONS, ServerAwayError, Session, address_of, mqtt_library
+from ftlayer.clients.mqtt import (
+    MOST_PACKETS,
+    VERSIONS,
+    MqttSession,
+    ServerAwayError,
+    address_of,
+    mqtt_library,
+)
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError, SourceError
 from ftlayer.failures import PermanentFailure, RowsRejected
@@ -76,7 +83,7 @@ class MqttSink:
         self._patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
         self._topic, self._topic_column, self._body = topic, topic_column, body
         self._retain, self._version = retain, version
-        self._session: Session | None = None
+        self._session: MqttSession | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> None:
         """Publish rows, and wait until they are acknowledged.
@@ -128,7 +135,7 @@ class MqttSink:
 
     def _publish_once(
         self,
-        session: Session,
+        session: MqttSession,
         left: dict[int, tuple[str | None, bytes]],
         errors: dict[int, Exception | str],
     ) -> None:
@@ -149,7 +156,7 @@ class MqttSink:
 
     def _settle(
         self,
-        session: Session,
+        session: MqttSession,
         rows: dict[int, int],
         left: dict[int, tuple[str | None, bytes]],
         errors: dict[int, Exception | str],
@@ -169,12 +176,12 @@ class MqttSink:
             kind = PermanentFailure if str(reason) in _NEVER else SinkError
             errors[row] = kind(f"{self.place}: the server refuses topic {topic!r}: {reason}")
 
-    def _connected(self) -> Session:
+    def _connected(self) -> MqttSession:
         """Return the session; raises `ServerAwayError`, and `SinkError` if the server refuses it."""
         if self._session is None:
             name = f"ftlayer-{secrets.token_hex(8)}"
             try:
-                self._session = Session(self._address, name, self._version, 0, MOST_PACKETS, clean=True)
+                self._session = MqttSession(self._address, name, self._version, 0, MOST_PACKETS, clean=True)
             except SourceError as error:
                 raise SinkError(f"{self.place}: {error}") from error
         return self._session

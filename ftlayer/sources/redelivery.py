@@ -21,7 +21,7 @@ def short(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=NAME_BYTES).digest()
 
 
-class Window:
+class RedeliveryWindow:
     """The messages that were fetched last, by the hashes of their names, and what may be acknowledged of a channel."""
 
     def __init__(self, names: bytes, size: int, *, stored: bool) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ftlayer.cli import new
 from ftlayer.cli.main import app
-from ftlayer.scaffold.choices import SINKS, SOURCES, Sink, Source
+from ftlayer.scaffold.choices import SINKS, SOURCES, ProjectSink, ProjectSource
 
 
 def ftlayer(*arguments: object, answer: str | None = None) -> tuple[int, str]:
@@ -100,6 +100,8 @@ def test_the_list_says_what_each_choice_is() -> None:
     code, said = ftlayer("new", "--list")
     assert code == 0
     lines = [line.split(None, 1) for line in said.splitlines() if line.startswith("  ")]
-    assert {*Source, *Sink, "query", "topology", "acker", "barrier"} == {name for name, _ in lines}
-    assert SOURCES.keys() == set(Source)
-    assert SINKS.keys() == set(Sink)
+    assert {*ProjectSource, *ProjectSink, "query", "topology", "acker", "barrier"} == {
+        name for name, _ in lines
+    }
+    assert SOURCES.keys() == set(ProjectSource)
+    assert SINKS.keys() == set(ProjectSink)

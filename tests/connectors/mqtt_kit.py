@@ -98,10 +98,10 @@ class MqttKit(Kit):
         return Member(self.owner, subtask, parallelism)
 
     def _session(self) -> Any:
-        from ftlayer.clients.mqtt import Session, address_of
+        from ftlayer.clients.mqtt import MqttSession, address_of
 
         address = address_of(self.server.url)  # type: ignore[attr-defined]
-        return Session(address, f"{self.owner}-0", "5", 3_600, 65_535)
+        return MqttSession(address, f"{self.owner}-0", "5", 3_600, 65_535)
 
     def put(self, first: int, end: int) -> None:
         self.server.publish(self.name, range(first, end), 1)  # type: ignore[attr-defined]

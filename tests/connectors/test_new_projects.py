@@ -22,7 +22,7 @@ from postgres_kit import PostgresServer
 from redis_kit import RedisServer
 from servers import free_port, until
 
-from ftlayer.scaffold.choices import Choices, Kind, Mode, Sink, Source
+from ftlayer.scaffold.choices import Choices, ProjectKind, ProjectMode, ProjectSink, ProjectSource
 from ftlayer.scaffold.project import project
 from ftlayer.scaffold.writing import write_project
 
@@ -37,10 +37,10 @@ NOBODY = 0x10
 NEVER = "\0"
 """What no log has: it is only looked whether the program lives."""
 
-VARIANTS: dict[str, tuple[Kind, Mode | None]] = {
-    "query": (Kind.QUERY, None),
-    "acker": (Kind.TOPOLOGY, Mode.ACKER),
-    "barrier": (Kind.TOPOLOGY, Mode.BARRIER),
+VARIANTS: dict[str, tuple[ProjectKind, ProjectMode | None]] = {
+    "query": (ProjectKind.QUERY, None),
+    "acker": (ProjectKind.TOPOLOGY, ProjectMode.ACKER),
+    "barrier": (ProjectKind.TOPOLOGY, ProjectMode.BARRIER),
 }
 
 
@@ -48,8 +48,8 @@ VARIANTS: dict[str, tuple[Kind, Mode | None]] = {
 class Place:
     """A server as source and sink: variables for either, how orders get into it, and how many came out."""
 
-    source: Source
-    sink: Sink
+    source: ProjectSource
+    sink: ProjectSink
     send: Callable[[str], Any]
     arrived: Callable[[], int]
     reads: dict[str, str] = field(default_factory=dict)
@@ -62,8 +62,8 @@ def kafka(kafka_server: KafkaServer) -> Place:
     kafka_server.make_topic(source, 2)
     kafka_server.make_topic(sink, 1)
     return Place(
-        Source.KAFKA,
-        Sink.KAFKA,
+        ProjectSource.KAFKA,
+        ProjectSink.KAFKA,
         lambda line: kafka_server.produce(source, 0, [0], form=lambda _: line),
         lambda: len(kafka_server.messages(sink)),
         {"SOURCE_SERVERS": kafka_server.url, "SOURCE_TOPIC": source},
@@ -76,8 +76,8 @@ def redis(redis_server: RedisServer) -> Iterator[Place]:
     source, sink = f"orders-{free_port()}", f"checked-{free_port()}"
     with redis_server.client() as client:
         yield Place(
-            Source.REDIS,
-            Sink.REDIS,
+            ProjectSource.REDIS,
+            ProjectSink.REDIS,
             lambda line: client.xadd(source, {"value": line}),
             lambda: int(client.xlen(sink)),
             {"SOURCE_URL": redis_server.url, "SOURCE_STREAM": source},
@@ -91,8 +91,8 @@ def nats(nats_server: NatsServer) -> Place:
     nats_server.make(source)
     nats_server.make(sink)
     return Place(
-        Source.NATS,
-        Sink.NATS,
+        ProjectSource.NATS,
+        ProjectSink.NATS,
         lambda line: nats_server.ask(
             lambda client: client.jetstream().publish(f"{source}.in", line.encode())
         ),
@@ -110,8 +110,8 @@ def amqp(rabbit_server: RabbitServer) -> Iterator[Place]:
         channel.queue_declare(source, durable=True)
         channel.queue_declare(sink, durable=True)
         yield Place(
-            Source.AMQP,
-            Sink.AMQP,
+            ProjectSource.AMQP,
+            ProjectSink.AMQP,
             lambda line: channel.basic_publish("", source, line.encode()),
             lambda: int(channel.queue_declare(sink, passive=True).method.message_count),
             {"SOURCE_URL": rabbit_server.url, "SOURCE_QUEUE": source},
@@ -144,8 +144,8 @@ def mqtt(mosquitto: MosquittoServer) -> Iterator[Place]:
         return not refused[number]
 
     yield Place(
-        Source.MQTT,
-        Sink.MQTT,
+        ProjectSource.MQTT,
+        ProjectSink.MQTT,
         lambda line: until(lambda: taken(line), "a subscriber"),
         lambda: len(received),
         {"SOURCE_URL": mosquitto.url, "SOURCE_TOPIC": source},
@@ -170,8 +170,8 @@ def webhook_to_postgres(postgres_server: PostgresServer) -> Place:
             return False
 
     return Place(
-        Source.WEBHOOK,
-        Sink.POSTGRES,
+        ProjectSource.WEBHOOK,
+        ProjectSink.POSTGRES,
         lambda line: until(lambda: answered(line), "an answer"),
         lambda: int(postgres_server.execute(f"SELECT count(*) FROM {table}")[0][0]),
         {"SOURCE_LISTEN": listen},
@@ -179,7 +179,7 @@ def webhook_to_postgres(postgres_server: PostgresServer) -> Place:
     )
 
 
-def postgres(server: PostgresServer, source: Source) -> Place:
+def postgres(server: PostgresServer, source: ProjectSource) -> Place:
     orders, checked = f"orders_{free_port()}", f"checked_{free_port()}"
     server.execute(
         f"CREATE TABLE {orders} (id bigserial PRIMARY KEY, order_id text, customer text, cents bigint)"
@@ -193,7 +193,7 @@ def postgres(server: PostgresServer, source: Source) -> Place:
 
     return Place(
         source,
-        Sink.POSTGRES,
+        ProjectSink.POSTGRES,
         send,
         lambda: int(server.execute(f"SELECT count(*) FROM {checked}")[0][0]),
         {"SOURCE_DSN": server.dsn, "SOURCE_TABLE": orders},
@@ -203,12 +203,12 @@ def postgres(server: PostgresServer, source: Source) -> Place:
 
 @pytest.fixture
 def changes(postgres_server: PostgresServer) -> Place:
-    return postgres(postgres_server, Source.POSTGRES_CHANGES)
+    return postgres(postgres_server, ProjectSource.POSTGRES_CHANGES)
 
 
 @pytest.fixture
 def table(postgres_server: PostgresServer) -> Place:
-    return postgres(postgres_server, Source.POSTGRES_TABLE)
+    return postgres(postgres_server, ProjectSource.POSTGRES_TABLE)
 
 
 PLACES = ("kafka", "redis", "nats", "amqp", "mqtt", "webhook_to_postgres", "changes", "table")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ftlayer.errors import ConfigError
-from ftlayer.scaffold.choices import Choices, Kind, Mode, Sink, Source, name_of
+from ftlayer.scaffold.choices import Choices, ProjectKind, ProjectMode, ProjectSink, ProjectSource, name_of
 
 
 def test_the_default_needs_no_server_and_no_extra() -> None:
@@ -15,23 +15,34 @@ def test_the_default_needs_no_server_and_no_extra() -> None:
 
 
 def test_extras_are_those_of_source_and_sink_once() -> None:
-    assert Choices("shop", source=Source.WEBHOOK, sink=Sink.POSTGRES).extras == ["http", "postgres"]
-    assert Choices("shop", source=Source.KAFKA, sink=Sink.KAFKA).extras == ["kafka"]
-    assert Choices("shop", source=Source.TAIL, sink=Sink.DELTA).extras == ["delta"]
+    assert Choices("shop", source=ProjectSource.WEBHOOK, sink=ProjectSink.POSTGRES).extras == [
+        "http",
+        "postgres",
+    ]
+    assert Choices("shop", source=ProjectSource.KAFKA, sink=ProjectSink.KAFKA).extras == ["kafka"]
+    assert Choices("shop", source=ProjectSource.TAIL, sink=ProjectSink.DELTA).extras == ["delta"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode"), [(Kind.QUERY, Mode.ACKER), (Kind.QUERY, Mode.BARRIER), (Kind.TOPOLOGY, None)]
+    ("kind", "mode"),
+    [
+        (ProjectKind.QUERY, ProjectMode.ACKER),
+        (ProjectKind.QUERY, ProjectMode.BARRIER),
+        (ProjectKind.TOPOLOGY, None),
+    ],
 )
-def test_a_topology_has_a_mode_and_a_query_has_none(kind: Kind, mode: Mode | None) -> None:
+def test_a_topology_has_a_mode_and_a_query_has_none(kind: ProjectKind, mode: ProjectMode | None) -> None:
     with pytest.raises(ConfigError, match="--mode"):
         Choices("shop", kind, mode)
 
 
 def test_a_sink_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(ConfigError, match=r"--sink http: .* a query; say --kind topology, .*files.*iceberg"):
-        Choices("shop", Kind.QUERY, sink=Sink.HTTP)
-    assert Choices("shop", Kind.TOPOLOGY, Mode.ACKER, sink=Sink.HTTP).sink is Sink.HTTP
+        Choices("shop", ProjectKind.QUERY, sink=ProjectSink.HTTP)
+    assert (
+        Choices("shop", ProjectKind.TOPOLOGY, ProjectMode.ACKER, sink=ProjectSink.HTTP).sink
+        is ProjectSink.HTTP
+    )
 
 
 @pytest.mark.parametrize("name", ["", "Shop", "1shop", "shop!", "class", "x" * 32, "../shop", "shöp"])

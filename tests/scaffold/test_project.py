@@ -23,19 +23,21 @@ from pyspark.sql.types import StructType
 import ftlayer.scaffold
 from ftlayer import FTLayer, StreamEnvironment
 from ftlayer.errors import SourceError
-from ftlayer.scaffold.choices import Choices, Kind, Mode, Sink, Source, sinks_of
+from ftlayer.scaffold.choices import Choices, ProjectKind, ProjectMode, ProjectSink, ProjectSource, sinks_of
 from ftlayer.scaffold.project import NAME, project
 from ftlayer.scaffold.writing import write_project
 
 ROOT = Path(__file__).parents[2]
-VARIANTS: dict[str, tuple[Kind, Mode | None]] = {
-    "query": (Kind.QUERY, None),
-    "acker": (Kind.TOPOLOGY, Mode.ACKER),
-    "barrier": (Kind.TOPOLOGY, Mode.BARRIER),
+VARIANTS: dict[str, tuple[ProjectKind, ProjectMode | None]] = {
+    "query": (ProjectKind.QUERY, None),
+    "acker": (ProjectKind.TOPOLOGY, ProjectMode.ACKER),
+    "barrier": (ProjectKind.TOPOLOGY, ProjectMode.BARRIER),
 }
 
 
-def choices_of(variant: str, source: Source = Source.FILES, sink: Sink = Sink.FILES) -> Choices:
+def choices_of(
+    variant: str, source: ProjectSource = ProjectSource.FILES, sink: ProjectSink = ProjectSink.FILES
+) -> Choices:
     name = f"{variant}_{source}_{sink}".replace("-", "_").replace("postgres", "pg")
     return Choices(name, *VARIANTS[variant], source, sink)
 
@@ -43,9 +45,11 @@ def choices_of(variant: str, source: Source = Source.FILES, sink: Sink = Sink.FI
 ALL = [
     choices_of(variant, source, sink)
     for variant, (kind, _) in VARIANTS.items()
-    for source, sink in itertools.product(Source, sinks_of(kind))
+    for source, sink in itertools.product(ProjectSource, sinks_of(kind))
 ]
-EACH = [choices for choices in ALL if Source.FILES is choices.source or Sink.FILES is choices.sink]
+EACH = [
+    choices for choices in ALL if ProjectSource.FILES is choices.source or ProjectSink.FILES is choices.sink
+]
 """Each source and each sink once a variant: a project's source and sink do not depend on each other."""
 
 
@@ -188,16 +192,16 @@ def module(projects: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
             del sys.modules[name]
 
 
-NEEDS_SERVER = {Source.POSTGRES_CHANGES, Source.POSTGRES_TABLE}
+NEEDS_SERVER = {ProjectSource.POSTGRES_CHANGES, ProjectSource.POSTGRES_TABLE}
 """The server is asked for the table's columns."""
 
 
 @pytest.mark.parametrize(
-    "choices", [each for each in EACH if each.kind is Kind.TOPOLOGY], ids=lambda choices: choices.name
+    "choices", [each for each in EACH if each.kind is ProjectKind.TOPOLOGY], ids=lambda choices: choices.name
 )
 def test_a_topology_can_be_built(choices: Choices, module: Callable[..., Any]) -> None:
     job = module(choices, "job")
-    if choices.mode is Mode.BARRIER:
+    if choices.mode is ProjectMode.BARRIER:
         env = job.environment(Mock(), choices.name, "state/checkpoints")
     else:
         env = StreamEnvironment(Mock(), FTLayer.embedded("state/store"), name=choices.name, parallelism=2)
@@ -239,8 +243,8 @@ class Reading:
     text = where = lambda self, _: self
 
 
-@pytest.mark.parametrize("source", [each for each in Source if each is not Source.FILES])
-def test_the_source_of_a_query_takes_its_options(source: Source, module: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("source", [each for each in ProjectSource if each is not ProjectSource.FILES])
+def test_the_source_of_a_query_takes_its_options(source: ProjectSource, module: Callable[..., Any]) -> None:
     reading = Reading()
     module(choices_of("query", source), "source").read(reading)
     data_source = reading.kind(reading.options_given)
@@ -267,8 +271,10 @@ class Writing:
         return self
 
 
-@pytest.mark.parametrize("sink", [each for each in sinks_of(Kind.QUERY) if each is not Sink.PRINT])
-def test_the_sink_of_a_query_takes_its_options(sink: Sink, module: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "sink", [each for each in sinks_of(ProjectKind.QUERY) if each is not ProjectSink.PRINT]
+)
+def test_the_sink_of_a_query_takes_its_options(sink: ProjectSink, module: Callable[..., Any]) -> None:
     writing = Writing()
     assert module(choices_of("query", sink=sink), "sink").add_sink(writing, "checkpoint") is writing
     assert hasattr(writing.writer, "commit")

@@ -14,7 +14,7 @@ from ftlayer.sources.postgres.pgoutput import (
     EPOCH_US,
     UNCHANGED,
     Begin,
-    Commit,
+    CommitMessage,
     Delete,
     Insert,
     Message,
@@ -44,7 +44,7 @@ def updates(draw: Any) -> Update:
 
 MESSAGES = st.one_of(
     st.builds(Begin, LSN, TIME, OID),
-    st.builds(Commit, LSN, LSN, TIME),
+    st.builds(CommitMessage, LSN, LSN, TIME),
     st.builds(Origin, LSN, NAME),
     st.builds(Relation, OID, NAME, NAME, st.sampled_from("dnfi"), st.lists(COLUMN, max_size=5).map(tuple)),
     st.builds(TypeName, OID, NAME, NAME),
@@ -60,7 +60,7 @@ def written(message: Message) -> bytes:
     match message:
         case Begin(lsn, time, xid):
             return b"B" + struct.pack(">QqI", lsn, time - EPOCH_US, xid)
-        case Commit(lsn, end, time):
+        case CommitMessage(lsn, end, time):
             return b"C\0" + struct.pack(">QQq", lsn, end, time - EPOCH_US)
         case Origin(lsn, name):
             return b"O" + struct.pack(">Q", lsn) + name.encode() + b"\0"

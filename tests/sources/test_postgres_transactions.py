@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import SourceError
 from ftlayer.sources.postgres.pgoutput import (
     Begin,
-    Commit,
+    CommitMessage,
     Insert,
     Message,
     Relation,
@@ -45,7 +45,7 @@ def messages_of(stream: Stream, behind: int) -> list[Message]:
         if lsn >= behind:
             found.append(Begin(lsn, 0, lsn))
             found += [Insert(relation, (str(number),)) for relation, number in changes]
-            found.append(Commit(lsn, lsn + 5, 0))
+            found.append(CommitMessage(lsn, lsn + 5, 0))
     return found
 
 
@@ -112,9 +112,9 @@ def test_a_large_value_cuts_a_transaction() -> None:
 
 def test_what_has_no_row_is_passed_when_all_before_it_was_taken() -> None:
     transactions = begun(None, 100)
-    for message in (MINE, OTHER, Begin(10, 0, 1), Insert(1, ("1",)), Commit(10, 15, 0)):
+    for message in (MINE, OTHER, Begin(10, 0, 1), Insert(1, ("1",)), CommitMessage(10, 15, 0)):
         transactions.feed(message, 10)
-    for message in (Begin(20, 0, 2), Insert(2, ("1",)), Commit(20, 25, 0)):
+    for message in (Begin(20, 0, 2), Insert(2, ("1",)), CommitMessage(20, 25, 0)):
         transactions.feed(message, 10)
     assert transactions.passed == 0
     unit = transactions.take(10)
@@ -137,7 +137,7 @@ def test_truncating_the_table_is_a_row_and_another_is_none() -> None:
         Truncate((2, 1), False, False),
     ):
         transactions.feed(message, 10)
-    transactions.feed(Commit(10, 15, 0), 10)
+    transactions.feed(CommitMessage(10, 15, 0), 10)
     unit = transactions.take(10)
     assert unit is not None
     assert [(row.operation, row.place, row.columns) for row in unit.rows] == [("truncate", 2, (None,))]
@@ -146,7 +146,7 @@ def test_truncating_the_table_is_a_row_and_another_is_none() -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([Commit(1, 2, 0)], "that had not begun"),
+        ([CommitMessage(1, 2, 0)], "that had not begun"),
         ([MINE, Insert(1, ("1",))], "outside of a transaction"),
         ([Begin(1, 0, 0), Insert(7, ("1",))], "not described, with the oid 7"),
     ],

@@ -7,26 +7,28 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.sources.redelivery import NAME_BYTES, Window
+from ftlayer.sources.redelivery import NAME_BYTES, RedeliveryWindow
 
 
-def take(window: Window, names: list[str | None], first_tag: int = 1, redelivered: bool = True) -> list[bool]:
+def take(
+    window: RedeliveryWindow, names: list[str | None], first_tag: int = 1, redelivered: bool = True
+) -> list[bool]:
     return window.take((first_tag + place, name, redelivered) for place, name in enumerate(names))
 
 
 def test_what_was_stored_is_known_and_acknowledged_at_once() -> None:
-    first = Window(b"", 10, stored=True)
+    first = RedeliveryWindow(b"", 10, stored=True)
     assert take(first, ["a", "b"], redelivered=False) == [True, True]
-    second = Window(first.packed(), 10, stored=True)
+    second = RedeliveryWindow(first.packed(), 10, stored=True)
     assert take(second, ["a", "b", "c"]) == [False, False, True]
     assert second.to_acknowledge() == 2
     assert second.to_acknowledge() is None
 
 
 def test_what_was_taken_over_is_acknowledged_with_the_next_that_is_durable() -> None:
-    first = Window(b"", 10, stored=True)
+    first = RedeliveryWindow(b"", 10, stored=True)
     take(first, ["a"], redelivered=False)
-    second = Window(first.packed(), 10, stored=False)
+    second = RedeliveryWindow(first.packed(), 10, stored=False)
     assert take(second, ["a", "b"]) == [False, True]
     assert second.to_acknowledge() is None
     second.durable([second.turn])
@@ -34,12 +36,12 @@ def test_what_was_taken_over_is_acknowledged_with_the_next_that_is_durable() -> 
 
 
 def test_a_name_that_a_sender_uses_again_is_a_message_of_its_own() -> None:
-    window = Window(b"", 10, stored=True)
+    window = RedeliveryWindow(b"", 10, stored=True)
     assert take(window, ["a", "a"], redelivered=False) == [True, True]
 
 
 def test_messages_without_a_name_are_new_each_time() -> None:
-    window = Window(b"", 10, stored=True)
+    window = RedeliveryWindow(b"", 10, stored=True)
     assert take(window, [None, None]) == [True, True]
     window.reconnected()
     assert take(window, [None, None]) == [True, True]
@@ -47,7 +49,7 @@ def test_messages_without_a_name_are_new_each_time() -> None:
 
 
 def test_names_that_are_durable_are_forgotten_when_there_are_too_many() -> None:
-    window = Window(b"", 2, stored=True)
+    window = RedeliveryWindow(b"", 2, stored=True)
     for tag, name in enumerate("abcd", 1):
         take(window, [name], tag, redelivered=False)
     assert len(window.packed()) == 4 * NAME_BYTES, "none is durable"
@@ -88,7 +90,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_each_message_is_read_once_and_is_acknowledged_behind_its_storing(steps: list[Any]) -> None:
     """Storing keeps a prefix of what was fetched; a crash goes back to it."""
-    broker, window = Broker(), Window(b"", 1_000, stored=True)
+    broker, window = Broker(), RedeliveryWindow(b"", 1_000, stored=True)
     put = 0
     # Pieces whose reader is no more have no turn: it was told when they are stored.
     fetched: list[tuple[list[str], bytes, int | None]] = []
@@ -133,11 +135,11 @@ def test_each_message_is_read_once_and_is_acknowledged_behind_its_storing(steps:
             window.reconnected()
         elif what == "takeover":
             lose(number)
-            window = Window(last_position, 1_000, stored=False)
+            window = RedeliveryWindow(last_position, 1_000, stored=False)
             fetched = [(names, position, None) for names, position, _ in fetched]
         else:
             lose(number)
             fetched.clear()
             last_position = stored_position
-            window = Window(stored_position, 1_000, stored=True)
+            window = RedeliveryWindow(stored_position, 1_000, stored=True)
     assert stored == [str(each) for each in range(put)]

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from ftlayer.sources.tail import source as places
 from ftlayer.sources.tail import source as rules
 from ftlayer.sources.tail.disk import Seen, Stat
-from ftlayer.sources.tail.source import Follower, Place, pack, unpack
+from ftlayer.sources.tail.source import Follower, TailPlace, pack, unpack
 
 LOG = "/logs/app.log"
 QUIET_NS = 1_000_000
@@ -114,11 +114,11 @@ class Following(RuleBasedStateMachine):
         self.written: list[bytes] = []
         self.files: dict[bytes, Inode] = {}
         self.delivered: list[bytes] = []
-        self.saved: tuple[list[Place], int] = ([], 0)
+        self.saved: tuple[list[TailPlace], int] = ([], 0)
         self.ordered = self.once = True
         self.follower = self.opened([])
 
-    def opened(self, at: list[Place]) -> Follower:
+    def opened(self, at: list[TailPlace]) -> Follower:
         return Follower(
             self.disk,
             at,
@@ -421,7 +421,7 @@ def test_a_file_that_is_removed_is_read_to_its_end() -> None:
 
 def test_a_file_that_was_removed_meanwhile_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     disk = MemoryDisk()
-    gone = [Place(LOG, 70, 12, b"x", False), Place(LOG, 71, 13, b"x", True)]
+    gone = [TailPlace(LOG, 70, 12, b"x", False), TailPlace(LOG, 71, 13, b"x", True)]
     follower = make_follower(disk, gone)
     follower.look(1)
     follower.look(1 + QUIET_NS)

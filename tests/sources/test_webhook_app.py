@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from ftlayer.sources.webhook.signature import HmacSignature
-from ftlayer.sources.webhook.source import Intake, Request, WebhookApp
+from ftlayer.sources.webhook.source import Request, WebhookApp, WebhookIntake
 
 SECRET = "it is raining"
 
@@ -60,7 +60,7 @@ class Sender:
         return json.loads(self.sent[1]["body"])
 
 
-def app(intake: Intake, **options: Any) -> WebhookApp:
+def app(intake: WebhookIntake, **options: Any) -> WebhookApp:
     kept = {"headers": ("X-Kind",), "max_body": 100, "answer_timeout_s": 600.0, **options}
     return WebhookApp(intake, **kept)
 
@@ -76,7 +76,7 @@ async def sent(webhook: WebhookApp, *senders: Sender) -> list[asyncio.Task[None]
     return tasks
 
 
-def run(intake: Intake, sender: Sender, **options: Any) -> list[Request]:
+def run(intake: WebhookIntake, sender: Sender, **options: Any) -> list[Request]:
     """Send a request, all of which is stored at once; returns what was stored."""
 
     async def both() -> list[Request]:
@@ -92,7 +92,7 @@ def run(intake: Intake, sender: Sender, **options: Any) -> list[Request]:
 
 def test_a_request_is_answered_when_it_is_stored() -> None:
     async def steps() -> None:
-        intake = Intake(10_000)
+        intake = WebhookIntake(10_000)
         webhook = app(intake)
         first, second = Sender(b"one", x_kind="a"), Sender(b"t", b"wo")
         tasks = await sent(webhook, first, second)
@@ -117,7 +117,7 @@ def test_a_request_is_answered_when_it_is_stored() -> None:
 
 def test_what_has_no_room_is_told_to_come_again_and_finds_room_later() -> None:
     async def steps() -> None:
-        intake = Intake(1_200)
+        intake = WebhookIntake(1_200)
         webhook = app(intake)
         senders = [Sender(b"x") for _ in range(3)]
         tasks = await sent(webhook, *senders)
@@ -138,12 +138,12 @@ def test_what_has_no_room_is_told_to_come_again_and_finds_room_later() -> None:
 
 
 def test_one_request_always_has_room() -> None:
-    assert [each.body for each in run(Intake(1), Sender(b"x" * 100))] == [b"x" * 100]
+    assert [each.body for each in run(WebhookIntake(1), Sender(b"x" * 100))] == [b"x" * 100]
 
 
 def test_who_waits_when_the_reader_ends_is_told_that_nobody_knows() -> None:
     async def steps() -> None:
-        intake = Intake(10_000)
+        intake = WebhookIntake(10_000)
         webhook = app(intake)
         first, second = Sender(b"x"), Sender(b"y")
         tasks = await sent(webhook, first, second)
@@ -163,7 +163,7 @@ def test_who_waits_when_the_reader_ends_is_told_that_nobody_knows() -> None:
 
 def test_an_answer_does_not_take_forever() -> None:
     async def steps() -> None:
-        intake = Intake(10_000)
+        intake = WebhookIntake(10_000)
         webhook = app(intake, answer_timeout_s=0.001)
         sender = Sender(b"x")
         (task,) = await sent(webhook, sender)
@@ -188,14 +188,14 @@ def test_an_answer_does_not_take_forever() -> None:
     ],
 )
 def test_what_is_refused(sender: Sender, status: int) -> None:
-    taken = run(Intake(10_000), sender)
+    taken = run(WebhookIntake(10_000), sender)
     assert sender.status == status
     assert len(taken) == (status == 202)
 
 
 def test_a_sender_that_goes_away_in_the_middle_is_forgotten() -> None:
     sender = Sender(b"x", b"y", gone=True)
-    assert run(Intake(10_000), sender) == []
+    assert run(WebhookIntake(10_000), sender) == []
     assert sender.sent == []
 
 
@@ -217,7 +217,7 @@ def hexed(secret: str, body: bytes) -> str:
 )
 def test_a_request_needs_its_signature(header: str, status: int) -> None:
     sender = Sender(b"body", x_hub_signature_256=header)
-    taken = run(Intake(10_000), sender, signature=HmacSignature([SECRET, "old"]))
+    taken = run(WebhookIntake(10_000), sender, signature=HmacSignature([SECRET, "old"]))
     assert sender.status == status
     assert len(taken) == (status == 202)
     assert SECRET not in str(sender.sent)
@@ -237,7 +237,7 @@ def test_it_is_mounted_as_any_application() -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             return (await client.get(path)).status_code
 
-    webhook = app(Intake(10_000))
+    webhook = app(WebhookIntake(10_000))
     api = FastAPI()
     api.mount("/hooks", webhook)
     api.get("/health")(lambda: "well")
@@ -256,7 +256,7 @@ def test_lifespan_and_sockets_of_others() -> None:
         async def send(message: Any) -> None:
             found.append(message["type"])
 
-        await app(Intake(1))({"type": kind}, receive, send)
+        await app(WebhookIntake(1))({"type": kind}, receive, send)
         return found
 
     lived = asyncio.run(steps("lifespan", "lifespan.startup", "lifespan.shutdown"))
@@ -268,7 +268,7 @@ def test_what_is_on_its_way_takes_room_and_has_to_come_in_time() -> None:
     """Bodies whose last byte never comes: beyond the room for them they are refused, the others are cut off."""
 
     async def steps() -> list[int]:
-        intake = Intake(1_000)
+        intake = WebhookIntake(1_000)
         webhook = app(intake, answer_timeout_s=0.05)
         sent: list[int] = []
 

@@ -16,7 +16,7 @@ from ftlayer.spark.deliveries.ingest import IngestStream
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.layer import FTLayerEngine
 from ftlayer.vertex.calls import OpenStream, StreamOptions
-from ftlayer.vertex.client.client import Connection, VertexClient
+from ftlayer.vertex.client.client import VertexClient, VertexConnection
 
 SCHEMA = StructType().add("a", LongType())
 NO_SESSION = object()
@@ -88,13 +88,13 @@ def test_a_call_that_waits_for_the_vertex_ends_when_the_layer_is_closed(
     layer = FTLayer.connect("grpc://127.0.0.1:1", token="x" * 16)
     client = layer.client
     attempted = threading.Event()
-    connect = Connection.client
+    connect = VertexConnection.client
 
-    def seen(connection: Connection) -> object:
+    def seen(connection: VertexConnection) -> object:
         attempted.set()
         return connect(connection)
 
-    monkeypatch.setattr(Connection, "client", seen)
+    monkeypatch.setattr(VertexConnection, "client", seen)
     raised: list[FTLayerError] = []
 
     def wait() -> None:
@@ -114,13 +114,13 @@ def test_a_call_that_waits_for_the_vertex_ends_when_the_layer_is_closed(
 def test_a_client_that_is_only_given_up_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = FTLayer.connect("grpc://127.0.0.1:1", token="x" * 16)
     connected: list[object] = []
-    connect = Connection.client
+    connect = VertexConnection.client
 
-    def seen(connection: Connection) -> object:
+    def seen(connection: VertexConnection) -> object:
         connected.append(connect(connection))
         return connected[-1]
 
-    monkeypatch.setattr(Connection, "client", seen)
+    monkeypatch.setattr(VertexConnection, "client", seen)
     layer.client.close()
     with pytest.raises(VertexUnavailableError):
         layer.client.health(deadline_ms=1)

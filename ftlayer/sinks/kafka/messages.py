@@ -44,7 +44,7 @@ class KafkaMessage(WriterCommitMessage):
     size: int = 0
 
 
-class Staged(io.RawIOBase):
+class StagedMessages(io.RawIOBase):
     """Takes the bytes of a message: they are kept in memory, and in a new file once they are too many.
 
     The file lasts when `finish` has returned; `abandon` removes it.
@@ -102,7 +102,7 @@ class Staged(io.RawIOBase):
             self._output.abandon()
 
 
-def encode(batches: Iterable[pa.RecordBatch], schema: pa.Schema, into: Staged) -> None:
+def encode(batches: Iterable[pa.RecordBatch], schema: pa.Schema, into: StagedMessages) -> None:
     """Write rows as an Arrow stream, compressed."""
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(cast(BinaryIO, into), schema, options=options) as stream:

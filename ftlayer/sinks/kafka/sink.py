@@ -35,7 +35,7 @@ from ftlayer.clients.kafka import (
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets
-from ftlayer.sinks.kafka.messages import KafkaMessage, Staged, batches_of, content_of, encode
+from ftlayer.sinks.kafka.messages import KafkaMessage, StagedMessages, batches_of, content_of, encode
 from ftlayer.sinks.origin import by_query, streaming_query
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Fate(Enum):
     """It is not known any more."""
 
 
-class Committed(NamedTuple):
+class CommittedMessages(NamedTuple):
     """Numbers of a writer's messages: ``ranges`` from first to last, ascending, with gaps between them.
 
     Of those up to ``forgotten``, and below all ranges, nothing is known.
@@ -86,7 +86,7 @@ class Committed(NamedTuple):
             return Fate.COMMITTED
         return Fate.FORGOTTEN if number <= self.forgotten else Fate.OPEN
 
-    def with_number(self, number: int) -> Committed:
+    def with_number(self, number: int) -> CommittedMessages:
         """Return it with one number more; the lowest ranges are forgotten where there are too many."""
         merged: list[tuple[int, int]] = []
         for first, last in sorted((*self.ranges, (number, number))):
@@ -95,7 +95,7 @@ class Committed(NamedTuple):
             else:
                 merged.append((first, last))
         forgotten = max([self.forgotten, *(last for _, last in merged[:-MOST_RANGES])])
-        return Committed(tuple(merged[-MOST_RANGES:]), forgotten)
+        return CommittedMessages(tuple(merged[-MOST_RANGES:]), forgotten)
 
 
 class CommitMarks:
@@ -107,12 +107,14 @@ class CommitMarks:
 
     def fate(self, writer: str, number: int) -> Fate:
         """Return what became of a message."""
-        return next((part[writer] for part in self._parts if writer in part), Committed()).fate(number)
+        return next((part[writer] for part in self._parts if writer in part), CommittedMessages()).fate(
+            number
+        )
 
     def add(self, writer: str, number: int) -> None:
         """A message is committed."""
         part = next((part for part in self._parts if writer in part), None)
-        committed = (Committed() if part is None else part.pop(writer)).with_number(number)
+        committed = (CommittedMessages() if part is None else part.pop(writer)).with_number(number)
         if part is None or _length(part) + MOST_NUMBERS > MOST_BYTES:
             part = self._with_room()
         part[writer] = committed
@@ -121,7 +123,7 @@ class CommitMarks:
         """Return what is to be written, all of it each time: brokers forget texts that are not renewed."""
         return [_text(each) for each in self._parts]
 
-    def _with_room(self) -> dict[str, Committed]:
+    def _with_room(self) -> dict[str, CommittedMessages]:
         for each in self._parts:
             if _length(each) < FULL_BYTES:
                 return each
@@ -129,35 +131,35 @@ class CommitMarks:
         return self._parts[-1]
 
 
-def _length(part: Mapping[str, Committed]) -> int:
+def _length(part: Mapping[str, CommittedMessages]) -> int:
     return len(_text(part))
 
 
-def _text(part: Mapping[str, Committed]) -> str:
+def _text(part: Mapping[str, CommittedMessages]) -> str:
     return " ".join(f"{writer}:{_numbers(committed)}" for writer, committed in part.items())
 
 
-def _numbers(committed: Committed) -> str:
+def _numbers(committed: CommittedMessages) -> str:
     ranges = [f"{first}-{last}" for first, last in committed.ranges]
     return ",".join([f"~{committed.forgotten}", *ranges] if committed.forgotten else ranges)
 
 
-def _parsed(text: str) -> dict[str, Committed]:
-    found: dict[str, Committed] = {}
+def _parsed(text: str) -> dict[str, CommittedMessages]:
+    found: dict[str, CommittedMessages] = {}
     for written in text.split():
         writer, _, numbers = written.partition(":")
         parts = numbers.split(",")
         forgotten = int(parts.pop(0)[1:]) if numbers.startswith("~") else 0
         pairs = [each.split("-") for each in parts]
-        found[writer] = Committed(tuple((int(first), int(last)) for first, last in pairs), forgotten)
+        found[writer] = CommittedMessages(tuple((int(first), int(last)) for first, last in pairs), forgotten)
     return found
 
 
 # The rules by which messages are committed, each once: what a transaction holds, and what its mark says.
 #
-# No I/O but by `Transactions`. The order is always this: fence off all others, read the marks, then produce what they
-# do not have, with new marks, in one transaction. What became of a transaction that was not answered is not asked of
-# the broker: it is begun anew with the fence, and the marks say it.
+# No I/O but by `MessageTransactions`. The order is always this: fence off all others, read the marks, then produce
+# what they do not have, with new marks, in one transaction. What became of a transaction that was not answered is not
+# asked of the broker: it is begun anew with the fence, and the marks say it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class Mark:
     text: str = ""
 
 
-class Transactions(Protocol):
+class MessageTransactions(Protocol):
     """A transactional producer. Its errors are `SinkError`: what it was asked for may have come about or not."""
 
     def fence(self) -> None:
@@ -191,7 +193,7 @@ class KafkaCommits:
     on; that of a query is the group ``ftlayer-<name>-<query>``, whose offset is the number of its next batch.
     """
 
-    def __init__(self, name: str, transactions: Transactions, remember_ms: int) -> None:
+    def __init__(self, name: str, transactions: MessageTransactions, remember_ms: int) -> None:
         """``remember_ms``: for how long brokers keep marks at least."""
         self._name = name
         self._transactions = transactions
@@ -408,7 +410,7 @@ Result = TypeVar("Result")
 
 
 class KafkaTransactions:
-    """`Transactions` of Kafka. After any error it begins anew with the fence: what was under way is aborted by that."""
+    """`MessageTransactions` of Kafka. After any error it begins anew with the fence, and that aborts what it had."""
 
     def __init__(self, brokers: Brokers, transactional_id: str, files: Files) -> None:
         """``files`` has the rows of messages that are not in the messages themselves."""
@@ -653,7 +655,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
             self._execution,
             f"{time.time_ns() // 1_000_000:012x}-{secrets.token_hex(8)}.arrows",
         )
-        staged, rows = Staged(self._files(), file), 0
+        staged, rows = StagedMessages(self._files(), file), 0
         try:
 
             def checked() -> Iterator[pa.RecordBatch]:
@@ -693,7 +695,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
         self._producer.flush()
         return rows
 
-    def _message(self, rows: int, query: str, staged: Staged | None = None) -> KafkaMessage:
+    def _message(self, rows: int, query: str, staged: StagedMessages | None = None) -> KafkaMessage:
         self._written += 1
         own = (self._name, self._execution, self._writer, self._written, rows, query, _now_ms())
         if staged is None or not rows:

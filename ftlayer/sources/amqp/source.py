@@ -21,7 +21,7 @@ from ftlayer.errors import SourceError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
-from ftlayer.sources.redelivery import NAME_BYTES, Window
+from ftlayer.sources.redelivery import NAME_BYTES, RedeliveryWindow
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class AmqpSource(Queue):
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> AmqpReader:
         """See `Queue.open`. The server is connected to by the first fetch."""
         names = b"".join(self.unpack(position) for position in positions.values())
-        window = Window(names, self.max_pending + min(self.max_pending, _KEPT_NAMES), stored=stored)
+        window = RedeliveryWindow(names, self.max_pending + min(self.max_pending, _KEPT_NAMES), stored=stored)
         return AmqpReader(self, member.subtask, window)
 
     @property
@@ -152,7 +152,7 @@ class AmqpSource(Queue):
 class AmqpReader:
     """`QueueReader` of one consumer."""
 
-    def __init__(self, source: AmqpSource, subtask: int, window: Window) -> None:
+    def __init__(self, source: AmqpSource, subtask: int, window: RedeliveryWindow) -> None:
         self._source = source
         self._subtask = subtask
         self._window = window

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_int, check_text, duration_ms
-from ftlayer.clients.mqtt import VERSIONS, ServerAwayError, Session, address_of, mqtt_library
+from ftlayer.clients.mqtt import VERSIONS, MqttSession, ServerAwayError, address_of, mqtt_library
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError
 from ftlayer.printable import hides_secrets
@@ -171,8 +171,8 @@ class _Share:
 
     subtask: int
     client_id: str
-    session: Session | None = None
-    earlier: Session | None = None
+    session: MqttSession | None = None
+    earlier: MqttSession | None = None
     pending: dict[int, tuple[int, int]] = field(default_factory=dict)
     here: set[int] = field(default_factory=set)
     is_fenced: bool = False
@@ -243,9 +243,9 @@ class MqttReader:
     def _share(self, subtask: int) -> _Share:
         return _Share(subtask, f"{self._member.owner}-{subtask}")
 
-    def _connect(self, share: _Share) -> Session:
+    def _connect(self, share: _Share) -> MqttSession:
         source = self._source
-        session = Session(
+        session = MqttSession(
             source.address, share.client_id, source.version, source.expiry_s, source.max_pending
         )
         if not session.was_there:
@@ -292,7 +292,9 @@ class MqttReader:
     def _forget(self, share: _Share) -> None:
         """End a session of 3.1.1: by one that is clean."""
         source = self._source
-        Session(source.address, share.client_id, source.version, 0, source.max_pending, clean=True).close()
+        MqttSession(
+            source.address, share.client_id, source.version, 0, source.max_pending, clean=True
+        ).close()
 
     def _failed(self, error: ServerAwayError) -> None:
         """Connect again later, or raise. What was not acknowledged is delivered again, by the same numbers."""

@@ -43,7 +43,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitMessage:
     """A transaction ends. ``lsn``: of the commit, ``end``: behind it; ``time_us``: since 1970."""
 
     lsn: int
@@ -121,7 +121,9 @@ class Truncate:
     restarts_identity: bool
 
 
-Message: TypeAlias = Begin | Commit | Origin | Relation | TypeName | Insert | Update | Delete | Truncate
+Message: TypeAlias = (
+    Begin | CommitMessage | Origin | Relation | TypeName | Insert | Update | Delete | Truncate
+)
 
 _BEGIN = Struct(">QqI")
 _COMMIT = Struct(">BQQq")
@@ -157,9 +159,9 @@ def _begin(data: bytes) -> tuple[Begin, int]:
     return Begin(lsn, time + EPOCH_US, xid), 1 + _BEGIN.size
 
 
-def _commit(data: bytes) -> tuple[Commit, int]:
+def _commit(data: bytes) -> tuple[CommitMessage, int]:
     _flags, lsn, end, time = _COMMIT.unpack_from(data, 1)
-    return Commit(lsn, end, time + EPOCH_US), 1 + _COMMIT.size
+    return CommitMessage(lsn, end, time + EPOCH_US), 1 + _COMMIT.size
 
 
 def _origin(data: bytes) -> tuple[Origin, int]:

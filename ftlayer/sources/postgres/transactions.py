@@ -11,7 +11,7 @@ from ftlayer.errors import SourceError
 from ftlayer.sources.postgres.pgoutput import (
     UNCHANGED,
     Begin,
-    Commit,
+    CommitMessage,
     Delete,
     Insert,
     Message,
@@ -114,7 +114,7 @@ class Transactions:
         match message:
             case Begin():
                 self._open = _Open(message, self._skipped_of(message))
-            case Commit(end=end):
+            case CommitMessage(end=end):
                 self._commit(end)
             case Relation():
                 self._places[message.oid] = self._places_in(message)

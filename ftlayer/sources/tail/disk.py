@@ -49,7 +49,7 @@ class Stat(NamedTuple):
     is_there: bool
 
 
-class Opened(Protocol):
+class OpenedFile(Protocol):
     """A file that stays readable, whatever it is called, and when it is removed."""
 
     inode: int
@@ -71,12 +71,12 @@ class Disk(Protocol):
         A file that gets another name meanwhile may be there twice, or not at all.
         """
 
-    def open(self, path: str) -> Opened | None:
+    def open(self, path: str) -> OpenedFile | None:
         """Open a file; None: there is none now. It may be another one than that which was listed."""
 
 
 class LocalFile:
-    """`Opened` of this machine."""
+    """`OpenedFile` of this machine."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

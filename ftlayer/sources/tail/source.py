@@ -20,7 +20,7 @@ from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
 from ftlayer.records.beside import valid
 from ftlayer.sources.lines import line_starts, texts_of
-from ftlayer.sources.tail.disk import ROTATED, Disk, LocalDisk, Opened, Seen, Stat
+from ftlayer.sources.tail.disk import ROTATED, Disk, LocalDisk, OpenedFile, Seen, Stat
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _KIND = "tail"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TailPlace:
     """A place in a file.
 
     Attributes:
@@ -61,14 +61,14 @@ def tail_length(offset: int) -> int:
     return min(offset, TAIL_BYTES)
 
 
-def pack(number: int, places: Sequence[Place]) -> bytes:
+def pack(number: int, places: Sequence[TailPlace]) -> bytes:
     """Return a source's position. ``number`` makes it another one than all others."""
     each = [[one.log, one.inode, one.offset, one.tail, one.is_ended] for one in places]
     packed: bytes = msgpack.packb([_KIND, number, each], unicode_errors="surrogateescape")
     return packed
 
 
-def unpack(position: bytes) -> tuple[int, list[Place]]:
+def unpack(position: bytes) -> tuple[int, list[TailPlace]]:
     """Return what was packed; `ConfigError` for the position of another source."""
     found: Any
     try:
@@ -80,7 +80,7 @@ def unpack(position: bytes) -> tuple[int, list[Place]]:
             "a growing file: the positions stored under this uid are of another source; give the new one a uid of "
             "its own"
         )
-    return found[1], [Place(*each) for each in found[2]]
+    return found[1], [TailPlace(*each) for each in found[2]]
 
 
 # What is read next of files that grow, and are rotated: the rules.
@@ -111,22 +111,22 @@ class _File:
     """A file that is open. ``idle``: how it was when there was nothing to read in it, behind this place."""
 
     seen: Seen
-    opened: Opened
+    opened: OpenedFile
     offset: int = 0
     tail: bytes = _NOTHING
     idle: Stat = _NEVER
     is_ended: bool = False
 
     @property
-    def place(self) -> Place:
-        return Place(self.seen.log, self.seen.inode, self.offset, self.tail, self.is_ended)
+    def place(self) -> TailPlace:
+        return TailPlace(self.seen.log, self.seen.inode, self.offset, self.tail, self.is_ended)
 
     def go_to(self, offset: int, before: bytes) -> None:
         """Go on at this place, which has these bytes before it."""
         self.offset, self.tail = offset, tail_of(before)
         self.idle = _NEVER
 
-    def matches(self, other: Opened) -> bool:
+    def matches(self, other: OpenedFile) -> bool:
         """Whether another file has the same bytes before this one's place."""
         length = tail_length(self.offset)
         before = other.read(self.offset - length, length)
@@ -139,7 +139,7 @@ class Follower:
     def __init__(
         self,
         disk: Disk,
-        places: Iterable[Place] = (),
+        places: Iterable[TailPlace] = (),
         *,
         from_end: bool = False,
         is_copied: bool = False,
@@ -168,7 +168,7 @@ class Follower:
         self._turn = 0
         self._is_begun_anew = False
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[TailPlace]:
         return [*self._missing.values(), *(file.place for file in self._files.values())]
 
     def close(self) -> None:
@@ -375,7 +375,7 @@ def _directory(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _begins_alike(copy: Opened, log: Opened, size: int) -> bool:
+def _begins_alike(copy: OpenedFile, log: OpenedFile, size: int) -> bool:
     """Whether a log begins with the bytes of its copy: compared at the copy's two ends."""
     length = tail_length(size)
     return all(

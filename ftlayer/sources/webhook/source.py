@@ -62,7 +62,7 @@ class Request:
         return _ENTRY_BYTES + len(self.body)
 
 
-class Intake:
+class WebhookIntake:
     """See the module. For two threads: the server offers, the reader takes and stores."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -170,7 +170,7 @@ class WebhookApp:
 
     def __init__(
         self,
-        intake: Intake,
+        intake: WebhookIntake,
         headers: Iterable[str],
         max_body: int,
         answer_timeout_s: float,
@@ -458,7 +458,7 @@ class WebhookSource(Queue):
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> WebhookReader:
         """See `Queue.open`. Positions only number what was taken: nothing can be had again."""
-        intake = Intake(self._max_pending)
+        intake = WebhookIntake(self._max_pending)
         webhook = WebhookApp(intake, self._headers, self._max_body, self._answer_timeout_s, self._signature)
         app: AsgiApp = webhook if self._app is None else self._app(webhook)
         number = _number_of(positions.get(member.subtask))
@@ -470,7 +470,13 @@ class WebhookReader:
     """`QueueReader` of one slot's server."""
 
     def __init__(
-        self, schema: pa.Schema, subtask: int, number: int, intake: Intake, app: WebhookApp, server: WebServer
+        self,
+        schema: pa.Schema,
+        subtask: int,
+        number: int,
+        intake: WebhookIntake,
+        app: WebhookApp,
+        server: WebServer,
     ) -> None:
         self._schema = schema
         self._subtask = subtask

@@ -14,7 +14,7 @@ from ftlayer.checkpoint.snapshots import StatePiece
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
-from ftlayer.state.lmdb.layout import DATA, Entry, entry_of
+from ftlayer.state.lmdb.layout import DATA, StoredEntry, entry_of
 from ftlayer.state.snapshots.entries import BLOCK_ENTRIES, Block
 from ftlayer.state.snapshots.restoring import BlocksOf
 from ftlayer.state.snapshots.serializer import array_header
@@ -75,7 +75,7 @@ def _compacted(env: Any, directory: Path, pace: Callable[[], None]) -> Iterator[
 
 
 def grouped_blocks(
-    entries: Iterable[Entry], max_parallelism: int, pace: Callable[[], None]
+    entries: Iterable[StoredEntry], max_parallelism: int, pace: Callable[[], None]
 ) -> Iterator[Block]:
     """Put entries of one table into blocks, each of key groups that lie close together."""
     buckets: dict[int, _Bucket] = {}
@@ -93,10 +93,10 @@ def grouped_blocks(
 
 class _Bucket:
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[StoredEntry] = []
         self.bytes = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: StoredEntry) -> None:
         self.entries.append(entry)
         self.bytes += len(entry.key) + len(entry.value)
 

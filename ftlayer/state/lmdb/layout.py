@@ -30,7 +30,7 @@ _REPLACED = b"\xc1"
 """The one byte that nothing packed begins with."""
 
 
-class Entry(NamedTuple):
+class StoredEntry(NamedTuple):
     """An entry as it lies there, not unpacked."""
 
     table: int
@@ -64,14 +64,14 @@ def value_of(key: bytes, value: memoryview) -> memoryview:
     return body[_first_length(body) :] if is_replaced(key) else body
 
 
-def entry_of(key: bytes, value: bytes) -> Entry:
+def entry_of(key: bytes, value: bytes) -> StoredEntry:
     """Return what an LMDB key and value say."""
     (table,) = TABLE.unpack_from(key)
     (group,) = GROUP.unpack_from(value)
     if not is_replaced(key):
-        return Entry(table, group, key[TABLE.size :], value[GROUP.size :])
+        return StoredEntry(table, group, key[TABLE.size :], value[GROUP.size :])
     end = GROUP.size + _first_length(value[GROUP.size :])
-    return Entry(table, group, value[GROUP.size : end], value[end:])
+    return StoredEntry(table, group, value[GROUP.size : end], value[end:])
 
 
 def _first_length(packed: bytes | memoryview) -> int:

@@ -55,7 +55,7 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class Connection:
+class VertexConnection:
     """Where a vertex is and how it is talked to. Any thread may use it.
 
     ``address`` is ``"grpc://host:port"``, ``"grpc+tls://host:port"`` or ``"grpc+unix:///path"``; ``root_certs`` the PEM
@@ -86,8 +86,8 @@ class Connection:
         self._end: FTLayerError | None = None
         self._pid = os.getpid()
 
-    def __reduce__(self) -> tuple[type[Connection], tuple[str, str, bytes | None, bytes | None]]:
-        return Connection, (self.address, self.token, self.root_certs, self.client_pem)
+    def __reduce__(self) -> tuple[type[VertexConnection], tuple[str, str, bytes | None, bytes | None]]:
+        return VertexConnection, (self.address, self.token, self.root_certs, self.client_pem)
 
     def client(self) -> flight.FlightClient:
         """Return the Flight client; made on the first call of a process, without waiting for the vertex.
@@ -234,7 +234,7 @@ class Lane:
     """
 
     def __init__(
-        self, connection: Connection, kind: str, client: str, window: int, window_bytes: int
+        self, connection: VertexConnection, kind: str, client: str, window: int, window_bytes: int
     ) -> None:
         self._connection = connection
         self._kind = kind
@@ -463,7 +463,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, connection: Connection, client: str, deadline_ms: int, window: int, window_bytes: int
+        self, connection: VertexConnection, client: str, deadline_ms: int, window: int, window_bytes: int
     ) -> None:
         """Made by `VertexClient.pipeline`. `ConfigError` for a window out of range."""
         check_int(window, "window", least=1, most=MAX_WINDOW)
@@ -603,7 +603,7 @@ class VertexClient:
             deadline_ms: how long a call may take, sending it again included. Should exceed the vertex's
                 ``persist_timeout_ms``.
         """
-        self._connection = Connection(address, token, root_certs, client_pem)
+        self._connection = VertexConnection(address, token, root_certs, client_pem)
         if client_id is not None:
             check_text(client_id, "client_id")
         check_int(deadline_ms, "deadline_ms", least=1, most=LONGEST_MS)
@@ -773,7 +773,7 @@ class VertexClient:
         return b"".join(result.body.to_pybytes() for result in results)
 
 
-def _rebuilt(connection: Connection, label: str, deadline_ms: int) -> VertexClient:
+def _rebuilt(connection: VertexConnection, label: str, deadline_ms: int) -> VertexClient:
     client = VertexClient.__new__(VertexClient)
     client._connection, client._label, client._deadline_ms = connection, label, deadline_ms
     client._start_names()

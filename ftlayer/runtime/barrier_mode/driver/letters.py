@@ -42,8 +42,8 @@ from ftlayer.runtime.barrier_mode.driver.outbox import (
     FIRST_PAUSE_MS,
     EmptyFile,
     ForgetBatch,
-    FoundFile,
     LetterOutbox,
+    OutboxFile,
     OutboxWork,
     RemoveFile,
     SendFile,
@@ -513,7 +513,7 @@ class LetterPlaces:
     """Where a job's dead letters go: files, which ``found`` tells of, and the vertex, None where there is none."""
 
     files: LetterFiles
-    found: tuple[FoundFile, ...] = ()
+    found: tuple[OutboxFile, ...] = ()
     vertex: VertexClient | None = None
 
 
@@ -527,7 +527,7 @@ def open_letters(config: CheckpointConfig, job: str, key: bytes, checkpoints: Se
     files = StoredLetters(config.directory, job, key)
     runs = {last_name(parent(location)) for location in checkpoints}
     found = tuple(
-        FoundFile(file.name, file.letters, file.lasting or part(file.name.rpartition("-")[0]) in runs)
+        OutboxFile(file.name, file.letters, file.lasting or part(file.name.rpartition("-")[0]) in runs)
         for file in files.found()
     )
     return LetterPlaces(files, found)

@@ -71,7 +71,7 @@ OutboxWork: TypeAlias = StorageWork | VertexWork
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFile:
+class OutboxFile:
     """A file that was there when the driver began. ``restorable``: checkpoints of its run may be restored."""
 
     name: str
@@ -141,7 +141,7 @@ class LetterOutbox:
 
     # ------------------------------------------------------------ checkpoints
 
-    def found(self, files: Iterable[FoundFile]) -> None:
+    def found(self, files: Iterable[OutboxFile]) -> None:
         """These files are there; to be told once, before anything else."""
         for file in files:
             stage = _Stage.WRITTEN if file.letters else self._when_empty

@@ -15,8 +15,8 @@ from ftlayer.runtime.barrier_mode.driver.outbox import (
     FIRST_PAUSE_MS,
     EmptyFile,
     ForgetBatch,
-    FoundFile,
     LetterOutbox,
+    OutboxFile,
     OutboxWork,
     RemoveFile,
     SendFile,
@@ -116,13 +116,13 @@ def test_the_empty_file_of_a_savepoint_stays() -> None:
     (work,) = outbox.work(0)
     outbox.done(work)
     outbox.retained([])
-    outbox.found([FoundFile("old-1", 0, restorable=True), FoundFile("old-2", 0, restorable=False)])
+    outbox.found([OutboxFile("old-1", 0, restorable=True), OutboxFile("old-2", 0, restorable=False)])
     assert names(outbox.work(0)) == ["RemoveFile old-2"]
 
 
 def test_no_file_is_removed_before_it_is_known_what_is_restored() -> None:
     outbox = LetterOutbox("run", has_vertex=False)
-    outbox.found([FoundFile("old-1", 0, restorable=False)])
+    outbox.found([OutboxFile("old-1", 0, restorable=False)])
     assert outbox.work(0) == []
     outbox.stands(checkpoint(1))
     assert names(outbox.work(0)) == ["RemoveFile old-1"]
@@ -155,7 +155,7 @@ def test_the_empty_file_of_letters_that_a_savepoint_carries_stays() -> None:
     first.retained([])
     assert all_done(first) == ["WriteFile run-1", "SendFile run-1", "EmptyFile run-1", "ForgetBatch run-1"]
     second = LetterOutbox("later", has_vertex=True)
-    second.found([FoundFile("run-1", 0, restorable=False)])
+    second.found([OutboxFile("run-1", 0, restorable=False)])
     assert all_done(second) == ["ForgetBatch run-1"]
     second.stands(savepoint)
     assert all_done(second) == []
@@ -175,7 +175,7 @@ def test_where_no_file_stays_the_vertex_does_not_forget_what_savepoints_hold() -
 
 def test_pauses_grow_and_end_with_the_first_success() -> None:
     outbox = LetterOutbox("run", has_vertex=True)
-    outbox.found([FoundFile("old-1", 1, restorable=True)])
+    outbox.found([OutboxFile("old-1", 1, restorable=True)])
     now = 0
     for number in range(4):
         (work,) = outbox.work(now)
@@ -189,7 +189,7 @@ def test_pauses_grow_and_end_with_the_first_success() -> None:
 
 def test_a_file_that_cannot_be_read_is_left_alone_and_others_are_sent() -> None:
     outbox = LetterOutbox("run", has_vertex=True)
-    outbox.found([FoundFile("old-1", 1, restorable=True), FoundFile("old-2", 1, restorable=True)])
+    outbox.found([OutboxFile("old-1", 1, restorable=True), OutboxFile("old-2", 1, restorable=True)])
     (work,) = outbox.work(0)
     outbox.failed(work, 0, damaged=True)
     assert outbox.work(0) == [SendFile("old-2")]
@@ -259,7 +259,7 @@ class Walk:
         self.outbox = LetterOutbox(self.run_name, has_vertex=self.has_vertex)
         runs = {each.run for each in self.world.checkpoints}
         self.outbox.found(
-            FoundFile(name, len(letters), restorable=name.partition("-")[0] in runs)
+            OutboxFile(name, len(letters), restorable=name.partition("-")[0] in runs)
             for name, letters in self.world.files.items()
         )
         self.doing: list[OutboxWork] = []
@@ -400,7 +400,7 @@ def test_a_crash_between_any_two_steps_repeats_nothing() -> None:
             world.checkpoints = [stands]
             for life in range(2):
                 outbox = LetterOutbox(f"life{life}", has_vertex=True)
-                found = [FoundFile(name, len(each), restorable=True) for name, each in world.files.items()]
+                found = [OutboxFile(name, len(each), restorable=True) for name, each in world.files.items()]
                 outbox.found(found)
                 outbox.stands(stands)
                 for _ in range(steps if life == 0 else 10):
