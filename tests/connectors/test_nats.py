@@ -17,7 +17,7 @@ from programs import find_program
 from servers import is_open
 
 from ftlayer.clients.nats import NatsAwayError, nats_library
-from ftlayer.errors import SinkError, SourceError
+from ftlayer.errors import SinkError, SourceChangedError, SourceError
 from ftlayer.sinks import NatsSink
 from ftlayer.sources import NatsSource
 from ftlayer.sources.nats.source import NatsReader, Pull
@@ -168,6 +168,19 @@ def test_a_consumer_that_was_removed_goes_on_where_it_was(nats: Any) -> None:
     nats.put(10, 15)
     assert sorted(numbers_of(nats, fetch_all(reader, 10))) == list(range(5, 15))
     reader.close()
+
+
+def test_a_stream_that_is_shorter_than_what_was_read_is_an_error(nats: Any) -> None:
+    source = source_of(nats)
+    nats.put(0, 30)
+    reader = opened(nats, source)
+    position = fetch_all(reader, 30)[-1].position
+    reader.close()
+    nats.server.ask(lambda client: client.jetstream().delete_stream(nats.name))
+    nats.server.make(nats.name)
+    nats.put(0, 10)
+    with pytest.raises(SourceChangedError, match="the stream ends at message 10, and it was read up to 30"):
+        opened(nats, source, {0: position}).fetch(1, 0.0)
 
 
 def test_a_stream_that_was_made_anew_is_read_from_its_beginning(nats: Any) -> None:

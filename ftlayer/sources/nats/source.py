@@ -32,7 +32,7 @@ from ftlayer.clients.nats import (
     nats_library,
 )
 from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.errors import SourceError
+from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
@@ -746,9 +746,15 @@ class NatsReader:
         assert self._connection is not None
         jetstream = self._connection.client.jetstream()
         try:
-            await jetstream.stream_info(source.stream)
+            stream = await jetstream.stream_info(source.stream)
         except NotFoundError as error:
             raise SourceError(f"{source.place}: there is no such stream; make it before") from error
+        if stream.state.last_seq < self._window.known.last:
+            raise SourceChangedError(
+                f"{source.place}: the stream ends at message {stream.state.last_seq}, and it was read up to "
+                f"{self._window.known.last}: it was made anew, or its last messages are lost. Give the source a uid "
+                "and a consumer of its own, which begin where start says"
+            )
         wanted = {"ack_wait": source.ack_wait_s, "max_ack_pending": source.max_pending}
         try:
             info = await self._info()
