@@ -78,8 +78,7 @@ def test_psycopg_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_errors_name_no_password() -> None:
     assert (
-        PostgresChangesSource(DSN, "shop.t", "s").place
-        == 'slot \'s\', table "shop"."t" of shop at localhost'
+        PostgresChangesSource(DSN, "shop.t", "s").place == 'slot \'s\', table "shop"."t" of shop at localhost'
     )
 
 
