@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ftlayer.errors import SourceChangedError
 from ftlayer.sources import RedisSource
 from ftlayer.topology.queues import Member
 
@@ -114,3 +115,20 @@ def test_own_entries_that_wait_for_long_are_not_claimed(redis_server: Any, orpha
     assert pending(redis_server, orphaned) == 0
     slow.close()
     other.close()
+
+
+@pytest.mark.parametrize("entries", [0, 2])
+def test_a_stream_that_ends_before_what_was_read_is_an_error(
+    redis_server: Any, stream: str, entries: int
+) -> None:
+    source = RedisSource(redis_server.url, stream, "group", fields=["n"])
+    put(redis_server, stream, 0, 20)
+    reader = source.open(Member("job", 0, 1), {}, stored=True)
+    position = read_all(reader, 20)[-1].position
+    reader.close()
+    with redis_server.client() as client:
+        client.delete(stream)
+        for number in range(1, entries + 1):
+            client.xadd(stream, {"n": "0"}, id=f"{number}-0")
+    with pytest.raises(SourceChangedError, match=rf"it ends at entry {entries}-0, and was read up to \d+-\d"):
+        source.open(Member("job", 0, 1), {0: position}, stored=True).fetch(1, 0.0)

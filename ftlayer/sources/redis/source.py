@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
-from ftlayer.errors import ConfigError, SourceError
+from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sources.queue_positions import pack_position, unpack_position
@@ -160,6 +160,10 @@ PENDING_ROWS = 1_000
 """Pending entries are listed, and acknowledged, so many at a time."""
 
 _FROM_THE_FIRST = b"0-0"
+
+
+def _number_of(entry: bytes) -> tuple[int, ...]:
+    return tuple(map(int, entry.split(b"-")))
 
 
 @hides_secrets(lambda source: secrets_of(source.url))
@@ -356,6 +360,7 @@ class RedisReader:
         """Make the group, and find consumers of subtasks that are there no more."""
         if self._begun:
             return
+        self._check_end()
         self._make_group()
         known = {one.subtask for one in self._consumers}
         for subtask in self._subtasks_in_group():
@@ -366,6 +371,24 @@ class RedisReader:
             ):
                 self._consumers.append(self._consumer(subtask, {}))
         self._begun = True
+
+    def _check_end(self) -> None:
+        """Raise `SourceChangedError` if the stream ends before what was read of it."""
+        read = max((one.last for one in self._consumers), key=_number_of)
+        if read == _FROM_THE_FIRST:
+            return
+        try:
+            end = bytes(self._client.xinfo_stream(self._source.stream)["last-generated-id"])
+        except redis_library().ResponseError as error:
+            if "no such key" not in str(error):
+                raise
+            end = _FROM_THE_FIRST
+        if _number_of(end) < _number_of(read):
+            raise SourceChangedError(
+                f"{self._source.place}: it ends at entry {end.decode()}, and was read up to {read.decode()}: it was "
+                "made anew, or the server has lost its last entries. If it has newer ones, start again; else give the "
+                "source a uid and a group of its own, which begin where start says"
+            )
 
     def _make_group(self) -> None:
         source = self._source
