@@ -362,9 +362,10 @@ class Follower:
             if not file.offset:
                 return False
         logger.warning(
-            "%s was truncated, or is another file than the one that was read up to byte %d: what was written behind "
-            "that is lost, if anything was, and it is read from its beginning",
+            "%s has %d bytes, and was read up to byte %d: it was truncated, or is another file. What was written "
+            "behind that is lost, if anything was, and it is read from its beginning",
             file.seen.path,
+            stat.size,
             file.offset,
         )
         file.go_to(0, b"")
