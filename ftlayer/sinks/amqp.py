@@ -28,6 +28,9 @@ MOST_ALONE = 8
 
 _PERSISTENT = 2
 
+_NEVER = frozenset({311, 406})
+"""Reply codes, of a message that is too large, that another try will not change."""
+
 
 @hides_secrets(lambda sink: secrets_of(sink._url))
 class AmqpSink:
@@ -151,11 +154,13 @@ class AmqpSink:
             except amqp_library().exceptions.AMQPError as error:
                 left = list(attempt.left.items())
                 failure = SinkError(f"{self.place}: {type(error).__name__}: {error}")
+                is_final = getattr(error, "reply_code", 0) in _NEVER
                 if len(left) > 1:
                     half = len(left) // 2
                     todo += [dict(left[half:]), dict(left[:half])]
                 else:
-                    errors |= dict.fromkeys(attempt.left, failure)
+                    kind = PermanentFailure if is_final else SinkError
+                    errors |= dict.fromkeys(attempt.left, kind(str(failure)))
                     alone += 1
                 if alone >= MOST_ALONE:
                     for rest in todo:

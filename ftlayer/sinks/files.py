@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -28,8 +29,9 @@ from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
 from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.errors import ConfigError, UncommittableError
+from ftlayer.errors import ConfigError, FTLayerError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.sinks.fitting import MISFITS, whole_or_refused
 from ftlayer.sinks.formats import format_named
 from ftlayer.sinks.origin import streaming_query
 
@@ -114,8 +116,8 @@ class FileSink(DataSourceStreamArrowWriter):
     the same moment. A commit that was called before changes nothing, as long as its files are where it has put them;
     an abort leaves alone what is committed. Files are durable before the checkpoint that holds them is.
 
-    Not guaranteed: any order of rows or files. It refuses no row by `RowsRejected`: what the format cannot hold fails
-    its ``write``, whatever a `FailurePolicy` says.
+    A row with a value that the format cannot hold is refused by `RowsRejected`. Not guaranteed: any order of rows or
+    files.
     """
 
     def __init__(self, path: str | os.PathLike[str], format: str = "parquet", **options: Any) -> None:
@@ -139,7 +141,7 @@ class FileSink(DataSourceStreamArrowWriter):
         self._execution = secrets.token_hex(8)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FileMessage:
-        """Write rows into a new hidden file. Raises `CheckpointStorageError` and Arrow's errors, and leaves nothing."""
+        """Write rows into a new hidden file. Raises `CheckpointStorageError` and `RowsRejected`, and leaves nothing."""
         query = streaming_query()
         batches = (batch for batch in iterator if batch.num_rows)
         first = next(batches, None)
@@ -149,15 +151,17 @@ class FileSink(DataSourceStreamArrowWriter):
         unique = f"{time.time_ns() // 1_000_000:012x}-{secrets.token_hex(8)}"
         temporary = join(IN_PROGRESS, self._execution, f"{unique}.part")
         stream = _Stream(self._files().create(temporary))
-        rows = _Count()
+        rows = _Passing(self._format.together)
         try:
             self._format.encode(
-                rows.counted(chain([first], batches)), first.schema, cast(BinaryIO, stream), self._options
+                rows.passed(chain([first], batches)), first.schema, cast(BinaryIO, stream), self._options
             )
             stream.output.sync()
             stream.output.close()
-        except BaseException:
+        except BaseException as error:
             stream.output.abandon()
+            if isinstance(error, MISFITS) and not isinstance(error, FTLayerError) and not rows.are_broken:
+                self._refuse(rows, first.schema)
             raise
         target = f"part-{unique}{self._format.suffix}"
         return FileMessage(WrittenFile(temporary, target, stream.size), rows.rows, query)
@@ -214,6 +218,19 @@ class FileSink(DataSourceStreamArrowWriter):
             files.delete_empty(directory)
         return [join(files.url, path) for path in dead]
 
+    def _refuse(self, passing: _Passing, schema: pa.Schema) -> None:
+        """Raise `RowsRejected` for those of the last rows that the format cannot hold."""
+        if any(batch.schema != schema for batch in passing.last):
+            return
+        last = pa.Table.from_batches(passing.last, schema)
+
+        def encode(start: int, end: int) -> None:
+            self._format.encode(
+                last.slice(start, end - start).to_batches(), schema, io.BytesIO(), self._options
+            )
+
+        whole_or_refused(last.num_rows, passing.rows - last.num_rows, encode)
+
     def _files(self) -> Files:
         return open_files(self._path)
 
@@ -249,15 +266,31 @@ class _Stream(io.RawIOBase):
         return self.size
 
 
-class _Count:
-    """Counts rows on their way."""
+class _Passing:
+    """Rows on their way into a file: how many, and the ``last`` ones, of which at least ``together`` are kept."""
 
-    def __init__(self) -> None:
-        self.rows = 0
+    def __init__(self, together: int) -> None:
+        self._together = together
+        self._held = self.rows = 0
+        self.last: deque[pa.RecordBatch] = deque()
+        self.are_broken = False
 
-    def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
+    def passed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pass batches on; ``are_broken``: it was their iterator that has raised."""
+        todo = iter(batches)
+        while True:
+            try:
+                batch = next(todo, None)
+            except BaseException:
+                self.are_broken = True
+                raise
+            if batch is None:
+                return
             self.rows += batch.num_rows
+            self._held += batch.num_rows
+            self.last.append(batch)
+            while self._held - self.last[0].num_rows >= self._together:
+                self._held -= self.last.popleft().num_rows
             yield batch
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pyarrow as pa
 
 from ftlayer.config import MIB
-from ftlayer.errors import SinkError
+from ftlayer.errors import FTLayerError, SinkError
 from ftlayer.failures import RowsRejected
+
+Result = TypeVar("Result")
 
 CHUNK_BYTES = 128 * MIB
 """Rows of one ``write`` that are in memory, or in a file, at a time: about so many bytes of Arrow's."""
@@ -41,26 +44,96 @@ def check_fits(rows: pa.Schema, table: pa.Schema, place: str) -> None:
         )
 
 
-def fitted(rows: pa.Table, table: pa.Schema, place: str) -> pa.Table:
+def fitted(rows: pa.Table, table: pa.Schema, place: str, first: int) -> pa.Table:
     """Return rows that pass `check_fits` with the table's columns, in its order and types.
 
-    Raises `SinkError` for a value that its column cannot hold.
+    Raises `RowsRejected`, which counts from ``first``, for rows with a value that its column cannot hold, or with a
+    text that is no UTF-8: readers of the file would fail by it.
     """
-    columns = []
+    columns, refused = [], dict[int, str]()
     for field in table:
         if field.name not in rows.schema.names:
             columns.append(pa.chunked_array([pa.nulls(rows.num_rows, field.type)], field.type))
             continue
         column = rows.column(field.name)
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
         try:
-            columns.append(column if column.type == field.type else column.cast(field.type))
+            columns.append(_as(column, field.type))
         except pa.ArrowException as error:
-            raise SinkError(
-                f"{place}: column {field.name!r} cannot hold a value of the rows: {error}"
-            ) from error
+
+            def why(start: int, end: int) -> str:
+                try:
+                    _as(column.slice(start, end - start), field.type)  # noqa: B023
+                except pa.ArrowInvalid:
+                    return f"column {field.name!r}, {field.type}, cannot hold its value"  # noqa: B023
+                return ""
+
+            found = halved(rows.num_rows, why) if isinstance(error, pa.ArrowInvalid) else {}
+            if not found:
+                raise SinkError(
+                    f"{place}: column {field.name!r} cannot hold the values of the rows: {type(error).__name__}"
+                ) from error
+            refused = {first + row: said for row, said in found.items()} | refused
+    if refused:
+        raise RowsRejected(dict(sorted(refused.items())))
     return pa.Table.from_arrays(columns, schema=table)
+
+
+def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if column.type != kind:
+        column = column.cast(kind)
+    column.validate(full=True)
+    return column
+
+
+MISFITS = (pa.ArrowInvalid, ValueError, ArithmeticError, RecursionError)
+"""What Arrow and Python raise for a value: a time that Python lacks, bytes that are no text, NaN in JSON."""
+
+
+def whole_or_refused(rows: int, first: int, work: Callable[[int, int], Result]) -> Result:
+    """Do ``work`` for rows from 0 up to ``rows``.
+
+    Raises `RowsRejected`, which counts from ``first``, for rows whose values make it fail, found by halving.
+    """
+    try:
+        return work(0, rows)
+    except FTLayerError:
+        raise
+    except MISFITS:
+
+        def why(start: int, end: int) -> str:
+            try:
+                work(start, end)
+            except RowsRejected:  # It names them itself, once the others are out.
+                return ""
+            except FTLayerError:
+                raise
+            except MISFITS as error:
+                return f"it has a value that cannot be written ({type(error).__name__})"
+            return ""
+
+        if why(0, 0):  # Then it is not the rows'.
+            raise
+        refused = {first + row: said for row, said in halved(rows, why).items()}
+        if not refused:
+            raise
+        raise RowsRejected(refused) from None
+
+
+def halved(rows: int, refused: Callable[[int, int], str]) -> dict[int, str]:
+    """Return the rows that are refused alone, and why: by halves of those that are refused together, in order."""
+    found: dict[int, str] = {}
+    todo = [(0, rows)]
+    while todo:
+        start, end = todo.pop()
+        why = refused(start, end)
+        if why and end - start > 1:
+            middle = (start + end) // 2
+            todo += [(middle, end), (start, middle)]
+        elif why:
+            found[start] = why
+    return found
 
 
 def refuse_nulls(rows: pa.Table, table: pa.Schema, first: int) -> None:

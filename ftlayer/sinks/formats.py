@@ -24,10 +24,11 @@ Encode = Callable[[Iterable[pa.RecordBatch], pa.Schema, BinaryIO, dict[str, Any]
 
 @dataclass(frozen=True)
 class Format:
-    """How rows become a file; ``encode`` writes a whole one."""
+    """How rows become a file; ``encode`` writes a whole one, ``together`` so many rows at a time, or a batch."""
 
     suffix: str
     encode: Encode
+    together: int = 1
 
 
 def format_named(name: str, options: dict[str, Any]) -> Format:
@@ -50,6 +51,7 @@ def _parquet(
     with pq.ParquetWriter(file, schema, **options) as writer:
         gathered: list[pa.RecordBatch] = []
         for batch in batches:
+            batch.validate(full=True)  # Texts that are none are written, and no reader takes them.
             gathered.append(batch)
             if sum(one.num_rows for one in gathered) >= ROW_GROUP_ROWS:
                 writer.write_table(pa.Table.from_batches(gathered, schema))
@@ -65,6 +67,7 @@ def _csv(
 
     with csv.CSVWriter(file, schema, write_options=csv.WriteOptions(**options)) as writer:
         for batch in batches:
+            batch.validate(full=True)
             writer.write_batch(batch)
 
 
@@ -98,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 _FORMATS = {
-    "parquet": Format(".parquet", _parquet),
+    "parquet": Format(".parquet", _parquet, ROW_GROUP_ROWS),
     "csv": Format(".csv", _csv),
     "json": Format(".json", _json),
 }

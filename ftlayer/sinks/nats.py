@@ -35,6 +35,7 @@ from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.bodies import bodies_of, column_of, texts_of
+from ftlayer.sinks.fitting import whole_or_refused
 from ftlayer.sinks.origin import by_query, streaming_query
 
 logger = logging.getLogger(__name__)
@@ -610,7 +611,11 @@ class NatsSink(DataSourceStreamArrowWriter):
         """Stage the rows of batches; return how many there are."""
         rows = chunks = 0
         for batch in batches:
-            packed = list(to_chunks(self._columns.messages(batch, most_bytes, rows)))
+
+            def messages(start: int, end: int) -> list[NatsRow]:
+                return self._columns.messages(batch.slice(start, end - start), most_bytes, rows + start)  # noqa: B023
+
+            packed = list(to_chunks(whole_or_refused(batch.num_rows, rows, messages)))
             session.do(partial(_staged, message, chunks, packed))
             rows, chunks = rows + batch.num_rows, chunks + len(packed)
         return rows

@@ -18,6 +18,7 @@ from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_libra
 from ftlayer.errors import SinkError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets, secrets_of, shown_url
+from ftlayer.sinks.fitting import whole_or_refused
 from ftlayer.sinks.origin import by_query, streaming_query
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ def _as_bytes(name: str, column: pa.Array) -> Sequence[bytes | None]:
     try:
         plain = column if _is_bytes(column.type) else column.cast(pa.string())
         values: list[bytes | None] = plain.cast(pa.binary()).to_pylist()
+    except pa.ArrowInvalid:  # Of a value: the others have one.
+        raise
     except pa.ArrowException as error:
         raise SinkError(
             f"column {name!r} is {column.type}, which has no text in Redis: make it one in a function before ({error})"
@@ -191,7 +194,11 @@ class RedisSink(DataSourceStreamArrowWriter):
         try:
             for batch in iterator:
                 if batch.num_rows:
-                    entries = to_entries(batch, rows)
+                    entries = whole_or_refused(
+                        batch.num_rows,
+                        rows,
+                        lambda start, end: to_entries(batch.slice(start, end - start), rows + start),  # noqa: B023
+                    )
                     self._stage(message, entries)
                     rows += len(entries)
         except BaseException:

@@ -14,7 +14,7 @@ quoted names too, and a column called ``"%"`` is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from psycopg import sql
 from ftlayer.clients.postgres import is_refusal, refusal
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.sinks.copying import MESSAGE_COLUMN, ROW_COLUMN, to_csv
+from ftlayer.sinks.fitting import MISFITS, halved
 
 SUFFIX = "_ftlayer_staging"
 STAGED = "ftlayer_staged"
@@ -145,11 +146,11 @@ def stage(
             if not is_refusal(error):
                 raise
             return refusal(error, names)
-        except (pa.ArrowException, ValueError, ArithmeticError, RecursionError) as error:
+        except MISFITS as error:
             return f"it has a value that cannot be written as text for PostgreSQL ({type(error).__name__})"
         return ""
 
-    return {first + row: why for row, why in _halved(rows.num_rows, copied).items()}
+    return {first + row: why for row, why in halved(rows.num_rows, copied).items()}
 
 
 class Staged(Protocol):
@@ -202,7 +203,7 @@ def refused_rows(
 
     with connection.transaction(force_rollback=True):
         for message in messages:
-            refused = _halved(message.rows, partial(moved, message))
+            refused = halved(message.rows, partial(moved, message))
             found |= {(message.id, row): why for row, why in refused.items()}
     return found
 
@@ -248,21 +249,6 @@ def take_out(connection: Any, tables: Tables, message: str, row: int) -> None:
     connection.execute(
         sql.SQL("UPDATE {} SET rows = rows - 1 WHERE message = {}").format(tables.staged, message)
     )
-
-
-def _halved(rows: int, refused: Callable[[int, int], str]) -> dict[int, str]:
-    """Return the rows that are refused alone, and why: by halves of those that are refused together, in order."""
-    found: dict[int, str] = {}
-    todo = [(0, rows)]
-    while todo:
-        start, end = todo.pop()
-        why = refused(start, end)
-        if why and end - start > 1:
-            middle = (start + end) // 2
-            todo += [(middle, end), (start, middle)]
-        elif why:
-            found[start] = why
-    return found
 
 
 def move(

@@ -201,6 +201,7 @@ def test_a_message_for_which_the_channel_is_closed_fails_alone(amqp: Any) -> Non
         sink_to(amqp)(rows_of([amqp.name] * 20).set_column(2, "body", pa.array(bodies)))
     assert list(raised.value.errors) == [7]
     assert "larger than" in str(raised.value.errors[7])
+    assert isinstance(raised.value.errors[7], PermanentFailure)
     assert {body for _, body in take_all(amqp)} == {body for body in bodies if len(body) < 1_000}
 
 

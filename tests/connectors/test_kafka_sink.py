@@ -227,6 +227,29 @@ def test_rows_that_can_never_be_produced_are_refused_by_their_numbers(
         4: "its partition is -1",
     }
     assert staged_in(tmp_path) == []
+    no_text = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+    )
+    batch = pa.record_batch(
+        {
+            "value": ["ok", "no text", "no name", "no number", "dots"],
+            "topic": pa.concat_arrays([pa.array(["t"]), no_text, pa.array(["a b", "t", ".."])]),
+            "partition": pa.array([0, 0, 0, 2**40, 0]),
+        }
+    )
+    found, left = [], batch
+    while True:
+        try:
+            sink.write(iter([left]))
+        except RowsRejected as refused_again:
+            found += [left["value"][row].as_py() for row in refused_again.errors]
+            kept = [row for row in range(left.num_rows) if row not in refused_again.errors]
+            left = left.take(pa.array(kept))
+        else:
+            break
+    assert sorted(found) == ["dots", "no name", "no number", "no text"]
+    with pytest.raises(ConfigError, match="topic: expected up to 249 letters"):
+        KafkaSink(kafka_server.url, "a b", staging=tmp_path)
 
 
 @pytest.mark.parametrize(

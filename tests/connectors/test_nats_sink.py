@@ -232,6 +232,11 @@ def test_rows_that_the_server_would_refuse_are_refused_by_their_numbers(
         )
     assert list(refused.value.errors) == [2, 3]
     assert staged_in(nats_server, stream) == 0
+    whole = NatsSink(nats_server.url, stream, f"{stream}.out")
+    with pytest.raises(RowsRejected) as refused:
+        whole.write(iter([pa.record_batch({"x": [1.0]}), pa.record_batch({"x": [2.0, float("nan"), 3.0]})]))
+    assert list(refused.value.errors) == [2]
+    assert staged_in(nats_server, stream) == 0
     sink.commit([sink.write(iter([batch([b"5" * 1_000_000], ["d"])]))], 1)
     assert [len(body) for _, body in nats_server.read(stream)] == [1_000_000]
 

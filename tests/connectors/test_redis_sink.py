@@ -177,6 +177,17 @@ def test_rows_without_a_field_are_refused_by_their_numbers(
     with pytest.raises(RowsRejected) as refused:
         sink.write(iter(batches))
     assert list(refused.value.errors) == [3, 4]
+    no_text = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+    )
+    values = pa.concat_arrays([pa.array(["a"]), no_text])
+    batch = pa.record_batch(
+        {"m": pa.array([[("k", "v")]] * 2, pa.map_(pa.string(), pa.string())), "v": values}
+    )
+    maps = pa.MapArray.from_arrays([0, 1, 2], pa.array(["k", "l"]), values)
+    with pytest.raises(RowsRejected) as refused:
+        sink.write(iter([batch, pa.record_batch({"m": maps, "v": pa.array(["b", "c"])})]))
+    assert list(refused.value.errors) == [3]
     assert keys_beside(redis_server, stream) == []
 
 

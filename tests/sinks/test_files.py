@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.storage import remote_files
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.errors import CheckpointStorageError, ConfigError, UncommittableError
-from ftlayer.sinks import FileMessage, FileSink, PostgresMessage, files
+from ftlayer.failures import RowsRejected
+from ftlayer.sinks import FileMessage, FileSink, PostgresMessage, files, formats
 
 _directories = itertools.count()
 
@@ -111,6 +112,65 @@ def test_a_write_that_fails_leaves_nothing(url: str) -> None:
     with pytest.raises((ValueError, pa.ArrowException)):
         sink.write(changing())
     assert names_in(url) == []
+
+
+NO_TEXT = pa.Array.from_buffers(
+    pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+)
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json"])
+def test_rows_that_the_format_cannot_hold_are_refused_by_their_numbers(url: str, format: str) -> None:
+    """Those of the rows that were written together: the others are named when it is tried again."""
+    count = 2 * formats.ROW_GROUP_ROWS + 100
+    bad = [5, formats.ROW_GROUP_ROWS + 7, formats.ROW_GROUP_ROWS + 8, count - 1]
+
+    def batches(left: list[int]) -> Any:
+        numbers = pa.array(left, pa.int64())
+        words = pa.array(["é"] * len(left))
+        whole = pa.concat_arrays([pa.array(["good"]), NO_TEXT])
+        for start in range(0, len(left), 50_000):
+            part = numbers.slice(start, 50_000)
+            place = [int(number in bad) for number in part.to_pylist()]
+            yield pa.record_batch(
+                {"n": part, "v": whole.take(pa.array(place)), "w": words.slice(start, 50_000)}
+            )
+
+    sink, left, refused = FileSink(url, format), list(range(count)), list[int]()
+    while True:
+        try:
+            message = sink.write(batches(left))
+        except RowsRejected as rejected:
+            assert names_in(url) == in_progress(url) == []
+            refused += [left[row] for row in rejected.errors]
+            left = [number for row, number in enumerate(left) if row not in rejected.errors]
+        else:
+            break
+    assert refused == bad
+    sink.commit([message], 1)
+    assert message.rows == count - len(bad)
+
+
+@pytest.mark.parametrize(
+    ("format", "kind", "value"),
+    [
+        ("json", pa.timestamp("us"), 2**62),
+        ("json", pa.date32(), 2**30),
+        ("json", pa.list_(pa.timestamp("s")), [2**40]),
+        ("parquet", pa.timestamp("s"), 10**17),
+    ],
+)
+def test_a_time_that_the_format_lacks_is_refused(
+    url: str, format: str, kind: pa.DataType, value: Any
+) -> None:
+    fine = [0] if pa.types.is_list(kind) else 0
+    sink = FileSink(url, format)
+    values = pa.array([fine, value, fine], kind)
+    with pytest.raises(RowsRejected) as refused:
+        sink.write(iter([pa.record_batch({"v": values})]))
+    assert list(refused.value.errors) == [1]
+    message = sink.write(iter([pa.record_batch({"v": values.take(pa.array([0, 2]))})]))
+    assert message.rows == 2
 
 
 @pytest.mark.parametrize("moment", ["before", "behind"])

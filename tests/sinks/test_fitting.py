@@ -52,7 +52,7 @@ def test_what_is_held_is_cast_as_it_is(kind: Any, target: Any) -> None:
     assert is_held_by(kind, target)
     rows, table = pa.table({"a": pa.nulls(2, kind)}), pa.schema([("a", target)])
     check_fits(rows.schema, table, "it")
-    assert fitted(rows, table, "it").schema == table
+    assert fitted(rows, table, "it", 0).schema == table
 
 
 @pytest.mark.parametrize(("kind", "target"), NOT_HELD, ids=str)
@@ -77,7 +77,7 @@ def test_values_stay_what_they_were() -> None:
             ("names", pa.map_(pa.string(), pa.int64())),
         ]
     )
-    assert fitted(rows, table, "it").to_pylist() == [
+    assert fitted(rows, table, "it", 0).to_pylist() == [
         {"word": "b", "more": None, "points": [{"x": 1, "y": 2}], "names": [("a", 1)]},
         {"word": "b", "more": None, "points": None, "names": None},
     ]

@@ -174,6 +174,14 @@ def test_columns_and_partitions_of_a_table_that_is_there(
     with pytest.raises(RowsRejected) as refused:
         sink.write(iter([pa.record_batch({"key": ["a", None]})]))
     assert list(refused.value.errors) == [1]
+    late = pa.array([0, 10**14], pa.timestamp("s", "UTC"))
+    with pytest.raises(RowsRejected, match=r"column 'at'.* cannot hold its value") as refused:
+        sink.write(iter([pa.record_batch({"key": ["a", "a"], "at": late})]))
+    assert list(refused.value.errors) == [1]
+    beyond = pa.array([2**62, 0], pa.timestamp("us", "UTC"))  # Python has no such time, pyiceberg wants one.
+    with pytest.raises(RowsRejected, match="OverflowError") as refused:
+        sink.write(iter([pa.record_batch({"key": ["a", "a"], "at": beyond})]))
+    assert list(refused.value.errors) == [0]
     assert data_files(load(name)) == before
     opened.close()
 

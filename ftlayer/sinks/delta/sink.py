@@ -29,7 +29,15 @@ from ftlayer.clients.s3 import SCHEMES, check_s3_options, s3_file_system
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.sinks.delta.message import DeltaMessage, StagedFile, by_query
-from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, is_held_by, refuse_nulls
+from ftlayer.sinks.fitting import (
+    as_column,
+    check_fits,
+    chunked,
+    fitted,
+    is_held_by,
+    refuse_nulls,
+    whole_or_refused,
+)
 from ftlayer.sinks.numbering import WriterNumbers
 from ftlayer.sinks.origin import streaming_query
 from ftlayer.sinks.table_commits import TRIES, tried
@@ -472,8 +480,9 @@ class DeltaSink(DataSourceStreamArrowWriter):
     nothing; an abort leaves alone what is committed. A table that is missing is made when the first rows come.
 
     Columns are found by name. A column that the table lacks, or one of a type that it cannot hold, fails the ``write``
-    before anything is staged; one that the rows lack is null. Rows with a null where the table takes none are refused
-    by `RowsRejected`. Tables with constraints, generated or identity columns, or mapped columns are refused.
+    before anything is staged; one that the rows lack is null. Rows with a null where the table takes none, or a value
+    that its column cannot hold, are refused by `RowsRejected`. Tables with constraints, generated or identity columns,
+    or mapped columns are refused.
     """
 
     def __init__(
@@ -534,8 +543,12 @@ class DeltaSink(DataSourceStreamArrowWriter):
             for chunk in chain([first], chunks):
                 check_fits(chunk.schema, schema, self._place)
                 refuse_nulls(chunk, schema, rows)
-                whole = fitted(chunk, schema, self._place)
-                for values, part in partitions(whole, partition_by):
+                whole = fitted(chunk, schema, self._place, rows)
+                for values, part in whole_or_refused(
+                    chunk.num_rows,
+                    rows,
+                    lambda start, end: list(partitions(whole.slice(start, end - start), partition_by)),  # noqa: B023
+                ):
                     path = f"{name}-{len(staged)}.ftlayer.parquet"
                     staged.append(self._doing("staged", lambda: self._stage(path, values, part)))  # noqa: B023
                 rows += chunk.num_rows

@@ -7,10 +7,12 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.storage.deleting import StoragePool
@@ -23,8 +25,9 @@ from ftlayer.clients.iceberg import (
     without_retries,
 )
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
+from ftlayer.failures import RowsRejected
 from ftlayer.printable import hides_secrets, secrets_in
-from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls
+from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
 from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, messages_by_query, staged
 from ftlayer.sinks.numbering import WriterNumbers
 from ftlayer.sinks.origin import streaming_query
@@ -153,8 +156,8 @@ class IcebergSink(DataSourceStreamArrowWriter):
     made when the first rows come, with its namespace.
 
     Columns are found by name. A column that the table lacks, or one of a type that it cannot hold, fails the ``write``
-    before anything is staged; one that the rows lack is null. Rows with a null where the table takes none are refused
-    by `RowsRejected`.
+    before anything is staged; one that the rows lack is null. Rows with a null where the table takes none, or a value
+    that its column cannot hold, are refused by `RowsRejected`.
 
     Files that a killed process has staged stay, and are in no snapshot: Iceberg's ``remove_orphan_files`` removes them.
     """
@@ -212,8 +215,11 @@ class IcebergSink(DataSourceStreamArrowWriter):
             for chunk in chain([first], chunks):
                 check_fits(chunk.schema, schema, self._place)
                 refuse_nulls(chunk, schema, rows)
-                whole = fitted(chunk, schema, self._place)
-                self._doing("staged", lambda: self._stage(table, whole, files))  # noqa: B023
+                whole = fitted(chunk, schema, self._place, rows)
+                # pyiceberg fails by them once a file is written, which would stay.
+                whole_or_refused(chunk.num_rows, rows, partial(_pythons_times, whole))
+                stage = partial(self._stage, table, whole, files)
+                self._doing("staged", partial(whole_or_refused, chunk.num_rows, rows, stage))
                 rows += chunk.num_rows
         except BaseException:
             self._remove(table, (file.path for file in files))
@@ -252,10 +258,13 @@ class IcebergSink(DataSourceStreamArrowWriter):
 
     # ------------------------------------------------------------ steps
 
-    def _stage(self, table: Any, rows: pa.Table, files: list[StagedDataFile]) -> None:
+    def _stage(self, table: Any, rows: pa.Table, files: list[StagedDataFile], start: int, end: int) -> None:
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
-        written = [staged(file) for file in _dataframe_to_data_files(table.metadata, rows, table.io)]
+        if start == end:  # pyiceberg divides by their size.
+            return
+        chosen = rows.slice(start, end - start)
+        written = [staged(file) for file in _dataframe_to_data_files(table.metadata, chosen, table.io)]
         files += written
         make_local_files_last(file.path for file in written)
 
@@ -364,7 +373,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
     def _doing(self, doing: str, work: Callable[[], Result]) -> Result:
         try:
             return work()
-        except FTLayerError:
+        except (FTLayerError, RowsRejected):
             raise
         except Exception as error:  # Catalogs raise what their clients raise.
             self._catalog = None
@@ -393,6 +402,13 @@ def _is_uncommitted(message: IcebergMessage, commits: Commits, batch: int) -> bo
             return False
     last = commits.batch_of(message.query)
     return last is None or last < batch or (last == batch and not commits.is_batch_with(message))
+
+
+def _pythons_times(rows: pa.Table, start: int, end: int) -> None:
+    """Raise `OverflowError` or `ValueError` if a time is one that Python lacks."""
+    for field in rows.schema:
+        if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type):
+            pc.min_max(rows.column(field.name).slice(start, end - start)).as_py()
 
 
 def _size(io: Any, path: str) -> int | None:

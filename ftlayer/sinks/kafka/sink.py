@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from ftlayer.clients.kafka import (
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets
+from ftlayer.sinks.fitting import whole_or_refused
 from ftlayer.sinks.kafka.messages import KafkaMessage, StagedMessages, batches_of, content_of, encode
 from ftlayer.sinks.origin import by_query, streaming_query
 
@@ -288,6 +290,8 @@ SCHEMA = pa.schema(
 ANY_PARTITION = -1
 """librdkafka's: the partitioner chooses."""
 
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+
 OVERHEAD_BYTES = 100
 """Of a message beside key, value and headers, at most."""
 
@@ -324,6 +328,7 @@ def to_messages(batch: pa.RecordBatch, topic: str | None, most_bytes: int, first
     if topic is not None:
         columns[SCHEMA.get_field_index("topic")] = pa.repeat(pa.scalar(topic), batch.num_rows)
     found = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    found.validate(full=True)  # What is no text would fail the commit.
     refused = _refused(found, most_bytes, first)
     if refused:
         raise RowsRejected(refused)
@@ -364,6 +369,8 @@ def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         # A time is cut to milliseconds, as Kafka has it.
         return column.cast(field.type, safe=not pa.types.is_timestamp(field.type))
     except pa.ArrowException as error:
+        if isinstance(error, pa.ArrowInvalid) and not is_text:  # Of a value: the others fit.
+            raise
         raise SinkError(
             f"column {field.name!r} is {column.type}, and cannot be {field.type}: {error}"
         ) from error
@@ -374,6 +381,13 @@ def _refused(batch: pa.RecordBatch, most_bytes: int, first: int) -> dict[int, Ex
     found: dict[int, Exception | str] = {}
     for row in np.flatnonzero(batch.column("topic").is_null().to_numpy(zero_copy_only=False)):
         found[first + int(row)] = "it has no topic: give the sink one, or the row"
+    for topic in pc.unique(batch.column("topic")).drop_null().to_pylist():
+        if not _TOPIC.fullmatch(topic):
+            same = pc.equal(batch.column("topic"), topic).fill_null(False)
+            for row in np.flatnonzero(same.to_numpy(zero_copy_only=False)):
+                found[first + int(row)] = (
+                    "its topic has no name that Kafka takes (up to 249 letters, digits, '.', '_', '-')"
+                )
     negative = pc.less(batch.column("partition"), 0).fill_null(False)
     for row in np.flatnonzero(negative.to_numpy(zero_copy_only=False)):
         found[first + int(row)] = f"its partition is {batch.column('partition')[int(row)]}"
@@ -608,6 +622,10 @@ class KafkaSink(DataSourceStreamArrowWriter):
         check_text(servers, "servers", "brokers like 'host:9092'")
         if topic is not None:
             check_text(topic, "topic", "the name of a topic, or None where rows have a column of it")
+            if not _TOPIC.fullmatch(topic):
+                raise ConfigError(
+                    f"topic: expected up to 249 letters, digits, '.', '_' and '-', as Kafka has it, got {topic!r}"
+                )
         check_bool(exactly_once, "exactly_once")
         if name != "":
             check_text(name, "name")
@@ -662,7 +680,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
                 nonlocal rows
                 for batch in iterator:
                     if batch.num_rows:
-                        yield to_messages(batch, self._topic, self._most_bytes, rows)
+                        yield self._messages(batch, rows)
                         rows += batch.num_rows
 
             encode(checked(), SCHEMA, staged)
@@ -690,10 +708,16 @@ class KafkaSink(DataSourceStreamArrowWriter):
         rows = 0
         for batch in batches:
             if batch.num_rows:
-                self._producer.send(to_messages(batch, self._topic, self._most_bytes, rows))
+                self._producer.send(self._messages(batch, rows))
                 rows += batch.num_rows
         self._producer.flush()
         return rows
+
+    def _messages(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+        def messages(start: int, end: int) -> pa.RecordBatch:
+            return to_messages(batch.slice(start, end - start), self._topic, self._most_bytes, first + start)
+
+        return whole_or_refused(batch.num_rows, first, messages)
 
     def _message(self, rows: int, query: str, staged: StagedMessages | None = None) -> KafkaMessage:
         self._written += 1
