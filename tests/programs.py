@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pty
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,11 @@ PACKAGES = {"promtool": "prometheus", "systemd-analyze": "systemd"}
 def find_program(name: str, *others: str) -> str:
     """Return where a program of one of these names is. Without one the test is skipped, which says what to install.
 
-    Paths are taken too.
+    Paths are taken too. Programs of this environment come first, activated or not.
     """
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     for each in (name, *others):
-        if found := shutil.which(each):
+        if found := shutil.which(each, path=path):
             return found
     called = Path(name).name
     pytest.skip(f"{called} is not installed: apt-get install {PACKAGES.get(called, called)}")
