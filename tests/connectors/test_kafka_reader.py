@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from ftlayer.errors import ConfigError, SourceError
+from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.sources import KafkaSource
 from ftlayer.sources.kafka.source import SCHEMA
 
@@ -144,9 +144,13 @@ def test_partitions_that_are_added_are_read(
     assert sorted(numbers_of(rows_of(source, start, end))) == [0, 1, 2]
 
 
-def test_messages_that_are_gone_fail_the_source(kafka_server: Any, source: KafkaSource, topic: str) -> None:
+def test_a_partition_that_is_shorter_than_its_place_fails_the_source(
+    kafka_server: Any, source: KafkaSource, topic: str
+) -> None:
     kafka_server.produce(topic, 0, [0])
-    with pytest.raises(SourceError, match=f"partition 0 of topic '{topic}' at .*offset"):
+    with pytest.raises(
+        SourceChangedError, match=f"{topic}-0 ends at offset 1, and the source is at offset 901"
+    ):
         rows_of(source, {f"{topic}-0": 900}, {f"{topic}-0": 901})
 
 
