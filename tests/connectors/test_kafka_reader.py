@@ -7,7 +7,9 @@ import os
 import pickle
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -152,6 +154,24 @@ def test_a_partition_that_is_shorter_than_its_place_fails_the_source(
         SourceChangedError, match=f"{topic}-0 ends at offset 1, and the source is at offset 901"
     ):
         rows_of(source, {f"{topic}-0": 900}, {f"{topic}-0": 901})
+
+
+def test_an_end_that_the_broker_does_not_know_yet_is_asked_for_again(
+    source: KafkaSource, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just after its start a broker may answer -1001: that is no partition which has become shorter."""
+    answers = iter([(4, -1001), (4, 2)])
+
+    def answered(_admin: Any, _earliest: Any, latest: Any, **_options: Any) -> dict[Any, Future[Any]]:
+        futures: dict[Any, Future[Any]] = {place: Future() for place in latest}
+        for future, offset in zip(futures.values(), next(answers), strict=True):
+            future.set_result(SimpleNamespace(offset=offset))
+        return futures
+
+    monkeypatch.setattr("ftlayer.sources.kafka.source.ask_offsets", answered)
+    start = {f"{topic}-0": 4, f"{topic}-1": 1}
+    assert source.latestOffset(start, ReadAllAvailable()) == start | {f"{topic}-1": 2}
+    assert next(answers, None) is None
 
 
 def test_what_is_durable_is_committed_for_the_group(

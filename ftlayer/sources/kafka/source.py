@@ -373,10 +373,14 @@ class KafkaSource(LogReader):
 
         def ask(admin: Any) -> Offsets:
             futures = ask_offsets(admin, places[EARLIEST], places[LATEST], committed=committed)
-            return {
+            told = {
                 f"{place.topic}-{place.partition}": future.result(CALL_S).offset
                 for place, future in futures.items()
             }
+            for split, offset in told.items():
+                if offset < 0:  # A broker that has just started says -1001 for what it does not know yet.
+                    raise TimeoutError(f"the broker does not know the offsets of {split} yet")
+            return told
 
         return found | self._asking(f"topics {', '.join(self.topics)}", ask)
 
