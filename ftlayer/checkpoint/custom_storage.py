@@ -184,6 +184,11 @@ def installed(scheme: str) -> type[CheckpointStorage] | None:
     """Return the class that `VARIABLE` or an installed package names for URLs of a scheme; None: neither does."""
     for named in os.environ.get(VARIABLE, "").split(","):
         name, _, storage = named.strip().partition("=")
+        if named.strip() and not (name and storage):
+            raise ConfigError(
+                f"{VARIABLE}: expected 'scheme=package.module:Class', several with commas between them, "
+                f"got {named.strip()!r}"
+            )
         if name == scheme:
             serve(storage, f"{scheme}://", VARIABLE)
     for entry in () if scheme in _served else entry_points(group=ENTRY_POINTS, name=scheme):

@@ -239,6 +239,16 @@ def test_a_variable_tells_it(table_storage: Any, monkeypatch: Any) -> None:
         open_files("other://x")
 
 
+@pytest.mark.parametrize(
+    "given", ["table", "table=", "table:table_storage:TableStorage", "=table_storage:TableStorage"]
+)
+def test_a_variable_that_names_no_class_says_what_is_expected(given: str, monkeypatch: Any) -> None:
+    custom_storage._served.clear()
+    monkeypatch.setenv(custom_storage.VARIABLE, f"{given}, ")
+    with pytest.raises(ConfigError, match=f"STORAGES: expected 'scheme=package.module:Class'.*got '{given}'"):
+        open_files("table://variable")
+
+
 def test_commands_take_it(table_storage: Any, make_kit: Callable[..., Any], made: Any) -> None:
     kit = make_kit("table", storage="table_storage:TableStorage")
     slot, driver = kit.slot(), kit.driver()
