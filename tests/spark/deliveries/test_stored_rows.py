@@ -165,9 +165,8 @@ def test_whether_a_number_fits_says_its_value(
     found = fit_rows(stored, pa.schema([("v", within(new))]))
     for row, (value, now) in enumerate(zip(values, found.columns[0].to_pylist(), strict=True)):
         if pa.types.is_floating(old) and pa.types.is_decimal(new) and value is not None:
-            assert (
-                row in found.misfits or float(_out(now, nested)) == value
-            )  # 0.1 is 0.10, though no double is
+            # 0.1 is 0.10, though no float is.
+            assert row in found.misfits or _as_float(old, _out(now, nested)) == value
         elif pa.types.is_decimal(old) and pa.types.is_floating(new) and value is not None:
             assert row in found.misfits or abs(_out(now, nested) - float(value)) <= abs(float(value)) * 2**-23
         else:
@@ -182,13 +181,16 @@ def _out(value: Any, nested: str) -> Any:
     )()
 
 
+def _as_float(kind: pa.DataType, value: Any) -> float:
+    with np.errstate(over="ignore"):
+        return float(value) if kind.bit_width == 64 else float(np.float32(value))
+
+
 def _holds(kind: pa.DataType, value: Any, old: pa.DataType) -> bool:
     if value is None or kind == old:
         return True
     if pa.types.is_floating(kind):
-        with np.errstate(over="ignore"):
-            there = float(value) if kind.bit_width == 64 else float(np.float32(value))
-        return there == value or value != value
+        return _as_float(kind, value) == value or value != value
     if value != value or value in (float("inf"), float("-inf")) or str(value) == "-0.0":
         return False
     exact = fractions.Fraction(value)
