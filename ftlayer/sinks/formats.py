@@ -52,6 +52,10 @@ def _parquet(
         gathered: list[pa.RecordBatch] = []
         for batch in batches:
             batch.validate(full=True)  # Texts that are none are written, and no reader takes them.
+            for column in batch.columns:
+                if pa.types.is_timestamp(column.type) and column.type.unit == "s":
+                    # Parquet has milliseconds; before version 21 Arrow lets those overflow.
+                    column.cast(pa.timestamp("ms", column.type.tz))
             gathered.append(batch)
             if sum(one.num_rows for one in gathered) >= ROW_GROUP_ROWS:
                 writer.write_table(pa.Table.from_batches(gathered, schema))
