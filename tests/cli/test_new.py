@@ -44,12 +44,21 @@ def test_without_a_terminal_it_takes_the_defaults(tmp_path: Path) -> None:
 
 def test_everything_may_be_given(tmp_path: Path) -> None:
     code, said = ftlayer(
-        "new", tmp_path / "x", "--name", "hooks", "--mode", "barrier", "--source", "webhook", "--sink", "http"
+        "new",
+        tmp_path / "x",
+        "--name",
+        "my_hooks",
+        "--mode",
+        "barrier",
+        "--source",
+        "webhook",
+        "--sink",
+        "http",
     )
     assert code == 0
     assert "a topology in mode barrier, webhook to http" in said
     assert "ftlayer[http]>=" in (tmp_path / "x" / "pyproject.toml").read_text()
-    assert "hooks/totals.py" in files_of(tmp_path / "x")
+    assert "my_hooks/totals.py" in files_of(tmp_path / "x")
 
 
 def test_on_a_terminal_it_asks_for_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

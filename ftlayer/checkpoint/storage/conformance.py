@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import cycle
 from typing import TypeVar
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
@@ -36,6 +37,7 @@ from ftlayer.errors import CheckpointDamagedError, StaleOwnerError
 Result = TypeVar("Result")
 
 THREADS = 8
+LOOKS = 32
 NAMES = ("a", "ab/c", "abc/d", "ab.c/d", "a b/ü%2F+=&.1", ".hidden", "a.b/_owners/12", "x" * 120)
 _SPAWN_S = 300
 
@@ -110,19 +112,15 @@ class CheckpointStorageConformance:
         one, other = self._two()
         contents = [bytes([number]) * (CHUNK_BYTES // 4) for number in range(4)]
         one.write("file", contents[0])
-        is_over = threading.Event()
 
         def look() -> set[bytes]:
-            seen = set()
-            while not is_over.is_set():
-                seen.add(bytes(other.read("file", 0, CHUNK_BYTES)))
-            return seen
+            return {bytes(other.read("file", 0, CHUNK_BYTES)) for _ in range(LOOKS)}
 
         with ThreadPoolExecutor(1) as pool:
             looking = pool.submit(look)
-            for content in contents * 8:
-                one.write("file", content)
-            is_over.set()
+            written = cycle(contents)
+            while not looking.done():
+                one.write("file", next(written))
             assert looking.result() <= set(contents), (
                 "read: one of the contents that were written, never a mixture"
             )

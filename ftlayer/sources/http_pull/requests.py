@@ -24,8 +24,10 @@ class AnsweredError(Exception):
 
 
 def check_request(url: object, headers: object) -> tuple[dict[str, str], list[str]]:
-    """Return headers, and what must not be shown of both. Raises `ConfigError` if httpx is missing, and for "
-    "options that will not do."""
+    """Return headers, and what must not be shown of both.
+
+    Raises `ConfigError` if httpx is missing, and for options that will not do.
+    """
     if find_spec("httpx") is None:
         raise ConfigError("an HTTP source needs httpx where slots run: pip install 'ftlayer[http]'")
     url_parts(url, "url", "one that begins with http:// or https://", ("http", "https"))

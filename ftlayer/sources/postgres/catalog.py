@@ -180,6 +180,36 @@ def state_of(connection: Any, oid: int, table: TableName, publication: str) -> T
     )
 
 
+ANEW = "give the source a slot and a uid of its own, with initial='copy' for the rows that are there"
+
+
+def lost_table(state: TableState, oid: int, table: TableName, publication: str) -> str:
+    """Return why changes of the table that is read do not come any more, and how to go on; "" if they do."""
+    name, given = state.name, table.quoted
+    quoted = '"' + publication.replace('"', '""') + '"'
+    if name is None:
+        other = (
+            f", and another one ({state.other}) has its name. To read that" if state.other else ". To go on"
+        )
+        return (
+            f"the table that was read (oid {oid}) was dropped{other}: ALTER PUBLICATION {quoted} SET TABLE {given}, "
+            f"and {ANEW}"
+        )
+    if state.other:
+        return (
+            f"{given} is another table now (oid {state.other}) than the one that was read ({oid}), which is called "
+            f"{name.quoted}. To read the other: ALTER PUBLICATION {quoted} SET TABLE {given}, and {ANEW}. To read "
+            f"this one on: table={f'{name.schema}.{name.table}'!r}"
+        )
+    if not state.is_published:
+        return (
+            f"publication {publication!r} does not publish the table any more (it was taken out, is unlogged, "
+            f"or its partitions are published by themselves): ALTER PUBLICATION {quoted} ADD TABLE {name.quoted}. What "
+            f"was changed meanwhile does not come: {ANEW}, or start it again to read on without that"
+        )
+    return ""
+
+
 def sequence_cache(connection: Any, table: TableDescription, column: str) -> int:
     """Return how many values a session takes from the column's sequence at once; 1 where it has none."""
     (found,) = connection.execute(_CACHE, {"table": table.oid, "column": column}).fetchone()

@@ -23,11 +23,12 @@ from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.postgres.catalog import (
+    ANEW,
     PARTITIONED,
     TableDescription,
     TableName,
-    TableState,
     describe,
+    lost_table,
     state_of,
 )
 from ftlayer.sources.postgres.change_rows import change_batch
@@ -208,36 +209,6 @@ def check_place(slot: str, system: str, of: str, lsn: int, end: int) -> None:
             "server is older than what was read of it (a backup, or a standby that was behind). Give the source a uid "
             "of its own"
         )
-
-
-_ANEW = "give the source a slot and a uid of its own, with initial='copy' for the rows that are there"
-
-
-def lost_table(state: TableState, oid: int, options: ChangesOptions) -> str:
-    """Return why changes of the table that is read do not come any more, and how to go on; "" if they do."""
-    name, given = state.name, options.table.quoted
-    quoted = '"' + options.publication.replace('"', '""') + '"'
-    if name is None:
-        other = (
-            f", and another one ({state.other}) has its name. To read that" if state.other else ". To go on"
-        )
-        return (
-            f"the table that was read (oid {oid}) was dropped{other}: ALTER PUBLICATION {quoted} SET TABLE {given}, "
-            f"and {_ANEW}"
-        )
-    if state.other:
-        return (
-            f"{given} is another table now (oid {state.other}) than the one that was read ({oid}), which is called "
-            f"{name.quoted}. To read the other: ALTER PUBLICATION {quoted} SET TABLE {given}, and {_ANEW}. To read "
-            f"this one on: table={f'{name.schema}.{name.table}'!r}"
-        )
-    if not state.is_published:
-        return (
-            f"publication {options.publication!r} does not publish the table any more (it was taken out, is unlogged, "
-            f"or its partitions are published by themselves): ALTER PUBLICATION {quoted} ADD TABLE {name.quoted}. What "
-            f"was changed meanwhile does not come: {_ANEW}, or start it again to read on without that"
-        )
-    return ""
 
 
 READ_ROWS = 10_000
@@ -637,7 +608,7 @@ class PostgresChangesReader:
         self._is_all = False
         self._look_at_s = 0.0
         self._look_again_at = 0
-        self._told: tuple[object, ...] = ()
+        self._told: dict[str, object] = {}
 
     # ------------------------------------------------------------ what is called
 
@@ -790,7 +761,7 @@ class PostgresChangesReader:
         if isinstance(error, psycopg_library().errors.UndefinedObject):
             raise SourceChangedError(
                 f"{self._options.place}: publication {self._options.publication!r} was dropped: what was changed while "
-                f"there is none cannot be had from this slot ({reason(error)}); {_ANEW}"
+                f"there is none cannot be had from this slot ({reason(error)}); {ANEW}"
             ) from error
         if not is_away(error):
             raise SourceError(f"{self._options.place}: {reason(error)}") from error
@@ -854,28 +825,29 @@ class PostgresChangesReader:
         (end,) = self._control.execute(_END).fetchone()
         state = state_of(self._control, self._oid, options.table, options.publication)
         self._look_at_s = time.monotonic() + LOOK_S
-        lost = lost_table(state, self._oid, options)
+        lost = lost_table(state, self._oid, options.table, options.publication)
         if lost and self._look_again_at:
             raise SourceChangedError(f"{options.place}: {lost}")
         self._look_again_at = end if lost else 0
         if state.name is None or lost:
             return
         self._tell_once(
-            ("name", state.name),
-            state.is_named,
+            "name",
+            None if state.is_named else state.name,
             f"the table is called {state.name.quoted} now; it is read on, and has to be given by this name at the next "
             "start",
         )
         self._tell_once(
-            ("publishes", state.publishes),
-            state.publishes == _ALL_KINDS,
+            "publishes",
+            None if state.publishes == _ALL_KINDS else state.publishes,
             f"publication {options.publication!r} publishes of it just: {state.publishes}; nothing else comes",
         )
 
-    def _tell_once(self, what: tuple[object, ...], is_well: bool, text: str) -> None:
-        if not is_well and what not in self._told:
+    def _tell_once(self, kind: str, what: object, text: str) -> None:
+        """Warn of what is other than it was when this was told last; None: all is well."""
+        if what is not None and what != self._told.get(kind):
             logger.warning("%s: %s", self._options.place, text)
-        self._told = tuple(each for each in self._told if each != what) + (() if is_well else (what,))
+        self._told[kind] = what
 
     def _fetched(self, rows: list[ChangedRow], end: int | None) -> Fetched:
         assert self._system is not None
@@ -906,8 +878,8 @@ class PostgresChangesReader:
             self._confirm()
             missing = self._transactions.missing
             self._tell_once(
-                ("missing", missing),
-                not missing,
+                "missing",
+                missing or None,
                 f"columns {', '.join(missing)} are not there any more (dropped, renamed, or left out of what the "
                 "publication publishes): they are null from here on",
             )

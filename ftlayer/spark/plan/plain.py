@@ -21,7 +21,7 @@ TRACKED_FT = "struct<root: bigint>"
 
 
 def plain_rows(source: DataFrame, stages: StagePlan, schemas: Sequence[StructType]) -> DataFrame:
-    """Apply the steps to ``source``. An exception of a function fails the query, as ever in Spark."""
+    """Apply the steps to ``source``. An exception of a function fails the query, as in Spark."""
     frame = source
     for stage, schema in zip(stages.stages, schemas, strict=True):
         frame = _frame_steps(frame, stage.frame_steps)

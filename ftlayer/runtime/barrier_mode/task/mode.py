@@ -581,8 +581,8 @@ class CheckpointedSourceTask:
         payload = rows.payload
         sends: list[Send] = []
         if not rows.misfit:
-            routes = self._emitter.ask("", payload)
-            if self._letters is not None and routes is not None and routes.failures:
+            routes = None if self._letters is None else self._emitter.ask("", payload)
+            if routes is not None and routes.failures:
                 keep = np.ones(payload.num_rows, bool)
                 for failure in routes.failures:
                     keep[failure.row] = False
