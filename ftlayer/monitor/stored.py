@@ -124,10 +124,9 @@ class LetterReader:
         match call:
             case Requeue() | EditAndRequeue():
                 raise UnsupportedError(
-                    f"the letters in {shown_url(self._url)} are of jobs without a vertex, so there is "
-                    "nothing to requeue them with: give the "
-                    "job's environment one (board=FTLayer.connect(…)) and start it again; it sends "
-                    "them there, and a requeued one goes back into the job"
+                    f"the letters in {shown_url(self._url)} are of jobs without a vertex, so there is nothing to "
+                    "requeue them with: give the job's environment one (board=FTLayer.connect(…)) and start it "
+                    "again; it sends them there, and a requeued one goes back into the job"
                 )
             case Stats() | ListStreams() | DeadGroups() | SelectRecords() | ListRecords() | Purge():
                 jobs = stored_letters(self._url, self._key, self._broken.take)

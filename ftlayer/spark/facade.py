@@ -52,10 +52,9 @@ if TYPE_CHECKING:
 PAGE = 1_000
 
 COLUMNS = (
-    "key string, stream string, state string, root bigint, origin bigint, attempt int, not_before timestamp, "
-    "reason string, operator string, traceback string, "
-    "history array<struct<number: int, at: timestamp, reason: string, operator: string, place: string, "
-    "traceback: string>>, record string"
+    "key string, stream string, state string, root bigint, origin bigint, attempt int, not_before timestamp, reason "
+    "string, operator string, traceback string, history array<struct<number: int, at: timestamp, reason: string, "
+    "operator: string, place: string, traceback: string>>, record string"
 )
 """The columns of `record_frame` (DDL). Ids are shown as signed 64-bit; ``key`` is hexadecimal, as `Requeue`
 takes it; ``record`` is the payload as JSON."""

@@ -354,8 +354,7 @@ class Completion:
             # "latest" does not find it, and what it holds of sinks may be committed.
             text += (
                 f". The job goes on from savepoint {shown_url(pending.checkpoint.location)}; if its driver dies "
-                "before the next "
-                "checkpoint is complete, restore it from there"
+                "before the next checkpoint is complete, restore it from there"
             )
         self._commits_again = True
         self._flight.fail_job(text, final)

@@ -54,8 +54,7 @@ def key_of(location: str, key: bytes | None = None) -> bytes:
             return _read(directory)
     raise CheckpointStorageError(
         f"{shown_url(location)}: no key is kept with it; if the job was run with CheckpointConfig(key=…) give the "
-        "same key, "
-        f"and if it was copied, copy the file {KEY} of its job's directory too"
+        f"same key, and if it was copied, copy the file {KEY} of its job's directory too"
     )
 
 

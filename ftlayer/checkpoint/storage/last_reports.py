@@ -74,8 +74,7 @@ def _read(location: str, data: bytes) -> JobDetails:
     except MalformedRequestError as error:
         raise CheckpointDamagedError(
             f"{shown_url(location)} is not what a job's driver has said last ({error}): it may be of a newer "
-            "ftlayer, or damaged; "
-            "remove the file to go on without it"
+            "ftlayer, or damaged; remove the file to go on without it"
         ) from error
     assert isinstance(job, JobDetails)
     return job

@@ -127,9 +127,8 @@ def check_present(files: Files, checkpoint: Checkpoint, crew: StoragePool) -> No
         if size is None or size < end:
             there = "is not there any more" if size is None else f"has {size:,} bytes, {end:,} were written"
             raise CheckpointStorageError(
-                f"checkpoint {checkpoint.checkpoint} is not published: {shown_url(join(files.url, path))} "
-                f"{there}; does something "
-                "else remove files from there?"
+                f"checkpoint {checkpoint.checkpoint} is not published: {shown_url(join(files.url, path))} {there}; "
+                "does something else remove files from there?"
             )
 
 

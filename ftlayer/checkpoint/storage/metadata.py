@@ -74,8 +74,7 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
     if not is_same(mac, signer.metadata(data[:HEADER_BYTES] + body)):
         raise CheckpointDamagedError(
             f"{shown_url(location)}: its metadata was cut off or changed after it was written, or is signed with "
-            "another key "
-            "(see CheckpointConfig.key)"
+            "another key (see CheckpointConfig.key)"
         )
     try:
         plain = msgpack.unpackb(body)

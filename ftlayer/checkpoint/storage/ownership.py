@@ -68,18 +68,16 @@ class Ownership:
         if own is None and not self._epochs():
             raise CheckpointStorageError(
                 f"{shown_url(self._files.url)}: the claim of topology {self._job!r}, {_path(self._epoch)}, is not "
-                "there, nor one "
-                "of another driver: the directory was removed, or is not mounted. No checkpoint is completed until it "
-                "is there again; if it is lost, start the topology again"
+                "there, nor one of another driver: the directory was removed, or is not mounted. No checkpoint is "
+                "completed until it is there again; if it is lost, start the topology again"
             )
         raise self._stale()
 
     def _stale(self) -> StaleOwnerError:
         return StaleOwnerError(
             f"topology {self._job!r} was started by another driver{self._by_whom()}, which goes on with its "
-            f"checkpoints in {shown_url(self._files.url)}: this one ends, and commits nothing any more. Run one "
-            "of them, or "
-            "give each a name or a directory of its own"
+            f"checkpoints in {shown_url(self._files.url)}: this one ends, and commits nothing any more. Run one of "
+            "them, or give each a name or a directory of its own"
         )
 
     def _take(self) -> int:

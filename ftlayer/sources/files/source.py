@@ -110,8 +110,7 @@ class Journal:
         if known < end - start:
             raise SourceError(
                 f"journal {shown_url(self.url)}: it does not reach back to what was read from {start} to {end}: "
-                "those files were "
-                "removed, and forgotten since"
+                "those files were removed, and forgotten since"
             )
         return found
 
@@ -127,8 +126,7 @@ class Journal:
         if not self._files.publish_new(name, _packed(first, entries)):
             raise SourceError(
                 f"journal {shown_url(self.url)}: {name} is there already: another source writes to this journal; "
-                "each has one of "
-                "its own"
+                "each has one of its own"
             )
         self._listings.append((name, first))
         self._take(entries, first)
@@ -342,9 +340,8 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _journal(self, offset: Mapping[str, Any]) -> Journal:
         if set(offset) != {JOURNAL, NEXT}:
             raise ConfigError(
-                f"{shown_url(self._listing.url)}: the offset {dict(offset)!r} is of another source; give the new "
-                "one a uid of "
-                "its own"
+                f"{shown_url(self._listing.url)}: the offset {dict(offset)!r} is of another source; give the new one "
+                "a uid of its own"
             )
         if self._opened is None or self._opened.id != offset[JOURNAL]:
             self._opened = Journal(self.journal, offset[JOURNAL], self._remember_ms)
@@ -352,8 +349,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._opened.end < offset[NEXT]:
             raise SourceError(
                 f"journal {shown_url(self._opened.url)}: it ends at {self._opened.end}, and what was read at "
-                f"{offset[NEXT]}: a "
-                "part of it was removed, or journal= names another directory than before"
+                f"{offset[NEXT]}: a part of it was removed, or journal= names another directory than before"
             )
         return self._opened
 
