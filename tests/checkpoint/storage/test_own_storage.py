@@ -231,7 +231,7 @@ def test_an_installed_package_tells_its_storage(table_storage: Any, monkeypatch:
 
     custom_storage._served.clear()
     monkeypatch.setattr(
-        custom_storage, "entry_points", lambda group, name: [Entry] if name == "table" else []
+        "importlib.metadata.entry_points", lambda group, name: [Entry] if name == "table" else []
     )
     open_files("table://entry").publish("file", b"x")
     assert open_files("table://entry").read("file") == b"x"
