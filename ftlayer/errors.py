@@ -421,6 +421,16 @@ class SinkError(FTLayerError):
     recoverable: ClassVar[bool | None] = None
 
 
+class SinkRowError(SinkError):
+    """A sink refuses rows in barrier mode where no `FailurePolicy` says what becomes of them, and ends the topology.
+
+    Written again they would be refused again.
+    """
+
+    code = "SINK_ROW"
+    recoverable = False
+
+
 class UncommittableError(SinkError):
     """What a checkpoint or batch holds for a sink can never be committed: it is gone, damaged, or another sink's."""
 

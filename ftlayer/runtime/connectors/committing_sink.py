@@ -16,7 +16,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Committable, SinkPart
 from ftlayer.config import MIB
-from ftlayer.errors import ConfigError, JobError
+from ftlayer.errors import ConfigError, JobError, SinkRowError
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.writers import call_write
@@ -226,10 +226,11 @@ class CommittingWriterBody:
         self, batches: Sequence[pa.RecordBatch], rejected: RowsRejected
     ) -> tuple[list[pa.RecordBatch], list[ChainLetter]]:
         if self._rejections is None:
-            raise JobError(
-                f"sink {self._uid!r}: write refused {rejected}: nothing says what becomes of such rows; give "
+            refused = SinkRowError(
+                f"write refused {rejected}: nothing says what becomes of such rows; give "
                 "CheckpointConfig(failures=FailurePolicy(…)), or on_failure=FailurePolicy(…) to the sink"
-            ) from rejected
+            )
+            raise self._failed(refused) from refused
         try:
             return self._rejections.take_out(batches, rejected)
         except ConfigError as error:

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStream
 from ftlayer import RowsRejected
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskSnapshot
-from ftlayer.errors import ConfigError, JobError
+from ftlayer.errors import ConfigError, JobError, SinkRowError
 from ftlayer.records.ipc import read_one_batch
 from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.task.mode import ChainSnapshot
@@ -196,8 +196,12 @@ def test_rows_that_are_none_decline_the_checkpoint_for_good(named: dict[Any, Any
 def test_without_a_policy_the_option_is_named() -> None:
     body = sink(Plain({1}), may_refuse=False)
     body.write(ids(1), 0)
-    with pytest.raises(JobError, match=r"sink 'out': write refused 1 rows.*no 1.*failures=FailurePolicy"):
+    with pytest.raises(
+        JobError, match=r"sink 'out': .*write refused 1 rows.*no 1.*failures=FailurePolicy"
+    ) as failed:
         body.precommit(1)()
+    # They would be refused again.
+    assert isinstance(lasting(failed.value), SinkRowError)
 
 
 def test_a_snapshot_has_them_beside_the_committables_and_behind_the_chains_own() -> None:
