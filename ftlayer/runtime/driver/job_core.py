@@ -67,6 +67,7 @@ from ftlayer.runtime.protocol.messages import (
     SlotFailed,
     SourceFailed,
     TasksStarted,
+    has_worked,
 )
 from ftlayer.vertex.calls.jobs import Incident
 
@@ -129,7 +130,7 @@ class Upkeep:
         self._restart = copy.deepcopy(self._fresh)
 
     def works(self) -> None:
-        """A slot takes records."""
+        """A slot has come to the end of a record."""
         note_success(self._restart)
 
     def submit(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:
@@ -402,7 +403,7 @@ class JobCore(Generic[Own]):
                 self._note(f"slot {slot.number}: {message.reason}", now_ms, slot.number)
             case Heartbeat():
                 slot.heartbeat = message
-                if any(count for name, count in message.counters.items() if name.startswith("records_in/")):
+                if has_worked(message.counters):
                     self._upkeep.works()
                 return self._heard(slot, message, now_ms)
             case SlotEnded():

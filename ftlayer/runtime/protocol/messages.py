@@ -7,6 +7,7 @@ of the set of instances: it begins at 1 with the first `Deploy` and grows with e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ftlayer.checkpoint.barrier import Barrier
@@ -71,6 +72,20 @@ class EdgeLoad:
     edge: int
     queued_bytes: int
     queued_rows: int
+
+
+SETTLED = "settled"
+"""The counter of acker mode's slots: records that they have done, or that have failed there."""
+
+
+def has_worked(counters: Mapping[str, int]) -> bool:
+    """Whether an instance with these counters has come to the end of a record: it does not just take some, and die.
+
+    In other modes it is not known of a record when it is done: there it is enough to take one.
+    """
+    if SETTLED in counters:
+        return counters[SETTLED] > 0
+    return any(count for name, count in counters.items() if name.startswith("records_in/"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ from ftlayer.runtime.protocol.messages import (
     TasksStarted,
     ToSlot,
     TriggerCheckpoint,
+    has_worked,
 )
 from ftlayer.runtime.slot.core import SlotCore, SlotEvent
 from ftlayer.runtime.slot.events import (
@@ -639,10 +640,8 @@ class _Slot:
         if final is not None:
             reason = placed(reason, blamed, self._order.graph)
         counters = {} if self._core is None else self._core.counters()
-        # With checkpoints the driver knows what has succeeded; without them that is what the slot has taken.
-        works = not self._order.mode.restarts_in_place and any(
-            count for name, count in counters.items() if name.startswith("records_in/")
-        )
+        # With checkpoints the driver knows what has succeeded.
+        works = not self._order.mode.restarts_in_place and has_worked(counters)
         from_the_start = isinstance(error, PeerUnreachableError) or (is_programs(error) and not works)
         self._control.send(SlotFailed(reason, blamed, trace, from_the_start, damaged, code, counters))
 

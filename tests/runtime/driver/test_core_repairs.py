@@ -10,12 +10,13 @@ import pytest
 from ftlayer.errors import (
     SlotLostError,
 )
-from ftlayer.restart import FixedDelay
+from ftlayer.restart import ExponentialDelay, FixedDelay
 from ftlayer.runtime.acker_mode.driver.isolation import LEFTOVERS
 from ftlayer.runtime.driver.events import (
     CancelRequested,
     CancelSlot,
     JobState,
+    Over,
     RecallStreams,
     SlotDown,
     SparkJobEnded,
@@ -26,6 +27,7 @@ from ftlayer.runtime.protocol.messages import (
     Cancel,
     Deploy,
     DropPeers,
+    Heartbeat,
     PeersDropped,
     PeersUp,
     ReplayNow,
@@ -198,6 +200,29 @@ def test_the_restart_strategy_gives_up(make: Make) -> None:
     assert isinstance(end.error, SlotLostError)
     assert "given up. Last failure: slot 0: it failed in count: out of memory" in str(end.error)
     assert (rig.core.restarts, rig.core.slots[0].restarts) == (1, 1)  # the second loss was no restart
+
+
+@pytest.mark.parametrize("settled", [0, 1])
+def test_a_slot_that_takes_records_and_does_none_is_not_started_for_ever(make: Make, settled: int) -> None:
+    """It dies behind ``reset_after`` each time, so that time alone tells nothing. Some losses are a search's."""
+    rig = make(1, restart=ExponentialDelay("10ms", "10ms", reset_after="1s", attempts=3))
+    rig.up()
+    for loss in range(1, 21):
+        instance = f"0{chr(ord('a') + loss - 1)}"
+        for _ in range(40):
+            rig.said(instance, Heartbeat(0, 1, False, {"records_in/work": 5, "settled": settled}))
+            rig.pass_ms(50)
+        rig.tell(SparkJobEnded(0, loss, None))
+        end = rig.said(instance, SlotFailed("out of memory", "work", "trace"))
+        if any(isinstance(each, Over) for each in end):
+            assert not settled
+            assert isinstance(end.over.error, SlotLostError)
+            return
+        rig.pass_ms(50)
+        rig.hello(f"0{chr(ord('a') + loss)}")
+        rig.recalled()
+        rig.started(f"0{chr(ord('a') + loss)}")
+    assert settled
 
 
 def test_a_slot_that_another_process_takes_over_has_restarted(make: Make) -> None:

@@ -27,6 +27,7 @@ from ftlayer.runtime.protocol.deaths import Death
 from ftlayer.runtime.protocol.durations import PERSIST, counters_of, exemplars_of
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
+    SETTLED,
     AllowReplays,
     Deploy,
     EndReplays,
@@ -229,7 +230,7 @@ class AckerSlot:
         self._read: dict[TaskKey, int] = {}
         self._numbers: dict[tuple[TaskKey, int], int] = {}
         self._unasked: dict[TaskKey, AskReplays] = {}  # they wait for room
-        self._totals = dict.fromkeys(("persisted", "replayed", "failed"), 0)
+        self._totals = dict.fromkeys(("persisted", "replayed", "failed", SETTLED), 0)
         self._persist_times: dict[str, Histogram] = {}
         self._paused = False
         self._away: set[int] = set()
@@ -313,6 +314,7 @@ class AckerSlot:
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
         match action:
             case Acknowledge():
+                self._totals[SETTLED] += len(action.roots)
                 self._acks.add(action, now_ms)
                 return self._due_acks(now_ms)
             case PersistRoots(ticket, call):
@@ -329,6 +331,7 @@ class AckerSlot:
                 return [RangesCall(seat.key, number, call)]
             case FailRoots(failures):
                 self._totals["failed"] += len(failures)
+                self._totals[SETTLED] += len(failures)
                 return [FailCall(failures)]
             case AskReplays():
                 if seat.has_room:
