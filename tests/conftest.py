@@ -138,6 +138,22 @@ def _scale_examples(times: float) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     profile = config.getoption("--hypothesis-profile", default=None) or "unhurried"
     _scale_examples(EXAMPLES.get(profile, 1.0))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_NamesFailures(config))
+
+
+class _NamesFailures:
+    """Names a failed test when it fails: a run that something ends has said what it found."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reason = str(report.longrepr).strip().rpartition("\n")[2]
+            reporter.write_line(f"\n{report.nodeid}: {reason}", red=True)
 
 
 # ---------------------------------------------------------------- smoke

@@ -1,4 +1,4 @@
-"""With CI set, a skipped test that is not on the list fails the run."""
+"""With CI set, a skipped test that is not on the list fails the run; failures are named as they come."""
 
 from __future__ import annotations
 
@@ -53,3 +53,13 @@ def test_others_do_not(tmp_path: Path, body: str, ci: str) -> None:
 
 def test_the_list_names_tests_that_there_are() -> None:
     assert any(f"def {LISTED}(" in path.read_text("utf-8") for path in TESTS.rglob("test_*.py"))
+
+
+def test_a_failed_test_is_named_when_it_fails(tmp_path: Path) -> None:
+    """One whose process dies, too."""
+    (tmp_path / "test_zero.py").write_text("def test_zero(): assert [] == [0]")
+    done = run(tmp_path, body="import os\ndef test_dies(): os._exit(3)", ci="", processes=1)
+    said = done.stdout.partition("= FAILURES =")[0]
+    assert "test_it.py::test_dies: worker 'gw0' crashed" in said
+    assert "test_zero.py::test_zero: " in said
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
