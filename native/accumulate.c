@@ -38,11 +38,11 @@ typedef enum { TAKEN, REFUSED, NO_MEMORY } taking;
 /* ---------------------------------------------------------------- values */
 
 static inline int64_t integer_at(const input_column *column, int64_t row) {
-    return ((const int64_t *)column->values)[column->offset + row];
+    return int64_at(column->values, column->offset + row);
 }
 
 static inline double number_at(const input_column *column, int64_t row) {
-    return ((const double *)column->values)[column->offset + row];
+    return double_at(column->values, column->offset + row);
 }
 
 static inline wide wide_at(const input_column *column, int64_t row) {
@@ -52,10 +52,10 @@ static inline wide wide_at(const input_column *column, int64_t row) {
 }
 
 static inline const uint8_t *text_at(const input_column *column, int64_t row, size_t *size) {
-    const int32_t *ends = column->values;
     int64_t i = column->offset + row;
-    *size = (size_t)(ends[i + 1] - ends[i]);
-    return column->bytes == NULL ? (const uint8_t *)"" : column->bytes + ends[i];
+    int32_t start = int32_at(column->values, i);
+    *size = (size_t)(int32_at(column->values, i + 1) - start);
+    return column->bytes == NULL ? (const uint8_t *)"" : column->bytes + start;
 }
 
 /* Not-a-number is larger than any number. */

@@ -236,17 +236,17 @@ static int load_one(accumulators *self, aggregate_kind kind, const input_column 
     switch (kind) {
     case COUNT_ROWS:
     case COUNT_VALUES:
-        one->count = valid ? ((const int64_t *)column->values)[i] : 0;
+        one->count = valid ? int64_at(column->values, i) : 0;
         return 0;
     case MEAN: /* the sum; the count has a column of its own */
-        one->value.number = valid ? ((const double *)column->values)[i] : 0.0;
+        one->value.number = valid ? double_at(column->values, i) : 0.0;
         return 0;
     case MIN_TEXT:
     case MAX_TEXT: {
         one->count = valid;
         if (!valid) return 0;
-        const int32_t *ends = column->values;
-        return keep_text(self, column->bytes + ends[i], (size_t)(ends[i + 1] - ends[i]), one);
+        int32_t start = int32_at(column->values, i);
+        return keep_text(self, column->bytes + start, (size_t)(int32_at(column->values, i + 1) - start), one);
     }
     case SUM_WIDE:
     case MIN_WIDE:
@@ -284,7 +284,7 @@ static int load_all(accumulators *self, const array_view *slots, const struct Ar
                 PyErr_NoMemory();
                 return -1;
             }
-            if (kind == MEAN) one->count = has_value(&number, row) ? ((const int64_t *)number.values)[number.offset + row] : 0;
+            if (kind == MEAN) one->count = has_value(&number, row) ? int64_at(number.values, number.offset + row) : 0;
         }
     }
     for (Py_ssize_t row = 0; row < slots->length; row++) self->flags[slot[row]] |= IS_KNOWN | IS_PRESENT;

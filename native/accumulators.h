@@ -71,11 +71,9 @@ typedef struct {
     const uint8_t *bytes;
 } input_column;
 
-static inline int bit_at(const uint8_t *bits, int64_t i) { return (bits[i >> 3] >> (i & 7)) & 1; }
-
 static inline int has_value(const input_column *column, int64_t row) {
     if (column->validity == NULL) return !column->all_null;
-    return bit_at(column->validity, column->offset + row);
+    return bit_is_set(column->validity, column->offset + row);
 }
 
 static inline wide wide_of(const accumulator *one) {

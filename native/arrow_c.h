@@ -4,6 +4,7 @@
 #define FTLAYER_ARROW_C_H
 
 #include <stdint.h>
+#include <string.h>
 
 struct ArrowSchema {
     const char *format;
@@ -29,5 +30,22 @@ struct ArrowArray {
     void (*release)(struct ArrowArray *);
     void *private_data;
 };
+
+static inline int bit_is_set(const uint8_t *bits, int64_t i) { return (bits[i >> 3] >> (i & 7)) & 1; }
+
+/* The buffers of a message may begin anywhere, and C reads through a pointer to a wider type what is aligned alone:
+ * values are copied, which compiles to the same instruction. */
+#define DEFINE_READ(type, name)                                                                                        \
+    static inline type name(const void *values, int64_t i) {                                                           \
+        type value;                                                                                                    \
+        memcpy(&value, (const char *)values + i * (int64_t)sizeof value, sizeof value);                                \
+        return value;                                                                                                  \
+    }
+DEFINE_READ(int16_t, int16_at)
+DEFINE_READ(int32_t, int32_at)
+DEFINE_READ(int64_t, int64_at)
+DEFINE_READ(float, float_at)
+DEFINE_READ(double, double_at)
+#undef DEFINE_READ
 
 #endif

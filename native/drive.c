@@ -159,21 +159,21 @@ static const char *bytes_of(const column_view *column, int64_t i, int64_t *wide,
         *wide = ((const int8_t *)column->values)[i];
         return (const char *)wide;
     case 's':
-        *wide = ((const int16_t *)column->values)[i];
+        *wide = int16_at(column->values, i);
         return (const char *)wide;
     case 'i':
-        *wide = ((const int32_t *)column->values)[i];
+        *wide = int32_at(column->values, i);
         return (const char *)wide;
     case 'l':
-        return (const char *)((const int64_t *)column->values + i);
+        return (const char *)column->values + 8 * i;
     case 'u':
     case 'z':
-        start = ((const int32_t *)column->values)[i];
-        *length = ((const int32_t *)column->values)[i + 1] - start;
+        start = int32_at(column->values, i);
+        *length = int32_at(column->values, i + 1) - start;
         return column->bytes + start;
     default:
-        start = ((const int64_t *)column->values)[i];
-        *length = ((const int64_t *)column->values)[i + 1] - start;
+        start = int64_at(column->values, i);
+        *length = int64_at(column->values, i + 1) - start;
         return column->bytes + start;
     }
 }

@@ -75,15 +75,13 @@ static inline uint32_t hash_key(const uint8_t *bytes, size_t size, uint64_t seed
 
 /* ---------------------------------------------------------------- keys as bytes */
 
-static inline int is_set(const uint8_t *bits, int64_t i) { return (bits[i >> 3] >> (i & 7)) & 1; }
-
 /* The bytes of a value that is not null; of some kinds they are made in `own`. */
 static inline __attribute__((always_inline)) const uint8_t *bytes_of(const key_column *column, column_kind kind,
                                                                      int64_t i, uint8_t own[8], size_t *size) {
     const uint8_t *values = column->buffers[1];
     switch (kind) {
     case KIND_BOOL:
-        own[0] = (uint8_t)is_set(values, i);
+        own[0] = (uint8_t)bit_is_set(values, i);
         *size = 1;
         return own;
     case KIND_INT8:
@@ -119,10 +117,10 @@ static inline __attribute__((always_inline)) const uint8_t *bytes_of(const key_c
         return own;
     }
     case KIND_BYTES_32: {
-        const int32_t *ends = (const int32_t *)values;
-        *size = (size_t)(ends[i + 1] - ends[i]);
+        int32_t start = int32_at(values, i);
+        *size = (size_t)(int32_at(values, i + 1) - start);
         /* Where all texts are empty there may be no bytes at all. */
-        return *size == 0 ? own : (const uint8_t *)column->buffers[2] + ends[i];
+        return *size == 0 ? own : (const uint8_t *)column->buffers[2] + start;
     }
     default: /* decimals */
         *size = 16;
@@ -152,7 +150,7 @@ static inline __attribute__((always_inline)) void read_single(const key_column *
                                                               int64_t rows, uint64_t seed, key_block *block) {
     for (int64_t row = 0; row < rows; row++) {
         int64_t i = column->offset + first + row;
-        if (column->validity != NULL && !is_set(column->validity, i)) {
+        if (column->validity != NULL && !bit_is_set(column->validity, i)) {
             block->keys[row] = NULL;
             block->hashes[row] = 0;
             continue;
@@ -189,7 +187,7 @@ static int read_joined(const key_column *columns, int64_t width, int64_t first, 
             uint8_t own[8];
             size_t size = 0;
             const uint8_t *bytes = NULL;
-            if (column->validity == NULL || is_set(column->validity, i)) {
+            if (column->validity == NULL || bit_is_set(column->validity, i)) {
                 bytes = bytes_of(column, column->kind, i, own, &size);
             }
             if (!grow_bytes(&block->joined, &block->joined_room, used + 1 + sizeof size + size)) return 0;

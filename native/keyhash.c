@@ -3,8 +3,6 @@
 #include "murmur3.h"
 #include "native.h"
 
-static inline int bit_is_set(const uint8_t *bits, int64_t i) { return (bits[i >> 3] >> (i & 7)) & 1; }
-
 /* -0.0 and 0.0 are one key, and so are all NaNs. */
 static inline int32_t float_bits(float value) {
     if (value == 0.0f) return 0;
@@ -47,11 +45,11 @@ static int64_t dictionary_index(const key_column *column, int64_t i) {
     case KIND_INT8:
         return ((const uint8_t *)column->buffers[1])[i];
     case KIND_INT16:
-        return ((const uint16_t *)column->buffers[1])[i];
+        return (uint16_t)int16_at(column->buffers[1], i);
     case KIND_INT32:
-        return ((const uint32_t *)column->buffers[1])[i];
+        return (uint32_t)int32_at(column->buffers[1], i);
     default:
-        return ((const int64_t *)column->buffers[1])[i];
+        return int64_at(column->buffers[1], i);
     }
 }
 
@@ -80,43 +78,43 @@ static inline __attribute__((always_inline)) uint32_t hash_value(uint32_t seed, 
     case KIND_INT8:
         return murmur_int(seed, ((const int8_t *)values)[i]);
     case KIND_INT16:
-        return murmur_int(seed, ((const int16_t *)values)[i]);
+        return murmur_int(seed, int16_at(values, i));
     case KIND_INT32:
-        return murmur_int(seed, ((const int32_t *)values)[i]);
+        return murmur_int(seed, int32_at(values, i));
     case KIND_INT64:
-        return murmur_long(seed, ((const int64_t *)values)[i]);
+        return murmur_long(seed, int64_at(values, i));
     case KIND_FLOAT:
-        return murmur_int(seed, float_bits(((const float *)values)[i]));
+        return murmur_int(seed, float_bits(float_at(values, i)));
     case KIND_DOUBLE:
-        return murmur_long(seed, double_bits(((const double *)values)[i]));
+        return murmur_long(seed, double_bits(double_at(values, i)));
     case KIND_DECIMAL_LONG:
-        return murmur_long(seed, ((const int64_t *)values)[2 * i]);
+        return murmur_long(seed, int64_at(values, 2 * i));
     case KIND_DECIMAL_BYTES:
         return hash_wide_decimal(seed, (const uint8_t *)values + 16 * i);
     case KIND_BYTES_32: {
-        const int32_t *offsets = values;
-        return murmur_bytes(seed, (const uint8_t *)column->buffers[2] + offsets[i], offsets[i + 1] - offsets[i]);
+        int32_t start = int32_at(values, i);
+        return murmur_bytes(seed, (const uint8_t *)column->buffers[2] + start, int32_at(values, i + 1) - start);
     }
     case KIND_BYTES_64: {
-        const int64_t *offsets = values;
-        return murmur_bytes(seed, (const uint8_t *)column->buffers[2] + offsets[i], offsets[i + 1] - offsets[i]);
+        int64_t start = int64_at(values, i);
+        return murmur_bytes(seed, (const uint8_t *)column->buffers[2] + start, int64_at(values, i + 1) - start);
     }
     case KIND_BYTES_VIEW:
         return hash_view(seed, column, i);
     case KIND_BYTES_FIXED:
         return murmur_bytes(seed, (const uint8_t *)values + column->width * i, column->width);
     case KIND_LIST_32: {
-        const int32_t *offsets = values;
-        return hash_items(seed, column, offsets[i], offsets[i + 1] - offsets[i]);
+        int32_t start = int32_at(values, i);
+        return hash_items(seed, column, start, int32_at(values, i + 1) - start);
     }
     case KIND_LIST_64: {
-        const int64_t *offsets = values;
-        return hash_items(seed, column, offsets[i], offsets[i + 1] - offsets[i]);
+        int64_t start = int64_at(values, i);
+        return hash_items(seed, column, start, int64_at(values, i + 1) - start);
     }
     case KIND_LIST_VIEW_32:
-        return hash_items(seed, column, ((const int32_t *)values)[i], ((const int32_t *)column->buffers[2])[i]);
+        return hash_items(seed, column, int32_at(values, i), int32_at(column->buffers[2], i));
     case KIND_LIST_VIEW_64:
-        return hash_items(seed, column, ((const int64_t *)values)[i], ((const int64_t *)column->buffers[2])[i]);
+        return hash_items(seed, column, int64_at(values, i), int64_at(column->buffers[2], i));
     case KIND_DICTIONARY:
         return hash_row(seed, &column->children[0], dictionary_index(column, i));
     default:

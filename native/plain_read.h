@@ -6,10 +6,6 @@
 #include "known.h"
 #include "native.h"
 
-#include <string.h>
-
-static inline int bit_is_set(const uint8_t *bits, int64_t i) { return (bits[i >> 3] >> (i & 7)) & 1; }
-
 typedef struct {
     char type;               /* Arrow's format: b, c, s, i, l, f, g, u, z, U, Z; or O: objects, in a list */
     int64_t offset;          /* of the first row */
@@ -43,24 +39,20 @@ static inline PyObject *value_at(const column_view *column, int64_t row) {
     case 'c':
         return integer_at(column, row, ((const int8_t *)column->values)[i]);
     case 's':
-        return integer_at(column, row, ((const int16_t *)column->values)[i]);
+        return integer_at(column, row, int16_at(column->values, i));
     case 'i':
-        return integer_at(column, row, ((const int32_t *)column->values)[i]);
+        return integer_at(column, row, int32_at(column->values, i));
     case 'l':
-        return integer_at(column, row, ((const int64_t *)column->values)[i]);
+        return integer_at(column, row, int64_at(column->values, i));
     case 'f':
-        return PyFloat_FromDouble(((const float *)column->values)[i]);
+        return PyFloat_FromDouble(float_at(column->values, i));
     case 'g':
-        return PyFloat_FromDouble(((const double *)column->values)[i]);
+        return PyFloat_FromDouble(double_at(column->values, i));
     case 'u':
-    case 'z': {
-        const int32_t *ends = column->values;
-        return text_at(column, row, ends[i], ends[i + 1]);
-    }
-    default: {
-        const int64_t *ends = column->values;
-        return text_at(column, row, ends[i], ends[i + 1]);
-    }
+    case 'z':
+        return text_at(column, row, int32_at(column->values, i), int32_at(column->values, i + 1));
+    default:
+        return text_at(column, row, int64_at(column->values, i), int64_at(column->values, i + 1));
     }
 }
 
