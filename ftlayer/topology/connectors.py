@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 PARTITION_ROWS = 100_000
-"""Rows of a partition. Order is kept within one."""
+"""Rows of a step. Order is kept within a partition."""
 
 MAX_PARTITIONS = 64
 
@@ -48,10 +48,11 @@ _UNSIGNED = {
 
 
 def partitioned(table: pa.Table, rows: int = PARTITION_ROWS) -> tuple[Callable[[], Iterable[Any]], ...]:
-    """Deal a table's rows out, by their number alone: positions outlive a change of parallelism."""
-    parts = min(MAX_PARTITIONS, max(1, -(-table.num_rows // rows)))
-    size = max(1, -(-table.num_rows // parts))
-    return tuple(_IpcPartition.of(table.slice(part * size, size)) for part in range(parts))
+    """Deal a table out by steps, in turn. What was dealt stays where it is when the table grows at its end."""
+    starts = range(0, max(1, table.num_rows), rows)
+    steps = [table.slice(start, rows) for start in starts]
+    parts = min(MAX_PARTITIONS, len(steps))
+    return tuple(_IpcPartition.of(pa.concat_tables(steps[part::MAX_PARTITIONS])) for part in range(parts))
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,8 @@ def open_source(
     if table is not None:
         table = with_known_types(table) if schema is None else table
         parts = partitioned(table)
-        return OpenedSource(IterableSource(parts), table.schema, len(parts), "as its rows have it")
+        dealt = IterableSource(parts, PARTITION_ROWS)
+        return OpenedSource(dealt, table.schema, len(parts), "as its rows have it")
     if isinstance(given, IterableSource):
         found = schema_of_first(given.partitions) if schema is None else None
         return OpenedSource(given, found, len(given.partitions), "as its first records have it")

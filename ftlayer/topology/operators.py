@@ -40,10 +40,12 @@ class IterableSource:
     """Python iterables, one a partition.
 
     Each of ``partitions`` is a function without arguments that returns a fresh iterator of the same items every
-    time it is called: records, or whole `pa.RecordBatch`es. Bounded when all of them end.
+    time it is called: records, or whole `pa.RecordBatch`es. Bounded when all of them end. ``step``: a table was dealt
+    out to them by so many rows; 0: they were given.
     """
 
     partitions: tuple[Callable[[], Iterable[Any]], ...]
+    step: int = 0
 
 
 class Push(Protocol):

@@ -59,7 +59,8 @@ class QueueReader(Protocol):
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
         """Return up to ``max_rows`` messages; None if there were none for about ``wait_s`` seconds.
 
-        While the server is away that is None as well, and this connects again by itself.
+        While the server is away that is None as well, and this connects again by itself. Raises `SourceError` for
+        what is no matter of the connection.
         """
 
     def acknowledge(self, receipts: Sequence[Any]) -> None:

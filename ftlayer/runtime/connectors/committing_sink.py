@@ -77,10 +77,8 @@ class CommittingWriterBody:
     """
 
     due_ms: int | None = None
-    """See `SinkBody.due_ms`: barriers come by themselves."""
 
     refused = 0
-    """See `CommittingSinkBody`."""
 
     def __init__(
         self,

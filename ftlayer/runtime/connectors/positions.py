@@ -2,7 +2,7 @@
 
 Partition i of a source is filed under `partition_key` (i). What is filed there is
 
-- for an iterable: the number of its rows that are accepted;
+- for an iterable: the number of its rows that are accepted, and of a table by how many rows it was dealt out;
 - for a reader: which split of which *range* was read last under this number, and how far (`SplitPosition`).
 
 A reader is read range by range: its partitions between two offsets are the splits of the range, and the next
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import msgpack
 
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, SourceChangedError
 from ftlayer.vertex.calls import SourcePosition
 
 _KEY_PREFIX = "p"
@@ -38,18 +38,36 @@ def partition_index(key: str) -> int:
     return int(key.removeprefix(_KEY_PREFIX))
 
 
-def pack_rows(rows: int) -> bytes:
-    """Return the position of an iterable of which ``rows`` rows are accepted."""
-    packed: bytes = msgpack.packb(rows)
+def pack_rows(rows: int, step: int = 0) -> bytes:
+    """Return the position of an iterable of which ``rows`` rows are accepted; ``step`` is that of `IterableSource`."""
+    packed: bytes = msgpack.packb([rows, step] if step else rows)
     return packed
 
 
-def unpack_rows(source: str, packed: bytes) -> int:
-    """Read what `pack_rows` wrote; `ConfigError` for the position of another kind of source."""
-    rows = _unpack(packed)
-    if type(rows) is not int or rows < 0:
+def unpack_rows(source: str, positions: Mapping[str, bytes], index: int, step: int) -> int:
+    """Return how many rows of a partition are accepted, by what `pack_rows` wrote of all of them.
+
+    Raises `ConfigError` for the position of another kind of source, `SourceChangedError` if these rows were dealt out
+    otherwise. Where nothing was read but the first of the first partition, they are the same ones.
+    """
+    packed = positions.get(partition_key(index))
+    if packed is None:
+        return 0
+    found = _unpack(packed)
+    rows, dealt = found if isinstance(found, list) and len(found) == 2 else (found, 0)
+    if type(rows) is not int or type(dealt) is not int or min(rows, dealt) < 0:
         raise _another_kind(source)
+    if dealt != step and (len(positions) > 1 or index or rows > (step or dealt)):
+        raise SourceChangedError(
+            f"source {source!r}: {rows} rows of partition {index} were read before, of {_dealt(dealt)}, and now there "
+            f"are {_dealt(step)}: some would be left out, others read twice. Give it back what it had; or give the "
+            "source another uid, with which it is read from its start"
+        )
     return rows
+
+
+def _dealt(step: int) -> str:
+    return f"a table that is dealt out by steps of {step} rows" if step else "partitions that were given"
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,9 +91,7 @@ class PushReader:
     """
 
     lag: int | None = None
-    """See `SourceReader.lag`; there is none: senders wait."""
     is_away = False
-    """See `SourceReader.is_away`; senders come here."""
 
     def __init__(self, source: Source, subtask: int, limits: BatchLimits, wake: Callable[[], None]) -> None:
         assert isinstance(source.connector, PushSource)
@@ -275,11 +273,8 @@ class QueueSourceReader:
     """
 
     due_ms: int | None = None
-    """See `SourceReader.due_ms`; nothing waits for others."""
     lag: int | None = None
-    """See `SourceReader.lag`."""
     is_away = True
-    """See `SourceReader.is_away`."""
 
     def __init__(
         self,
@@ -524,9 +519,7 @@ class IterableReader:
     """A subtask of an `IterableSource`: partitions i with i % parallelism == subtask, a thread and a lane each."""
 
     lag: int | None = None
-    """See `SourceReader.lag`; an iterable does not tell."""
     is_away = False
-    """See `SourceReader.is_away`; what an iterable raises is a failure."""
 
     def __init__(
         self,
@@ -540,8 +533,9 @@ class IterableReader:
     ) -> None:
         assert isinstance(source.connector, IterableSource)
         self._source = source
-        self._partitions = source.connector.partitions
+        self._partitions, self._step = source.connector.partitions, source.connector.step
         self._chain = PositionChain(positions)
+        self._positions = positions
         maker = RowMaker(source.uid, source.schema)
         # One that was read before and is not there any more is read too: it has fewer records now.
         last = max((partition_index(key) + 1 for key in positions), default=0)
@@ -590,11 +584,14 @@ class IterableReader:
         self.stop()
 
     def _read(self, index: int, lane: PartitionLane) -> None:
-        key = partition_key(index)
-        last = self._chain.last(key)
-        rows = 0 if last is None else unpack_rows(self._source.uid, last)
+        rows = unpack_rows(self._source.uid, self._positions, index, self._step)
         split = SplitProgress(
-            key, index, rows, self._chain, lambda rows, done: pack_rows(rows), tells_done=False
+            partition_key(index),
+            index,
+            rows,
+            self._chain,
+            lambda rows, done: pack_rows(rows, self._step),
+            tells_done=False,
         )
         items = iter(self._partitions[index]() if index < len(self._partitions) else ())
         lane.pump(skipped(items, rows, f"source {self._source.uid!r}: partition {index}"), split)
@@ -604,9 +601,7 @@ class SplitReader:
     """A subtask of a `ReaderSource`: reads the splits that it is assigned in turns, range by range."""
 
     lag: int | None = None
-    """See `SourceReader.lag`; the driver knows."""
     is_away = False
-    """See `SourceReader.is_away`; the driver knows."""
 
     def __init__(
         self,

@@ -128,7 +128,6 @@ class AmqpSource(Queue):
         self.url, self.queue, self.max_pending, self.unique_ids = url, queue, max_pending, unique_ids
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> AmqpReader:
-        """See `Queue.open`. The server is connected to by the first fetch."""
         names = b"".join(self.unpack(position) for position in positions.values())
         window = RedeliveryWindow(names, self.max_pending + min(self.max_pending, _KEPT_NAMES), stored=stored)
         return AmqpReader(self, member.subtask, window)
@@ -165,7 +164,6 @@ class AmqpReader:
     # ------------------------------------------------------------ what is called
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        """See `QueueReader.fetch`. Raises `SourceError` for what is no matter of the connection."""
         wait_s -= self._away.wait(wait_s)
         if self._away.is_early:
             return None

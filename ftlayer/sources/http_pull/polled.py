@@ -115,7 +115,6 @@ class PolledJsonSource(Queue):
         )
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> PolledJsonReader:
-        """See `Queue.open`. One subtask reads; there is nothing to acknowledge."""
         return PolledJsonReader(self, positions.get(0), reads=member.subtask == 0)
 
     def found(self, body: bytes) -> list[_Item]:
@@ -172,7 +171,6 @@ class PolledJsonReader:
         self._woken = threading.Event()
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        """See `QueueReader.fetch`. Raises `SourceError` for an answer that is none of items."""
         give_up_s = time.monotonic() + wait_s
         while not self._pending:
             now_s = time.monotonic()

@@ -167,7 +167,6 @@ class SseSource(Queue):
         )
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> SseReader:
-        """See `Queue.open`. One subtask reads; there is nothing to acknowledge."""
         return SseReader(self, positions.get(0), reads=member.subtask == 0)
 
 
@@ -187,7 +186,6 @@ class SseReader:
         self._task: asyncio.Task[None] | None = None
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        """See `QueueReader.fetch`. Raises `SourceError` for an answer that is none of events."""
         if not self._ready:
             self._loop.run_until_complete(self._wait(wait_s))
         if not self._ready:

@@ -133,7 +133,6 @@ class MqttSource(Queue):
         )
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> MqttReader:
-        """See `Queue.open`. The server is connected to by the first fetch."""
         if member.parallelism > 1 and self.group is None:
             raise ConfigError(
                 f"group: {self.place} needs one with {member.parallelism} subtasks: each would read all"
@@ -202,7 +201,6 @@ class MqttReader:
     # ------------------------------------------------------------ what is called
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        """See `QueueReader.fetch`. Raises `SourceError` for what is no matter of the connection."""
         wait_s -= self._away.wait(wait_s)
         if self._away.is_early:
             return None

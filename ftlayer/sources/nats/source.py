@@ -592,7 +592,6 @@ class NatsSource(Queue):
         self.credentials, self.start, self.max_pending = credentials, start, max_pending
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> NatsReader:
-        """See `Queue.open`. The server is connected to by the first fetch."""
         known, until_ns, subjects = Sequences(), 0, ""
         for position in positions.values():
             ranges, at_ns, subjects = self.unpack(position)
@@ -641,7 +640,6 @@ class NatsReader:
     # ------------------------------------------------------------ what is called
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        """See `QueueReader.fetch`. Raises `SourceError` for what is no matter of the connection."""
         wait_s -= self._away.wait(wait_s)
         if self._away.is_early:
             return None

@@ -613,7 +613,6 @@ class PostgresChangesReader:
     # ------------------------------------------------------------ what is called
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        """See `QueueReader.fetch`. Raises `SourceError` for what is no matter of the connection."""
         wait_s -= self._away.wait(wait_s)
         if self._away.is_early:
             return None

@@ -107,7 +107,6 @@ class PostgresChangesSource(Queue):
         return schema_of_changes(table.fields(wanted, self._as_text))
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> PostgresChangesReader:
-        """See `Queue.open`. The server is connected to by the first fetch."""
         if member.parallelism > 1:
             raise ConfigError(
                 f"parallelism: {self.place} is read by one subtask, and there are {member.parallelism}: a slot has one "

@@ -123,7 +123,6 @@ class PostgresTableReader:
     # ------------------------------------------------------------ what is called
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        """See `QueueReader.fetch`. Raises `SourceError` for what is no matter of the connection."""
         wait_s -= self._away.wait(wait_s)
         if self._away.is_early:
             return None
@@ -408,7 +407,6 @@ class PostgresTableSource(Queue):
         return pa.schema(self._opened[0])
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> PostgresTableReader:
-        """See `Queue.open`. The table is read by the first fetch."""
         if member.parallelism > 1:
             raise ConfigError(
                 f"parallelism: {self.place} is read by one subtask, and there are {member.parallelism}"

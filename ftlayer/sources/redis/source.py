@@ -227,7 +227,6 @@ class RedisSource(Queue):
         self.url, self.stream, self.group, self.start = url, stream, group, start
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> RedisReader:
-        """See `Queue.open`. The server is connected to by the first fetch."""
         return RedisReader(self, member, positions, stored=stored)
 
     @property
@@ -305,7 +304,6 @@ class RedisReader:
     # ------------------------------------------------------------ what is called
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        """See `QueueReader.fetch`. Raises `SourceError` for what is no matter of the connection."""
         wait_s -= self._away.wait(wait_s)
         if self._away.is_early:
             return None

@@ -102,7 +102,6 @@ class LocalDisk:
         self._rotated = rotated
 
     def files(self, wanted: Collection[int]) -> list[Seen]:
-        """See `Disk.files`. Raises `SourceError` for a directory that cannot be read."""
         for given in self._paths:
             if os.path.isdir(given):
                 raise SourceError(
@@ -127,7 +126,6 @@ class LocalDisk:
         return found
 
     def open(self, path: str) -> LocalFile | None:
-        """See `Disk.open`. Raises `SourceError` for a file that may not be read."""
         try:
             return LocalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError:

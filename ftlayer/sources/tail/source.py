@@ -461,7 +461,6 @@ class TailSource(Queue):
         )
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> TailReader:
-        """See `Queue.open`. One subtask reads; there is nothing to acknowledge."""
         position = positions.get(0)
         if member.subtask:
             return TailReader(self, None, None)
@@ -488,7 +487,6 @@ class TailReader:
         self._woken = threading.Event()
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        """See `QueueReader.fetch`. Raises `SourceError` for a file or directory that cannot be read."""
         give_up_s = time.monotonic() + wait_s
         while True:
             chunk = self._read()

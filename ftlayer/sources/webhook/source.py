@@ -486,7 +486,6 @@ class WebhookReader:
         self.server = server
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        """See `QueueReader.fetch`. Raises `SourceError` if the server has ended by itself."""
         requests = self._intake.take(max_rows, wait_s)
         if requests:
             self._number += 1

@@ -20,7 +20,7 @@ from ftlayer.runtime.connectors.positions import (
 
 @given(st.integers(0, 2**63))
 def test_rows_round_trip(rows: int) -> None:
-    assert unpack_rows("s", pack_rows(rows)) == rows
+    assert unpack_rows("s", {"p0": pack_rows(rows)}, 0, 0) == rows
 
 
 @given(
@@ -47,9 +47,9 @@ def test_a_position_of_another_kind_of_source_is_refused(packed: bytes) -> None:
 
 def test_a_readers_position_is_none_of_an_iterable() -> None:
     position = SplitPosition(1, "0", "1", 1, b"", 0, True).pack()
-    for packed in (position, b"\xc3", pack_rows(3) + b"x", b"\xff"):
+    for packed in (position, b"\xc3", b"\xff", pack_rows(3) + b"x", pack_rows(-1), b"\x92\xc3\x01"):
         with pytest.raises(ConfigError, match="'clicks'"):
-            unpack_rows("clicks", packed)
+            unpack_rows("clicks", {"p0": packed}, 0, 0)
 
 
 def test_nothing_was_ever_read() -> None:

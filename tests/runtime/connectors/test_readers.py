@@ -4,11 +4,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import SourceChangedError, SourceError
@@ -135,13 +136,41 @@ def test_an_iterable_that_is_shorter_than_its_position_is_an_error(driver: Any, 
         driver.next(reader)
 
 
+def table_of(rows: int, step: int) -> Source:
+    return Source("table", IterableSource(partitioned(pa.table({"id": range(rows)}), step), step), ID)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 150), min_size=1, max_size=4).map(sorted),
+    parallelism=st.integers(1, 3),
+    step=st.integers(1, 12),
+    kept=st.lists(st.integers(0, 8), min_size=4, max_size=4),
+)
+@example(sizes=[20, 25], parallelism=1, step=10, kept=[2, 0, 0, 0])
+@example(sizes=[900, 1_000], parallelism=1, step=10, kept=[70, 0, 0, 0])
+def test_a_table_that_grows_is_read_once(
+    driver: Any, make_vertex: Any, sizes: list[int], parallelism: int, step: int, kept: list[int]
+) -> None:
+    """It grows between two runs, over steps too; the last run reads it to its end."""
+    vertex = make_vertex()
+    for size, most in zip(sizes, [*kept[: len(sizes) - 1], None], strict=True):
+        known = vertex.snapshot()
+        for subtask in range(parallelism):
+            reader = driver.open(table_of(size, step), subtask, parallelism, rows=5, positions=known)
+            reader.start()
+            for rows in islice(driver.all(reader), most):
+                vertex.persist(rows)
+            reader.stop()
+    assert sorted(vertex.rows) == list(range(sizes[-1]))
+
+
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_a_table_that_has_lost_a_partition_which_was_read_is_an_error(driver: Any, parallelism: int) -> None:
-    source = Source("table", IterableSource(partitioned(pa.table({"id": range(90)}), 100)), ID)
-    positions = {f"p{part}": pack_rows(rows) for part, rows in enumerate((80, 0, 80))}
+    positions = {f"p{part}": pack_rows(rows, 100) for part, rows in enumerate((80, 0, 80))}
     raised = []
     for subtask in range(parallelism):
-        reader = driver.open(source, subtask, parallelism, positions=positions)
+        reader = driver.open(table_of(90, 100), subtask, parallelism, positions=positions)
         reader.start()
         try:
             list(driver.all(reader))
@@ -151,6 +180,31 @@ def test_a_table_that_has_lost_a_partition_which_was_read_is_an_error(driver: An
     assert raised[0].startswith(
         "source 'table': partition 2 ends behind 0 records now, and 80 of it were read"
     )
+
+
+@pytest.mark.parametrize(
+    ("positions", "first"),
+    [
+        ({"p0": pack_rows(60)}, 60),  # as they were written before tables were dealt out by steps
+        ({"p0": pack_rows(60, 80)}, 60),
+        ({"p0": pack_rows(101)}, None),
+        ({"p0": pack_rows(75), "p1": pack_rows(3)}, None),
+        ({"p0": pack_rows(75, 80), "p1": pack_rows(3, 80)}, None),
+    ],
+)
+def test_rows_that_were_dealt_out_otherwise_are_known(
+    driver: Any, positions: dict[str, bytes], first: int | None
+) -> None:
+    reader = driver.open(table_of(150, 100), positions=positions, rows=1_000)
+    reader.start()
+    if first is None:
+        with pytest.raises(
+            SourceChangedError, match=r"partition [01] were read before, .* steps of 100 rows"
+        ):
+            list(driver.all(reader))
+    else:
+        numbers = [n for rows in driver.all(reader) for n in rows.payload.column(0).to_pylist()]
+        assert sorted(numbers) == list(range(first, 150))
 
 
 def test_a_position_of_another_kind_of_source(driver: Any) -> None:
