@@ -86,7 +86,6 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.starts()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """At most ``max_rows``."""
         return ReadMaxRows(self._max_rows)
 
     def reportLatestOffset(self) -> Offsets:  # noqa: N802 - Spark's name
@@ -94,7 +93,6 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.ends()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Read no further than to where the splits end now."""
         self._until = self.ends()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802 - Spark's name

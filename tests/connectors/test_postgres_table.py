@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, SourceChangedError
 from ftlayer.sources import PostgresTableSource
 from ftlayer.sources.postgres.table_source import PostgresTableReader
 from ftlayer.topology.queues import Member
@@ -219,6 +219,57 @@ def test_a_source_begins_behind_a_value(postgres_server: Any, table: str) -> Non
     server.execute(f"INSERT INTO {table} (word) SELECT n FROM generate_series(1, 10) n")
     reader = opened(server, table, "id", after="7")
     assert words(reader, 3) == ["8", "9", "10"]
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ["id bigserial PRIMARY KEY, word text", "id int GENERATED ALWAYS AS IDENTITY UNIQUE, word text"],
+)
+def test_numbers_that_begin_again_below_those_read_are_an_error(
+    postgres_server: Any, table: str, columns: str
+) -> None:
+    server = postgres_server
+    server.execute(f"CREATE TABLE {table} ({columns})")
+    server.execute(f"INSERT INTO {table} (word) SELECT n FROM generate_series(1, 10) n")
+    reader = opened(server, table, "id")
+    first = reader.fetch(20, 5.0)
+    assert first is not None
+    server.execute(f"DELETE FROM {table}")
+    assert reader.fetch(20, 0.05) is None, "rows may go, and their numbers are not given out again"
+    reader.close()
+    server.execute(f"TRUNCATE {table} RESTART IDENTITY")
+    reader = opened(server, table, "id", first.position)
+    assert reader.fetch(20, 0.05) is None, "there is no row that would not be read"
+    reader.close()
+    server.execute(f"INSERT INTO {table} (word) SELECT n FROM generate_series(1, 3) n")
+    reader = opened(server, table, "id", first.position)
+    with pytest.raises(
+        SourceChangedError, match=r"read up to 'id' 10, .* given out is 3: .*setval.* another uid"
+    ):
+        reader.fetch(20, 5.0)
+    reader.close()
+    server.execute(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), 10)")
+    server.execute(f"INSERT INTO {table} (word) VALUES ('new')")
+    reader = opened(server, table, "id", first.position)
+    assert words(reader, 1) == ["new"]
+    reader.close()
+
+
+def test_transactions_that_begin_again_below_those_read_are_an_error(
+    postgres_server: Any, table: str
+) -> None:
+    server = postgres_server
+    server.execute(f"CREATE TABLE {table} ({BY_XID[1]})")
+    server.execute(
+        f"INSERT INTO {table} VALUES (gen_random_uuid(), 'a', (pg_current_xact_id()::text::bigint + 10^9)::text::xid8)"
+    )
+    reader = opened(server, table, "xid")
+    position = reader._pack(server.execute(f"SELECT xid::text, id::text FROM {table}")[0])
+    reader.close()
+    reader = opened(server, table, "xid", position)
+    with pytest.raises(SourceChangedError, match=r"read up to 'xid' \d+, and the last one given out is \d+"):
+        reader.fetch(20, 5.0)
     reader.close()
 
 

@@ -142,24 +142,20 @@ class ReaderPlanner:
             return 0 if self._call is None else self._clock().mono_ms - self._called_ms
 
     def start(self) -> None:
-        """Begin to plan, or go on after a failure."""
         self._handle(PollDue())
         self._thread = threading.Thread(target=self._run, name=f"ftlayer-plan-{self._uid}", daemon=True)
         self._thread.start()
 
     def slot_up(self, subtask: int) -> None:
-        """A new instance runs this subtask and takes splits."""
         self._handle(SubtaskUp(subtask))
 
     def slot_down(self, subtask: int) -> None:
-        """The subtask is lost, with all splits it has not reported."""
         self._handle(SubtaskDown(subtask))
 
     def split_done(self, message: SplitDone) -> None:
         self._handle(message)
 
     def drain(self) -> None:
-        """Open no further ranges. One that is complete is committed still."""
         self._handle(DrainSource())
 
     def close(self) -> None:
@@ -372,7 +368,6 @@ class Planners:
 
     @property
     def by_source(self) -> Mapping[str, ReaderPlanner]:
-        """Each planner by the uid of its source."""
         return self._planners
 
     def lags(self) -> dict[str, int]:
@@ -400,7 +395,6 @@ class Planners:
                 planner.slot_up(slot)
 
     def slot_down(self, slot: int) -> None:
-        """Splits that the slot was reading wait for its next instance."""
         for uid, planner in self._planners.items():
             if slot < self._parallelism[uid]:
                 planner.slot_down(slot)
@@ -411,7 +405,6 @@ class Planners:
             planner.split_done(done)
 
     def drain(self) -> None:
-        """Open no further ranges."""
         for planner in self._planners.values():
             planner.drain()
 
@@ -421,7 +414,6 @@ class Planners:
             planner.close()
 
     def _reader_failed(self, uid: str, error: FTLayerError) -> None:
-        """Called by the planner's thread, its last deed."""
         final, planner = lasting(error), self._planners[uid]
         if planner.answered:
             planner.answered = False

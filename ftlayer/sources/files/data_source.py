@@ -24,7 +24,6 @@ class FilesDataSource(FileDataSource):
     """
 
     def schema(self) -> StructType:
-        """Return the schema that the options say."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         return from_arrow_schema(self._reader().schema)

@@ -124,7 +124,6 @@ class FileFormat:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def open(self, fs: Any, path: str) -> Any:
-        """Open a file of lines: unpacked, and in UTF-8."""
         is_packed = _is_compressed(path)
         if is_packed and infer_compression(path) is None:
             raise ImportError(f"no package is installed that unpacks {os.path.splitext(path)[1]}")

@@ -53,7 +53,6 @@ class Listing:
 
     @property
     def secrets(self) -> list[str]:
-        """What errors must not tell."""
         return [*secrets_in(self._options), *secrets_of(self.url)]
 
     def files(self) -> list[FoundFile]:
@@ -87,7 +86,6 @@ class Listing:
         self._is_missing = is_missing
 
     def version(self, path: str) -> tuple[int, str]:
-        """Return size and version of a file now. Raises `FileNotFoundError`."""
         fs = self.file_system
         fs.invalidate_cache()
         found = _found(path, fs.info(path))

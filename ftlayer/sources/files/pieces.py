@@ -64,7 +64,6 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """The number behind its last piece."""
         return self.first + (-(-self.size // self.step) if self.step else 1)
 
     def pieces(self, start: int, end: int) -> Iterator[Piece]:
@@ -74,7 +73,6 @@ class Entry:
             yield Piece(self.path, self.size, self.version, begin, upto)
 
     def pack(self) -> list[Any]:
-        """Return it as `unpacked` takes it."""
         return [self.first, self.path, self.size, self.version, self.found_ms, self.step]
 
 

@@ -58,7 +58,6 @@ _SUFFIX = ".msgpack"
 
 
 def new_journal_id() -> str:
-    """Return the name of a new journal."""
     return secrets.token_hex(8)
 
 
@@ -92,7 +91,6 @@ class Journal:
 
     @property
     def end(self) -> int:
-        """The number behind the last piece."""
         return self._end
 
     def behind(self, start: int) -> Sequence[Entry]:
@@ -309,15 +307,12 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {JOURNAL: new_journal_id(), NEXT: 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """At most ``max_files`` (and ``max_bytes``)."""
         return ReadMaxFiles(self._max_files)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Read the files that are there now, and no others in this run."""
         self._last = self._listing.files()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Look for new files, and return how far the next range goes."""
         journal = self._journal(start)
         self._look(journal)
         if isinstance(limit, ReadAllAvailable):
@@ -354,7 +349,6 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened
 
     def _look(self, journal: Journal) -> None:
-        """Add files to the journal that are new."""
         now = time.monotonic()
         if self._listed_s is not None and (self._last is not None or now - self._listed_s < self._poll_s):
             return
@@ -389,7 +383,6 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------ in the tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read files, or a part of one."""
         assert isinstance(partition, FilePieces)
         for piece in partition.pieces:
             yield from self._read(piece)

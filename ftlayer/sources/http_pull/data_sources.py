@@ -17,7 +17,6 @@ class SseDataSource(QueueDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "ftlayer-sse"
 
     def source(self, options: DataSourceOptions) -> SseSource:
@@ -39,7 +38,6 @@ class PolledJsonDataSource(QueueDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "ftlayer-polled-json"
 
     def source(self, options: DataSourceOptions) -> PolledJsonSource:

@@ -30,7 +30,6 @@ class KafkaDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "ftlayer-kafka"
 
     def schema(self) -> StructType:

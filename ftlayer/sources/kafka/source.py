@@ -168,7 +168,6 @@ class PartitionConsumer:
         )
 
     def _take(self, end: int) -> list[Any]:
-        """Return messages below ``end`` that there are."""
         messages = self._ahead or self._consume(min(BATCH_ROWS, end - 1 - self._last))
         self._ahead = []
         if messages and messages[-1].offset() >= end:
@@ -385,7 +384,6 @@ class KafkaSource(LogReader):
         return found | self._asking(f"topics {', '.join(self.topics)}", ask)
 
     def _asking(self, what: str, ask: Callable[[Any], Result]) -> Result:
-        """Ask brokers, again while they are away. Raises `SourceError`."""
         tries = Reconnecting(f"{what} at {self.servers}", self.patience_ms, self._brokers.secrets)
         while True:
             if self._admin is None:

@@ -26,7 +26,6 @@ class NatsDataSource(QueueDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "ftlayer-nats"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name

@@ -43,16 +43,18 @@ _KEYS = """
     GROUP BY i.indexrelid, i.indisprimary ORDER BY i.indisprimary DESC
 """
 # Sequences that a column owns (serial, identity), and those that its default calls.
-_CACHE = """
-    SELECT max(s.seqcache) FROM pg_sequence s WHERE s.seqrelid IN (
+_SEQUENCES = """
+    SELECT max(s.seqcache), max(
+        CASE WHEN has_sequence_privilege(s.seqrelid, 'USAGE, SELECT') THEN pg_sequence_last_value(s.seqrelid) END
+    ) FROM pg_sequence s WHERE s.seqincrement > 0 AND s.seqrelid IN (
         SELECT d.objid FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
         WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
-            AND a.attrelid = %(table)s AND a.attname = %(column)s
+            AND a.attrelid = %(table)s::regclass AND a.attname = %(column)s
         UNION ALL
         SELECT d.refobjid FROM pg_depend d JOIN pg_attrdef f ON d.objid = f.oid
             JOIN pg_attribute a ON a.attrelid = f.adrelid AND a.attnum = f.adnum
         WHERE d.classid = 'pg_attrdef'::regclass AND d.refclassid = 'pg_class'::regclass
-            AND a.attrelid = %(table)s AND a.attname = %(column)s
+            AND a.attrelid = %(table)s::regclass AND a.attname = %(column)s
     )
 """
 
@@ -93,7 +95,6 @@ class TableDescription:
     has_primary_key: bool
 
     def column(self, name: str, option: str) -> TableColumn:
-        """Return a column; `ConfigError` for one that is not there."""
         for column in self.columns:
             if column.name == name:
                 return column
@@ -210,7 +211,10 @@ def lost_table(state: TableState, oid: int, table: TableName, publication: str) 
     return ""
 
 
-def sequence_cache(connection: Any, table: TableDescription, column: str) -> int:
-    """Return how many values a session takes from the column's sequence at once; 1 where it has none."""
-    (found,) = connection.execute(_CACHE, {"table": table.oid, "column": column}).fetchone()
-    return int(found or 1)
+def sequence_of(connection: Any, table: str, column: str) -> tuple[int, int | None]:
+    """Return how many values a session takes from the column's sequence at once, and its last one, if that is known.
+
+    Where there is no sequence that is 1. ``table`` is quoted.
+    """
+    cache, last = connection.execute(_SEQUENCES, {"table": table, "column": column}).fetchone()
+    return int(cache or 1), last

@@ -755,7 +755,6 @@ class PostgresChangesReader:
                 connection.close()
 
     def _failed(self, error: Exception) -> None:
-        """Connect again later, or raise."""
         self._disconnect()
         if isinstance(error, psycopg_library().errors.UndefinedObject):
             raise SourceChangedError(

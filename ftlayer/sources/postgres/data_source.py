@@ -18,7 +18,6 @@ class PostgresChangesDataSource(QueueDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "ftlayer-postgres-changes"
 
     def source(self, options: DataSourceOptions) -> PostgresChangesSource:
@@ -45,7 +44,6 @@ class PostgresTableDataSource(QueueDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "ftlayer-postgres-table"
 
     def source(self, options: DataSourceOptions) -> PostgresTableSource:

@@ -16,9 +16,9 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_text, duration_ms
 from ftlayer.clients.postgres import check_dsn, connect, database_of, is_away, psycopg_library, reason
 from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.errors import ConfigError, SourceError
+from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of
-from ftlayer.sources.postgres.catalog import TableDescription, check_names, describe, named, sequence_cache
+from ftlayer.sources.postgres.catalog import TableDescription, check_names, describe, named, sequence_of
 from ftlayer.sources.postgres.columns import to_column
 from ftlayer.sources.queue_positions import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -67,6 +67,10 @@ _RUNNING = """
         AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
 """
 _PREPARED = "SELECT transaction::text FROM pg_prepared_xacts WHERE database = current_database()"
+
+_NEWEST_XID = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1"
+_CHECK_S = 1.0
+"""So often at most it is asked whether new rows still come behind those that were read."""
 
 Values = tuple[str, ...]
 
@@ -117,7 +121,7 @@ class PostgresTableReader:
         # Rows are read up to here, before anything else is asked.
         self._bound: Any = None
         self._settling: Settling[Values] | None = None
-        self._due = 0.0
+        self._due = self._checked_s = 0.0
         self._pause_s = _FIRST_S
 
     # ------------------------------------------------------------ what is called
@@ -135,7 +139,7 @@ class PostgresTableReader:
         return fetched
 
     def acknowledge(self, receipts: Sequence[None]) -> None:
-        """See `QueueReader.acknowledge`: the table keeps its rows."""
+        """The table keeps its rows."""
 
     def waiting(self) -> int | None:
         """See `QueueReader.waiting`: also rows that wait for transactions, or for their delay; up to a million."""
@@ -177,13 +181,13 @@ class PostgresTableReader:
             time.sleep(max(0.0, self._due - time.monotonic()))
             self._bound = self._next_bound()
             if self._bound is None:
+                self._check_grows()
                 self._due = time.monotonic() + self._pause_s
                 self._pause_s = min(2 * self._pause_s, self._options.poll_s)
             else:
                 self._pause_s = _FIRST_S
 
     def _read(self, max_rows: int) -> list[tuple[str | None, ...]]:
-        """Read rows up to the bound, in order."""
         sql = psycopg_library().sql
         names = self._options.growing.names
         wanted = sql.SQL(", ").join(
@@ -240,6 +244,29 @@ class PostgresTableReader:
         )
         found: Values | None = self._connected().execute(statement).fetchone()
         return found
+
+    def _check_grows(self) -> None:
+        """Raise `SourceChangedError` where new rows come below the last one, and would never be read."""
+        growing, now_s = self._options.growing, time.monotonic()
+        if self._last is None or growing.hold_s is not None or now_s < self._checked_s + _CHECK_S:
+            return
+        self._checked_s, read = now_s, int(self._last[0])
+        sql, connection = psycopg_library().sql, self._connected()
+        if growing.is_xid:
+            newest = int(connection.execute(_NEWEST_XID).fetchone()[0])
+        else:
+            _, last = sequence_of(connection, self._options.table, growing.names[0])
+            at = sql.SQL("SELECT FROM {} WHERE {} >= {}").format(
+                self._table, sql.Identifier(growing.names[0]), sql.Literal(read)
+            )
+            newest = read if last is None or connection.execute(at).fetchone() is not None else last
+        if newest < read:
+            raise SourceChangedError(
+                f"{self._options.place}: it was read up to {growing.names[0]!r} {read}, and the last one given out is "
+                f"{newest}: they begin again (TRUNCATE … RESTART IDENTITY, a dump that was restored), and rows that "
+                "come would never be read. Let the sequence go on behind it (setval), or give the source another uid, "
+                "with which it is read from its start"
+            )
 
     def _asked(self, statement: str) -> set[str]:
         return {name for (name,) in self._connected().execute(statement)}
@@ -306,7 +333,6 @@ class PostgresTableReader:
         return self._connection
 
     def _failed(self, error: Exception) -> None:
-        """Connect again later, or raise."""
         self.close()
         # What was running there was seen by a server that may be another now.
         self._settling = self._bound = None
@@ -432,7 +458,7 @@ class PostgresTableSource(Queue):
             with connect(self._dsn) as connection:
                 table = describe(connection, self._table)
                 (is_standby,) = connection.execute("SELECT pg_is_in_recovery()").fetchone()
-                cache = sequence_cache(connection, table, self._column)
+                cache, _ = sequence_of(connection, self._table.quoted, self._column)
         except psycopg_library().Error as error:
             raise SourceError(f"{self.place}: its columns cannot be asked for: {reason(error)}") from error
         if is_standby:

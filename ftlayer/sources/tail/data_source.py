@@ -21,7 +21,6 @@ class TailDataSource(QueueDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "ftlayer-tail"
 
     def source(self, options: DataSourceOptions) -> TailSource:

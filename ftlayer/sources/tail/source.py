@@ -57,7 +57,6 @@ def tail_of(before: bytes) -> bytes:
 
 
 def tail_length(offset: int) -> int:
-    """Return how many bytes before a place tell it from others."""
     return min(offset, TAIL_BYTES)
 
 
@@ -127,7 +126,6 @@ class _File:
         self.idle = _NEVER
 
     def matches(self, other: OpenedFile) -> bool:
-        """Whether another file has the same bytes before this one's place."""
         length = tail_length(self.offset)
         before = other.read(self.offset - length, length)
         return len(before) == length and tail_of(before) == self.tail
@@ -179,7 +177,6 @@ class Follower:
     # ------------------------------------------------------------ which files there are
 
     def look(self, now_ns: int) -> None:
-        """Look for files that are new, or have another name."""
         inodes = {inode for _, inode in (*self._files, *self._missing)}
         listed = {
             (seen.log, seen.inode): seen for seen in map(self._named, self._disk.files(inodes)) if seen.log
@@ -234,7 +231,6 @@ class Follower:
         self._files[key] = file
 
     def _go_to_end(self, file: _File) -> None:
-        """Go to the end of the last whole line."""
         size = file.opened.stat().size
         begin = max(0, size - self._max_line)
         before = file.opened.read(begin, size - begin)
@@ -341,7 +337,6 @@ class Follower:
         return not stat.is_there or (file.seen.is_rotated and now_ns - stat.modified_ns >= self._quiet_ns)
 
     def _lines(self, file: _File, *, is_complete: bool) -> bytes:
-        """Return whole lines from the place on."""
         data = file.opened.read(file.offset, CHUNK_BYTES)
         whole = data.rfind(b"\n") + 1
         if not whole and len(data) == CHUNK_BYTES < self._max_line:
@@ -363,7 +358,8 @@ class Follower:
                 return False
         logger.warning(
             "%s has %d bytes, and was read up to byte %d: it was truncated, or is another file. What was written "
-            "behind that is lost, if anything was, and it is read from its beginning",
+            "behind that is lost, if anything was, and it is read from its beginning: what is left of lines that were "
+            "read comes again",
             file.seen.path,
             stat.size,
             file.offset,
@@ -501,7 +497,6 @@ class TailReader:
         """See `QueueReader.acknowledge`: files need not know."""
 
     def waiting(self) -> int | None:
-        """See `QueueReader.waiting`: lines that were not read are not counted."""
         return None
 
     @property
@@ -542,7 +537,6 @@ class TailReader:
 
 
 def _signed(inode: int) -> int:
-    """Return 64 bits as Spark's long."""
     return inode - (1 << 64) if inode >= 1 << 63 else inode
 
 

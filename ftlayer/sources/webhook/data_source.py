@@ -22,7 +22,6 @@ class WebhookDataSource(QueueDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "ftlayer-webhook"
 
     def source(self, options: DataSourceOptions) -> WebhookSource:
