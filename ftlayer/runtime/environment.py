@@ -696,8 +696,9 @@ class StreamEnvironment:
         job = JobThread(f"{graph.name}-{uuid.uuid4().hex[:12]}")
         vertex = None if client is None else JobVertexCalls(client, graph.name, job.job, dict(graph.options))
         checkpoints = plan = None
+        key = os.urandom(KEY_BYTES)
         if self._checkpointing is not None:
-            checkpoints, plan = open_checkpoints(graph, self._checkpointing, job.job, restore_from)
+            checkpoints, plan = open_checkpoints(graph, self._checkpointing, job.job, restore_from, key)
             if self._board is not None:
                 keeper_of_letters = self._board.client_for(self._spark)
                 checkpoints = replace(
@@ -708,7 +709,6 @@ class StreamEnvironment:
             slots = BarrierSlotFactory(plan)
         elif client is not None:
             slots = AckerSlotFactory(client)
-        key = os.urandom(KEY_BYTES) if plan is None else plan.key
         # Before anything is open: its variables may be wrong.
         tracing = tracing_of(os.environ) if client is not None else None
         server, order = open_server(job, graph, place, self._options, slots, key)

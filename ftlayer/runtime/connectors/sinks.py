@@ -48,7 +48,7 @@ def open_sink(
 ) -> SinkBody:
     """Make the sink of one subtask ready. ``run`` names the run of the job, in what is logged.
 
-    In a graph with checkpoints ``checkpoint_key`` is `CheckpointPlan.key`, and a writer's sink a `CommittingSinkBody`,
+    In a graph with checkpoints ``checkpoint_key`` is the order's, and a writer's sink a `CommittingSinkBody`,
     whose writer ``may_refuse`` rows. ``place`` says in words which process this is, for the letters of those.
 
     Raises `ConfigError` for a writer that Spark would not take, a schema that Spark cannot read, and more than

@@ -341,7 +341,7 @@ class Planners:
         """``failed`` is told of the error of a reader that the strategy has given up, ``backlog`` and
         ``clock`` as `ReaderPlanner` says. ``keeper`` opens that of each source, as the job's mode has it.
 
-        ``key`` is the job's; in a graph with checkpoints `CheckpointPlan.key`, which slots have to open splits with.
+        ``key`` is the order's, which slots open splits with.
         """
         self._failed = failed
         self._closed = threading.Event()

@@ -45,7 +45,7 @@ class SlotOrder(Generic[Mode]):
         listen_on: host that its channels listen on: ``127.0.0.1``, or "" for the address by which the slot
             reaches the coordinator.
         tls_cert, tls_key: PEM for its channels' server off loopback, else None.
-        key: the job's secret, which sealed payloads are checked by.
+        key: a secret of this run, in memory alone, which sealed payloads are checked by.
         sockets: directory of the job's Unix sockets, where its channels listen; "": they listen on ``listen_on``.
         tracing: which records are traced, as the driver's variables say; None: none.
     """

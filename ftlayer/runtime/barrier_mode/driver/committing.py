@@ -69,7 +69,7 @@ def at_home(message: Any) -> Any:
 
 
 def resealed(checkpoint: Checkpoint, old: bytes, new: bytes) -> Checkpoint:
-    """Return a checkpoint that was taken with the key ``old`` as one of a job whose key is ``new``.
+    """Return a checkpoint with what the key ``old`` has sealed in it sealed with ``new``.
 
     Raises `UnauthorizedError` for a message, or a split of a source, that was not sealed with the old one.
     """
@@ -101,7 +101,7 @@ class Committer:
     """
 
     def __init__(self, graph: JobGraph, key: bytes, *, allow_unknown: bool | tuple[str, ...] = False) -> None:
-        """``key`` is `CheckpointPlan.key`.
+        """``key`` is that of the slots' order.
 
         ``allow_unknown``: messages of sinks that the graph has no more are dropped, with a warning; of those named.
         """

@@ -52,7 +52,7 @@ def ended_before(name: str, config: CheckpointConfig | None, restore_from: str |
 
 
 def open_checkpoints(
-    graph: JobGraph, config: CheckpointConfig, run: str, restore_from: str | None
+    graph: JobGraph, config: CheckpointConfig, run: str, restore_from: str | None, seal_key: bytes
 ) -> tuple[JobCheckpointParts, CheckpointPlan]:
     """Open the storage, and read what is to be restored.
 
@@ -61,6 +61,7 @@ def open_checkpoints(
         config: as the user gave it.
         run: names this execution; its checkpoints lie in a directory of that name.
         restore_from: URL of a checkpoint or savepoint, `LATEST`, or None.
+        seal_key: seals what driver and slots of this run send each other; what is kept is sealed with the storage's.
 
     Raises:
         ConfigError: `LATEST` without a directory.
@@ -72,7 +73,7 @@ def open_checkpoints(
     key = storage_key(config, graph.name)
     storage = driver_storage(config, graph.name, run, key)
     # What does not fit is said here, before anything runs, and before a driver is fenced that may do well.
-    _known(graph, config, key, storage, storage.completed(graph.name), restore_from)
+    _known(graph, config, (key, seal_key), storage, storage.completed(graph.name), restore_from)
     ownership = take_over(config.directory, graph.name, run)
     if ownership is not None:
         # Another first run, which this one has overtaken, may have kept its key in the place of this one's.
@@ -80,7 +81,7 @@ def open_checkpoints(
         storage = driver_storage(config, graph.name, run, key)
     # What an earlier owner has published until now counts, and nothing of it that comes later.
     locations = storage.completed(graph.name)
-    known = _known(graph, config, key, storage, locations, restore_from)
+    known = _known(graph, config, (key, seal_key), storage, locations, restore_from)
     if (ended := ended_before(graph.name, config, restore_from)) is not None:
         raise CheckpointError(f"{ended}. It did while this start looked for its checkpoints; start it again")
     if restore_from == LATEST and not known and ownership is not None and ownership.epoch > 1:
@@ -103,12 +104,12 @@ def open_checkpoints(
     if restore_from != LATEST:
         # This is a new run, and asked for as such.
         forget_result(config, graph.name)
-    committer = Committer(graph, key, allow_unknown=config.allow_unclaimed_state)
+    committer = Committer(graph, seal_key, allow_unknown=config.allow_unclaimed_state)
     readers = ReaderCheckpoints(graph)
     letters = open_letters(config, graph.name, key, locations)
     gone_back = _gone_back(locations, known) if restore_from == LATEST else ""
     parts = JobCheckpointParts(
-        graph, config, run, rules, storage, committer, readers, letters, ownership, gone_back
+        graph, config, run, rules, storage, (key, seal_key), committer, readers, letters, ownership, gone_back
     )
     return parts, CheckpointPlan(config, run, key)
 
@@ -116,7 +117,7 @@ def open_checkpoints(
 def _known(
     graph: JobGraph,
     config: CheckpointConfig,
-    key: bytes,
+    keys: tuple[bytes, bytes],
     storage: DriverStorage,
     locations: list[str],
     restore_from: str | None,
@@ -126,9 +127,10 @@ def _known(
     if restore_from == LATEST:
         if config.directory is None:
             raise ConfigError("restore_from='latest', directory: there is no directory to look in; give one")
-        known = _latest(storage, locations, max(SPARE, config.retained))
+        found = _latest(storage, locations, max(SPARE, config.retained))
+        known = [resealed(each, *keys) for each in found]
     elif restore_from is not None:
-        known = [_loaded(restore_from, config, key)]
+        known = [_loaded(restore_from, config, keys[1])]
     operators = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
     for migration in config.migrations:
         check_named(migration.operator, operators, "migrations: the topology has no operator")
@@ -192,10 +194,9 @@ def _gone_back(locations: list[str], known: list[Checkpoint]) -> str:
     return goes_back(f"{locations[0]} is damaged", newest, known[0])
 
 
-def _loaded(url: str, config: CheckpointConfig, key: bytes) -> Checkpoint:
+def _loaded(url: str, config: CheckpointConfig, seal_key: bytes) -> Checkpoint:
     checkpoint = load_checkpoint(url, config.key)
-    taken_with = key_of(pieces_directory(checkpoint), config.key)
-    return checkpoint if taken_with == key else resealed(checkpoint, taken_with, key)
+    return resealed(checkpoint, key_of(pieces_directory(checkpoint), config.key), seal_key)
 
 
 def _facts(graph: JobGraph, config: CheckpointConfig, run: str) -> JobFacts:

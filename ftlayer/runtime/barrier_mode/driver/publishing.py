@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from ftlayer.checkpoint.options import CheckpointConfig
@@ -14,7 +14,7 @@ from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.layout import pieces_directory
 from ftlayer.checkpoint.storage.ownership import Ownership
 from ftlayer.errors import CheckpointStorageError
-from ftlayer.runtime.barrier_mode.driver.committing import Committer
+from ftlayer.runtime.barrier_mode.driver.committing import Committer, resealed
 from ftlayer.runtime.barrier_mode.driver.letters import LetterPlaces
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.driver.restoring import restores
@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 class JobCheckpointParts:
     """What a job's checkpoints are made of.
 
-    ``run`` names the execution. ``rules`` are made with what the job may be restored from at its start. ``ownership``
+    ``run`` names the execution. ``rules`` are made with what the job may be restored from at its start. ``keys`` seal
+    what the storage has, and what driver and slots have: the first is often beside the checkpoints. ``ownership``
     is this driver's claim to the directory, None for driver memory. ``gone_back`` is what to say where the latest
     checkpoint cannot be read, and an older one is restored at the start.
     """
@@ -37,6 +38,7 @@ class JobCheckpointParts:
     run: str
     rules: CheckpointCoordinator
     storage: DriverStorage
+    keys: tuple[bytes, bytes] = field(repr=False)
     committer: Committer
     readers: ReaderCheckpoints
     letters: LetterPlaces
@@ -86,8 +88,10 @@ class Publisher:
                 sources = self._parts.readers.capture(checkpoint.subtasks)
                 # Here, behind the commit of the one before: no message is to be committed under two ids.
                 subtasks = self._parts.committer.uncommitted(checkpoint.checkpoint, checkpoint.subtasks)
-                published = self._parts.storage.publish(
-                    replace(checkpoint, sources=sources, subtasks=subtasks), location
+                mine = replace(checkpoint, sources=sources, subtasks=subtasks)
+                kept, own = self._parts.keys
+                published = resealed(
+                    self._parts.storage.publish(resealed(mine, own, kept), location), kept, own
                 )
         except BaseException:
             # Before anybody hears of it.

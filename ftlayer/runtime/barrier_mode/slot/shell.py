@@ -582,7 +582,7 @@ class BarrierSlotShell:
             key=plan.key,
         )
         place = this_process(f"slot {order.slot}")
-        sinks = partial(open_sink, run=self._slot.run_of(deploy), checkpoint_key=plan.key, place=place)
+        sinks = partial(open_sink, run=self._slot.run_of(deploy), checkpoint_key=order.key, place=place)
         self._suspecting.begin(deploy)
         tasks = BarrierTaskMode(
             _by_subtask(deploy.restore),

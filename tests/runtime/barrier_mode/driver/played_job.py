@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -41,7 +42,7 @@ from ftlayer.runtime.protocol.messages import (
     TasksStarted,
     TriggerCheckpoint,
 )
-from ftlayer.runtime.protocol.sealed import seal
+from ftlayer.runtime.protocol.sealed import KEY_BYTES, seal
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Sink, Source, WriterSink
 
@@ -72,7 +73,8 @@ class Played:
     """A job of one slot, whose instance does what it is told; it starts its tasks when it is let.
 
     ``bounded``: its source ends at once. ``declined``: what it says of its part of the first checkpoint. ``vertex`` and
-    ``failures`` are for its dead letters: those in ``letters`` are in each snapshot, with ``readmitted``.
+    ``failures`` are for its dead letters: those in ``letters`` are in each snapshot, with ``readmitted``. ``slot_key``:
+    what the instance seals with, unless with the job's ``key``.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Played:
         retention: Retention | None = None,
         vertex: Any = None,
         failures: FailurePolicy | None = None,
+        slot_key: bytes | None = None,
     ) -> None:
         source = Source("numbers", IterableSource((range(3).__iter__,)), ID)
         vertices = (JobVertex("numbers", (source, Sink("out", WriterSink(Writer(), 1, 1), ID)), 1, failures),)
@@ -99,13 +102,14 @@ class Played:
         )
         self.thread = JobThread(run)
         self.job = Job(self.thread)
-        checkpoints, plan = open_checkpoints(graph, config, run, restore_from)
+        self.key = os.urandom(KEY_BYTES)
+        checkpoints, _ = open_checkpoints(graph, config, run, restore_from, self.key)
         checkpoints = replace(checkpoints, letters=replace(checkpoints.letters, vertex=vertex))
         self.letters: tuple[ChainLetter, ...] = ()
         self.waiting = 0
         self.readmitted: tuple[bytes, ...] = ()
         self.telling = TopologyTelling(self.thread, graph, "barrier", config)
-        self._key, self._starts, self._bounded = plan.key, starts, bounded
+        self._key, self._starts, self._bounded = slot_key or self.key, starts, bounded
         self.triggered: list[int] = []
         self.stack = ""
         self._declined = declined

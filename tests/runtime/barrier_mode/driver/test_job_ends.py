@@ -16,8 +16,8 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.storage import opening
-from ftlayer.checkpoint.storage.keys import packed_key
-from ftlayer.checkpoint.storage.layout import OWNERS, checkpoint_number, last_name
+from ftlayer.checkpoint.storage.keys import key_of, packed_key
+from ftlayer.checkpoint.storage.layout import OWNERS, checkpoint_number, last_name, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.checkpoint.storage.metadata import encode
@@ -29,6 +29,7 @@ from ftlayer.errors import (
     CheckpointStorageError,
     ConfigError,
     StaleOwnerError,
+    UnauthorizedError,
 )
 from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver import opening as opening_of_jobs
@@ -38,6 +39,7 @@ from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.protocol.messages import SlotFailed
+from ftlayer.runtime.protocol.sealed import unseal
 
 DELETE, NEVER = Retention.DELETE_ON_CANCELLATION, Retention.NO_EXTERNALIZED_CHECKPOINTS
 
@@ -444,3 +446,23 @@ def test_the_first_start_warns_of_nothing(
     assert played.job.cancel(play.WAIT_S)
     assert "started before" not in caplog.text
     assert "removed" not in caplog.text
+
+
+def test_who_reads_the_directory_has_not_the_key_of_driver_and_slots(
+    play: ModuleType, tmp_path: Path
+) -> None:
+    play.MAY_COMMIT.set()
+    played = play.Played(tmp_path / "c")
+    where = played.job.stop_with_savepoint(str(tmp_path / "s"), play.WAIT_S)
+    kept = key_of(pieces_directory(load_checkpoint(where)))
+    (made,) = load_checkpoint(where).subtasks[0].committables
+    assert unseal(made.message, kept)
+    assert played.key != kept
+    with pytest.raises(UnauthorizedError):
+        unseal(made.message, played.key)
+    # What the next run restores is sealed for it, and what the kept key has sealed is none of a slot's.
+    commits = len(play.COMMITS)
+    again = play.Played(tmp_path / "d", run="played-2", restore_from=where, slot_key=kept)
+    play.until(lambda: len(play.COMMITS) > commits)
+    with pytest.raises(CheckpointError, match="was not sealed by the key of its job"):
+        again.job.savepoint(str(tmp_path / "t"), play.WAIT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ from ftlayer.runtime.driver.events import JobState, Over
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.environment import BarrierDriver
 from ftlayer.runtime.protocol.order import SlotOrder
+from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.transport.client import Endpoint
 
@@ -60,7 +62,8 @@ class Driver:
         self.answers: list[Future[Any]] = []
         self.ends: Counter[int] = Counter()
         self.triggered: list[int] = []
-        parts, plan = open_checkpoints(self.graph, setting.config, self.job.job, restore_from)
+        self.key = os.urandom(KEY_BYTES)
+        parts, plan = open_checkpoints(self.graph, setting.config, self.job.job, restore_from, self.key)
         order = SlotOrder(
             job=self.job.job,
             slot=0,
@@ -71,9 +74,8 @@ class Driver:
             listen_on="127.0.0.1",
             tls_cert=None,
             tls_key=None,
-            key=plan.key,
+            key=self.key,
         )
-        self.key = plan.key
         self.order = cloudpickle.dumps(order)
         self.letters = replace(parts.letters, vertex=world.vertex)
         self._checkpoint_parts = replace(
@@ -85,7 +87,7 @@ class Driver:
         planners = Planners(
             self.graph,
             parts.readers.open,
-            plan.key,
+            self.key,
             send=self.job.send_splits,
             failed=self.job.broken,
             stop_at_latest=True,
