@@ -33,6 +33,7 @@ _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067
 _URL = re.compile(r"\s*((?:[a-z0-9]+::)*[A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(.*)", re.DOTALL)
 _HOST = r"(?:[\w.-]*|\[[0-9A-Fa-f:.]*\])(?::\d*)?"
 _SERVER = re.compile(f"{_HOST}(?:,{_HOST})*")
+_PATH = re.compile(r"/[\w./=-]*(?=[?#]|\Z)(?!.*@)", re.DOTALL)
 _BETWEEN_URLS = re.compile(r",(?=\s*[A-Za-z][A-Za-z0-9+.-]*://)")
 
 _TOKENS = ("http", "https", "nats", "tls")
@@ -128,6 +129,8 @@ def _shown(url: str) -> str:
     if found is None:
         return "…" if set(url) & set("@:?#=,") else printable(url)
     scheme, authority, rest = found.groups()
+    if not authority and (path := _PATH.match(rest)) is not None:
+        return f"{scheme}://{path[0]}"
     server = authority.rpartition("@")[2]
     # An @ further on may end a password that has a slash or a question mark.
     if "@" in rest or not server or not _SERVER.fullmatch(server):

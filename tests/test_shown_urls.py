@@ -147,6 +147,8 @@ def test_what_is_shown() -> None:
         assert shown_url(ambiguous) == ambiguous.partition("://")[0] + "://…"
     assert shown_url("host=a,b password=a,hunter2,b") == "…"
     assert shown_url("/no/url") == "/no/url"
+    assert shown_url("hdfs:///jobs/chk-5?user=me") == "hdfs:///jobs/chk-5"
+    assert shown_url("redis:///u?\n@h") == shown_url("redis:///u:p") == "redis://…"
 
 
 def test_an_answer_that_repeats_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:

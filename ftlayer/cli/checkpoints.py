@@ -80,7 +80,9 @@ def list_checkpoints(
     key = _opened(path, storage, key_file)
     check_directory(path)
     rows: list[Facts] = [
-        {"location": location, "error": str(found)} if isinstance(found, CheckpointError) else summary(found)
+        {"location": shown_url(location), "error": str(found)}
+        if isinstance(found, CheckpointError)
+        else summary(found)
         for location, found in read_each(find_checkpoints(path), lambda each: load_checkpoint(each, key))
     ]
     if as_json:
@@ -128,7 +130,7 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None, storage
         return checkpoint
 
     results: list[Facts] = [
-        {"location": location, "error": str(read) if isinstance(read, CheckpointError) else None}
+        {"location": shown_url(location), "error": str(read) if isinstance(read, CheckpointError) else None}
         for location, read in read_each(found, verified)
     ]
     crew.close()
@@ -148,8 +150,8 @@ def delete(path: One, yes: Yes = False, key_file: KeyFile = None, storage: Stora
 
     key = _opened(path, storage, key_file)
     if not yes:
-        typer.confirm(f"Delete {path} permanently? The job must not be running.", abort=True)
-    typer.echo(f"deleted {delete_checkpoint(path, key)}")
+        typer.confirm(f"Delete {_shown(path)} permanently? The job must not be running.", abort=True)
+    typer.echo(f"deleted {shown_url(delete_checkpoint(path, key))}")
 
 
 @app.command()
@@ -159,8 +161,8 @@ def dispose(path: One, yes: Yes = False, storage: Storage = "") -> None:
 
     _opened(path, storage)
     if not yes:
-        typer.confirm(f"Delete the savepoint {path} permanently?", abort=True)
-    typer.echo(f"disposed of {dispose_savepoint(path)}")
+        typer.confirm(f"Delete the savepoint {_shown(path)} permanently?", abort=True)
+    typer.echo(f"disposed of {shown_url(dispose_savepoint(path))}")
 
 
 @app.command()
@@ -178,7 +180,7 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
     check_directory(path)
     jobs = [(files, *left_behind(files, key)) for files in job_directories(path)]
     if not jobs:
-        raise ConfigError(f"{path}: no job has its checkpoints here, nor below")
+        raise ConfigError(f"{_shown(path)}: no job has its checkpoints here, nor below")
     for files, found, unknown in jobs:
         for name, size in sorted(found.items()):
             typer.echo(f"{size_text(size):>10}  {shown_url(f'{files.url}/{name}')}")
@@ -201,7 +203,7 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
                 Ownership(files, last_name(files.url), f"ftlayer checkpoints clean {shown_url(files.url)}")
                 still, _ = left_behind(files, key)
                 removed = sum(1 for _ in remove_left(files, sorted(found.keys() & still.keys())))
-                typer.echo(f"deleted {removed:,} files of {printable(files.url)}")
+                typer.echo(f"deleted {removed:,} files of {shown_url(files.url)}")
     elif not is_unknown:
         typer.echo("nothing was left behind")
     if is_unknown:
@@ -243,9 +245,11 @@ def refused(
     written = [one for part in checkpoint.subtasks for one in part.committables if sink in ("", one.sink)]
     sinks = sorted({one.sink for one in written})
     if sink and not sinks:
-        raise ConfigError(f"--sink: {path} has no rows to be committed of a sink {sink!r}")
+        raise ConfigError(f"--sink: {_shown(path)} has no rows to be committed of a sink {sink!r}")
     if len(sinks) > 1:
-        raise ConfigError(f"--sink: {path} has rows to be committed of several: {', '.join(sinks)}; name one")
+        raise ConfigError(
+            f"--sink: {_shown(path)} has rows to be committed of several: {', '.join(sinks)}; name one"
+        )
     key = key_of(pieces_directory(checkpoint), given)
     is_to_go = drop or divert is not None
     facts: list[Facts] = []
@@ -273,7 +277,7 @@ def refused(
     if as_json:
         print_json(facts)
     elif not facts:
-        typer.echo(printable(f"{path}: no row that it has yet to commit to table {table} is refused"))
+        typer.echo(printable(f"{_shown(path)}: no row that it has yet to commit to table {table} is refused"))
     elif is_to_go:
         where = "" if divert is None else f", which are in {divert} now"
         typer.echo(printable(f"removed {len(facts):,} rows{where}: the job commits all others"))
@@ -315,19 +319,25 @@ def _opened(path: str, storage: str, key_file: Path | None = None) -> bytes | No
     return key
 
 
+def _shown(path: str) -> str:
+    from ftlayer.checkpoint.storage.layout import normal
+
+    return shown_url(normal(path))
+
+
 # ---------------------------------------------------------------- tables
 
 
 def _verdict(result: Facts) -> str:
     location, error = str(result["location"]), str(result["error"] or "good")
     # Most errors name the checkpoint by themselves.
-    return error if shown_url(location) in error else f"{location}: {error}"
+    return error if location in error else f"{location}: {error}"
 
 
 def _print_list(path: str, rows: list[Facts]) -> None:
     console = printing_console()
     if not rows:
-        console.print(f"{path}: no checkpoints or savepoints", soft_wrap=True)
+        console.print(f"{_shown(path)}: no checkpoints or savepoints", soft_wrap=True)
         return
     table = _table("checkpoint", "kind", "job", "completed", "took", "state", "written", "location")
     for row in rows:

@@ -160,7 +160,7 @@ def not_there(location: str) -> str:
     below = find_checkpoints(location)
     if not below:
         return f"{shown_url(location)}: there is no checkpoint or savepoint here, nor below"
-    named = ", ".join(below[:NAMED])
+    named = ", ".join(map(shown_url, below[:NAMED]))
     return f"{shown_url(location)} is no checkpoint itself; name one of those below it, the latest first: {named}"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.printable import shown_url
 
 Facts = dict[str, Any]
 
@@ -16,7 +17,7 @@ Facts = dict[str, Any]
 def summary(checkpoint: Checkpoint) -> Facts:
     """Return one line of a list: bytes, milliseconds, wall clock in ms since 1970."""
     return {
-        "location": checkpoint.location,
+        "location": shown_url(checkpoint.location),
         "checkpoint": checkpoint.checkpoint,
         "kind": str(checkpoint.kind),
         "job": checkpoint.job,

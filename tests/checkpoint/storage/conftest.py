@@ -171,7 +171,7 @@ def faults() -> Iterator[Faults]:
 
 @pytest.fixture
 def make_kit(tmp_path: Path) -> Iterator[Callable[..., Kit]]:
-    """Return ``make_kit(kind, **options)``; kinds are driver, local, remote and faulty."""
+    """Return ``make_kit(kind, **options)``; kinds are driver, local, remote, secret and faulty."""
     kits: list[Kit] = []
 
     def make(kind: str = "local", **options: Any) -> Kit:
@@ -179,6 +179,7 @@ def make_kit(tmp_path: Path) -> Iterator[Callable[..., Kit]]:
             "driver": None,
             "local": str(tmp_path / "checkpoints"),
             "remote": f"memory://checkpoints-{next(_numbers)}",
+            "secret": f"memory://me:hunter2@checkpoints-{next(_numbers)}",
             "faulty": f"faulty://checkpoints-{next(_numbers)}",
             "table": f"table://checkpoints-{next(_numbers)}",
         }

@@ -26,6 +26,7 @@ from ftlayer.checkpoint.snapshots import (
 )
 from ftlayer.checkpoint.storage.layout import new_savepoint
 from ftlayer.checkpoint.storage.ownership import take_over
+from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checkpoint.storage.report import details
 from ftlayer.cli.main import app
 from ftlayer.errors import StaleOwnerError
@@ -281,3 +282,37 @@ def test_what_its_job_removes_while_a_command_looks_is_no_finding(
     assert (code, {row["location"] for row in json.loads(said)}) == (0, {left.one, left.two})
     code, said = ftlayer("verify", left.kit.config.directory, "--json")
     assert (code, len(json.loads(said))) == (0, 2)
+
+
+def test_no_command_shows_the_secret_of_a_url(make_kit: Any, made: Any) -> None:
+    kit = make_kit("secret")
+    directory, driver = kit.config.directory, kit.driver()
+    one, two = (driver.publish(made.checkpoint(n, made.subtask([]))).location for n in (1, 2))
+    assert "hunter2" in one
+    broken = make_kit("secret").config.directory
+    open_files(f"{broken}/job/run-1/chk-1").put_new("_metadata", b"cut off")
+    said = [
+        ftlayer(*arguments, answer="y")
+        for arguments in (
+            ("list", directory),
+            ("list", directory, "--json"),
+            ("show", one),
+            ("show", one, "--json"),
+            ("show", directory),
+            ("verify", directory),
+            ("verify", directory, "--json"),
+            ("refused", one, "--table", "t", "--dsn", "dbname=none"),
+            ("clean", directory),
+            ("dispose", one),
+            ("delete", one),
+            ("delete", two, "--yes"),
+            ("show", two),
+            ("list", broken),
+            ("list", broken, "--json"),
+            ("verify", broken),
+            ("clean", broken),
+            ("list", directory),
+            ("clean", f"{directory}/none"),
+        )
+    ]
+    assert not [output for _, output in said if "hunter2" in output]
