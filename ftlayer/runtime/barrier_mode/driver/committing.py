@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ftlayer.checkpoint.migration import may_leave
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, SubtaskSnapshot
@@ -85,6 +85,30 @@ def resealed(checkpoint: Checkpoint, old: bytes, new: bytes) -> Checkpoint:
     )
 
 
+def _raise(failed: dict[str, Exception], checkpoint: int) -> NoReturn:
+    """Raise one error for the sinks that could not commit a checkpoint; what no restart mends comes first."""
+    never = [sink for sink, error in failed.items() if isinstance(error, UncommittableError)]
+    said = []
+    for sink in [*never, *(sink for sink in failed if sink not in never)]:
+        error = failed[sink]
+        if sink in never:
+            what = f"what it holds of the sink can never be committed: {text_of(error)}"
+        elif isinstance(error, UnauthorizedError):
+            what = (
+                "a message in it is not signed with the key of this job's checkpoints, so it is not read; give "
+                "CheckpointConfig the key that it was taken with"
+            )
+        else:
+            what = f"commit failed: {type(error).__name__}: {text_of(error)}"
+        said.append(f"sink {sink!r}: checkpoint {checkpoint} is complete, and {what}")
+    text = "; ".join(said)
+    if never:
+        raise UncommittableError(
+            f"{text}. Mend that, or go on from another checkpoint or savepoint (restore_from=…)"
+        ) from failed[never[0]]
+    raise CommitFailedError(text) from next(iter(failed.values()))
+
+
 class Committer:
     """Commits the writers' sinks of a graph. Its methods call users' writers and may block; one thread at a time.
 
@@ -138,35 +162,26 @@ class Committer:
     def commit(self, checkpoint: int, subtasks: Iterable[SubtaskSnapshot]) -> None:
         """Commit what a completed (or restored) checkpoint holds, but for what this object has committed before.
 
+        A sink that cannot commit keeps none of the others from it.
+
         Raises:
-            CommitFailedError: a writer raised, or a message cannot be read; names the sink. Others may be committed:
-                call again, or restore the checkpoint.
-            UncommittableError: a writer says that it never will; names the sink.
-            IncompatibleCheckpointError: the graph has no such sink.
+            CommitFailedError: a writer raised, or a message cannot be read; names the sinks. Call again, or restore the
+                checkpoint.
+            UncommittableError: a writer says that it never will; names the sinks, those that may commit later, too.
+            IncompatibleCheckpointError: the graph has no such sink; nothing is committed then.
         """
-        for sink, committables in self._by_sink(subtasks).items():
-            if sink not in self._connectors:
-                self._refuse_unknown(sink, checkpoint, len(committables))
-                continue
+        by_sink = self._by_sink(subtasks)
+        for sink in by_sink.keys() - self._connectors.keys():
+            self._refuse_unknown(sink, checkpoint, len(by_sink.pop(sink)))
+        failed: dict[str, Exception] = {}
+        for sink, committables in by_sink.items():
             try:
                 messages = [at_home(unseal(committable.message, self._key)) for committable in committables]
                 call_commit(self._writer(sink), messages, checkpoint)
-            except UnauthorizedError as error:
-                raise CommitFailedError(
-                    f"sink {sink!r}: a message in checkpoint {checkpoint} is not signed with the key of this job's "
-                    "checkpoints, so it is not read; give CheckpointConfig the key that it was taken with"
-                ) from error
-            except UncommittableError as error:
-                raise UncommittableError(
-                    f"sink {sink!r}: checkpoint {checkpoint} is complete, and what it holds of the sink can never be "
-                    f"committed: {text_of(error)}. Mend that, or go on from another checkpoint or "
-                    "savepoint (restore_from=…)"
-                ) from error
-            except Exception as error:
-                raise CommitFailedError(
-                    f"sink {sink!r}: checkpoint {checkpoint} is complete, and commit failed: "
-                    f"{type(error).__name__}: {text_of(error)}"
-                ) from error
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other sinks commit theirs
+                failed[sink] = error
+        if failed:
+            _raise(failed, checkpoint)
         self._committed = max(self._committed, checkpoint)
         open_still = {number: set(filter(self._is_open, held)) for number, held in self._held.items()}
         self._held = {number: held for number, held in open_still.items() if held}

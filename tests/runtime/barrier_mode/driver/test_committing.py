@@ -12,7 +12,12 @@ import pytest
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, SubtaskSnapshot
-from ftlayer.errors import CommitFailedError, IncompatibleCheckpointError, UnauthorizedError
+from ftlayer.errors import (
+    CommitFailedError,
+    IncompatibleCheckpointError,
+    UnauthorizedError,
+    UncommittableError,
+)
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, at_home, resealed
 from ftlayer.runtime.barrier_mode.driver.range_log import Captured, unpack_captured
 from ftlayer.runtime.driver.splits import PlannedRange
@@ -100,6 +105,26 @@ def test_a_commit_that_failed_is_tried_again() -> None:
     ERRORS.clear()
     driver.commit(1, parts)
     assert CALLS == [("a", 1, ["x"]), ("b", 1, ["y"])] * 2
+
+
+def test_a_sink_that_cannot_commit_keeps_no_other_from_it() -> None:
+    ERRORS.update(a=OSError("no route"), b=UncommittableError("x.part is gone"))
+    driver = committer()
+    parts = [part("a", 0, (1, "x")), part("b", 0, (1, "y"))]
+    both = (
+        r"sink 'b': checkpoint 1 .*x\.part is gone; sink 'a': checkpoint 1 .*OSError: no route.*restore_from"
+    )
+    with pytest.raises(UncommittableError, match=both):
+        driver.commit(1, parts)
+    assert CALLS == [("a", 1, ["x"]), ("b", 1, ["y"])]
+    del ERRORS["a"]
+    with pytest.raises(UncommittableError, match="sink 'b'"):
+        driver.commit(1, parts)
+    # What another sink lacks is known before anything is committed.
+    CALLS.clear()
+    with pytest.raises(IncompatibleCheckpointError, match="sink 'gone'"):
+        driver.commit(1, [*parts, part("gone", 0, (1, "z"))])
+    assert CALLS == []
 
 
 def test_what_no_checkpoint_holds_is_aborted_once() -> None:
