@@ -421,6 +421,16 @@ class SinkError(FTLayerError):
     recoverable: ClassVar[bool | None] = None
 
 
+class SinkTargetError(SinkError):
+    """What a sink writes to is not there, is closed to it, or has other columns than the rows.
+
+    Until something has succeeded it ends a job at once, as mistakes in a program do.
+    """
+
+    code = "SINK_TARGET"
+    recoverable: ClassVar[bool | None] = None
+
+
 class SinkRowError(SinkError):
     """A sink refuses rows in barrier mode where no `FailurePolicy` says what becomes of them, and ends the topology.
 

@@ -13,7 +13,13 @@ import re
 from collections.abc import Iterator
 
 from ftlayer import errors, failures
-from ftlayer.errors import FTLayerError, FunctionLoadError, InvalidTopologyError, TimerFailedError
+from ftlayer.errors import (
+    FTLayerError,
+    FunctionLoadError,
+    InvalidTopologyError,
+    SinkTargetError,
+    TimerFailedError,
+)
 
 SPARK_CONDITIONS = (
     "COLUMN_ALREADY_EXISTS",
@@ -31,10 +37,12 @@ _PROGRAM = (
     NotADirectoryError,
     IsADirectoryError,
     FileExistsError,
+    SinkTargetError,
 )
 _PROGRAM_TEXT = frozenset(kind.__name__ for kind in (*_PROGRAM, UnboundLocalError, ModuleNotFoundError))
 _PROGRAM_CONDITION = re.compile(
-    r"\[(UNRESOLVED_COLUMN|UNRESOLVED_FIELD|UNRESOLVED_ROUTINE|FIELD_NOT_FOUND|PATH_ALREADY_EXISTS)[.\w]*\] "
+    r"\[(TABLE_OR_VIEW_NOT_FOUND|SCHEMA_NOT_FOUND|DELTA_TABLE_NOT_FOUND|UNRESOLVED_COLUMN|"
+    r"UNRESOLVED_FIELD|UNRESOLVED_ROUTINE|FIELD_NOT_FOUND|PATH_ALREADY_EXISTS)[.\w]*\] "
     r"|\borg\.apache\.hadoop\.fs\.ParentNotDirectoryException: "
 )
 
@@ -76,7 +84,7 @@ def lasting(error: BaseException) -> FTLayerError | None:
 
 
 def is_programs(error: BaseException) -> bool:
-    """Whether ``error`` tells of a mistake in the program, or in what it was told: a name, a type, a column, a path.
+    """Whether ``error`` tells of a mistake in the program, or in what it was told: a name, a type, a table, a path.
 
     Before anything has succeeded starting again only repeats it; behind a success it may have been the data's, or of
     the moment. The first error that knows decides, as in `lasting`.

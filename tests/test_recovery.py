@@ -253,6 +253,7 @@ def test_conditions_of_spark_that_are_the_programs() -> None:
             "[PATH_ALREADY_EXISTS] Path file:/x/out already exists. Set mode as 'overwrite'. SQLSTATE: 42K04",
             True,
         ),
+        ("[TABLE_OR_VIEW_NOT_FOUND] The table or view `orders` cannot be found. SQLSTATE: 42P01", True),
         (": java.net.ConnectException: Connection refused", False),
     ],
 )

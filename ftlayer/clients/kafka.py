@@ -198,6 +198,71 @@ def is_fenced(error: Any) -> bool:
     return hasattr(said, "code") and said.code() in known
 
 
+_REFUSED = {
+    "row": (
+        "MSG_SIZE_TOO_LARGE",
+        "INVALID_MSG_SIZE",
+        "INVALID_MSG",
+        "INVALID_RECORD",
+        "_INVALID_DIFFERENT_RECORD",
+        "INVALID_TIMESTAMP",
+        "UNSUPPORTED_FOR_MESSAGE_FORMAT",
+        "POLICY_VIOLATION",
+    ),
+    "topic": (
+        "TOPIC_AUTHORIZATION_FAILED",
+        "TOPIC_EXCEPTION",
+        "UNKNOWN_TOPIC_OR_PART",
+        "_UNKNOWN_TOPIC",
+        "_UNKNOWN_PARTITION",
+    ),
+    "client": (
+        "CLUSTER_AUTHORIZATION_FAILED",
+        "GROUP_AUTHORIZATION_FAILED",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+        "INVALID_TRANSACTION_TIMEOUT",
+        "OFFSET_METADATA_TOO_LARGE",
+    ),
+}
+
+
+@cache
+def _refusals() -> dict[int, str]:
+    errors = kafka_library().KafkaError
+    return {
+        getattr(errors, name): what
+        for what, names in _REFUSED.items()
+        for name in names
+        if hasattr(errors, name)
+    }
+
+
+def refused_by_brokers(error: Any) -> str:
+    """Return what brokers refuse for good: a ``"row"``, ``"topic"`` or ``"client"``; "": it may be of the moment."""
+    said = _error_of(error)
+    return _refusals().get(said.code(), "") if hasattr(said, "code") else ""
+
+
+def is_of_partition(error: Any) -> bool:
+    """Whether a topic lacks the partition that a message names."""
+    return bool(_error_of(error).code() == kafka_library().KafkaError._UNKNOWN_PARTITION)
+
+
+def way_out(error: Any) -> str:
+    """Return what a person can do about what `refused_by_brokers` tells."""
+    name = _error_of(error).name()
+    if name == "MSG_SIZE_TOO_LARGE":
+        return (
+            "raise the topic's max.message.bytes, or, if each row is smaller, lower batch.size in config (brokers "
+            "hold it against a whole batch)"
+        )
+    if name.endswith("AUTHORIZATION_FAILED"):
+        return "give the client the right"
+    if "UNKNOWN" in name:
+        return "create it"
+    return "change that at the brokers or in config"
+
+
 def is_away(error: Any) -> bool:
     """Whether an error means that brokers cannot be reached now, or have no leader for a partition yet."""
     said = _error_of(error)

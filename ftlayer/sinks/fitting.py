@@ -8,7 +8,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from ftlayer.config import MIB
-from ftlayer.errors import FTLayerError, SinkError
+from ftlayer.errors import FTLayerError, SinkError, SinkTargetError
 from ftlayer.failures import RowsRejected
 
 Result = TypeVar("Result")
@@ -24,22 +24,24 @@ def check_fits(rows: pa.Schema, table: pa.Schema, place: str) -> None:
     """
     columns = {field.name: field for field in table}
     if len(set(rows.names)) != len(rows.names):
-        raise SinkError(f"{place}: two columns of the rows have the same name ({', '.join(rows.names)})")
+        raise SinkTargetError(
+            f"{place}: two columns of the rows have the same name ({', '.join(rows.names)})"
+        )
     for field in rows:
         target = columns.get(field.name)
         if target is None:
-            raise SinkError(
+            raise SinkTargetError(
                 f"{place} has no column {field.name!r} (it has {', '.join(columns)}); add it, or leave it out of the "
                 "rows"
             )
         if not is_held_by(field.type, target.type):
-            raise SinkError(
+            raise SinkTargetError(
                 f"{place}: column {field.name!r} is {target.type} there, and {field.type} in the rows; make it that "
                 "in a function before"
             )
     lacking = [field.name for field in table if not field.nullable and field.name not in rows.names]
     if lacking:
-        raise SinkError(
+        raise SinkTargetError(
             f"{place}: the rows lack {', '.join(map(repr, lacking))}, which may not be null there"
         )
 

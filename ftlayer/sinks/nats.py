@@ -31,7 +31,7 @@ from ftlayer.clients.nats import (
     check_subject,
     nats_library,
 )
-from ftlayer.errors import ConfigError, SinkError, UncommittableError
+from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.bodies import bodies_of, column_of, texts_of
@@ -215,7 +215,7 @@ class NatsStreams:
 
         target = (await self._target()).config
         if not any(_takes(pattern, self.subject) for pattern in target.subjects or ()):
-            raise SinkError(
+            raise SinkTargetError(
                 f"stream {self.stream!r} has the subjects {target.subjects}, and not {self.subject!r}"
             )
         for kind, age_s in (("rows", 0.0), ("commits", remember_s)):
@@ -240,7 +240,9 @@ class NatsStreams:
         try:
             return await self._api.stream_info(self.stream)
         except nats_library().js.errors.NotFoundError as error:
-            raise SinkError(f"there is no stream {self.stream!r}; make it before the job starts") from error
+            raise SinkTargetError(
+                f"there is no stream {self.stream!r}; make it before the job starts"
+            ) from error
 
     @property
     def _api(self) -> Any:

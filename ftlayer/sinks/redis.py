@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
-from ftlayer.errors import SinkError, UncommittableError
+from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import whole_or_refused
@@ -75,7 +75,7 @@ def _as_bytes(name: str, column: pa.Array) -> Sequence[bytes | None]:
     except pa.ArrowInvalid:  # Of a value: the others have one.
         raise
     except pa.ArrowException as error:
-        raise SinkError(
+        raise SinkTargetError(
             f"column {name!r} is {column.type}, which has no text in Redis: make it one in a function before ({error})"
         ) from error
     return values

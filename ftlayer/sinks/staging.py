@@ -24,7 +24,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from ftlayer.clients.postgres import is_refusal, refusal
-from ftlayer.errors import ConfigError, SinkError
+from ftlayer.errors import ConfigError, SinkTargetError
 from ftlayer.sinks.copying import MESSAGE_COLUMN, ROW_COLUMN, to_csv
 from ftlayer.sinks.fitting import MISFITS, halved
 
@@ -98,17 +98,17 @@ def tables_of(name: str) -> Tables:
 def prepare(connection: Any, tables: Tables, rows: Iterable[str] = ()) -> dict[str, str]:
     """Make what is missing of the tables; returns the target's columns with their types.
 
-    ``rows``: the columns that are to be staged. Raises `SinkError` if there is no target, or it lacks one of them, and
-    `ConfigError` for one that only PostgreSQL itself may fill.
+    ``rows``: the columns that are to be staged. Raises `SinkTargetError` if there is no target, or it lacks one of
+    them, and `ConfigError` for one that only PostgreSQL itself may fill.
     """
     columns, name = _columns(connection, tables.target), tables.target.as_string(connection)
     if not columns:
-        raise SinkError(
+        raise SinkTargetError(
             f"table {name} is not there, or not in the search_path: create it before the job starts"
         )
     missing = [each for each in rows if each not in columns]
     if missing:
-        raise SinkError(
+        raise SinkTargetError(
             f"table {name} has no column {', '.join(map(repr, missing))}; add it, or leave it out of the rows"
         )
     for column, is_generated in connection.execute(_COMPUTED, (name, list(rows))):
@@ -397,7 +397,7 @@ def _make(connection: Any, tables: Tables, columns: dict[str, str]) -> None:
                 )
             )
         elif staged[name] != kind:
-            raise SinkError(
+            raise SinkTargetError(
                 f"column {name!r} of {tables.target.as_string(connection)} is of type {kind} and was {staged[name]} "
                 f"when rows were staged: change it in {tables.staging.as_string(connection)} too"
             )

@@ -28,11 +28,11 @@ class KafkaServer(Server):
     def url(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def make_topic(self, topic: str, partitions: int) -> None:
+    def make_topic(self, topic: str, partitions: int, **config: str) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.url})
-        for made in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
+        for made in admin.create_topics([NewTopic(topic, partitions, 1, config=config)]).values():
             made.result(60)
 
     def produce(

@@ -288,13 +288,64 @@ def test_brokers_that_stay_away_fail_what_is_produced_at_once() -> None:
             sink.write(rows(1))
 
 
-def test_a_partition_that_is_not_there_fails_the_commit(
-    sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("partition", [0, 7], ids=["too large for the topic", "no such partition"])
+def test_what_brokers_refuse_is_never_committed_and_told_at_once(
+    kafka_server: Any, topic: str, tmp_path: Path, partition: int
 ) -> None:
-    monkeypatch.setattr(sink_module, "TRIES", 1)
-    batch = pa.record_batch({"value": ["x"], "partition": [7]})
-    with pytest.raises(SinkError, match="rows cannot be committed: _UNKNOWN_PARTITION"):
-        sink.commit([sink.write(iter([batch]))], 1)
+    small = f"{topic}-small"
+    kafka_server.make_topic(small, 1, **{"max.message.bytes": "500"})
+    sink = KafkaSink(kafka_server.url, staging=tmp_path, name=topic)
+    batch = pa.record_batch(
+        {
+            "value": ["x", "x" * 1_000, "y"],
+            "topic": [topic, topic if partition else small, topic],
+            "partition": pa.array([0, partition, 1], pa.int32()),
+        }
+    )
+    message = sink.write(iter([batch]))
+    for _ in range(2):
+        with pytest.raises(UncommittableError) as refused:
+            sink.commit([message], 1)
+        said = str(refused.value)
+        assert f"topic {(topic if partition else small)!r}, partition {partition}: " in said
+        assert ("_UNKNOWN_PARTITION" if partition else "raise the topic's max.message.bytes") in said
+    assert kafka_server.messages(topic) == []
+
+
+@pytest.mark.parametrize("as_writer", [False, True])
+def test_rows_that_brokers_refuse_are_named_and_the_others_are_produced(
+    kafka_server: Any, topic: str, as_writer: bool
+) -> None:
+    small = f"{topic}-small"
+    kafka_server.make_topic(small, 1, **{"max.message.bytes": "500"})
+    sink = KafkaSink(kafka_server.url, exactly_once=False, name="n", config={"linger.ms": 50})
+    # Small ones are in one batch with the large one, and refused together with it.
+    values = [str(number) if number % 10 else str(number) + " " * 1_000 for number in range(50)]
+    batch = pa.record_batch({"value": values, "topic": [small] * 49 + [topic], "partition": [0] * 49 + [9]})
+    halves = iter([batch.slice(0, 25), batch.slice(25)])
+    with pytest.raises(RowsRejected) as refused:
+        sink.write(halves) if as_writer else sink.send(batch)
+    assert sorted(refused.value.errors) == [0, 10, 20, 30, 40, 49]
+    assert "MSG_SIZE_TOO_LARGE" in str(refused.value.errors[10])
+    assert "_UNKNOWN_PARTITION" in str(refused.value.errors[49])
+    good = [number for number in range(49) if number % 10]
+    assert sorted(kafka_server.numbers(small)) == good
+    # Nothing of it is left for the next write.
+    assert sink.write(rows_of(small, 99)).rows == 1
+    assert sorted(kafka_server.numbers(small)) == [*good, 99]
+
+
+def rows_of(topic: str, number: int) -> Any:
+    return iter([pa.record_batch({"value": [str(number)], "topic": [topic]})])
+
+
+def test_a_function_that_refuses_rows_has_produced_the_others(kafka_server: Any, topic: str) -> None:
+    sink = KafkaSink(kafka_server.url, exactly_once=False, name="n")
+    batch = pa.record_batch({"value": ["1", "2", "3"], "topic": [topic, None, topic]})
+    with pytest.raises(RowsRejected) as refused:
+        sink.send(batch)
+    assert list(refused.value.errors) == [1]
+    assert sorted(kafka_server.numbers(topic)) == [1, 3]
 
 
 def test_what_dead_writers_left_is_removed(

@@ -26,7 +26,7 @@ from ftlayer.checkpoint.storage.local_files import sync_directory
 from ftlayer.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.clients.delta import check_can_add, delta_library
 from ftlayer.clients.s3 import SCHEMES, check_s3_options, s3_file_system
-from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
+from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.sinks.delta.message import DeltaMessage, StagedFile, by_query
 from ftlayer.sinks.fitting import (
@@ -246,16 +246,16 @@ def check_partitions(schema: pa.Schema, partition_by: tuple[str, ...], place: st
     """Raise `SinkError` unless rows can be partitioned by these columns."""
     for name in partition_by:
         if name not in schema.names:
-            raise SinkError(
+            raise SinkTargetError(
                 f"{place}: partition column {name!r} is not in the rows ({', '.join(schema.names)})"
             )
         if not _makes_partitions(schema.field(name).type):
-            raise SinkError(
+            raise SinkTargetError(
                 f"{place}: partition column {name!r} is {schema.field(name).type}; partition by a text, an integer, a "
                 "truth value, a date, a timestamp or a decimal"
             )
     if partition_by and len(partition_by) == len(schema.names):
-        raise SinkError(f"{place}: all columns are partition columns; a file would have none")
+        raise SinkTargetError(f"{place}: all columns are partition columns; a file would have none")
 
 
 def partitions(rows: pa.Table, partition_by: tuple[str, ...]) -> Iterator[tuple[PartitionValues, pa.Table]]:

@@ -24,7 +24,7 @@ from ftlayer.clients.iceberg import (
     make_local_files_last,
     without_retries,
 )
-from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
+from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hides_secrets, secrets_in
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
@@ -343,7 +343,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
     def _create(self, schema: pa.Schema) -> Any:
         missing = [name for name in self._partition_by if name not in schema.names]
         if missing:
-            raise SinkError(f"{self._place}: partition column {missing[0]!r} is not in the rows")
+            raise SinkTargetError(f"{self._place}: partition column {missing[0]!r} is not in the rows")
         errors = iceberg_library().exceptions
         self._catalog.create_namespace_if_not_exists(self._table.rpartition(".")[0])
         # Another subtask may just have made it.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -29,11 +30,14 @@ from ftlayer.clients.kafka import (
     check_producer_properties,
     group_metadata,
     is_fenced,
+    is_of_partition,
     kafka_library,
     read_group,
     reason,
+    refused_by_brokers,
+    way_out,
 )
-from ftlayer.errors import ConfigError, SinkError, UncommittableError
+from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets
 from ftlayer.sinks.fitting import whole_or_refused
@@ -315,12 +319,12 @@ def to_messages(batch: pa.RecordBatch, topic: str | None, most_bytes: int, first
     """
     strange = [name for name in batch.schema.names if name not in SCHEMA.names]
     if strange:
-        raise SinkError(
+        raise SinkTargetError(
             f"column {strange[0]!r} is none of a message's, which are {', '.join(SCHEMA.names)}: make it a part of "
             "value, or leave it out of the rows"
         )
     if "value" not in batch.schema.names:
-        raise SinkError(f"the rows have no column 'value', just {', '.join(batch.schema.names)}")
+        raise SinkTargetError(f"the rows have no column 'value', just {', '.join(batch.schema.names)}")
     columns = [
         _cast(batch, field) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
         for field in SCHEMA
@@ -371,7 +375,7 @@ def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     except pa.ArrowException as error:
         if isinstance(error, pa.ArrowInvalid) and not is_text:  # Of a value: the others fit.
             raise
-        raise SinkError(
+        raise SinkTargetError(
             f"column {field.name!r} is {column.type}, and cannot be {field.type}: {error}"
         ) from error
 
@@ -417,6 +421,10 @@ def _sizes(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
 POLL_S = 0.1
 """How long room in librdkafka's queue is waited for at a time."""
 
+KEPT_REPORTS = 1 << 16
+
+ERRORS_ONLY = {"delivery.report.only.error": True}
+
 ROWS_S = 300.0
 """How long the rows of a transaction, or of a batch, may take to be produced."""
 
@@ -431,10 +439,11 @@ class KafkaTransactions:
         self._brokers, self._id, self._files = brokers, transactional_id, files
         self._producer: Any = None
         self._admin: Any = None
+        self._refused: tuple[str, Any] | None = None
 
     def fence(self) -> None:
         if self._producer is None:
-            producer = self._brokers.producer({"transactional.id": self._id})
+            producer = self._brokers.producer({**ERRORS_ONLY, "transactional.id": self._id})
             self._doing("a transaction cannot be begun", lambda: producer.init_transactions(CALL_S))
             self._producer = producer
 
@@ -460,18 +469,33 @@ class KafkaTransactions:
         for content in contents:
             for batch in batches_of(content):
                 topic = topic or batch.column("topic")[0].as_py()
-                produce(producer, produced(batch), deadline)
+                produce(producer, produced(batch), repeat(self._failed), deadline)
+                if self._refused is not None:
+                    raise kafka_library().KafkaException(self._refused[1])
         for group, mark in marks.items():
             # Any partition will do that is there: the group has no members, and reads nothing.
             offset = kafka_library().TopicPartition(topic, 0, mark.offset, metadata=mark.text)
             producer.send_offsets_to_transaction([offset], group_metadata(group), CALL_S)
         producer.commit_transaction(ROWS_S)
 
+    def _failed(self, error: Any, message: Any) -> None:
+        # The others are purged with their transaction.
+        if self._refused is None and refused_by_brokers(error):
+            row = _row_of(message)
+            self._refused = f"topic {row.topic!r}, partition {row.partition}: ", error
+
     def _doing(self, what: str, work: Callable[[], Result]) -> Result:
+        self._refused = None
         try:
             return work()
         except (kafka_library().KafkaException, BufferError, TimeoutError) as error:
             self.close()
+            place, said = self._refused or ("", error)
+            if refused_by_brokers(said):
+                raise UncommittableError(
+                    f"{self._brokers.servers}: {what}: {place}{reason(said)}. Tried again they would be refused again: "
+                    f"{way_out(said)}, and start the job again, which commits them first"
+                ) from error
             more = (
                 f": another sink with the name of this one (transactional.id {self._id!r}) produces now: give each job "
                 "that writes to a topic its own name"
@@ -487,39 +511,59 @@ class KafkaTransactions:
 class PlainProducer:
     """An idempotent producer without transactions: what is tried again by librdkafka is not there twice."""
 
-    def __init__(self, brokers: Brokers) -> None:
-        self._brokers = brokers
+    def __init__(self, brokers: Brokers, *, alone: bool = False) -> None:
+        """``alone``: each message is a batch of its own."""
+        self._brokers, self._alone = brokers, alone
         self._producer: Any = None
-        self._failed: Any = None
         self._process = os.getpid()
+        self._reports: list[Callable[[Any, Any], None]] = []
+        self.begin()
 
-    def send(self, rows: pa.RecordBatch) -> None:
-        """Queue rows of `SCHEMA`. Raises `SinkError`."""
+    def begin(self) -> None:
+        """Forget what was refused: what follows is another write."""
+        self._refused: dict[int, tuple[Any, Produced]] = {}
+        self._error: Any = None
+
+    def send(self, rows: Iterable[Produced], numbers: Sequence[int]) -> None:
+        """Queue rows, with their numbers. Raises `SinkError`."""
         if self._producer is None or self._process != os.getpid():
             # Threads and sockets do not survive a fork.
-            self._producer, self._process = (
-                self._brokers.producer({"delivery.report.only.error": True}),
-                os.getpid(),
-            )
-        self._failed = None
-        self._doing(
-            lambda: produce(self._producer, produced(rows), time.monotonic() + ROWS_S, self._delivered)
+            own = {"batch.num.messages": 1} if self._alone else {}
+            self._producer, self._process = self._brokers.producer({**ERRORS_ONLY, **own}), os.getpid()
+        deadline, known = time.monotonic() + ROWS_S, self._reports
+        # One for each row anew would be most of what producing costs.
+        known += [partial(self._failed, n) for n in range(len(known), min(max(numbers) + 1, KEPT_REPORTS))]
+        reports = (
+            known[number] if number < KEPT_REPORTS else partial(self._failed, number) for number in numbers
         )
+        self._doing(lambda: produce(self._producer, rows, reports, deadline))
 
-    def flush(self) -> None:
-        """Wait until brokers have all rows. Raises `SinkError`: some may be there, and some not."""
+    def flush(self) -> dict[int, Any]:
+        """Wait until brokers have all rows but those that they refuse; returns why, by number.
+
+        Raises `SinkError`: some may be there, and some not.
+        """
         if self._producer is not None:
             self._doing(self._flush)
+        if not self._refused or self._alone:
+            return {number: error for number, (error, _) in self._refused.items()}
+        # A broker refuses a batch as a whole: each of its rows is sent again by itself.
+        again = PlainProducer(self._brokers, alone=True)
+        again.send((row for _, row in self._refused.values()), list(self._refused))
+        return again.flush()
 
     def _flush(self) -> None:
         # librdkafka gives each message up by itself (delivery.timeout.ms): it says so by its report.
-        while self._producer.flush(POLL_S) and self._failed is None:
+        while self._producer.flush(POLL_S) and self._error is None:
             pass
-        if self._failed is not None:
-            raise kafka_library().KafkaException(self._failed)
+        if self._error is not None:
+            raise kafka_library().KafkaException(self._error)
 
-    def _delivered(self, error: Any, message: Any) -> None:
-        self._failed = error
+    def _failed(self, number: int, error: Any, message: Any) -> None:
+        if refused_by_brokers(error) in ("row", "topic"):
+            self._refused[number] = error, _row_of(message)
+        else:
+            self._error = error
 
     def _doing(self, work: Callable[[], None]) -> None:
         try:
@@ -529,21 +573,22 @@ class PlainProducer:
                 self._producer.purge()
             self._producer = None
             if isinstance(error, (kafka_library().KafkaException, BufferError, TimeoutError)):
-                raise SinkError(
-                    f"{self._brokers.servers}: rows cannot be produced: {reason(error)}"
-                ) from error
+                kind = SinkTargetError if refused_by_brokers(error) else SinkError
+                raise kind(f"{self._brokers.servers}: rows cannot be produced: {reason(error)}") from error
             raise
 
 
 def produce(
-    producer: Any,
-    rows: Iterable[Produced],
-    deadline: float,
-    delivered: Callable[[Any, Any], None] | None = None,
+    producer: Any, rows: Iterable[Produced], reports: Iterable[Callable[[Any, Any], None]], deadline: float
 ) -> None:
-    """Queue messages; waits while the queue is full. Raises `TimeoutError` at the deadline (monotone time)."""
-    send = producer.produce
-    for topic, value, key, partition, timestamp, headers in rows:
+    """Queue messages; waits while the queue is full. Raises `TimeoutError` at the deadline (monotone time).
+
+    ``reports``: for each row what is called, with the error and the message or row, if it is not taken: here, or while
+    ``producer`` is polled or flushed.
+    """
+    send, library = producer.produce, kafka_library()
+    for row, report in zip(rows, reports, strict=False):
+        topic, value, key, partition, timestamp, headers = row
         while True:
             try:
                 send(
@@ -551,7 +596,7 @@ def produce(
                     value,
                     key,
                     partition=partition,
-                    on_delivery=delivered,
+                    on_delivery=report,
                     timestamp=timestamp,
                     headers=headers,
                 )
@@ -560,6 +605,18 @@ def produce(
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"brokers have not taken the rows in {ROWS_S:g} s") from None
                 producer.poll(POLL_S)
+            except library.KafkaException as error:
+                if not refused_by_brokers(error):
+                    raise
+                report(error.args[0], row)
+                break
+
+
+def _row_of(message: Any) -> Produced:
+    if isinstance(message, Produced):
+        return message
+    stamp, headers = max(message.timestamp()[1], 0), message.headers()
+    return Produced(message.topic(), message.value(), message.key(), message.partition(), stamp, headers)
 
 
 DAY_S = 86_400.0
@@ -702,15 +759,35 @@ class KafkaSink(DataSourceStreamArrowWriter):
             raise ConfigError(
                 "send: the sink is exactly_once: rows are produced behind a checkpoint, by commit"
             )
-        self._produce([batch])
+        self._produce([batch], takes_the_rest=True)
 
-    def _produce(self, batches: Iterable[pa.RecordBatch]) -> int:
-        rows = 0
+    def _produce(self, batches: Iterable[pa.RecordBatch], *, takes_the_rest: bool = False) -> int:
+        rows, refused = 0, dict[int, Exception | str]()
+        self._producer.begin()
         for batch in batches:
-            if batch.num_rows:
-                self._producer.send(self._messages(batch, rows))
-                rows += batch.num_rows
-        self._producer.flush()
+            left, numbers = batch, np.arange(rows, rows + batch.num_rows)
+            rows += batch.num_rows
+            while left.num_rows:
+                try:
+                    messages = self._messages(left, 0)
+                except RowsRejected as rejected:
+                    refused |= {int(numbers[row]): why for row, why in rejected.errors.items()}
+                    kept = np.delete(np.arange(left.num_rows), list(rejected.errors))
+                    left, numbers = left.take(pa.array(kept)), numbers[kept]
+                else:
+                    if takes_the_rest or not refused:
+                        self._producer.send(produced(messages), numbers.tolist())
+                    break
+        for number, error in self._producer.flush().items():
+            of_topic = refused_by_brokers(error) == "topic"
+            if of_topic and self._topic is not None and not is_of_partition(error):
+                raise SinkTargetError(
+                    f"{self._brokers.servers}: rows cannot be produced: topic {self._topic!r}: {reason(error)}: "
+                    f"{way_out(error)}"
+                )
+            refused[number] = f"brokers refuse it: {reason(error)}"
+        if refused:
+            raise RowsRejected(dict(sorted(refused.items())))
         return rows
 
     def _messages(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
