@@ -380,8 +380,8 @@ class ChainTask:
             return []
         due = [ms for ms in (self._outlet.due_ms, self._rows.due_ms(now)) if ms is not None]
         for stage in self._pipeline.stages:
-            if stage.generator is not None and stage.generator.due_ms is not None:
-                due.append(stage.generator.due_ms)
+            if stage.generator is not None and (due_ms := stage.generator.due_ms) is not None:
+                due.append(due_ms)
             timer = stage.chain.next_processing_ms
             if timer is not None:
                 due.append(now.mono_ms + max(timer - now.wall_ms, 0))

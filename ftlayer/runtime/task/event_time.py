@@ -215,11 +215,7 @@ class WatermarkGenerator:
         idle_ms = self._idle_ms
         if idle_ms is None or self.time_ms == MAX_TIME_MS:
             return []
-        active = {
-            part: self._since_ms[part]
-            for part in self._may_rest
-            if not self._combined.is_idle(part) and not self._combined.is_over(part)
-        }
+        active = {part: self._since_ms[part] for part in self._combined.active}
         last_ms = max(active.values(), default=0)
         return [
             ((since_ms if 2 * (last_ms - since_ms) >= idle_ms else last_ms) + idle_ms, part)

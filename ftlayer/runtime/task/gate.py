@@ -36,6 +36,7 @@ class CombinedWatermark(Generic[K]):
     over: one that has no more to say does not speak for one that is idle.
 
     Attributes:
+        active: the parts that are neither idle nor over.
         time_ms: the watermark; it never goes back.
         reached_ms: the highest one before `MAX_TIME_MS`.
         idle: no part holds it back, and at least one may go on later.
@@ -47,6 +48,8 @@ class CombinedWatermark(Generic[K]):
         self.time_ms = self.reached_ms = MIN_TIME_MS
         self.idle = False
         self._claims: dict[K, _Claim] = {part: _Claim() for part in parts}
+        self.active = dict(self._claims)
+        self._lowest_ms = MIN_TIME_MS
         self._told_ms = MIN_TIME_MS
         self._told_idle = False
 
@@ -58,7 +61,10 @@ class CombinedWatermark(Generic[K]):
         """Let parts take the place of others; each of them holds the watermark back at its time."""
         for part in gone:
             del self._claims[part]
-        self._claims.update((part, _Claim(time_ms)) for part, time_ms in come.items())
+            self.active.pop(part, None)
+        claims = {part: _Claim(time_ms) for part, time_ms in come.items()}
+        self._claims.update(claims)
+        self.active.update(claims)
         self._update()
 
     def claimed(self, part: K) -> int:
@@ -76,12 +82,14 @@ class CombinedWatermark(Generic[K]):
         """Take a part's watermark; one that is lower than what it said before counts for nothing."""
         claim = self._claims.get(part)
         if claim is not None and not claim.ended:
+            before = claim.time_ms
             if time_ms == MAX_TIME_MS:
                 claim.over = True
             else:
-                claim.time_ms = max(claim.time_ms, time_ms)
+                claim.time_ms = max(before, time_ms)
             claim.idle = False
-            self._update()
+            if claim.over or part not in self.active or before == self._lowest_ms < claim.time_ms:
+                self._changed(part, claim)
 
     def become_idle(self, *parts: K) -> None:
         """Let parts hold nothing back until their next watermarks."""
@@ -89,13 +97,14 @@ class CombinedWatermark(Generic[K]):
             claim = self._claims.get(part)
             if claim is not None and not claim.ended:
                 claim.idle = True
+                self.active.pop(part, None)
         self._update()
 
     def end(self, part: K) -> None:
         """Nothing more comes of a part."""
         claim = self._claims[part]
         claim.over = claim.ended = True
-        self._update()
+        self._changed(part, claim)
 
     def news(self) -> Watermark | Idle | None:
         """Return what is to be said downstream since the last call. The end of idleness is a watermark, too."""
@@ -107,16 +116,22 @@ class CombinedWatermark(Generic[K]):
             return Idle()
         return None
 
+    def _changed(self, part: K, claim: _Claim) -> None:
+        if claim.over or claim.idle:
+            self.active.pop(part, None)
+        else:
+            self.active[part] = claim
+        self._update()
+
     def _update(self) -> None:
         claims = self._claims.values()
-        going_on = [claim for claim in claims if not claim.over]
-        active = [claim.time_ms for claim in going_on if not claim.idle]
-        self.idle = bool(going_on) and not active
-        if active:
-            time_ms = min(active)
+        if self.active:
+            self.idle = False
+            time_ms = self._lowest_ms = min(claim.time_ms for claim in self.active.values())
         else:
+            self.idle = any(not claim.over for claim in claims)
             ever = (claim.time_ms for claim in claims if claim.over or self._idle_count)
-            time_ms = max(ever, default=MIN_TIME_MS) if going_on else MAX_TIME_MS
+            time_ms = max(ever, default=MIN_TIME_MS) if self.idle else MAX_TIME_MS
         self.time_ms = max(self.time_ms, time_ms)
         if self.time_ms < MAX_TIME_MS:
             self.reached_ms = self.time_ms
@@ -172,7 +187,7 @@ class StatusWatermarkValve(CombinedWatermark[Channel]):
         if channel in self._replays:
             self._replays[channel] = False
         else:
-            self._claims[channel] = _Claim()
+            self._claims[channel] = self.active[channel] = _Claim()
         self._update()
 
     def _update(self) -> None:

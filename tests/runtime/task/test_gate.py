@@ -217,6 +217,7 @@ class GateAgainstHistory(RuleBasedStateMachine):
         now = MAX_TIME_MS if not going else min(highest) if active else max(ever, default=MIN_TIME_MS)
         self.best = max(self.best, now)
         assert self.gate.time_ms == self.best
+        assert [self.said[channel] for channel in self.timed if channel in self.gate.active] == active
         assert self.gate.idle == (bool(going) and not active)
         assert self.gate.sources_ended == (not open_ones)
         assert self.gate.ended == all("end" in said for said in self.said.values())
