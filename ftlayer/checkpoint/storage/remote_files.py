@@ -7,6 +7,7 @@ a file system (credentials, endpoints) come from fsspec's own configuration or t
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -153,14 +154,28 @@ class RemoteFiles:
             self._storage.delete_empty(path)
 
 
+_TELLING = ("aiobotocore", "botocore", "boto3", "s3fs", "gcsfs", "adlfs", "fsspec")
+
+
+def file_system_of(url: str, **options: Any) -> tuple[Any, str]:
+    """Return what fsspec has for a URL, and the path there; what is logged for debugging, as credentials, is left out.
+
+    A level that a user has given one of these loggers stays.
+    """
+    from fsspec.core import url_to_fs
+
+    for library in map(logging.getLogger, _TELLING):
+        if library.level == logging.NOTSET and library.isEnabledFor(logging.DEBUG):
+            library.setLevel(logging.INFO)
+    return url_to_fs(url, **options)  # type: ignore[no-any-return]
+
+
 class FsspecStorage(CheckpointStorage):
     """What fsspec reaches. Of two that make a file in the same moment both may be told that it is new."""
 
     def __init__(self, url: str) -> None:
-        from fsspec.core import url_to_fs
-
         super().__init__(url)
-        self._fs, root = url_to_fs(url)
+        self._fs, root = file_system_of(url)
         self._root: str = root.rstrip("/")
 
     def write(self, path: str, data: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftlayer.checkpoint.storage.layout import is_local, last_name, normal
-from ftlayer.checkpoint.storage.remote_files import modified_ms
+from ftlayer.checkpoint.storage.remote_files import file_system_of, modified_ms
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.printable import raise_from, secrets_in, secrets_of, shown_url
 from ftlayer.sources.files.pieces import FoundFile
@@ -34,12 +34,10 @@ class Listing:
     def file_system(self) -> Any:
         """The file system. Raises `ConfigError` if fsspec has none for the URL, and `SourceError`."""
         if self._fs is None:
-            from fsspec.core import url_to_fs
-
             place = shown_url(self.url)
             url = f"file://{self.url}" if is_local(self.url) else self.url
             try:
-                self._fs, self._root = url_to_fs(url, **self._options)
+                self._fs, self._root = file_system_of(url, **self._options)
             except (ImportError, ValueError, TypeError) as error:
                 failed = (
                     f"path: {place} cannot be reached: {error}. The scheme has to be one of fsspec's, and the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -316,3 +317,23 @@ def test_no_command_shows_the_secret_of_a_url(make_kit: Any, made: Any) -> None:
         )
     ]
     assert not [output for _, output in said if "hunter2" in output]
+
+
+def test_what_clients_of_a_storage_log_for_debugging_stays_out(
+    make_kit: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = [logging.getLogger(name) for name in ("botocore", "fsspec", "s3fs")]
+    for client in clients:
+        monkeypatch.setattr(client, "level", logging.NOTSET)
+        client.manager._clear_cache()  # type: ignore[attr-defined]
+    monkeypatch.setattr(clients[2], "level", logging.DEBUG)
+    with caplog.at_level(logging.DEBUG):
+        make_kit("secret")
+        logging.getLogger("botocore.auth").debug("a signature")
+        logging.getLogger("botocore.credentials").info("found")
+        clients[2].debug("asked for")
+    assert "hunter2" not in caplog.text
+    assert [record.message for record in caplog.records if record.name[:3] in ("bot", "s3f")] == [
+        "found",
+        "asked for",
+    ]
