@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from ftlayer.checkpoint.options import CheckpointConfig
@@ -30,12 +30,13 @@ class JobResult:
     run: str
     ended_ms: int
     checkpoint: int
-    savepoint: str = ""
+    savepoint: str = field(default="", repr=False)
 
     def __str__(self) -> str:
         """Return it in a sentence, with what to do for a new run."""
-        how = f"was stopped with savepoint {self.savepoint}" if self.savepoint else "ended"
-        goes_on = f"restore_from={self.savepoint!r} goes on from there; " if self.savepoint else ""
+        where = shown_url(self.savepoint)
+        how = f"was stopped with savepoint {where}" if self.savepoint else "ended"
+        goes_on = f"restore_from={where!r} goes on from there; " if self.savepoint else ""
         return (
             f"topology {self.name!r} {how} at {utc_text(self.ended_ms)} (run {self.run}, checkpoint "
             f"{self.checkpoint}), and everything is committed: restore_from='latest' finds nothing left to do. "

@@ -10,6 +10,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.circuit import CircuitState, CircuitStatus, together
 from ftlayer.notebook import html_table
+from ftlayer.printable import shown_url
 from ftlayer.records.beside import MISFITS
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.meter import DONE, IN
@@ -138,7 +139,7 @@ class JobStatus:
     edges: tuple[EdgeDetails, ...] = ()
     incidents: tuple[Incident, ...] = ()
     histograms: dict[str, HistogramDetails] = field(default_factory=dict)
-    savepoint: str = ""
+    savepoint: str = field(default="", repr=False)
     breakers: dict[str, CircuitStatus] = field(default_factory=dict)
     lags: dict[str, int] = field(default_factory=dict)
     away: dict[str, int] = field(default_factory=dict)
@@ -183,7 +184,7 @@ class JobStatus:
             where = busiest.function or busiest.busy
             parts.append(f"slot {busiest.slot} busy in {where} for {busiest.busy_ms / 1_000:.0f} s")
         if self.savepoint:
-            parts.append(f"stopped with savepoint {self.savepoint}")
+            parts.append(f"stopped with savepoint {shown_url(self.savepoint)}")
         elif self.state is JobState.ENDED and not self.counters.get(IN) and not self.counters.get(DONE):
             parts.append(
                 "no new record was read: its sources have none, an earlier run of this name has read them to their end "

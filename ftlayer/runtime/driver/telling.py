@@ -127,14 +127,14 @@ class TopologyTelling:
             raise UnsupportedError(f"{job.name!r} is {job.state}: nothing can be asked of it")
         match order.action:
             case OrderAction.SAVEPOINT:
-                return job.savepoint(order.directory)
+                return shown_url(job.savepoint(order.directory))
             case OrderAction.STOP if self.checkpointing is None:
                 raise UnsupportedError(
                     f"{job.name!r} runs without checkpoints, so there is no savepoint to stop with: drain it, and all "
                     "that it has read is done first; or cancel it, and what is pending stays for its next start"
                 )
             case OrderAction.STOP:
-                return job.stop_with_savepoint(order.directory)
+                return shown_url(job.stop_with_savepoint(order.directory))
             case OrderAction.DRAIN:
                 if job.drain(order.timeout_ms / 1_000 if order.timeout_ms else None):
                     return "everything that it had read is done"

@@ -466,3 +466,20 @@ def test_who_reads_the_directory_has_not_the_key_of_driver_and_slots(
     play.until(lambda: len(play.COMMITS) > commits)
     with pytest.raises(CheckpointError, match="was not sealed by the key of its job"):
         again.job.savepoint(str(tmp_path / "t"), play.WAIT_S)
+
+
+def test_neither_status_nor_result_shows_the_secret_of_a_url(play: ModuleType, tmp_path: Path) -> None:
+    play.MAY_COMMIT.set()
+    directory = "memory://me:hunter2@status"
+    played = play.Played(directory)
+    assert "hunter2" in (where := played.job.stop_with_savepoint(f"{directory}/saved", play.WAIT_S))
+    status, details = played.job.status(), played.telling.details(0, with_plan=False)
+    said = (
+        status.line(),
+        str(status),
+        repr(status),
+        repr(details),
+        str(started_again(directory, LATEST).result),
+    )
+    assert [text for text in said if "hunter2" in text] == []
+    assert status.savepoint == where
