@@ -24,7 +24,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.functions.current import current_record
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
-from ftlayer.runtime.connectors.positions import unpack_rows
+from ftlayer.runtime.connectors.positions import partition_index, unpack_rows
 from ftlayer.runtime.protocol.sealed import unseal
 from ftlayer.state.snapshots.serializer import unpack
 from ftlayer.topology.builder import GraphBuilder
@@ -486,9 +486,9 @@ class FailingCase(Case):
         ):
             return
         positions = {
-            (part.uid, name): unpack_rows(part.uid, packed)
+            (part.uid, name): unpack_rows(part.uid, part.positions, partition_index(name), 0)
             for part in checkpoint.subtasks
-            for name, packed in part.positions.items()
+            for name in part.positions
         }
         waiting = sum(part.waiting for part in checkpoint.subtasks)
         held = {

@@ -49,9 +49,7 @@ class StepReader:
         lists = source.connector.partitions
         self._rows = {index: list(lists[index]()) for index in range(subtask, len(lists), parallelism)}
         self._last = {index: positions.get(partition_key(index)) for index in self._rows}
-        self._at = {
-            index: 0 if last is None else unpack_rows(source.uid, last) for index, last in self._last.items()
-        }
+        self._at = {index: unpack_rows(source.uid, positions, index, 0) for index in self._rows}
 
     def start(self) -> None:
         pass
