@@ -33,7 +33,7 @@ UNREADABLE = (
     OverflowError,
     MemoryError,
     struct.error,
-    IndexError,
+    LookupError,
 )
 """Errors of reading bytes that are no such stream or batch."""
 

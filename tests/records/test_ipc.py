@@ -236,3 +236,14 @@ def test_a_frame_that_is_cut_anywhere_is_refused(batch: pa.RecordBatch) -> None:
         with pytest.raises(UNREADABLE):
             read_one_batch(whole[:size])
     assert read_one_batch(whole[:end]).equals(batch)
+
+
+def test_a_type_that_pyarrow_has_no_class_for_is_unreadable() -> None:
+    data = ipc.as_stream(pa.record_batch([pa.array([1], pa.date32())], ["day"])).to_pybytes()
+    date, interval, refused = 8, 11, 0
+    for at in (at for at, byte in enumerate(data) if byte == date):
+        try:
+            ipc.read_one_batch(data[:at] + bytes([interval]) + data[at + 1 :])
+        except ipc.UNREADABLE as error:
+            refused += isinstance(error, KeyError)
+    assert refused
