@@ -29,16 +29,8 @@ SPARK_CONDITIONS = (
 )
 """Of Spark's error conditions, those that lie in the program alone. Tables and paths may come into being."""
 
-_PROGRAM = (
-    AttributeError,
-    NameError,
-    TypeError,
-    ImportError,
-    NotADirectoryError,
-    IsADirectoryError,
-    FileExistsError,
-    SinkTargetError,
-)
+_NO_DIRECTORY = (NotADirectoryError, IsADirectoryError, FileExistsError)
+_PROGRAM = (AttributeError, NameError, TypeError, ImportError, *_NO_DIRECTORY, SinkTargetError)
 _PROGRAM_TEXT = frozenset(kind.__name__ for kind in (*_PROGRAM, UnboundLocalError, ModuleNotFoundError))
 _PROGRAM_CONDITION = re.compile(
     r"\[(TABLE_OR_VIEW_NOT_FOUND|SCHEMA_NOT_FOUND|DELTA_TABLE_NOT_FOUND|UNRESOLVED_COLUMN|"
@@ -87,11 +79,15 @@ def is_programs(error: BaseException) -> bool:
     """Whether ``error`` tells of a mistake in the program, or in what it was told: a name, a type, a table, a path.
 
     Before anything has succeeded starting again only repeats it; behind a success it may have been the data's, or of
-    the moment. The first error that knows decides, as in `lasting`.
+    the moment. The first error that knows decides, as in `lasting`; but a path that is none is so in any storage.
     """
     each: BaseException | None = error
     while each is not None:
-        if isinstance(each, FTLayerError) and each.recoverable is not None:
+        if (
+            isinstance(each, FTLayerError)
+            and each.recoverable is not None
+            and not isinstance(each.__cause__, _NO_DIRECTORY)
+        ):
             return not each.recoverable
         if isinstance(each, _PROGRAM):
             return True

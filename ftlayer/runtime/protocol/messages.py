@@ -202,7 +202,7 @@ class SubtaskDeclined:
     """Barrier mode: a subtask cannot take its part of a checkpoint.
 
     ``counts`` toward ``tolerable_failures``: false for what a `GiveUp` says, since nothing has gone wrong here.
-    ``code``: of an error that no restart mends, "" for others.
+    ``code``: of an error that no restart mends, "" for others. ``lasting``: as of `SlotFailed`.
     """
 
     checkpoint: int
@@ -211,6 +211,7 @@ class SubtaskDeclined:
     reason: str
     counts: bool = True
     code: str = ""
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ from ftlayer.errors import (
     ConfigError,
     FTLayerError,
     JobError,
+    JobStartError,
     StaleOwnerError,
     error_for_code,
 )
@@ -457,8 +458,10 @@ class JobCheckpoints:
         match message:
             case SubtaskAcked(checkpoint, snapshot):
                 self._handle(PartWritten(checkpoint, snapshot))
-            case SubtaskDeclined(checkpoint, uid, subtask, reason, counts, code):
+            case SubtaskDeclined(checkpoint, uid, subtask, reason, counts, code, lasting):
                 final = error_for_code(code)(reason) if code else None
+                if final is None and lasting and not self._rules.completed:  # nothing has succeeded yet
+                    final = JobStartError(f"{uid!r}, subtask {subtask}, cannot do its part: {reason}")
                 self._handle(PartDeclined(checkpoint, (uid, subtask), reason, counts, final))
             # Of an instance that is about to be reset it means nothing: the next one reads on from the checkpoint.
             case DataEnded(uid, subtask) if self._parts.graph.slot_of(uid, subtask) not in self._down:

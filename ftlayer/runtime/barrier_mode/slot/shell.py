@@ -33,7 +33,7 @@ from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import this_process
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.records.ids import U64Array
-from ftlayer.recovery import lasting
+from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight
 from ftlayer.runtime.barrier_mode.slot.instructions import (
@@ -440,7 +440,10 @@ class SnapshotRunner:
             reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
             final = lasting(error)
             code = "" if final is None else final.code
-            self._send(SubtaskDeclined(part.barrier.checkpoint, *part.key, reason, code=code))
+            declined = SubtaskDeclined(
+                part.barrier.checkpoint, *part.key, reason, True, code, is_programs(error)
+            )
+            self._send(declined)
         self._over(part)
 
     def _over(self, part: _SubtaskSnapshot) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.errors import CheckpointError, StateSerializationError, UncommittableError
+from ftlayer.errors import CheckpointError, JobStartError, StateSerializationError, UncommittableError
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST
@@ -159,6 +159,18 @@ def test_state_that_can_never_be_written_ends_the_job_at_once(play: ModuleType, 
         job.wait(play.WAIT_S)
     assert job.status().restarts == 0
     assert "'count' holds a lock" in job.checkpoints()[0].failure
+
+
+def test_a_mistake_of_the_program_ends_the_job_at_its_first_checkpoint(
+    play: ModuleType, tmp_path: Path
+) -> None:
+    declined = SubtaskDeclined(1, "numbers", 0, "table orders is not there", lasting=True)
+    job = play.Played(tmp_path, restart=FixedDelay(1_000, "10h"), declined=declined).job
+    with pytest.raises(
+        JobStartError, match="'numbers', subtask 0, cannot do its part: table orders is not there"
+    ):
+        job.wait(play.WAIT_S)
+    assert job.status().restarts == 0
 
 
 def test_a_checkpoint_that_fails_for_another_reason_restarts_the_job(

@@ -99,7 +99,8 @@ def raising(error: Exception) -> Pending:
 def test_a_part_that_cannot_be_taken_is_declined_with_the_code_of_what_no_restart_mends(
     running: Running, error: Exception, reason: str, code: str
 ) -> None:
-    assert running.take(raising(error)) == SubtaskDeclined(1, *KEY, reason, counts=True, code=code)
+    declined = SubtaskDeclined(1, *KEY, reason, counts=True, code=code, lasting=bool(code))
+    assert running.take(raising(error)) == declined
     # The next one is written all the same.
     whole = SubtaskSnapshot(*KEY)
     acked = running.take(Pending(lambda: whole), 2)
