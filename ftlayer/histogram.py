@@ -40,7 +40,6 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many observations there are."""
         return sum(self.counts)
 
     def observe(self, seconds: float, count: int = 1, *, root: int = 0, at_ms: int = 0) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.types import LongType, StructType
 
 from ftlayer.checkpoint.migration import StateMigration
-from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.config import FTStatus
 from ftlayer.errors import CodecError, ConfigError, LayerClosedError
 from ftlayer.failures import RowsRejected
@@ -20,7 +20,7 @@ from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.job import EndedJob, Job
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.batch.sinks import stream_writer
-from ftlayer.spark.deliveries.ingest import IngestStream
+from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.streams.windowed_stream import session, sliding, tumbling

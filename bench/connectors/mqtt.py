@@ -14,7 +14,7 @@ from typing import Any
 from bench.connectors.broker import BODY, FETCHED, Served, free_port, is_listening
 from bench.jobs import wait_until
 from ftlayer.sources import MqttSource
-from ftlayer.sources.mqtt.source import MqttReader
+from ftlayer.sources.mqtt.data_source import MqttReader
 from ftlayer.topology.queues import Member
 
 SESSION = "bench-0"

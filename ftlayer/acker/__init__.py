@@ -4,23 +4,15 @@ Expiry is the rotating hash map: the table of pending roots is a `RotatingHashMa
 their age, and `BucketRotation` says when a bucket's turn to expire has come.
 """
 
-from .exact import ExactTracker, Explanation
-from .rotating_map import NEVER, RotatingHashMap
-from .rotation import BucketRotation, BucketRotations
-from .table import AckerTable, warm_up
-from .tracker import IdLists, Roots, Tracker, fold_ids
-
-__all__ = [
-    "NEVER",
-    "AckerTable",
-    "BucketRotation",
-    "BucketRotations",
-    "ExactTracker",
-    "Explanation",
-    "IdLists",
-    "Roots",
-    "RotatingHashMap",
-    "Tracker",
-    "fold_ids",
-    "warm_up",
-]
+from .exact import ExactTracker as ExactTracker
+from .exact import Explanation as Explanation
+from .rotating_map import NEVER as NEVER
+from .rotating_map import RotatingHashMap as RotatingHashMap
+from .rotation import BucketRotation as BucketRotation
+from .rotation import BucketRotations as BucketRotations
+from .table import AckerTable as AckerTable
+from .table import warm_up as warm_up
+from .tracker import IdLists as IdLists
+from .tracker import Roots as Roots
+from .tracker import Tracker as Tracker
+from .tracker import fold_ids as fold_ids

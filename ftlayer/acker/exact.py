@@ -63,7 +63,6 @@ class ExactTracker:
         bucket: int = NEVER,
         ids: IdLists | None = None,
     ) -> Roots:
-        """Enter roots; see `Tracker.register`."""
         roots, values = no_zeros(as_u64(roots, "roots"), "roots"), as_u64(values, "values", len(roots))
         given = [0] * len(roots) if locations is None else as_u64(locations, "locations", len(roots)).tolist()
         as_stamp(bucket)
@@ -91,7 +90,6 @@ class ExactTracker:
         bucket: int = NEVER,
         ids: IdLists | None = None,
     ) -> Roots:
-        """Enter consecutive roots; see `Tracker.register_range`."""
         each = roots.ids()
         locations = np.arange(location, location + len(roots), dtype=np.uint64)
         values = each if values is None else values
@@ -136,7 +134,6 @@ class ExactTracker:
         return Explanation(entry.registered, entry.folded, entry.ids_known, tuple(entry.owed.values()))
 
     def forget(self, roots: U64) -> Located:
-        """Drop pending roots; see `Tracker.forget`."""
         wanted = as_u64(roots, "roots").tolist()
         pending = np.zeros(len(wanted), np.bool_)
         locations = np.zeros(len(wanted), np.uint64)

@@ -428,7 +428,6 @@ def collect_stamped(table: Any, counts: Any, stamp: Any, keys: Any, values: Any,
 
 @kernel
 def collect_all(table: Any, keys: Any, values: Any, words: Any) -> None:
-    """Copy out every entry."""
     pairs, extras, _, directory, _, stride = _open(table)
     filled = 0
     for segment in range(SEGMENTS):

@@ -59,7 +59,6 @@ class AckerTable:
         bucket: int = NEVER,
         ids: IdLists | None = None,
     ) -> Roots:
-        """Enter roots; see `Tracker.register`."""
         roots = no_zeros(as_u64(roots, "roots"), "roots")
         values = as_u64(values, "values", roots.size)
         if locations is None:
@@ -86,7 +85,6 @@ class AckerTable:
         bucket: int = NEVER,
         ids: IdLists | None = None,
     ) -> Roots:
-        """Enter consecutive roots; see `Tracker.register_range`."""
         each = roots.ids()
         values = each.copy() if values is None else as_u64(values, "values", len(roots)).copy()
         if not self._fits(roots, each):
@@ -151,7 +149,6 @@ class AckerTable:
         return complete
 
     def forget(self, roots: U64) -> Located:
-        """Drop pending roots; see `Tracker.forget`."""
         roots = as_u64(roots, "roots")
         lookup = self._table.remove(roots)
         self._table.shrink_one()

@@ -10,7 +10,35 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ftlayer.checkpoint.letters import ChainLetter, LetterBatch
-from ftlayer.checkpoint.pieces import Piece
+
+
+class Scope(StrEnum):
+    """Who may refer to a piece: EXCLUSIVE one checkpoint alone, SHARED later ones too."""
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of bytes, in a file or inline.
+
+    Attributes:
+        digest: keyed checksum (BLAKE2b, 32 bytes) of exactly these bytes.
+        length: how many.
+        inline: the bytes themselves; None if they lie in a file.
+        path: the file, relative to the job's directory ("shared/…", "chk-7/…"), or to the savepoint's.
+        offset: where in the file they begin.
+        scope: see `Scope`.
+    """
+
+    digest: bytes
+    length: int
+    inline: bytes | None = None
+    path: str = ""
+    offset: int = 0
+    scope: Scope = Scope.EXCLUSIVE
+
 
 # ---------------------------------------------------------------- state
 
@@ -152,7 +180,7 @@ class SubtaskSnapshot:
         uid, subtask: of the chain.
         keyed: None without keyed state.
         operators: list, union list and broadcast state.
-        positions: of a source, by partition: `ftlayer.runtime.connectors.positions`.
+        positions: of a source, by partition: `ftlayer.runtime.connectors.offset_reader`.
         read: records that a source's subtasks have read since the job began, over restores; their sum means something.
             None where an earlier version did not count.
         committables: everything that the subtask's sink has not been told to be committed.

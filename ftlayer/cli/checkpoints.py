@@ -107,7 +107,7 @@ def show(path: One, as_json: Json = False, key_file: KeyFile = None, storage: St
 @app.command()
 def verify(path: Place, as_json: Json = False, key_file: KeyFile = None, storage: Storage = "") -> None:
     """Read everything that the checkpoints at or below PATH refer to. Exit code 1: something is damaged."""
-    from ftlayer.checkpoint.storage.deleting import StoragePool
+    from ftlayer.checkpoint.storage.files import StoragePool
     from ftlayer.checkpoint.storage.loading import (
         find_checkpoints,
         load_checkpoint,

@@ -18,9 +18,8 @@ from ftlayer.printable import printable
 from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
-    from ftlayer.monitor.gather import Gatherer
+    from ftlayer.monitor.gather import Gatherer, StoredReports
     from ftlayer.monitor.sources import VertexSource
-    from ftlayer.monitor.stored import StoredReports
 
 EXIT_ERROR = 1
 DEFAULT_ADDRESS = "grpc://127.0.0.1:7077"
@@ -99,8 +98,7 @@ class Asking:
         """
         # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        from ftlayer.monitor.gather import Gatherer
-        from ftlayer.monitor.stored import StoredReports
+        from ftlayer.monitor.gather import Gatherer, StoredReports
 
         stored = tuple(StoredReports(url, key) for url in checkpoints)
         sources: tuple[VertexSource, ...] = ()

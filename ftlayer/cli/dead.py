@@ -33,10 +33,8 @@ from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer
-    from ftlayer.monitor.grouped import LetterGroup
     from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.plans import Change, Letters
-    from ftlayer.monitor.search import Selection
+    from ftlayer.monitor.plans import Change, LetterGroup, Letters, Selection
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -104,7 +102,7 @@ def list_dead(
     """List dead letters: key, stream, age, reason, record."""
     from ftlayer.monitor.facts import record_facts
     from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.search import Search
+    from ftlayer.monitor.plans import Search
 
     now_ms = system_now().wall_ms
     with _gatherer(asking, checkpoints, key_file) as gatherer:
@@ -344,15 +342,14 @@ def _check_keys(letters: Letters, wanted: tuple[bytes, ...]) -> None:
 
 def _selections(gatherer: Gatherer, where: str, keys: tuple[bytes, ...] = ()) -> list[Selection]:
     """Return what is meant, of each vertex."""
-    from ftlayer.monitor.search import Selection
+    from ftlayer.monitor.plans import Selection
 
     filter_ = parsed_where(where)
     return [Selection(vertex, where=filter_, keys=keys) for vertex in keepers(gatherer)]
 
 
 def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> Letters:
-    from ftlayer.monitor.plans import Counting, PlanScope
-    from ftlayer.monitor.search import first_pages
+    from ftlayer.monitor.plans import Counting, PlanScope, first_pages
 
     now_ms = system_now().wall_ms
     scopes = [
@@ -369,8 +366,7 @@ def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -
 
 def _grouped(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> list[LetterGroup]:
     """Count the letters that are meant by group: by the vertex's own groups where these say it, else one by one."""
-    from ftlayer.monitor.grouped import LetterGroups
-    from ftlayer.monitor.search import Search
+    from ftlayer.monitor.plans import LetterGroups, Search
 
     now_ms = system_now().wall_ms
     found = []
@@ -398,7 +394,7 @@ def _whole_groups(
     gatherer: Gatherer, selection: Selection, names: JobNames, now_ms: int
 ) -> list[LetterGroup] | None:
     """Return the vertex's own groups that are meant; None where these do not say it, or do not have all letters."""
-    from ftlayer.monitor.grouped import whole_groups
+    from ftlayer.monitor.plans import whole_groups
     from ftlayer.vertex.calls import DeadGroups, GroupList
 
     reply = gatherer.client(selection.vertex).call(DeadGroups())

@@ -15,7 +15,7 @@ from ftlayer.clock import system_now
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.exporting import Page, exported
 from ftlayer.monitor.file_formats import ExportFormat
-from ftlayer.monitor.search import Search, Selection
+from ftlayer.monitor.plans import Search, Selection
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ftlayer.monitor.health import Judgement
-    from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.views import VertexView
+    from ftlayer.monitor.names import JobNames, VertexView
     from ftlayer.vertex.calls import AnnouncedJob, CheckpointTotals, Hour, JobDetails
 
 SHOWN = 10
@@ -114,7 +113,7 @@ def jobs_of(views: Iterable[VertexView]) -> list[tuple[VertexView, AnnouncedJob]
 
 def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int) -> Part:
     from ftlayer.monitor.health import job_health
-    from ftlayer.monitor.words import pace_of, spoken, state_of
+    from ftlayer.monitor.names import pace_of, spoken, state_of
 
     several = len(views) > 1
     numbers = ("in/s", "up", "restarts")
@@ -146,9 +145,8 @@ def job_parts(
     view: VertexView, announced: AnnouncedJob, names: JobNames, hour: Hour | None
 ) -> Iterator[Part]:
     """Give all that is known of a job, and what its vertex holds of it."""
-    from ftlayer.monitor.bottleneck import bottleneck
-    from ftlayer.monitor.health import job_health
-    from ftlayer.monitor.words import spoken, state_of
+    from ftlayer.monitor.health import bottleneck, job_health
+    from ftlayer.monitor.names import spoken, state_of
 
     job = announced.job
     yield PrintedLine(
@@ -193,7 +191,7 @@ def _held(view: VertexView, owner: str) -> Iterator[PrintedLine]:
 
 def _operators(job: JobDetails) -> Table:
     from ftlayer.monitor.facts import operator_facts
-    from ftlayer.monitor.words import spoken
+    from ftlayer.monitor.names import spoken
 
     # Of a job without a policy for records that fail a line has to stay short.
     has_policy = any(name.startswith("waiting/") for name in job.counters)
@@ -220,7 +218,7 @@ def _operators(job: JobDetails) -> Table:
 
 def _latencies(job: JobDetails) -> Table:
     from ftlayer.monitor.facts import latency_facts
-    from ftlayer.monitor.words import spoken
+    from ftlayer.monitor.names import spoken
 
     numbers = ("half within", "99 % within", "measured")
     table = new_table("source", "sink", *numbers, numbers=numbers)
@@ -231,7 +229,7 @@ def _latencies(job: JobDetails) -> Table:
 
 
 def _slots(job: JobDetails) -> Table:
-    from ftlayer.monitor.words import spoken
+    from ftlayer.monitor.names import spoken
 
     numbers = ("slot", "pid", "heard", "restarts")
     table = new_table("slot", "state", "host", "pid", "heard", "restarts", "busy in", numbers=numbers)
@@ -255,7 +253,7 @@ def _checkpoints_line(totals: CheckpointTotals) -> PrintedLine:
 
 
 def _checkpoints(job: JobDetails) -> Table:
-    from ftlayer.monitor.words import spoken
+    from ftlayer.monitor.names import spoken
 
     numbers = ("checkpoint", "took", "written")
     table = new_table("checkpoint", "kind", "state", "triggered", "took", "written", "what", numbers=numbers)
@@ -273,7 +271,7 @@ def _checkpoints(job: JobDetails) -> Table:
 
 
 def _batches(job: JobDetails) -> Table:
-    from ftlayer.monitor.words import spoken
+    from ftlayer.monitor.names import spoken
 
     numbers = ("batch", "rows", "from vertex", "failed", "dead", "took")
     table = new_table(*numbers, "phases", numbers=numbers)

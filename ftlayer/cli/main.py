@@ -55,12 +55,10 @@ from ftlayer.printable import printable, printing_console, shown_url
 from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
-    from ftlayer.monitor.gather import Gatherer
-    from ftlayer.monitor.names import JobKey, JobNames
-    from ftlayer.monitor.search import Search
+    from ftlayer.monitor.gather import Gatherer, StoredReports
+    from ftlayer.monitor.names import JobKey, JobNames, VertexView
+    from ftlayer.monitor.plans import Search
     from ftlayer.monitor.sources import VertexSource
-    from ftlayer.monitor.stored import StoredReports
-    from ftlayer.monitor.views import VertexView
     from ftlayer.vertex.calls import Explained, JobOrder, OrderRecord, RecordInfo
 
 
@@ -114,7 +112,7 @@ def console(
 
     check_extra()
     from ftlayer.console.serve import serve
-    from ftlayer.transport.systemd import Notifier
+    from ftlayer.transport.sockets import Notifier
 
     options = ConsoleOptions(
         listen, login_file, tls_cert, tls_key, tls_client_ca, mask_payloads, tuple(checkpoints or ())
@@ -136,8 +134,8 @@ def _look(
     client_pem: Path | None,
     checkpoints: Sequence[str],
 ) -> Callable[[], Sequence[VertexSource | StoredReports]]:
+    from ftlayer.monitor.gather import StoredReports
     from ftlayer.monitor.sources import sources_given, sources_here
-    from ftlayer.monitor.stored import StoredReports
 
     stored = [StoredReports(url) for url in checkpoints]
     if not places:
@@ -430,7 +428,7 @@ def pending(
 
 def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobNames) -> None:
     from ftlayer.monitor.facts import stream_facts
-    from ftlayer.monitor.words import spoken
+    from ftlayer.monitor.names import spoken
 
     found = [(view, stream) for view in views for stream in view.streams]
     if asking.as_json:
@@ -450,7 +448,7 @@ def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobName
 
 def _oldest(gatherer: Gatherer, names: JobNames, where: str, state: State, limit: int) -> RecordListing:
     """Find the oldest of each stream, which is listed from its oldest on, and of all these the oldest."""
-    from ftlayer.monitor.search import Search, Selection
+    from ftlayer.monitor.plans import Search, Selection
 
     filter_, now_ms = parsed_where(where), system_now().wall_ms
     found: list[FoundRecords] = []
@@ -688,7 +686,7 @@ def serve(
 
     from ftlayer.checks import duration_ms
     from ftlayer.config import ServeOptions, VertexOptions
-    from ftlayer.transport.systemd import Notifier
+    from ftlayer.transport.sockets import Notifier
     from ftlayer.vertex.service.serve import serve as run
 
     # systemd's watchdog ends with SIGABRT what has hung: the log then shows where.
@@ -790,7 +788,6 @@ def _explained(gatherer: Gatherer, vertex: str, root: int) -> Explained:
 
 
 def main() -> None:
-    """Run the command line."""
     app()
 
 

@@ -60,8 +60,7 @@ def new(
 
     On a terminal what is not given is asked for; elsewhere it has its default. The default runs without any server.
     """
-    from ftlayer.scaffold.project import project
-    from ftlayer.scaffold.writing import check_free, write_project
+    from ftlayer.scaffold.project import check_free, project, write_project
 
     check_free(dir)
     if kind is None:

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from ftlayer.clock import system_now
 from ftlayer.errors import StorePathError
-from ftlayer.monitor.grouped import LetterGroup, LetterGroups, whole_groups
 from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.search import Selection
+from ftlayer.monitor.plans import LetterGroup, LetterGroups, Selection, whole_groups
 from ftlayer.store.directory import DATA_FILE, holder_of
-from ftlayer.store.kv import TABLES
+from ftlayer.store.kept import TABLES
 from ftlayer.store.lmdb_store import LmdbStore
 from ftlayer.vertex.calls import (
     DeadGroups,

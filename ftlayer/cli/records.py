@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ftlayer.monitor.gather import Client, Gatherer
-    from ftlayer.monitor.grouped import LetterGroup
-    from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.search import Search
-    from ftlayer.monitor.views import VertexView
+    from ftlayer.monitor.names import JobNames, VertexView
+    from ftlayer.monitor.plans import LetterGroup, Search
     from ftlayer.monitor.where import Where
     from ftlayer.vertex.calls import Attempt, RecordInfo, RecordPage, SelectRecords
 
@@ -142,7 +140,7 @@ def _failed_ms(record: FoundRecords) -> int:
 def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[FoundRecords]:
     """Find dead letters by their keys, on whatever vertex they are."""
     from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.search import Search, Selection
+    from ftlayer.monitor.plans import Search, Selection
 
     for vertex in keepers(gatherer):
         search = Search(Selection(vertex, keys=keys), JobNames([]), 0)
@@ -188,7 +186,7 @@ def _said(listing: RecordListing, total: int) -> str:
 
 def _print_head(console: Console, record: FoundRecords, names: JobNames, now_ms: int) -> None:
     from ftlayer.monitor.facts import record_stream
-    from ftlayer.monitor.words import spoken
+    from ftlayer.monitor.names import spoken
 
     info = record.info
     parts = [info.key.hex(), record_stream(record.vertex, info, names), f"attempt {info.attempt}"]
@@ -251,7 +249,7 @@ def payload_text(info: RecordInfo, longest: int | None = None) -> str:
 
 def table_of_groups(groups: list[LetterGroup], names: JobNames, now_ms: int) -> Any:
     """Return a table of dead letters that were counted together."""
-    from ftlayer.monitor.words import spoken
+    from ftlayer.monitor.names import spoken
 
     table = new_table("count", "stream", "operator", "last", "reason", numbers=("count",), cut="reason")
     for group in groups:

@@ -15,10 +15,9 @@ from ftlayer.cli.printing import new_table, print_table
 from ftlayer.cli.records import FoundRecords, print_listed, table_of_groups
 from ftlayer.clock import system_now
 from ftlayer.monitor.facts import Facts, letter_group_facts, record_facts
-from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.views import VertexView
+from ftlayer.monitor.names import JobNames, VertexView
 from ftlayer.printable import printable
-from ftlayer.store.kv import TABLES
+from ftlayer.store.kept import TABLES
 from ftlayer.vertex.calls import Explained, RecordInfo
 
 MIB = 1 << 20

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ftlayer.monitor.gather import Gatherer
-    from ftlayer.monitor.names import JobKey
-    from ftlayer.monitor.views import VertexView
+    from ftlayer.monitor.names import JobKey, VertexView
 
 
 class Key(StrEnum):
@@ -168,8 +167,7 @@ def _as_json(views: tuple[VertexView, ...]) -> Iterator[str]:
 
 def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
     from ftlayer.monitor.health import job_health
-    from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.words import pace_of, state_of
+    from ftlayer.monitor.names import JobNames, pace_of, state_of
 
     names, at = JobNames(views), time_text(system_now().wall_ms)
     for view in views:

@@ -220,7 +220,6 @@ class MqttSession:
                 raise ServerAwayError("the connection was closed")
 
     def wake_up(self) -> None:
-        """End a `wait`."""
         with self._changed:
             self._changed.notify_all()
 

@@ -14,11 +14,10 @@ import threading
 from ftlayer.console.child import ConsoleOrder
 from ftlayer.errors import FTLayerError
 from ftlayer.monitor.sources import VertexSource, sources_here
-from ftlayer.vertex.service.child import ChildReport, watch_parent
+from ftlayer.vertex.service.embedded import ChildReport, watch_parent
 
 
 def main() -> int:
-    """Serve as ordered; see the module."""
     parent = os.getppid()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     order = ConsoleOrder.from_line(sys.stdin.buffer.readline())

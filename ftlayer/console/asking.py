@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 
 from ftlayer.checks import duration_ms
-from ftlayer.console.guard import Caller
+from ftlayer.console.login import Caller
 from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError
 from ftlayer.vertex.calls import AnnouncedJob, AskJob, JobDetails, JobKind, JobOrder, OrderAction, OrderRecord

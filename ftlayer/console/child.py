@@ -15,7 +15,7 @@ from pathlib import Path
 from ftlayer.console.options import ConsoleOptions, check_extra
 from ftlayer.errors import FTLayerError, error_for_code
 from ftlayer.monitor.sources import VertexSource
-from ftlayer.vertex.service.child import ChildReport, read_line
+from ftlayer.vertex.service.embedded import ChildReport, read_line
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0

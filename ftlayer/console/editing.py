@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.console.asking import by
-from ftlayer.console.guard import Caller
-from ftlayer.console.state import Console
+from ftlayer.console.login import Caller
+from ftlayer.console.searching import Console
 from ftlayer.errors import ConfigError
+from ftlayer.monitor.plans import DEAD
 from ftlayer.monitor.row_json import row_of_json
-from ftlayer.monitor.search import DEAD
 from ftlayer.vertex.calls import Changed, Edit, EditAndRequeue, RecordInfo
 
 

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData, UploadFile
 
 from ftlayer.checks import check_known
-from ftlayer.console.guard import Caller
+from ftlayer.console.login import Caller
 from ftlayer.console.rendering import caller_of
 
 CSRF_HEADER = "x-csrf-token"

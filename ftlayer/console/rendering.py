@@ -13,9 +13,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ftlayer.console import charts, formats, places
-from ftlayer.console.guard import Caller
-from ftlayer.console.login import Notice
-from ftlayer.console.state import Console
+from ftlayer.console.login import Caller, Notice
+from ftlayer.console.searching import Console
 
 HERE = Path(__file__).parent
 STATIC_FILES = HERE / "static"

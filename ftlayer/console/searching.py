@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ftlayer.clock import Now
-from ftlayer.console.watch import Watch
+from ftlayer.console.login import Sessions, Throttle, Users
+from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.watch import Traffic, Watch
+from ftlayer.console.works import Works
 from ftlayer.errors import ConfigError, VertexUnavailableError
+from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.search import DEAD, Search, Selection
+from ftlayer.monitor.plans import DEAD, Search, Selection
 from ftlayer.monitor.where import Where, parse_where
-from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
+from ftlayer.vertex.calls import MAX_KEYS, MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
 
 STATES = (DEAD, "waiting", "delivery", "pending")
 BUDGET_MS = 200
@@ -191,3 +196,130 @@ def record_of(watch: Watch, vertex: str, key: str) -> RecordInfo | None:
         if page.records:
             return page.records[0]
     return None
+
+
+@dataclass(frozen=True)
+class Console:
+    """A console: who may use it, and what it shows.
+
+    Attributes:
+        options: how it is reached.
+        users: who may log in.
+        sessions: who is logged in.
+        throttle: who has guessed too often.
+        clock: the time now.
+        cookie: name of the session's cookie.
+        watch: what is known of vertices and jobs.
+        works: what operators have it do to many letters.
+        traffic: the requests that it has answered.
+        closing: set when it ends, so that streams of news end first.
+    """
+
+    options: ConsoleOptions
+    users: Users
+    sessions: Sessions
+    throttle: Throttle
+    clock: Callable[[], Now]
+    cookie: str
+    watch: Watch
+    works: Works
+    traffic: Traffic
+    closing: asyncio.Event
+
+    @classmethod
+    def of(
+        cls, options: ConsoleOptions, gatherer: Gatherer, clock: Callable[[], Now], port: int = 0
+    ) -> Console:
+        """Return a console that listens on ``port``. Raises `ConfigError` for a login file that is none."""
+        # Cookies of one host know no ports: two consoles on this machine need two names.
+        cookie = "__Host-ftlayer" if options.has_tls else f"ftlayer-{port}"
+        watch = Watch(gatherer, clock)
+        works = Works(watch, clock)
+        return cls(
+            options,
+            options.users(),
+            Sessions(clock),
+            Throttle(clock),
+            clock,
+            cookie,
+            watch,
+            works,
+            Traffic(),
+            asyncio.Event(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenGroup:
+    """A group of dead letters: the number that it has in its stream."""
+
+    vertex: str
+    number: int
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Letters that somebody chose: groups, or (vertex, key) of single ones, or what a filter leaves.
+
+    A filter that leaves all of them has to be meant so: ``everything``.
+    """
+
+    groups: tuple[ChosenGroup, ...] = ()
+    keys: tuple[tuple[str, bytes], ...] = ()
+    filter: RecordFilter | None = None
+    everything: bool = False
+
+    def selections(self, console: Console) -> list[Selection]:
+        """Return where they are, no letter twice. Raises `ConfigError`, also where nothing was chosen."""
+        given = [each for each in (self.groups, self.keys, self.filter) if each]
+        if len(given) != 1:
+            what = "nothing was chosen" if not given else "groups, letters and a filter were chosen at once"
+            raise ConfigError(f"{what}; choose groups, or letters, or say a filter")
+        if self.filter is not None:
+            if self.filter.root:
+                raise ConfigError(
+                    "root: a filter that changes letters has none; choose the letters that it finds"
+                )
+            wanted = replace(self.filter, state=DEAD)
+            if wanted == RecordFilter() and not self.everything:
+                raise ConfigError(
+                    'filter: nothing was chosen; for all dead letters there are, say "all": true'
+                )
+            return list(selections_of(console.watch, wanted, console.clock().wall_ms))
+        selections = [
+            Selection(group.vertex, stream_id=group.stream, group=group.number)
+            for group in dict.fromkeys(self.groups)
+        ]
+        by_vertex: dict[str, list[bytes]] = {}
+        for vertex, key in dict.fromkeys(self.keys):
+            by_vertex.setdefault(vertex, []).append(key)
+        for vertex, keys in by_vertex.items():
+            for start in range(0, len(keys), MAX_KEYS):
+                selections.append(Selection(vertex, keys=tuple(keys[start : start + MAX_KEYS])))
+        for selection in selections:
+            console.watch.client(selection.vertex)  # which says so where there is none
+        return selections
+
+
+def choice_of(groups: tuple[str, ...], keys: tuple[str, ...]) -> Choice:
+    """Read what a form has checked: ``vertex:number:stream`` and ``vertex:key``. Raises `ConfigError`."""
+    return Choice(tuple(map(_group, groups)), tuple(map(_key, keys)))
+
+
+def _group(text: str) -> ChosenGroup:
+    vertex, _, rest = text.partition(":")
+    number, _, stream = rest.partition(":")
+    if not (vertex and number.isdecimal() and stream):
+        raise ConfigError(f"group: expected '<vertex>:<number>:<stream>', got {text!r}")
+    return ChosenGroup(vertex, int(number), stream)
+
+
+def _key(text: str) -> tuple[str, bytes]:
+    vertex, _, key = text.partition(":")
+    try:
+        if vertex and key:
+            return vertex, bytes.fromhex(key)
+    except ValueError:
+        pass  # what is said below
+    raise ConfigError(f"key: expected '<vertex>:<hexadecimal key>', got {text!r}")

@@ -27,13 +27,13 @@ from ftlayer.clock import Now, system_now
 from ftlayer.console.api import jobs as api_jobs
 from ftlayer.console.api import records as api_records
 from ftlayer.console.forms import RefusedError
-from ftlayer.console.guard import API, EVENTS, LOGIN, METRICS, Guard, error_body
 from ftlayer.console.live import events
-from ftlayer.console.metrics import Counted, console_families, exposition
+from ftlayer.console.login import API, EVENTS, LOGIN, METRICS, Guard, error_body
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.pages import audit, checkpoints, dead, edit, entry, jobs, overview, records
 from ftlayer.console.rendering import STATIC_FILES, console_of, page
-from ftlayer.console.state import Console
+from ftlayer.console.searching import Console
+from ftlayer.console.watch import Counted, console_families, exposition
 from ftlayer.errors import (
     ConfigError,
     FTLayerError,
@@ -44,13 +44,11 @@ from ftlayer.errors import (
     UnsupportedError,
     VertexUnavailableError,
 )
-from ftlayer.monitor.gather import Gatherer
+from ftlayer.monitor.gather import Gatherer, StoredReports
 from ftlayer.monitor.sources import VertexSource
-from ftlayer.monitor.stored import StoredReports
-from ftlayer.transport.sockets import bounded_http, check_socket_free
-from ftlayer.transport.systemd import Notifier
-from ftlayer.vertex.rules.probes import STUCK_AFTER_MS, Phase, ProbeResult
-from ftlayer.vertex.service.probes import LIVEZ, READYZ
+from ftlayer.transport.sockets import Notifier, bounded_http, check_socket_free
+from ftlayer.vertex.rules.operating import STUCK_AFTER_MS, Phase, ProbeResult
+from ftlayer.vertex.service.metrics import LIVEZ, READYZ
 
 
 def liveness(console: Console) -> ProbeResult:

@@ -10,13 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ftlayer.functions.conversion import records_of
-from ftlayer.functions.raw_types import raw_type
+from ftlayer.functions.conversion import raw_type, records_of
 from ftlayer.functions.steps import Record
 from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList
 
 if TYPE_CHECKING:
     from ftlayer.vertex.client.client import VertexClient
+
+
+LETTER_SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("stream", pa.string()),
+        ("origin_id", pa.int64()),
+        ("attempts", pa.int32()),
+        ("first_failed_at", pa.timestamp("us", tz="UTC")),
+        ("died_at", pa.timestamp("us", tz="UTC")),
+        ("reason", pa.string()),
+        ("operator", pa.string()),
+        ("traceback", pa.string()),
+        ("record", pa.string()),
+    ]
+)
+"""The columns of a stream of dead letters; ``record`` is the payload as JSON, ``origin_id`` a signed number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +79,7 @@ def letter_of(info: RecordInfo) -> DeadLetter:
 
 
 def row_of(letter: DeadLetter) -> dict[str, Any]:
-    """Return a dead letter as a row of `ftlayer.dead_letters.schema.LETTER_SCHEMA`."""
+    """Return a dead letter as a row of `ftlayer.dead_letters.letter.LETTER_SCHEMA`."""
     return {
         "key": letter.key,
         "stream": letter.stream,

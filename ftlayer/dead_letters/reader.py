@@ -16,8 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from ftlayer.dead_letters.letter import all_letters_behind, letter_of, row_of
-from ftlayer.dead_letters.schema import LETTER_SCHEMA
+from ftlayer.dead_letters.letter import LETTER_SCHEMA, all_letters_behind, letter_of, row_of
 from ftlayer.errors import ConfigError
 from ftlayer.vertex.calls import RecordPage, SelectRecords
 from ftlayer.vertex.client.client import VertexClient

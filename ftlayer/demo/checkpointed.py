@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import json
-from collections.abc import Callable, Iterator
+import os
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftlayer import (
@@ -11,20 +18,208 @@ from ftlayer import (
     Context,
     FailurePolicy,
     Job,
+    JobState,
     ProcessFunction,
     Retention,
     StreamEnvironment,
+    partitions,
 )
-from ftlayer.demo.events import Event
-from ftlayer.demo.functions import ENRICHED_SCHEMA
-from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
-from ftlayer.demo.topology import PARALLELISM, enriched_words, follow
+from ftlayer.demo.driver import BACKOFF, MAX_ATTEMPTS, Event, Progress, RunDirectory, Started, Starting
+from ftlayer.demo.ledger import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
+from ftlayer.errors import ConfigError, JobError
 from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.runtime.environment import LATEST
 from ftlayer.sinks import FileSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from ftlayer.topology.streams.data_stream import DataStream
+
+
+FILES_A_BATCH = 2
+"""One for each core of the demo's Spark."""
+
+NOT_ITS_OWN = {"site-packages", "test", "tests", "lib2to3", "idlelib", "__pycache__"}
+"""Directories of a standard library that hold other people's code, tests, or what is often left out."""
+
+
+@dataclass(frozen=True)
+class PreparedInput:
+    """The query's input: ``lines`` records out of ``sources`` files, in ``batches`` micro-batches."""
+
+    title: str
+    sources: int
+    lines: int
+    batches: int
+
+
+def prepare(pattern: str | None, directory: Path, *, max_lines: int, batches: int) -> PreparedInput:
+    """Write the lines of the files that match ``pattern`` (None: Python's own sources) into ``directory``.
+
+    Blank lines are left out. Raises `ConfigError` when there are no files, or too few lines for two batches.
+    """
+    paths = _standard_library() if pattern is None else _matching(pattern)
+    base = Path(os.path.commonpath([path.parent for path in paths]))
+    lines = list(islice(_records(paths, base), max_lines))
+    if len(lines) < 2 * FILES_A_BATCH:
+        raise ConfigError(f"--input: {pattern!r} has {len(lines)} lines of text; that is too few to show")
+    files = min(batches * FILES_A_BATCH, len(lines))
+    directory.mkdir(parents=True)
+    for number in range(files):
+        part = lines[len(lines) * number // files : len(lines) * (number + 1) // files]
+        text = "".join(f"{line}\n" for line in part)
+        # Spark must never see a file that is half written.
+        partial = directory / f".part-{number:04}"
+        partial.write_text(text, "utf-8", newline="\n")
+        partial.rename(directory / f"part-{number:04}.txt")
+    title = "the sources of Python's standard library" if pattern is None else pattern
+    return PreparedInput(title, len(paths), len(lines), -(-files // FILES_A_BATCH))
+
+
+def prepared_files(directory: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and the records of each file that `prepare` wrote."""
+    for path in sorted(directory.glob("part-*.txt")):
+        yield path.name, path.read_bytes().decode().removesuffix("\n").split("\n")
+
+
+def _standard_library() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = [path for path in root.rglob("*.py") if not NOT_ITS_OWN & set(path.relative_to(root).parts)]
+    if not paths:
+        raise ConfigError(f"{root} holds no .py files on this machine; name others with --input 'GLOB'")
+    return sorted(paths)
+
+
+def _matching(pattern: str) -> list[Path]:
+    found = glob.glob(os.path.expanduser(pattern), recursive=True)
+    paths = [Path(name).absolute() for name in found if os.path.isfile(name)]
+    if not paths:
+        raise ConfigError(
+            f"--input: no file matches {pattern!r}; put it in quotes, so that the shell leaves it alone"
+        )
+    return sorted(paths)
+
+
+def _records(paths: Sequence[Path], base: Path) -> Iterator[str]:
+    """Yield ``"file:number<tab>text"`` for each line that has text in it."""
+    for path in paths:
+        # A tab or a line break in a file's name would end the record's name.
+        name = " ".join(str(path.relative_to(base)).split())
+        try:
+            text = path.read_bytes().decode("utf-8", "replace")
+        except OSError as error:
+            raise ConfigError(f"--input: {path} cannot be read: {error.strerror}") from error
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield f"{name}:{number}\t{line.removesuffix(chr(13))}"
+
+
+FILE_S = 1.0
+"""Each partition gives a file a second: slow enough to be killed in the middle, quick enough to be watched."""
+
+STEP = 50
+"""Lines between two pauses."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Every so-manyth file, line by line. ``mark`` is a file that holds how many lines have ever been read.
+
+    Up to there a reader that begins again gets the lines at once, behind it at the pace of `FILE_S`.
+    """
+
+    files: tuple[str, ...]
+    mark: str
+
+    def __call__(self) -> Iterator[str]:
+        """Yield the records, the same ones each time."""
+        reached = lines_read(Path(self.mark))
+        number = 0
+        mark = os.open(self.mark, os.O_WRONLY | os.O_CREAT)
+        try:
+            for file in self.files:
+                lines = Path(file).read_bytes().decode().removesuffix("\n").split("\n")
+                for place, line in enumerate(lines, 1):
+                    yield line
+                    number += 1
+                    if number > reached and (place % STEP == 0 or place == len(lines)):
+                        # Overwritten in place by a number of the same length: whole at any moment.
+                        os.pwrite(mark, b"%012d" % number, 0)
+                        time.sleep(FILE_S * (1 + (place - 1) % STEP) / len(lines))
+        finally:
+            os.close(mark)
+
+
+def lines_read(mark: Path) -> int:
+    """Return what a mark holds; 0 where there is none yet."""
+    try:
+        return int(mark.read_bytes() or b"0")
+    except FileNotFoundError:
+        return 0
+
+
+def input_partitions(directory: Path, marks: Path) -> list[Partition]:
+    """Return the partitions of the files that `ftlayer.demo.checkpointed.prepare` wrote."""
+    paths = sorted(str(path) for path in directory.glob("part-*.txt"))
+    return [
+        Partition(tuple(paths[number::FILES_A_BATCH]), str(marks / f"lines-{number}"))
+        for number in range(FILES_A_BATCH)
+    ]
+
+
+PARALLELISM = 2
+"""One slot for each core of the demo's Spark."""
+
+POLL_S = 0.1
+
+Figures = Callable[[JobStatus], Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class EnrichWord:
+    """Adds what the service says of a word."""
+
+    service: Service
+
+    def __call__(self, record: Word) -> tuple[str, int, str, str]:
+        line, _, word = record
+        return (*record, self.service.kind(line, word))
+
+
+def enriched_words(env: StreamEnvironment, directory: RunDirectory) -> DataStream:
+    """Return the stream of the words of all lines, with their kinds."""
+    parts = input_partitions(directory.input, directory.marks)
+    return (
+        env.source(partitions(*parts), "value string", uid="lines")
+        .flat_map(words_of, WORDS_SCHEMA, uid="parse")
+        .map(EnrichWord(Service(str(directory.service))), ENRICHED_SCHEMA, uid="enrich")
+    )
+
+
+def follow(job: Job, directory: RunDirectory, tell: Callable[[Event], None], figures: Figures) -> None:
+    """Tell where a job is until it has ended. Raises what it fails with."""
+    before = directory.committed_files()
+    tell(Starting("the slots"))
+    over = False
+    while not over and job.state is not JobState.RUNNING:
+        over = job.over(POLL_S)
+    tell(Started())
+    while not over:
+        over = job.over(POLL_S)
+        status = job.status()
+        tell(
+            Progress(
+                sum(lines_read(mark) for mark in directory.marks.iterdir()),
+                directory.committed_files() - before,
+                [slot.pid for slot in status.slots],
+                dict(figures(status)),
+            )
+        )
+    job.wait()
+    if job.state is not JobState.ENDED:
+        raise JobError(f"the job is {job.state}, and should have come to its end")
+
 
 INTERVAL = "500ms"
 COUNTED_SCHEMA = ENRICHED_SCHEMA + ", count long"

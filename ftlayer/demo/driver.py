@@ -1,26 +1,255 @@
 """The driver of the demo: ``python -m ftlayer.demo.driver DIRECTORY KIND``, started by the screen.
 
 What it runs is in `ftlayer.demo.query`, `ftlayer.demo.tracked` and `ftlayer.demo.checkpointed`, and looks like a
-user's own program: nothing in it knows that it is going to be killed. It prints events (`ftlayer.demo.events`);
+user's own program: nothing in it knows that it is going to be killed. It prints events (`ftlayer.demo.driver`);
 everything else goes to the log.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ftlayer.demo.choices import Kind
-from ftlayer.demo.events import Event, Finished, Starting, to_line
-from ftlayer.demo.layout import RunDirectory
+from ftlayer.demo.choices import Kill, Kind, Victim, doomed
+from ftlayer.demo.ledger import DeadLine, HandChanges, split_record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Starting:
+    """The driver has begun to start ``what``; what it had begun before is up."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """Spark is up and the query or topology runs."""
+
+
+@dataclass(frozen=True)
+class Writing:
+    """The query's sink was called for a batch: its verdict is sealed, its rows are not written yet."""
+
+    batch: int
+
+
+@dataclass(frozen=True)
+class BatchDone:
+    """A batch is through. ``again``: it had been sealed by a driver that did not live to commit it.
+
+    ``rows_in`` counts source rows and replays, ``delivered`` the replays among them; ``waiting`` and ``dead``
+    those that failed; ``seconds`` is the time since the batch before, or the start.
+    """
+
+    batch: int
+    again: bool
+    rows_in: int
+    waiting: int
+    dead: int
+    delivered: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a topology is.
+
+    Attributes:
+        lines: of the input that have been read, by any driver so far.
+        files: that its sinks have committed since this driver started.
+        pids: of its slots' processes, 0 where there is none now.
+        figures: what else is to be shown, by name.
+    """
+
+    lines: int
+    files: int
+    pids: list[int]
+    figures: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The query failed and its supervisor started it again."""
+
+    failure: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Everything is done; what the ledger needs is written down."""
+
+
+Event = Starting | Started | Writing | BatchDone | Progress | Restarted | Finished
+
+_TYPES = {
+    kind.__name__: kind for kind in (Starting, Started, Writing, BatchDone, Progress, Restarted, Finished)
+}
+
+
+def to_line(event: Event) -> str:
+    return json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)}) + "\n"
+
+
+def from_line(line: str) -> Event | None:
+    """Read a line; None for one that was cut off by a kill."""
+    if not line.endswith("\n"):
+        return None
+    values = json.loads(line)
+    event: Event = _TYPES[values.pop("event")](**values)
+    return event
+
+
+@dataclass
+class KillPlan:
+    """Kills that are still to come, and at which progress: (victim, batch or line) in order."""
+
+    left: list[tuple[Victim, int]]
+
+    @classmethod
+    def of(cls, kind: Kind, kill: Kill, total: int) -> KillPlan:
+        """Plan for a run of ``total`` batches or lines. Raises `ConfigError` as `doomed` does."""
+        return cls([(victim, int(total * share)) for victim, share in doomed(kind, kill)])
+
+    def due(self, progress: int) -> Victim | None:
+        """Return what is to be killed now, once."""
+        if self.left and progress >= self.left[0][1]:
+            return self.left.pop(0)[0]
+        return None
+
+
+MAX_ATTEMPTS = 3
+BACKOFF = ("200ms", "500ms")
+
+Columns = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run's directory, ``root``."""
+
+    root: Path
+
+    @property
+    def input(self) -> Path:
+        return self.root / "input"
+
+    @property
+    def output(self) -> Path:
+        """The sink: of a query, one directory a batch; of a topology, files."""
+        return self.root / "output"
+
+    @property
+    def dead_letters(self) -> Path:
+        """The sink of the dead letters of a topology with checkpoints."""
+        return self.root / "dead-letters"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def savepoints(self) -> Path:
+        """The savepoints of the topology that somebody asks for."""
+        return self.root / "savepoints"
+
+    @property
+    def checkpoint_list(self) -> Path:
+        """The statistics of the last driver's checkpoints, as JSON."""
+        return self.root / "checkpoints.json"
+
+    @property
+    def marks(self) -> Path:
+        """How far each partition of the input was read."""
+        return self.root / "marks"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "ft"
+
+    @property
+    def service(self) -> Path:
+        """How often the pretended service has failed each line."""
+        return self.root / "service"
+
+    @property
+    def scratch(self) -> Path:
+        return self.root / "scratch"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "driver.log"
+
+    @property
+    def dead(self) -> Path:
+        """The dead letters, a line of JSON each."""
+        return self.root / "dead.jsonl"
+
+    @property
+    def changes(self) -> Path:
+        """What people have done to dead letters, as JSON."""
+        return self.root / "changes.json"
+
+    def batch_output(self, batch: int) -> Path:
+        """Return where the rows of one batch of the query go; written again, they replace what was there."""
+        return self.output / f"batch={batch:05}"
+
+    def sink_batches(self) -> Iterator[tuple[int, Columns]]:
+        """Yield the rows in the query's sink, batch by batch, as columns."""
+        for path in sorted(self.output.glob("batch=*")):
+            for columns in _columns(path):
+                yield int(path.name.removeprefix("batch=")), columns
+
+    def committed_files(self) -> int:
+        """Return how many files are in the topology's sink."""
+        return sum(1 for _ in self.output.glob("part-*.parquet"))
+
+    def sink_files(self) -> Iterator[Columns]:
+        """Yield the rows in the topology's sink, file by file, as columns."""
+        return _columns(self.output)
+
+    def dead_lines(self) -> Iterator[DeadLine]:
+        """Yield the dead letters that the driver wrote down."""
+        with self.dead.open(encoding="utf-8") as file:
+            for line in file:
+                values = json.loads(line)
+                yield DeadLine(values["line"], values["reason"], values["attempts"], values["edited"])
+
+    def hand_changes(self) -> HandChanges:
+        """Return what people have done to dead letters, as the driver wrote it down."""
+        return HandChanges(**json.loads(self.changes.read_text("utf-8")))
+
+    def dead_lines_in_files(self) -> Iterator[DeadLine]:
+        """Yield the dead letters in the sink of the topology with checkpoints."""
+        for columns in _columns(self.dead_letters):
+            for record, reason, attempts in zip(
+                columns["record"], columns["reason"], columns["attempts"], strict=True
+            ):
+                line, _ = split_record(json.loads(record)["value"])
+                yield DeadLine(line, reason, attempts)
+
+
+def _columns(directory: Path) -> Iterator[Columns]:
+    # Late: the screen must be up before the second that this import takes.
+    import pyarrow.parquet as parquet
+
+    for part in sorted(directory.glob("part-*.parquet")):
+        yield parquet.ParquetFile(part).read().to_pydict()
+
 
 SHORT_RUN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A run of a minute on two cores: what Java's second compiler costs it never gives back (1.5 s a batch, 1.0

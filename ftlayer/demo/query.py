@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftlayer import FTLayer
-from ftlayer.demo.dead import write_changes, write_dead_letters
-from ftlayer.demo.events import BatchDone, Event, Restarted, Started, Starting, Writing
-from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, words_of
-from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
-from ftlayer.demo.text import FILES_A_BATCH
-from ftlayer.spark.query.handle import TrackedQuery
+from ftlayer.demo.checkpointed import FILES_A_BATCH
+from ftlayer.demo.driver import (
+    BACKOFF,
+    MAX_ATTEMPTS,
+    BatchDone,
+    Event,
+    Restarted,
+    RunDirectory,
+    Started,
+    Starting,
+    Writing,
+)
+from ftlayer.demo.ledger import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, words_of
+from ftlayer.demo.tracked import write_changes, write_dead_letters
+from ftlayer.spark.query.supervisor import TrackedQuery
 from ftlayer.vertex.calls import BatchState
 
 if TYPE_CHECKING:

@@ -27,14 +27,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ftlayer.demo.checkpointed import PreparedInput, prepare, prepared_files
 from ftlayer.demo.choices import Engine, Kill, Kind, Mode, Victim, doomed, kind_of
-from ftlayer.demo.events import BatchDone, Finished, Progress, Restarted, Started, Starting
-from ftlayer.demo.functions import Service
-from ftlayer.demo.kills import KillPlan
-from ftlayer.demo.layout import MAX_ATTEMPTS, RunDirectory
-from ftlayer.demo.ledger import Ledger, recount, settle_checkpointed, settle_query, settle_tracked
+from ftlayer.demo.driver import (
+    MAX_ATTEMPTS,
+    BatchDone,
+    Finished,
+    KillPlan,
+    Progress,
+    Restarted,
+    RunDirectory,
+    Started,
+    Starting,
+)
+from ftlayer.demo.ledger import Ledger, Service, recount, settle_checkpointed, settle_query, settle_tracked
 from ftlayer.demo.supervisor import BackAgain, Happening, Killed, Supervisor, WentOn
-from ftlayer.demo.text import PreparedInput, prepare, prepared_files
 from ftlayer.errors import ConfigError
 from ftlayer.printable import printable
 

@@ -15,9 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ftlayer.demo.choices import Kind, Victim
-from ftlayer.demo.events import BatchDone, Event, Finished, Progress, Started, Writing, from_line
-from ftlayer.demo.kills import KillPlan
-from ftlayer.demo.layout import RunDirectory
+from ftlayer.demo.driver import (
+    BatchDone,
+    Event,
+    Finished,
+    KillPlan,
+    Progress,
+    RunDirectory,
+    Started,
+    Writing,
+    from_line,
+)
 from ftlayer.errors import QueryError
 from ftlayer.store.directory import holder_of
 

@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ftlayer import FTLayer, StreamEnvironment
-from ftlayer.demo.dead import write_changes, write_dead_letters
-from ftlayer.demo.events import Event, Starting
-from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
-from ftlayer.demo.topology import PARALLELISM, enriched_words, follow
+from ftlayer.demo.checkpointed import PARALLELISM, enriched_words, follow
+from ftlayer.demo.driver import BACKOFF, MAX_ATTEMPTS, Event, RunDirectory, Starting
+from ftlayer.demo.ledger import split_record
 from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.sinks import FileSink
+from ftlayer.vertex.calls import AuditPage, ListAudit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+NAMES = {"requeue": "requeued", "edit": "edited", "purge": "purged"}
+"""Fields of `ftlayer.demo.ledger.HandChanges` by what the audit log calls a change."""
+
+
+def write_dead_letters(layer: FTLayer, directory: RunDirectory) -> None:
+    """Write a line of JSON for each dead letter; the source's records are in a column ``value``."""
+    with directory.dead.open("w", encoding="utf-8") as file:
+        for letter in layer.list_dead():
+            line, text = split_record(letter.payload.column("value")[0].as_py())
+            entry = {
+                "line": line,
+                "reason": letter.reason,
+                "operator": letter.operator,
+                "attempts": len(letter.history),
+                "edited": bool(letter.edited_by),
+                "text": text,
+            }
+            file.write(json.dumps(entry) + "\n")
+
+
+def write_changes(layer: FTLayer, directory: RunDirectory) -> None:
+    """Write how many letters were requeued, edited and purged, by anybody: the audit log has all of it."""
+    changes = dict.fromkeys(NAMES.values(), 0)
+    more = b""
+    while True:
+        page = layer.client.call(ListAudit(more))
+        assert isinstance(page, AuditPage)
+        for entry in page.entries:
+            if entry.what in NAMES:
+                changes[NAMES[entry.what]] += entry.count
+        more = page.more
+        if not more:
+            break
+    directory.changes.write_text(json.dumps(changes), "utf-8")
+
 
 TIMEOUT = "2m"
 """Longer than a slot is away on any machine: a record is replayed for a failure or a kill, and for nothing else."""

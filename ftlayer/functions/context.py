@@ -24,7 +24,7 @@ from ftlayer.functions.handles import (
 )
 from ftlayer.functions.keyed import Key, KeyedState, ListTable, MapTable, OperatorStates, Timers
 from ftlayer.functions.ttl import Stamped, StateTtl, is_expired, lifetime_ms, table_name
-from ftlayer.functions.undo.dict_tables import value_handle
+from ftlayer.functions.undo.tables import value_handle
 from ftlayer.functions.values import owned_all
 
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ftlayer.errors import UnsupportedError
-from ftlayer.functions.outcome import I64
-from ftlayer.records.ids import U64Array
-from ftlayer.records.tries import FIRST_TRY, tries_or_first, unpacked
+from ftlayer.functions.failures import I64
+from ftlayer.records.ids import FIRST_TRY, U64Array, tries_or_first, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Known(Protocol):
         """Return what is known of one of them."""
 
     def tries(self, rows: I64) -> U64Array:
-        """Return the tries (`ftlayer.records.tries`) of some of them."""
+        """Return the tries (`ftlayer.records.ids`) of some of them."""
 
 
 @dataclass(frozen=True, slots=True)

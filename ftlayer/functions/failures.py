@@ -7,12 +7,17 @@ import os
 import signal
 import socket
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from operator import index
 from traceback import TracebackException
 from types import CodeType, TracebackType
 from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from ftlayer.errors import ConfigError
 from ftlayer.failures import FailException, RowsRejected
@@ -222,3 +227,38 @@ def this_process(what: str) -> str:
 def _encodable(text: str) -> str:
     """Replace lone surrogates (from undecodable file names, say), which UTF-8 cannot carry."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SideOutput:
+    """Records of one side output, and the input row of each: int64[n]."""
+
+    tag: str
+    batch: pa.RecordBatch
+    parents: I64
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentOutcome:
+    """The rows that came out, the input row of each (int64[n]), and what failed."""
+
+    batch: pa.RecordBatch
+    parents: I64
+    failures: list[RowFailure]
+    side: list[SideOutput] = field(default_factory=list)
+
+
+def without_rows(batch: pa.RecordBatch, parents: I64, failed: I64) -> tuple[pa.RecordBatch, I64]:
+    """Leave out the rows that come from the input rows ``failed``."""
+    keep = ~np.isin(parents, failed)
+    if keep.all():
+        return batch, parents
+    return batch.filter(pa.array(keep)), parents[keep]
+
+
+def failed_rows(failures: Iterable[RowFailure]) -> I64:
+    """Return the input rows that failed, ascending: int64[n]."""
+    return np.array(sorted({failure.row for failure in failures}), dtype=np.int64)

@@ -12,11 +12,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ftlayer.handler.exact_ids import IdBook
-from ftlayer.handler.record_ids import RecordIds
-from ftlayer.records.ids import I32Array, I64Array, U64Array, child_ids, join_ids
+from ftlayer.handler.xor import IdBook, RecordIds
+from ftlayer.records.ids import I32Array, I64Array, U64Array, child_ids, join_ids, tries_or_first
 from ftlayer.records.kernels import native
-from ftlayer.records.tries import tries_or_first
 
 NOTHING_OWED: U64Array = np.zeros(0, np.uint64)
 """Nothing is owed with fault tolerance off."""
@@ -110,8 +108,6 @@ class OnlyCopies:
 
 
 class FTDerived:
-    """`Derived` with fault tolerance on."""
-
     def __init__(self, site: Site, anchors: RecordIds, parents: I64Array, ordinals: U64Array) -> None:
         """``ordinals[i]`` (uint64[n]) counts child i among the children of its parent, ``parents[i]``."""
         self._site = site
@@ -180,8 +176,6 @@ class _Side:
 
 
 class FTPairs:
-    """`Pairs` with fault tolerance on."""
-
     def __init__(
         self,
         site: Site,

@@ -5,15 +5,104 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 
+from ftlayer.errors import UnsupportedError
 from ftlayer.handler.children import Derived, FTDerived, FTPairs, OnlyCopies, Pairs, Site, UntrackedChildren
-from ftlayer.handler.exact_ids import IdBook
-from ftlayer.handler.persister import FTPersister, NonFTPersister, Persister
-from ftlayer.handler.record_ids import RecordIds
-from ftlayer.handler.xor import FTXorHandler, NonFTXorHandler, XorHandler
-from ftlayer.records.ids import I64Array, U64Array, operator_key
+from ftlayer.handler.xor import FTXorHandler, IdBook, NonFTXorHandler, RecordIds, XorHandler
+from ftlayer.records.ids import (
+    I32Array,
+    I64Array,
+    RootRange,
+    RootSeed,
+    RowRoots,
+    U64Array,
+    operator_key,
+    root_ids,
+    root_range,
+)
 from ftlayer.records.kernels import native
-from ftlayer.vertex.calls import EventIds
+from ftlayer.vertex.calls import EventIds, Persist, SourcePosition
+
+
+class Persister(Protocol):
+    """Gives roots, and builds `Persist`."""
+
+    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array | None:
+        """Name ``n`` records of a source by their place: ordinals from ``first_ordinal`` on.
+
+        ``batch`` and ``partition`` (0 or more) together name what is counted in. Returns uint64[n], None with
+        fault tolerance off. Unique as far as the arguments (and the handler's job and run) are: see `RootSeed`.
+        """
+
+    def root_range(
+        self, source: str, batch: int, partition: int, first_ordinal: int, n: int
+    ) -> RootRange | None:
+        """Name ``n`` records of a source by a range: that of a first id, which `roots` gives the first of them."""
+
+    def persist(
+        self,
+        stream: str,
+        payload: pa.RecordBatch,
+        roots: RowRoots,
+        values: U64Array | None,
+        *,
+        key_hashes: I32Array | None = None,
+        position: SourcePosition | None = None,
+        ids: EventIds | None = None,
+    ) -> Persist:
+        """Build the call: the arguments are its fields. `UnsupportedError` with fault tolerance off."""
+
+
+class FTPersister:
+    def __init__(self, job: str, run: str, shard: int, shards: int) -> None:
+        self._job, self._run = job, run
+        self._shard, self._shards = shard, shards
+
+    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array:
+        seed = RootSeed(self._job, self._run, source, batch, partition)
+        return root_ids(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
+
+    def root_range(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> RootRange:
+        seed = RootSeed(self._job, self._run, source, batch, partition)
+        return root_range(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
+
+    def persist(
+        self,
+        stream: str,
+        payload: pa.RecordBatch,
+        roots: RowRoots,
+        values: U64Array | None,
+        *,
+        key_hashes: I32Array | None = None,
+        position: SourcePosition | None = None,
+        ids: EventIds | None = None,
+    ) -> Persist:
+        return Persist(stream, payload, roots, values, key_hashes, position, ids)
+
+
+class NonFTPersister:
+    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> None:
+        """Return None."""
+
+    def root_range(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> None:
+        """Return None."""
+
+    def persist(
+        self,
+        stream: str,
+        payload: pa.RecordBatch,
+        roots: RowRoots,
+        values: U64Array | None,
+        *,
+        key_hashes: I32Array | None = None,
+        position: SourcePosition | None = None,
+        ids: EventIds | None = None,
+    ) -> Persist:
+        raise UnsupportedError(
+            f"{stream!r}: with fault tolerance off there is no vertex to persist records in"
+        )
+
 
 # Ids of what a task emits, derived from the ids of what it was given (the anchors), a batch at a time.
 #
@@ -65,8 +154,6 @@ class AnchorHandler(Protocol):
 
 
 class FTAnchorHandler:
-    """`AnchorHandler` with fault tolerance on."""
-
     def __init__(self, uid: str, book: IdBook | None) -> None:
         """``uid`` is the emitting chain's; ``book`` keeps single ids, None: they are not needed."""
         self._site = Site(operator_key(uid), book)
@@ -117,15 +204,12 @@ class FTAnchorHandler:
 
 
 class NonFTAnchorHandler:
-    """`AnchorHandler` with fault tolerance off."""
-
     def __init__(self) -> None:
         self._count = 0
 
     def derive(
         self, anchors: RecordIds | None, parents: I64Array, tag: str = "", *, once: bool = False
     ) -> Derived:
-        """Return children without RecordIds."""
         return self._children(len(parents))
 
     def pair(
@@ -138,7 +222,6 @@ class NonFTAnchorHandler:
         return self._children(len(left_rows))
 
     def of_roots(self, roots: U64Array | None, n: int, *, once: bool = False) -> Derived:
-        """Return records without RecordIds."""
         return self._children(n)
 
     def event_ids(self, roots: U64Array | None) -> EventIds | None:

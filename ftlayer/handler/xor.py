@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,11 +10,152 @@ import numpy as np
 
 from ftlayer.errors import JobError
 from ftlayer.functions.chains.chain import RowFailure
-from ftlayer.handler.exact_ids import IdBook, fold_lists
-from ftlayer.handler.record_ids import RecordIds
-from ftlayer.records.ids import I64Array, U64Array, xor_fold_by_root
+from ftlayer.records.ids import I32Array, I64Array, U64Array, concat_tries, xor_fold_by_root
 from ftlayer.recovery import TRACEBACK, lasting_in_text
 from ftlayer.vertex.calls import EventIds, Failure
+
+OWN = -1
+"""In `EventIds.owners`: the event acknowledges the id itself."""
+
+
+class IdBook:
+    """Which copies each record has emitted, and who is to acknowledge them, until the record is settled itself."""
+
+    def __init__(self) -> None:
+        self._owed: dict[int, list[tuple[int, int]]] = {}
+        self._operators: dict[str, int] = {}
+
+    def note(self, parents: U64Array, ids: U64Array, owner: str) -> None:
+        """Note that ``ids[i]`` was emitted under the record id ``parents[i]``, to ``owner``."""
+        operator = self._operators.setdefault(owner, len(self._operators))
+        for parent, record_id in zip(parents.tolist(), ids.tolist(), strict=True):
+            self._owed.setdefault(parent, []).append((record_id, operator))
+
+    def take(self, parents: U64Array, *, own: bool) -> EventIds:
+        """Return for each of ``parents`` the list of what it owes, and forget it.
+
+        ``own`` puts the parent's id in front: the list of the event by which it is acknowledged.
+        """
+        lists = [[(parent, OWN)] * own + self._owed.pop(parent, []) for parent in parents.tolist()]
+        offsets = np.zeros(len(lists) + 1, np.int32)
+        np.cumsum([len(items) for items in lists], out=offsets[1:])
+        flat = [item for items in lists for item in items]
+        return EventIds(
+            np.array([record_id for record_id, _ in flat], np.uint64),
+            offsets,
+            np.array([owner for _, owner in flat], np.int32),
+            tuple(self._operators),
+        )
+
+
+def fold_lists(parts: Sequence[EventIds], group_of: I64Array, groups: int) -> EventIds:
+    """Join lists as their values are folded.
+
+    Args:
+        parts: lists, one part behind the other; the last one names all operators of the others.
+        group_of: int64[n], the group of each list of all parts.
+        groups: their number.
+
+    Returns:
+        One list a group, of all its lists in their order.
+    """
+    starts = np.cumsum([0, *(len(part.ids) for part in parts)])
+    bounds = [part.offsets[1:] + start for part, start in zip(parts, starts[:-1], strict=True)]
+    lists = EventIds(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([np.zeros(1, np.int32), *bounds]).astype(np.int32),
+        np.concatenate([part.owners for part in parts]),
+        parts[-1].operators,
+    )
+    sorted_lists = lists.take(np.argsort(group_of, kind="stable"))
+    ends = np.cumsum(np.bincount(group_of, minlength=groups))
+    offsets = np.concatenate([sorted_lists.offsets[:1], sorted_lists.offsets[ends]])
+    return EventIds(sorted_lists.ids, offsets, sorted_lists.owners, sorted_lists.operators)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordIds:
+    """The RecordIds of n records: the source record that each derives from, and its own name. Never 0.
+
+    Attributes:
+        roots, ids: uint64[m], m = n while every record has one anchor. They are one object where each record is the
+            only copy of its root: a copy that is alone keeps its parent's id, and the first id of a root is itself.
+        offsets: int32[n + 1], record i has the RecordIds ``offsets[i]`` up to ``offsets[i + 1]``, with
+            distinct roots; None where each has one.
+        origins: uint64[m], the first root of each; None where these are the roots themselves (no replays).
+        tries: uint64[m], how often each was tried (`ftlayer.records.ids`); None where none has failed.
+    """
+
+    roots: U64Array
+    ids: U64Array
+    offsets: I32Array | None = None
+    origins: U64Array | None = None
+    tries: U64Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.roots) if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def record_of(self) -> I64Array:
+        """int64[m]: the record that each RecordId belongs to."""
+        if self.offsets is None:
+            return np.arange(len(self.roots), dtype=np.int64)
+        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.offsets))
+
+    def entries(self, records: I64Array) -> tuple[I64Array, I32Array | None]:
+        """Find the RecordIds of ``records`` (int64[k], any order, repeated or not).
+
+        Returns:
+            The place of each in `roots`, int64[j], by records; and the offsets into them, int32[k + 1], or
+            None where each record has one.
+        """
+        if self.offsets is None:
+            return records, None
+        sizes = np.diff(self.offsets)[records]
+        offsets = np.zeros(len(records) + 1, np.int32)
+        np.cumsum(sizes, out=offsets[1:])
+        first = self.offsets[:-1][records].astype(np.int64)
+        return np.repeat(first - offsets[:-1], sizes) + np.arange(offsets[-1], dtype=np.int64), offsets
+
+    def take(self, records: I64Array) -> RecordIds:
+        """Return the RecordIds of ``records`` (int64[k]), in that order."""
+        places, offsets = self.entries(records)
+        origins = None if self.origins is None else self.origins[places]
+        tries = None if self.tries is None else self.tries[places]
+        roots = self.roots[places]
+        return RecordIds(
+            roots, self.ids[places] if self.ids is not self.roots else roots, offsets, origins, tries
+        )
+
+
+def concat_record_ids(parts: Sequence[RecordIds]) -> RecordIds:
+    """Return the records of all parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    offsets = None
+    if any(part.offsets is not None for part in parts):
+        counts = [_counts(part) for part in parts]
+        offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(np.concatenate(counts), dtype=np.int32)])
+    origins = None
+    if any(part.origins is not None for part in parts):
+        origins = np.concatenate([origins_of(part) for part in parts])
+    roots = np.concatenate([part.roots for part in parts])
+    alone = all(part.ids is part.roots for part in parts)
+    return RecordIds(
+        roots,
+        roots if alone else np.concatenate([part.ids for part in parts]),
+        offsets,
+        origins,
+        concat_tries([(part.tries, len(part.ids)) for part in parts]),
+    )
+
+
+def origins_of(lineage: RecordIds) -> U64Array:
+    return lineage.roots if lineage.origins is None else lineage.origins
+
+
+def _counts(lineage: RecordIds) -> I32Array:
+    return np.ones(len(lineage), np.int32) if lineage.offsets is None else np.diff(lineage.offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +199,6 @@ class XorHandler(Protocol):
 
 
 class FTXorHandler:
-    """`XorHandler` with fault tolerance on."""
-
     def __init__(self, book: IdBook | None) -> None:
         """``book`` keeps single ids; None: they are not needed."""
         self._book = book
@@ -137,8 +276,6 @@ def joined_values(parts: Iterable[tuple[U64Array, U64Array | None]]) -> U64Array
 
 
 class NonFTXorHandler:
-    """`XorHandler` where records are not tracked."""
-
     def __init__(self, remedy: str = "") -> None:
         self._remedy = remedy
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from ftlayer import __version__
+from ftlayer.checkpoint.storage.report import put_report
 from ftlayer.clock import Now, system_now
 from ftlayer.errors import (
     FTLayerError,
@@ -29,20 +30,81 @@ from ftlayer.errors import (
     UnknownJobError,
     UnsupportedError,
 )
-from ftlayer.jobs.announcer import JobAnnouncer
-from ftlayer.store.kv import WriteTransaction
+from ftlayer.jobs.announcer import JobAnnouncer, Telling
+from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.memory import MemoryStore
-from ftlayer.transport.failures import flight_error
-from ftlayer.transport.server import TokenServer
+from ftlayer.transport.exchange import TokenServer
+from ftlayer.transport.flight_connection import flight_error
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.vertex.calls import AnnounceJob, AskJob, Call, GetHour, GetJob, ListAudit, ListJobs, Reply
-from ftlayer.vertex.metrics.families import Families
+from ftlayer.vertex.calls import (
+    Announced,
+    AnnounceJob,
+    AskJob,
+    Call,
+    GetHour,
+    GetJob,
+    ListAudit,
+    ListJobs,
+    Reply,
+)
+from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
 from ftlayer.vertex.service.metrics import Metrics, board_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
 from ftlayer.vertex.wire.frames import decode_call, encode_health, encode_reply
+
+logger = logging.getLogger(__name__)
+
+
+# Keeps what is said of jobs beside their checkpoints, every ten seconds and at the end: for when the driver is gone.
+#
+# It is a board that gives no orders: announced to by a thread of its own, since a file system may be slow.
+
+
+EVERY_S = 10.0
+
+
+class ReportKeeper:
+    """Keeps the reports of a program's jobs, each in the checkpoint directory of its run."""
+
+    def __init__(self, *, every_s: float = EVERY_S) -> None:
+        """``every_s``: the pause between two reports of a job. Starts nothing."""
+        self._lock = threading.Lock()
+        self._directories: dict[str, str] = {}
+        self._announcer = JobAnnouncer(self, every_s=every_s)
+
+    def add(self, telling: Telling, directory: str) -> None:
+        """Keep the reports of a job below ``directory`` from now on, until it is over."""
+        with self._lock:
+            self._directories[telling.run] = directory
+        self._announcer.add(telling)
+
+    def close(self) -> None:
+        """Keep all jobs' reports once more, and end."""
+        self._announcer.close()
+
+    def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:
+        if not isinstance(call, AnnounceJob):
+            raise UnsupportedError(f"{type(call).__name__}: reports are kept here, and nothing is asked for")
+        job = call.job
+        with self._lock:
+            directory = self._directories[job.run]
+        put_report(directory, job)
+        if job.final:
+            with self._lock:
+                del self._directories[job.run]
+        return Announced((), 0, wants_plan=True)
+
+
+_program_of_kept_reports = ReportKeeper()
+
+
+def kept_reports() -> ReportKeeper:
+    """Return what keeps the reports of this program's jobs."""
+    return _program_of_kept_reports
+
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_STORE_BYTES = 64 << 20
@@ -52,8 +114,6 @@ CLOSE_TIMEOUT_S = 2.0
 _REFUSALS = (MalformedRequestError, ProtocolError, StaleOwnerError, UnknownJobError)
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 
 class LocalBoard:

@@ -7,14 +7,111 @@ Where two jobs of a vertex have one name, the time they began at stands beside i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from ftlayer.checks import shown
+from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.views import VertexView
+from ftlayer.vertex.calls.jobs import AnnouncedJob
+from ftlayer.vertex.calls.records import DeadGroup, StreamDetails
 from ftlayer.vertex.rules.owners import INGEST, owner_of
+
+
+@dataclass(frozen=True, slots=True)
+class VertexView:
+    """A vertex, or a board that a driver serves for itself, at its last answer. Times are Unix ms of this machine.
+
+    Attributes:
+        vertex: its short name, unique among those that are looked at.
+        path: the directory of its store, "" where that is not known.
+        is_up: whether it has answered when it was asked last, at ``asked_ms``.
+        as_of_ms: when it gave what stands here, 0 if it never did.
+        is_gone: its driver has ended, and it with it: there is nothing to ask any more, and nothing wrong.
+        is_killed: its driver was killed, and it with it.
+        is_stored: it is a directory with what drivers have said last, and ``address`` the directory.
+        failure: why it gave no answer, "" while it is up.
+        has_records: False for a driver's own board, which keeps no records.
+        stats: counters and gauges by name, as `ftlayer.vertex.calls.StatsReply` has them.
+        circuits: circuit breakers by name, by topology or query.
+        indexed: share of the dead letters that ``groups`` counts.
+        died_lately: how many records died in the last 5 minutes; None where that is not known, as behind a restart.
+    """
+
+    vertex: str
+    address: str
+    path: str = ""
+    is_up: bool = False
+    asked_ms: int = 0
+    as_of_ms: int = 0
+    is_gone: bool = False
+    is_killed: bool = False
+    is_stored: bool = False
+    failure: str = ""
+    has_records: bool = True
+    stats: dict[str, float] = field(default_factory=dict)
+    circuits: dict[str, dict[str, CircuitStatus]] = field(default_factory=dict)
+    jobs: tuple[AnnouncedJob, ...] = ()
+    streams: tuple[StreamDetails, ...] = ()
+    groups: tuple[DeadGroup, ...] = ()
+    indexed: float = 1.0
+    died_lately: int | None = None
+
+    def heard_ago_ms(self, announced: AnnouncedJob) -> int:
+        """Return how long ago a job of it was heard, by when the vertex was asked last."""
+        return announced.heard_ago_ms + max(self.asked_ms - self.as_of_ms, 0)
+
+    @property
+    def state(self) -> str:
+        """How it is in a word: ``up``, ``no answer``, ``gone``, ``killed``; ``stored`` for a directory."""
+        if self.is_gone or self.is_killed:
+            return "gone" if self.is_gone else "killed"
+        return ("stored" if self.is_stored else "up") if self.is_up else "no answer"
+
+
+def spoken(milliseconds: int) -> str:
+    """Return a duration as people say it: ``12 s``, ``5 min``, ``3 h 20 min``, ``2 days``."""
+    seconds = max(milliseconds, 0) // 1_000
+    if 0 < milliseconds < 1_000:
+        return f"{milliseconds} ms"
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes = seconds // 60
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} days"
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: ``a, b and c``. One at least."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def state_of(view: VertexView, announced: AnnouncedJob) -> str:
+    """Return a job's state in a word: what its driver said last, or why that need not be so any more.
+
+    These are ``gone`` (its program has ended without a last word), ``killed`` (so was its driver), ``silent`` (its
+    driver is not heard) and ``no answer`` (its vertex gives none).
+    """
+    if announced.job.final:
+        return announced.job.state
+    if view.is_gone or view.is_killed:
+        return view.state
+    if announced.is_silent:
+        return "silent"
+    return announced.job.state if view.is_up else view.state
+
+
+def pace_of(view: VertexView, announced: AnnouncedJob) -> float | None:
+    """Return how many records a second a job takes in; None where it has ended, or is not heard any more."""
+    job = announced.job
+    is_heard = not job.final and state_of(view, announced) == job.state
+    return job.rates.get("records_in") if is_heard else None
+
 
 _DRAWN_CHARS = 8
 """So much of a drawn name tells two jobs apart whose name and beginning are the same."""

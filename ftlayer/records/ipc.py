@@ -17,13 +17,325 @@ offsets stay within it) before it is looked at here.
 from __future__ import annotations
 
 import functools
+import hashlib
 import struct
 from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ftlayer.records.views import check_view_types, check_views
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+
+# Columns of string views and binary views, whose rows point into text that they may share.
+#
+# Rows may show the same text any number of times, and Arrow copies none of it before the rows are looked at. Written by
+# themselves, a few rows take along all the text of their batch.
+
+
+_PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+_IDS = {kind.id for kind in _PLAIN}
+# A view has 16 bytes; the length is the first 4.
+_WORDS = 4
+
+
+def check_views(batch: pa.RecordBatch, most: int) -> None:
+    """Raise ValueError if all views of a batch together show more than ``most`` bytes.
+
+    The batch has passed ``validate()``; that its views stay within their text need not be known yet.
+    """
+    if not _has_views(batch.schema):
+        return
+    shown = sum(_shown(column) for column in batch.columns)
+    if shown > most:
+        raise ValueError(
+            f"string or binary views that show {shown} bytes, {most} are the most: rows share their text; copy it "
+            "(cast the column to string or binary)"
+        )
+
+
+def check_view_types(schema: pa.Schema) -> None:
+    """Raise ValueError for columns that cannot be taken apart: run-end encoded ones, views in unions and such."""
+    for kind in kinds_within(schema.types):
+        if pa.types.is_run_end_encoded(kind):
+            raise ValueError("a run-end encoded column; send its rows one by one")
+        if not _is_taken_apart(kind) and any(inner.id in _IDS for inner in kinds_within([kind])):
+            raise ValueError(f"string or binary views within {kind}; send them as string or binary")
+
+
+def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch as one of plain strings and binary, whose rows share nothing; the same where it has no views."""
+    if not _has_views(batch.schema):
+        return batch
+    columns = [_cast(column, _plain(column.type)) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def with_views(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows of what `without_views` made of a batch, as rows of its own schema."""
+    columns = [_cast(column, kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    # Some types cannot even be cast to themselves.
+    return column if column.type == kind else column.cast(kind)
+
+
+# ---------------------------------------------------------------- types
+
+
+def _has_views(schema: pa.Schema) -> bool:
+    # Nearly all have none, and are told by this alone.
+    kinds = schema.types
+    return any(kind.id in _IDS or (_may_have_inner(kind) and _views_within(kind)) for kind in kinds)
+
+
+def _may_have_inner(kind: pa.DataType) -> bool:
+    return bool(kind.num_fields) or isinstance(kind, pa.DictionaryType | pa.BaseExtensionType)
+
+
+@functools.lru_cache(maxsize=256)
+def _views_within(kind: pa.DataType) -> bool:
+    return any(inner.id in _IDS for inner in kinds_within([kind]))
+
+
+def kinds_within(kinds: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
+    waiting = list(kinds)
+    while waiting:
+        kind = waiting.pop()
+        yield kind
+        if isinstance(kind, pa.BaseExtensionType):
+            waiting.append(kind.storage_type)
+        elif pa.types.is_dictionary(kind):
+            waiting.append(kind.value_type)
+        waiting += [kind.field(index).type for index in range(kind.num_fields)]
+
+
+def _is_taken_apart(kind: pa.DataType) -> bool:
+    """Whether `_plain` looks into a type. A dictionary stays whole whichever of its rows are taken."""
+    types = pa.types
+    return (
+        kind.id in _IDS
+        or types.is_struct(kind)
+        or types.is_map(kind)
+        or types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_fixed_size_list(kind)
+        or types.is_dictionary(kind)
+    )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return a type of the same values without views."""
+    types = pa.types
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(_plain_field(kind.value_field))
+    if types.is_list(kind):
+        return pa.list_(_plain_field(kind.value_field))
+    return kind
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_plain(field.type))
+
+
+# ---------------------------------------------------------------- values
+
+
+def _shown(column: pa.Array) -> int:
+    """Return how many bytes the views in a column show, those of rows that are null included."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _shown(column.storage)
+    if kind.id in _IDS:
+        words = np.frombuffer(column.buffers()[1], np.int32)
+        lengths = words[::_WORDS][column.offset : column.offset + len(column)]
+        return int(np.maximum(lengths, 0).sum(dtype=np.int64))
+    return sum(_shown(child) for child in _children(column))
+
+
+def _children(column: pa.Array) -> list[pa.Array]:
+    kind, types = column.type, pa.types
+    if types.is_dictionary(kind):
+        return [column.dictionary]
+    if types.is_map(kind):
+        return [column.keys, column.items]
+    if types.is_struct(kind) or types.is_union(kind):
+        return [column.field(index) for index in range(kind.num_fields)]
+    return [column.values] if kind.num_fields else []
+
+
+# A row by itself: its buffers hold nothing of the rows beside it.
+#
+# Arrow pads what it writes of a slice with the bytes that follow, and writes dictionaries, the text of views and the
+# values of unions whole. So a slice says more than its rows do.
+
+
+def may_share(schema: pa.Schema) -> bool:
+    """Whether rows of ``schema`` point into values that other rows may point into too."""
+    return any(_shares(kind) for kind in kinds_within(schema.types))
+
+
+def row_alone(batch: pa.RecordBatch, row: int, *, shares: bool) -> pa.RecordBatch:
+    """Return a row of ``batch`` as one that owns all of its memory; ``shares`` is `may_share` of its schema."""
+    part = batch.slice(row, 1)
+    if not shares:
+        return _copied(part)
+    plain = without_views(part)
+    columns = [_own(column) for column in _copied(plain).columns]
+    own = pa.RecordBatch.from_arrays(columns, schema=plain.schema)
+    return own if plain is part else with_views(own, batch.schema)
+
+
+def _copied(part: pa.RecordBatch) -> pa.RecordBatch:
+    # A batch that is put together with nothing is copied, and faster than rows are taken.
+    return pa.concat_batches([part, part.slice(0, 0)])
+
+
+def _shares(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_view = types.is_string_view(kind) or types.is_binary_view(kind)
+    return bool(is_view or types.is_dictionary(kind) or types.is_union(kind))
+
+
+def _own(array: Any) -> Any:
+    """Return a copied array whose dictionaries and unions have its own values alone."""
+    kind, types = array.type, pa.types
+    if not any(_shares(inner) for inner in kinds_within([kind])):
+        return array
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _own(array.storage))
+    if types.is_dictionary(kind):
+        used = pc.unique(array.indices.drop_null())
+        indices = pc.index_in(array.indices, value_set=used).cast(kind.index_type)
+        return pa.DictionaryArray.from_arrays(
+            indices, _own(array.dictionary.take(used)), ordered=kind.ordered
+        )
+    if types.is_struct(kind):
+        fields = [_own(array.field(index)) for index in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=array.is_null())
+    if types.is_fixed_size_list(kind):
+        return _with_values(array, kind, 1)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        return _with_values(array, kind, 2)
+    return array.take(pa.array(range(len(array)), pa.int64()))
+
+
+def _with_values(array: Any, kind: Any, buffers: int) -> Any:
+    """Return a list, or a map, with values of its own; ``buffers`` are its own, before those of its values."""
+    if pa.types.is_map(kind):
+        entries = kind.field(0).type
+        values = pa.StructArray.from_arrays([_own(array.keys), _own(array.items)], fields=list(entries))
+    else:
+        values = _own(array.values)
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[:buffers], array.null_count, 0, [values])
+
+
+# Digests of rows: equal rows have equal digests, however they are cut, laid out in memory, or sliced.
+#
+# They notice rows that are other ones. They are no protection against somebody who wants two to be alike.
+
+
+DIGEST_BYTES = 16
+
+_KEY, _NONCE = b"ftlayer's digest", bytes(12)  # no secret: a digest is the same in every process
+_PIECE = 1 << 30  # the library takes less than 2 GiB at once
+
+_TEXTS = {kind.id for kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())}
+
+
+def digest_of(batch: pa.RecordBatch) -> bytes:
+    """Return `DIGEST_BYTES` bytes that depend on the number of rows, each bit of each value, and their order.
+
+    Batches that are compared have one schema, save that text may be plain, large, in views or in a dictionary. Each
+    buffer is hashed by AES-GMAC (NIST SP 800-38D), and all of their tags by BLAKE2b: alone it takes ten times as long.
+    """
+    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    found.update(batch.num_rows.to_bytes(8, "little"))
+    for column in without_views(batch).columns:
+        _feed(found, column)
+    return found.digest()
+
+
+def _feed(found: Any, column: pa.Array) -> None:
+    kind, types = column.type, pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _feed(found, column.storage)
+    if types.is_dictionary(kind):
+        values = without_views(pa.record_batch([column.dictionary], ["values"])).column(0)
+        return _feed(found, pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode())
+    if types.is_run_end_encoded(kind):
+        return _feed(found, pc.run_end_decode(column))
+    found.update(b"\1" if column.null_count else b"\0")
+    if column.null_count:
+        _add(found, column.is_null().cast(pa.uint8()).buffers()[1], 0, len(column))
+        if types.is_null(kind):
+            return None
+        column = column.drop_null()
+    if types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+        kind = column.type
+    if kind.id in _TEXTS:
+        offsets = _feed_lengths(
+            found, column, large=types.is_large_string(kind) or types.is_large_binary(kind)
+        )
+        _add(found, column.buffers()[2], int(offsets[0]), int(offsets[-1] - offsets[0]))
+    elif types.is_struct(kind):
+        for child in column.flatten():
+            _feed(found, child)
+    elif types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        offsets = _feed_lengths(found, column, large=types.is_large_list(kind))
+        first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
+        for child in (column.keys, column.items) if types.is_map(kind) else (column.flatten(),):
+            _feed(found, child if len(child) == size else child.slice(first, size))
+    elif types.is_fixed_size_list(kind):
+        _feed(found, column.flatten())
+    elif kind.num_fields:  # unions and views of lists, which no source of Spark's has
+        found.update(repr(column.to_pylist()).encode("utf-8", "surrogatepass"))
+    elif not types.is_null(kind):
+        width = kind.bit_width // 8
+        _add(found, column.buffers()[1], column.offset * width, len(column) * width)
+    return None
+
+
+def _feed_lengths(found: Any, column: pa.Array, *, large: bool) -> npt.NDArray[Any]:
+    if not len(column):
+        return np.zeros(1, np.int64)
+    offsets: npt.NDArray[Any] = np.frombuffer(column.buffers()[1], np.int64 if large else np.int32)
+    offsets = offsets[column.offset : column.offset + len(column) + 1]
+    _add(found, np.diff(offsets).astype(np.int64, copy=False), 0, 8 * len(column))
+    return offsets
+
+
+def _add(found: Any, data: Any, start: int, size: int) -> None:
+    found.update(size.to_bytes(8, "little"))
+    if not size:
+        return
+    octets = memoryview(data).cast("B")[start : start + size]
+    for at in range(0, size, _PIECE):
+        found.update(_gmac().encrypt(_NONCE, b"", octets[at : at + _PIECE]))
+
+
+@cache
+def _gmac() -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(_KEY)
+
 
 UNREADABLE = (
     pa.ArrowException,

@@ -6,12 +6,43 @@ and nothing travels with a record for it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ftlayer.errors import ConfigError
-from ftlayer.records.ids import U64Array, mix64
+from ftlayer.records.ids import I32Array, U64Array, mix64
+from ftlayer.records.keyhash import check_hashable, key_column, spark_hash
+
+
+@dataclass(frozen=True)
+class KeySelector:
+    """The key is one or more columns, in order; its hash is Spark's. Equal selectors have the same ``hash()``.
+
+    Attributes:
+        columns: names; ``a.b`` is field ``b`` of struct ``a``, unless a column is called just that. Case
+            matters, as it does in Arrow.
+    """
+
+    columns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        given: object = self.columns
+        if not isinstance(given, tuple) or not all(isinstance(name, str) for name in given):
+            raise ConfigError(f"a key is a tuple of column names, not {given!r}")
+        if not given:
+            raise ConfigError("a key needs at least one column")
+
+    def hash(self, batch: pa.RecordBatch) -> I32Array:
+        """Return ``hash(*columns)`` for each row, as Spark computes it: int32[n]."""
+        return spark_hash([key_column(batch, name) for name in self.columns])
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise ConfigError for a column that does not exist, UnhashableKeyError for one of a wrong type."""
+        check_hashable(schema, self.columns)
+
 
 _ALL = 1 << 64
 _RECORD, _ATTEMPT = 0x7265636F7264, 0x617474656D7074
@@ -58,7 +89,6 @@ def span_within(parent: int, *parts: int) -> int:
 
 
 def mixed(value: int) -> int:
-    """Return `mix64` of one number."""
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % _ALL
     value = (value ^ value >> 27) * 0x94D049BB133111EB % _ALL
     return value ^ value >> 31

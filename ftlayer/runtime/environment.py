@@ -19,28 +19,26 @@ import pyarrow as pa
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.checks import check_bool, check_instance, check_int, check_text, known_options, shown
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobStartError
 from ftlayer.functions.retry_rules import Errors
-from ftlayer.jobs.kept_reports import kept_reports
-from ftlayer.jobs.local_board import local_announcer, push_otlp, tell_prometheus
+from ftlayer.jobs.local_board import kept_reports, local_announcer, push_otlp, tell_prometheus
 from ftlayer.notebook import NotebookLine, in_notebook, tell_anyway
 from ftlayer.printable import printable
-from ftlayer.restart import RestartStrategy, check_strategy, default_restart
+from ftlayer.restart import RestartStrategy, check_strategy
+from ftlayer.restart import default_restart as default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
-from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpoints
+from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpointParts, JobCheckpoints
 from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob, regions_of
 from ftlayer.runtime.barrier_mode.driver.letters import check_place
-from ftlayer.runtime.barrier_mode.driver.opening import LATEST, ended_before, open_checkpoints
-from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
+from ftlayer.runtime.barrier_mode.driver.opening import LATEST as LATEST
+from ftlayer.runtime.barrier_mode.driver.opening import ended_before, open_checkpoints
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.driver.crew import Crew
-from ftlayer.runtime.driver.driver_mode import CheckpointCalls, JobContext, OpenMode, no_checkpoints
 from ftlayer.runtime.driver.events import (
     AllRunning,
     BarrierInstruction,
@@ -55,30 +53,35 @@ from ftlayer.runtime.driver.events import (
 from ftlayer.runtime.driver.job import EndedJob, Job
 from ftlayer.runtime.driver.job_status import PAUSED, WAITING, chains_with
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
-from ftlayer.runtime.driver.mode import ModeInstruction, StopJob, failed
+from ftlayer.runtime.driver.mode import (
+    CheckpointCalls,
+    JobContext,
+    ModeInstruction,
+    OpenMode,
+    StopJob,
+    failed,
+    no_checkpoints,
+)
 from ftlayer.runtime.driver.planners import Planners
-from ftlayer.runtime.driver.position_keeper import PositionKeeper
-from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper
-from ftlayer.runtime.driver.reasons import untracked
-from ftlayer.runtime.driver.slot_record import SlotRecord
-from ftlayer.runtime.driver.spark_checks import (
+from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper, PositionKeeper
+from ftlayer.runtime.driver.session import (
     Place,
+    SlotRunner,
+    SlotSubmitter,
     check_session,
     check_task_slots,
     pickled_order,
     place_of,
     taken_task_slots,
 )
-from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
+from ftlayer.runtime.driver.slot_record import Crew, SlotRecord, untracked
 from ftlayer.runtime.driver.telling import TopologyTelling
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Heartbeat, LoopWaits, SlotFailed
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.runtime.slot.main import run_slot
-from ftlayer.runtime.slot.shell import Order, SlotModeFactory
-from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
-from ftlayer.spark.sessions import check_is_session, links_of, tells_of_its_end
-from ftlayer.spark.workers import prepare_workers
+from ftlayer.runtime.slot.mode import Order, SlotModeFactory, UntrackedSlotFactory
+from ftlayer.spark.sessions import check_is_session, links_of, prepare_workers, tells_of_its_end
 from ftlayer.telemetry.settings import tracing_of
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import Schema
@@ -89,7 +92,7 @@ from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import IterationHead, Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.transport.address import MAX_PORT, Address, parse_address
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.client.client import VertexClient
@@ -137,8 +140,6 @@ class LoopWatch:
 
 
 class BarrierDriver:
-    """`DriverMode` of a job with checkpoints."""
-
     def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
         """``parts`` are of this job alone."""
         self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
@@ -241,7 +242,6 @@ class PlainLines:
         """Nothing is held."""
 
     def show(self, text: str) -> None:
-        """Print ``text``."""
         print(printable(text), file=sys.stderr, flush=True)
 
 
@@ -519,7 +519,6 @@ class StreamEnvironment:
 
     @property
     def name(self) -> str:
-        """The topology's name."""
         return self._builder.name
 
     @known_options
@@ -794,9 +793,6 @@ def _check_reachable(place: Place, client: VertexClient) -> None:
             f"the vertex listens on {client.address}, which other machines cannot reach: it was started before a "
             "session on a cluster was there. Make the session first, or a new FTLayer"
         )
-
-
-__all__ = ["LATEST", "StreamEnvironment", "default_restart"]
 
 
 def open_server(

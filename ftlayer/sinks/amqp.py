@@ -15,7 +15,7 @@ from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
-from ftlayer.sinks.bodies import bodies_of, texts_of
+from ftlayer.sinks.at_least_once import bodies_of, texts_of
 
 WINDOW = 1_000
 """So many messages are on their way without being confirmed."""
@@ -120,7 +120,6 @@ class AmqpSink:
 
     @property
     def place(self) -> str:
-        """How errors name it."""
         return f"exchange {self._exchange!r} of {shown_url(self._url)}"
 
     def _messages(self, batch: pa.RecordBatch) -> list[_Message]:

@@ -25,15 +25,14 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
-from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus
+from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus, StoragePool, raise_together
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import ConfigError, FTLayerError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import MISFITS, whole_or_refused
 from ftlayer.sinks.formats import format_named
-from ftlayer.sinks.origin import streaming_query
+from ftlayer.sinks.postgres import streaming_query
 
 # Which files belong to which batch of a streaming query: a batch that is run again must not add others.
 #

@@ -17,7 +17,7 @@ from ftlayer.checks import Duration, check_choice, check_int, check_text, durati
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.printable import hides_secrets, secrets_of, shown_url, url_parts, without_secrets
-from ftlayer.sinks.bodies import bodies_of, texts_of
+from ftlayer.sinks.at_least_once import bodies_of, texts_of
 
 METHODS = ("POST", "PUT", "PATCH")
 

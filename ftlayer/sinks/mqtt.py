@@ -21,7 +21,7 @@ from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError, SourceError
 from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.printable import hides_secrets
-from ftlayer.sinks.bodies import bodies_of, texts_of
+from ftlayer.sinks.at_least_once import bodies_of, texts_of
 
 WINDOW = 1_000
 """So many messages are on their way without being acknowledged, or fewer if the server says so."""
@@ -110,7 +110,6 @@ class MqttSink:
 
     @property
     def place(self) -> str:
-        """How errors name it."""
         return f"MQTT at {self._address.host}:{self._address.port}"
 
     # ------------------------------------------------------------ publishing

@@ -34,9 +34,9 @@ from ftlayer.clients.nats import (
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
-from ftlayer.sinks.bodies import bodies_of, column_of, texts_of
+from ftlayer.sinks.at_least_once import bodies_of, column_of, texts_of
 from ftlayer.sinks.fitting import whole_or_refused
-from ftlayer.sinks.origin import by_query, streaming_query
+from ftlayer.sinks.postgres import by_query, streaming_query
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import whole_or_refused
-from ftlayer.sinks.origin import by_query, streaming_query
+from ftlayer.sinks.postgres import by_query, streaming_query
 
 logger = logging.getLogger(__name__)
 

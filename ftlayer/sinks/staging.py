@@ -274,7 +274,6 @@ def move(
 
 
 def drop(connection: Any, tables: Tables, messages: list[str]) -> None:
-    """Remove the staged rows of messages."""
     if not messages:
         return
     connection.execute(
@@ -298,7 +297,6 @@ def enter(connection: Any, tables: Tables, sink: str, ids: list[str], checkpoint
 
 
 def is_entered(connection: Any, tables: Tables, sink: str, commit_id: str) -> bool:
-    """Whether a commit id was written."""
     found = connection.execute(
         sql.SQL("SELECT FROM {} WHERE sink = {} AND id = {}").format(
             tables.commits, *map(sql.Literal, (sink, commit_id))

@@ -4,30 +4,29 @@ They are for `StreamEnvironment.source` in both modes, and those with a Data Sou
 `KafkaSource`) for wrapped queries and plain Structured Streaming too.
 """
 
-from ftlayer.sources.amqp.data_source import AmqpDataSource
-from ftlayer.sources.amqp.source import AmqpSource
+from ftlayer.sources.amqp.data_source import AmqpDataSource, AmqpSource
 from ftlayer.sources.files.data_source import FilesDataSource
 from ftlayer.sources.files.source import FilesSource
 from ftlayer.sources.from_json import FromJson
-from ftlayer.sources.http_pull.data_sources import PolledJsonDataSource, SseDataSource
-from ftlayer.sources.http_pull.polled import PolledJsonSource
-from ftlayer.sources.http_pull.sse import SseSource
-from ftlayer.sources.kafka.data_source import KafkaDataSource
-from ftlayer.sources.kafka.source import KafkaSource
-from ftlayer.sources.mqtt.data_source import MqttDataSource
-from ftlayer.sources.mqtt.source import MqttSource
+from ftlayer.sources.http_pull.data_sources import (
+    PolledJsonDataSource,
+    PolledJsonSource,
+    SseDataSource,
+    SseSource,
+)
+from ftlayer.sources.kafka.data_source import KafkaDataSource, KafkaSource
+from ftlayer.sources.mqtt.data_source import MqttDataSource, MqttSource
 from ftlayer.sources.nats.data_source import NatsDataSource
 from ftlayer.sources.nats.source import NatsSource
-from ftlayer.sources.postgres.changes_source import PostgresChangesSource
-from ftlayer.sources.postgres.data_source import PostgresChangesDataSource, PostgresTableDataSource
-from ftlayer.sources.postgres.table_source import PostgresTableSource
-from ftlayer.sources.redis.data_source import RedisDataSource
-from ftlayer.sources.redis.source import RedisSource
-from ftlayer.sources.tail.data_source import TailDataSource
-from ftlayer.sources.tail.source import TailSource
-from ftlayer.sources.webhook.data_source import WebhookDataSource
-from ftlayer.sources.webhook.signature import HmacSignature
-from ftlayer.sources.webhook.source import WebhookSource
+from ftlayer.sources.postgres.data_source import (
+    PostgresChangesDataSource,
+    PostgresChangesSource,
+    PostgresTableDataSource,
+    PostgresTableSource,
+)
+from ftlayer.sources.redis.data_source import RedisDataSource, RedisSource
+from ftlayer.sources.tail.data_source import TailDataSource, TailSource
+from ftlayer.sources.webhook.data_source import HmacSignature, WebhookDataSource, WebhookSource
 
 __all__ = [
     "AmqpDataSource",

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSource
 
 from ftlayer.checks import check_text
 from ftlayer.data_source_options import DataSourceOptions
-from ftlayer.sources.json_stream import JSON_OPTIONS, with_schema
+from ftlayer.sources.from_json import JSON_OPTIONS, with_schema
 from ftlayer.sources.queue_stream import QueueStreamReader
 from ftlayer.topology.queues import Queue
 

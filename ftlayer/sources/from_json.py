@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from ftlayer.checks import check_text, check_texts
+from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.errors import ConfigError
+from ftlayer.sources.logs import LogReader
+from ftlayer.sources.queue_stream import QueueStreamReader
 from ftlayer.topology.ddl import parse_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
 
 CORRUPT = "_corrupt_record"
 """A column of the schema that gets the text of what cannot be read, as Spark calls it."""
@@ -207,3 +219,109 @@ def _readable_type(kind: pa.DataType, path: str) -> pa.DataType:
     ):
         return kind
     raise ConfigError(f"schema: {path} is {kind}, which cannot be read from JSON: use a function of your own")
+
+
+JSON_OPTIONS = ("column", "keep")
+"""The options of `with_schema`."""
+
+
+class JsonReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A reader of messages whose rows are the JSON objects in them."""
+
+    def __init__(self, messages: LogReader | QueueStreamReader, from_json: FromJson) -> None:
+        self._messages = messages
+        self._from_json = from_json
+
+    def initialOffset(self) -> Any:  # noqa: N802 - Spark's name
+        """As the reader of messages does, here and below."""
+        return self._messages.initialOffset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        return self._messages.getDefaultReadLimit()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._messages.prepareForTriggerAvailableNow()
+
+    def latestOffset(self, start: Any, limit: ReadLimit) -> Any:  # noqa: N802 - Spark's name
+        return self._messages.latestOffset(start, limit)
+
+    def reportLatestOffset(self) -> Any:  # noqa: N802 - Spark's name
+        return self._messages.reportLatestOffset()
+
+    def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
+        return self._messages.partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the objects of a partition's messages. Raises `ValueError` for the first one that does not fit."""
+        return map(self._objects, self._messages.read(partition))
+
+    def _objects(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            return self._from_json(batch)
+        except ValueError:
+            # One by one, for the message of the one that does not fit.
+            for row in range(batch.num_rows):
+                self._from_json(batch.slice(row, 1))
+            raise
+
+    def commit(self, end: Any) -> None:
+        self._messages.commit(end)
+
+    def stop(self) -> None:
+        self._messages.stop()
+
+
+def with_schema(
+    reader: LogReader | QueueStreamReader, messages: pa.Schema, wanted: StructType, options: DataSourceOptions
+) -> DataSourceStreamReader:
+    """Return the reader, or one of the JSON objects in its messages, if the user's schema is not that of messages.
+
+    Options: ``column``, where messages have the object (``value``); ``keep``, names of columns of messages that the
+    schema has too, with commas between them. Raises `ConfigError` as `FromJson` does.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+    options.know(*JSON_OPTIONS)
+    if wanted == from_arrow_schema(messages):
+        return reader
+    column, keep = options.text("column", "value"), options.names("keep")
+    given = to_arrow_schema(wanted)
+    for name in keep:
+        if name not in given.names:
+            raise ConfigError(f"keep: the schema has no column {name!r}")
+    objects = pa.schema([field for field in given if field.name not in keep])
+    from_json = FromJson(objects, column=column, keep=keep)
+    if from_json.result_schema(messages).names != given.names:
+        raise ConfigError("schema: the columns of keep come last, in their order")
+    return JsonReader(reader, from_json)
+
+
+_NEWLINE, _RETURN = 0x0A, 0x0D
+
+
+def line_starts(data: bytes) -> npt.NDArray[np.int64]:
+    """Return where each line begins; the last one may be without a newline."""
+    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
+    starts = np.concatenate([np.zeros(1, np.int64), newlines.astype(np.int64) + 1])
+    return starts[:-1] if starts[-1] == len(data) else starts
+
+
+def texts_of(data: bytes) -> pa.Array:
+    """Return each line as a text, without its newline and a carriage return before that.
+
+    What is no UTF-8 is U+FFFD.
+    """
+    content = np.frombuffer(data, np.uint8)
+    is_newline = content == _NEWLINE
+    kept = ~is_newline
+    kept[:-1] &= ~((content[:-1] == _RETURN) & is_newline[1:])
+    starts = line_starts(data)
+    # How many bytes are kept before each line.
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept, dtype=np.int64)])
+    offsets = np.append(before[starts], before[-1]).astype(np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content[kept])]
+    lines = pa.Array.from_buffers(pa.binary(), len(starts), buffers)
+    try:
+        return lines.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([line.decode("utf-8", "replace") for line in lines.to_pylist()], pa.string())

@@ -89,7 +89,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._max_rows)
 
     def reportLatestOffset(self) -> Offsets:  # noqa: N802 - Spark's name
-        """Return where the splits end now, for Spark's progress and `ftlayer.topology.lag`."""
+        """Return where the splits end now, for Spark's progress and `ftlayer.topology.checks`."""
         return self.ends()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name

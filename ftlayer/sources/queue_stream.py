@@ -16,10 +16,35 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from ftlayer import __version__
 from ftlayer.checkpoint.storage.layout import check_location, normal
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.errors import CheckpointDamagedError, SourceChangedError, SourceError, newer_format
+from ftlayer.errors import CheckpointDamagedError, ConfigError, SourceChangedError, SourceError, newer_format
 from ftlayer.printable import shown_url
-from ftlayer.topology.lag import WAITING
+from ftlayer.topology.checks import WAITING
 from ftlayer.topology.queues import Fetched, Member, Queue, QueueReader
+
+
+def pack_position(source: Sequence[str], *state: bytes) -> bytes:
+    """Return a position of a source, which a few texts name: the system's name, and what is read of it."""
+    packed: bytes = msgpack.packb([*source, *state])
+    return packed
+
+
+def unpack_position(position: bytes, source: Sequence[str], place: str, parts: int = 1) -> list[bytes]:
+    """Return the state in a position, of so many parts. ``place`` is how errors name the source.
+
+    Raises `ConfigError` for a position of something else.
+    """
+    try:
+        found = msgpack.unpackb(position)
+    except (ValueError, msgpack.UnpackException):
+        found = None
+    if isinstance(found, list) and found[: len(source)] == list(source):
+        state: list[bytes] = found[len(source) :]
+        if len(state) == parts and all(isinstance(part, bytes) for part in state):
+            return state
+    raise ConfigError(
+        f"{place}: the positions stored under this uid are of another source; give the new one a uid of its own"
+    )
+
 
 # A directory that holds a queue's messages until a streaming query of Spark's has committed them.
 #
@@ -163,7 +188,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"next": self._spool.numbers().start}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """At most ``max_rows`` a batch."""
         return ReadMaxRows(self._max_rows)
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name

@@ -18,13 +18,18 @@ from ftlayer.dead_letters.letter import DeadLetter, json_text, shown_record
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.monitor.sources import user_name
-from ftlayer.spark.deliveries.ingest import IngestStream, stream_of_ingest
+from ftlayer.spark.deliveries.ingest_reader import IngestStream, stream_of_ingest
 from ftlayer.spark.layer import FTLayerEngine, check_streams, stream_options_of
-from ftlayer.spark.plan.checks import check_columns, check_key, check_session, check_source
-from ftlayer.spark.plan.stream_plan import SourceSpec, StreamPlan
-from ftlayer.spark.sessions import check_is_session
+from ftlayer.spark.plan.stream_plan import (
+    SourceSpec,
+    StreamPlan,
+    check_columns,
+    check_key,
+    check_session,
+    check_source,
+)
+from ftlayer.spark.sessions import check_is_session, prepare_workers
 from ftlayer.spark.tracked import TrackedStream
-from ftlayer.spark.workers import prepare_workers
 from ftlayer.transport.address import MAX_PORT
 from ftlayer.vertex.calls import (
     Changed,
@@ -494,7 +499,7 @@ class FTLayer:
 
         An ordinary one: write it anywhere, or wrap it with `source`. Its position is in the checkpoint of the query
         that reads it; each letter comes at least once, unless it was requeued or purged before. Columns:
-        `ftlayer.dead_letters.schema.LETTER_SCHEMA`. `TrackedStream.dead_letters` and `DataStream.dead_letters` name
+        `ftlayer.dead_letters.letter.LETTER_SCHEMA`. `TrackedStream.dead_letters` and `DataStream.dead_letters` name
         the streams by themselves.
         """
         return self._layer.dead_letters(spark, streams)

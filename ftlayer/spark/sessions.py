@@ -6,10 +6,14 @@ What the Python side remembers of its session says nothing of that: a JVM that w
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
+import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,13 +21,15 @@ from ftlayer.checks import shown
 from ftlayer.errors import ConfigError, FTLayerError, SessionLostError
 from ftlayer.java.machine import ensure_java
 
+logger = logging.getLogger(__name__)
+
+
 # A machine that is there refuses or accepts in milliseconds (s).
 CONNECT_TIMEOUT_S = 5.0
 SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 # What Spark says to a client whose session the server does not know any more.
 _LOST_HANDLES = "INVALID_HANDLE.SESSION_"
 
-logger = logging.getLogger(__name__)
 
 _LOCAL = re.compile(r"local(\[.*\])?")
 
@@ -148,3 +154,33 @@ def _connect_end(spark: Any, failure: BaseException | None) -> SessionLostError 
         # A network that is down for a while ends no session.
         logger.warning("the Spark Connect server %s cannot be reached: %s", endpoint, error)
     return None
+
+
+def prepare_workers(spark: Any) -> None:
+    """Have a local session's Python workers run as this program does, where nothing else is set.
+
+    Spark takes the ``python3`` of the path, which is another interpreter where a virtual environment is not
+    activated, and knows nothing of the directory of the script. Where workers run on other machines it stays so: paths
+    of this one mean nothing there, and over Spark Connect the server's settings count. Workers that were started
+    before, for a plain query of the program, stay as they are.
+    """
+    if is_connect(spark) or not is_local(spark):
+        return
+    context = spark.sparkContext
+    if "PYSPARK_PYTHON" not in os.environ and spark.conf.get("spark.pyspark.python", None) is None:
+        context.pythonExec = sys.executable
+    known = context.environment.get("PYTHONPATH", "").split(os.pathsep)
+    paths = dict.fromkeys(path for path in [*own_paths(), *known] if path)
+    if paths:
+        context.environment["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+def own_paths() -> list[str]:
+    """Return where this program imports from before the standard library: the script's directory, ``PYTHONPATH``."""
+    library = os.path.realpath(sysconfig.get_path("stdlib"))
+    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+
+    def is_own(path: str) -> bool:
+        return os.path.basename(path) != zipped and os.path.realpath(path) != library
+
+    return [os.path.abspath(path) for path in takewhile(is_own, sys.path)]

@@ -21,15 +21,16 @@ from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record, result_schema
 from ftlayer.spark.deliveries.source import arrow_schema
-from ftlayer.spark.plan.checks import (
+from ftlayer.spark.plan.stream_plan import (
+    StreamPlan,
     check_columns,
     check_names,
     check_transform,
     is_hashable,
+    stream_of_source,
+    transform_plain,
     transformed_schema,
 )
-from ftlayer.spark.plan.plain import transform_plain
-from ftlayer.spark.plan.stream_plan import StreamPlan, stream_of_source
 from ftlayer.spark.stages.steps import Repartition, Step, Transform, check_unique
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ class TrackedStream:
         raise `ftlayer.RowsRejected` with errors by it: those records fail, with all their rows, and it is called
         again with the rest and the same id. What it had written before it raised it has to undo or overwrite.
         """
-        from ftlayer.spark.plan.endings import function_ending
+        from ftlayer.spark.plan.stream_plan import function_ending
         from ftlayer.spark.query.writer import TrackedWriter
 
         check_bool(tagged, "sink: tagged")
@@ -284,7 +285,7 @@ class TrackedStream:
         the records of those rows fail. What was written meanwhile is aborted, and the rest is written anew. Each
         partition is held in memory.
         """
-        from ftlayer.spark.plan.endings import writer_ending
+        from ftlayer.spark.plan.stream_plan import writer_ending
         from ftlayer.spark.query.writer import TrackedWriter
 
         check_bool(bisect, "write_stream: bisect")
@@ -309,7 +310,7 @@ class TrackedStream:
         stay pending until the other query is done with them, and are replayed from here if it fails or
         does not answer within ``timeout``.
         """
-        from ftlayer.spark.plan.endings import emit_ending
+        from ftlayer.spark.plan.stream_plan import emit_ending
         from ftlayer.spark.query.writer import TrackedWriter
 
         check_text(carrier, "emit: carrier", "the name of a column")

@@ -16,8 +16,6 @@ from ftlayer.functions.keyed import KeyedState, OperatorStates, Timers
 
 @dataclass(frozen=True, slots=True)
 class BackendSnapshot:
-    """The result of `Frozen.write`."""
-
     keyed: KeyedSnapshot | None
     operators: tuple[OperatorState, ...]
 

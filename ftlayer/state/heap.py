@@ -76,8 +76,6 @@ _Table = TypeVar("_Table", dict[Key, Any], HeapList, HeapMap)
 
 
 class HeapState:
-    """The state of one operator: `ftlayer.functions.keyed.KeyedState`."""
-
     def __init__(self) -> None:
         self._tables: dict[str, dict[Key, Any] | HeapList | HeapMap] = {}
 

@@ -10,38 +10,53 @@ from typing import Any, Protocol
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.pieces import Scope
-from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRestore, TableInfo
+from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, Scope, SubtaskRestore, TableInfo
 from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
 from ftlayer.errors import CheckpointDamagedError, ConfigError, IncompatibleCheckpointError
 from ftlayer.functions.keyed import Key, StateCache
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend, Frozen
-from ftlayer.state.lmdb import layout as lmdb_layout
+from ftlayer.state.lmdb import copies as lmdb_layout
 from ftlayer.state.operators import SubtaskOperatorStates
 from ftlayer.state.snapshots import entries, serializer
-from ftlayer.state.snapshots.changelog import Changelog
-from ftlayer.state.snapshots.compaction import Compaction
-from ftlayer.state.snapshots.entries import Block
-from ftlayer.state.snapshots.frozen import FrozenState, StateView, StateWriter, StoreView
-from ftlayer.state.snapshots.lineage import PieceLineage, Written
-from ftlayer.state.snapshots.migrating import Migrations
-from ftlayer.state.snapshots.pace import Pace
-from ftlayer.state.snapshots.restoring import (
+from ftlayer.state.snapshots.changelog import (
+    Changelog,
+    Compaction,
+    FrozenState,
+    Pace,
+    StateView,
+    StateWriter,
+    StoreView,
+)
+from ftlayer.state.snapshots.entries import (
+    Block,
     BlocksOf,
+    Migrations,
+    TableView,
     TimersRestored,
+    TimersView,
     blocks_of_entries,
     claimed,
     decoded,
     own_part,
     wanted_blocks,
 )
-from ftlayer.state.snapshots.view import TableView, TimersView
-from ftlayer.state.tables import memory
-from ftlayer.state.tables.footprint import footprint
-from ftlayer.state.tables.groups import KeyGroups
-from ftlayer.state.tables.keyed import TIMERS, OperatorTables
-from ftlayer.state.tables.layers import DELETED, Layer, LayeredTable, Sharing, Store, merged, sliced
-from ftlayer.state.tables.memory import FrontGauge, StateMemory, max_kept
+from ftlayer.state.snapshots.lineage import PieceLineage, Written
+from ftlayer.state.tables import layers as memory
+from ftlayer.state.tables.declarations import TIMERS, OperatorTables
+from ftlayer.state.tables.layers import (
+    DELETED,
+    FrontGauge,
+    KeyGroups,
+    Layer,
+    LayeredTable,
+    Sharing,
+    StateMemory,
+    Store,
+    footprint,
+    max_kept,
+    merged,
+    sliced,
+)
 from ftlayer.state.tables.timers import TimerService
 
 

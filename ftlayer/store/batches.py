@@ -11,7 +11,7 @@ from typing import Any
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.records.failure_columns import from_columns, to_columns
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import StoredBatch, decode_info, encode_info, pack, unpack
 

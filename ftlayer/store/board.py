@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import pack, unpack
 
 _TABLE = "board"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store.failed import KEY_BYTES, FailedRecord
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import pack, unpack
 
 _STATE = b"index/dead"

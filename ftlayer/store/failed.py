@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import NOT_EDITED, Edit, History, decode_history, decode_old_history, pack, unpack
 
 _FORMAT = 5

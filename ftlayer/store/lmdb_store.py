@@ -30,9 +30,15 @@ from ftlayer.errors import (
     newer_format,
 )
 from ftlayer.store.directory import DATA_FILE, DirectoryLock, check_directory, holder_of, prepare
-from ftlayer.store.kv import INTAKE_SHARE, MAX_KEY_BYTES, TABLES
-from ftlayer.store.lmdb_errors import disk_full, translate
-from ftlayer.store.lmdb_transaction import PARTS, LmdbReadTransaction, LmdbWriteTransaction, tree_pages
+from ftlayer.store.kept import INTAKE_SHARE, MAX_KEY_BYTES, TABLES
+from ftlayer.store.lmdb_transaction import (
+    PARTS,
+    LmdbReadTransaction,
+    LmdbWriteTransaction,
+    disk_full,
+    translate,
+    tree_pages,
+)
 
 # Reading LMDB's data file without LMDB: what it claims to hold, and whether its trees can be trusted.
 #
@@ -710,7 +716,6 @@ class LmdbStore:
 
     @property
     def durability(self) -> Durability:
-        """As given to `open`."""
         return self._durability
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ftlayer.errors import StoreError, StoreFullError
-from ftlayer.store.kv import INTAKE_SHARE, TABLES, check_key, check_table
+from ftlayer.store.kept import INTAKE_SHARE, TABLES, check_key, check_table
 
 # A sorted set of byte strings in plain Python.
 #
@@ -92,8 +92,6 @@ _DEFAULT_MAX_BYTES = 1 << 30
 
 
 class _MemoryTable:
-    """Keys in order and their values."""
-
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.keys = SortedKeys()

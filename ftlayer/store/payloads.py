@@ -12,10 +12,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.records.alone import may_share, row_alone
-from ftlayer.records.ipc import as_message, has_dictionaries
-from ftlayer.records.views import with_views, without_views
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.records.ipc import as_message, has_dictionaries, may_share, row_alone, with_views, without_views
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import I64
 
 _PREFIX = b"schema/"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads, take_rows
 from ftlayer.store.rows import I64, RowInfo, StoredBatch, decode_info, encode_info, pack, unpack
 
@@ -33,8 +33,6 @@ class SegmentKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A segment without its payload."""
-
     kind: SegmentKind
     stream: int
     digest: bytes

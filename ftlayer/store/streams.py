@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import pack, unpack
 
 _STREAM, _BOUNDS, _POSITION, _PAUSE = b"stream/", b"bounds/", b"position/", b"pause/"

@@ -6,12 +6,12 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftlayer.printable import shown_url
-from ftlayer.telemetry.news import CollectorNews, pushing
 from ftlayer.telemetry.sdk import is_usable, resource_of
 from ftlayer.telemetry.settings import OtlpTarget, Tracing
 
@@ -19,10 +19,65 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
 
+logger = logging.getLogger(__name__)
+
+
+# What the log says of a collector: once that it takes nothing, and once that it does again.
+#
+# The SDK's exporter says four lines for each push that fails. They are kept out of the log where the push is ours, and
+# stay in it for what else of the program uses that exporter.
+
+
+_NOISY = (
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.otlp.common.http",
+    "urllib3.connectionpool",
+)
+
+_pushing = threading.local()
+
+
+class CollectorNews:
+    """Says what changes. For one thread at a time."""
+
+    def __init__(self, what: str, where: str) -> None:
+        """``what`` goes to the collector at ``where``."""
+        self._what = what
+        self._where = where
+        self._was_taken = True
+
+    def note(self, *, is_taken: bool) -> None:
+        if self._was_taken and not is_taken:
+            logger.warning(
+                "%s are not taken at %s; it is tried again, and nothing else waits for it",
+                self._what,
+                self._where,
+            )
+        elif is_taken and not self._was_taken:
+            logger.info("%s are taken at %s again", self._what, self._where)
+        self._was_taken = is_taken
+
+
+@contextmanager
+def pushing() -> Iterator[None]:
+    """Keep out of the log what the SDK's exporter says in this thread, for as long as the ``with`` block runs."""
+    for name in _NOISY:
+        logging.getLogger(name).addFilter(_is_of_others)  # the same one again is no second one
+    _pushing.now = True
+    try:
+        yield
+    finally:
+        _pushing.now = False
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    return not getattr(_pushing, "now", False)
+
+
 LAST_SPANS_S = 1.0
 """How long the end of a process waits for its last spans to go out."""
 
-logger = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _of_program: dict[tuple[int, str], SpanExport] = {}

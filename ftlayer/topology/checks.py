@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 
 from ftlayer.checks import check_bool, check_choice, check_int, check_methods
 from ftlayer.columns import check_unlike
-from ftlayer.errors import (
-    ConfigError,
-    InvalidTopologyError,
-    UnhashableKeyError,
-    UnsupportedError,
-)
-from ftlayer.functions.aggregates.keyed import KeyedAggregate
+from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
+from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.steps import MAIN, Process, Reduce
 from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey
 from ftlayer.partitioning.replay import replay_twin
 from ftlayer.records.keyhash import key_column
-from ftlayer.records.selector import KeySelector
-from ftlayer.topology.facts import (
+from ftlayer.records.traced import KeySelector
+from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
+from ftlayer.topology.iterations import check_iterations
+from ftlayer.topology.job_graph import (
     LETTERS,
+    check_job_name,
+    check_name,
     declared_inputs,
     emits_roots,
     gives_times,
@@ -34,9 +35,6 @@ from ftlayer.topology.facts import (
     outputs_of,
     side_outputs_of,
 )
-from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
-from ftlayer.topology.iterations import check_iterations
-from ftlayer.topology.names import check_job_name, check_name
 from ftlayer.topology.operators import (
     AssignWatermarks,
     CoProcess,
@@ -50,6 +48,57 @@ from ftlayer.topology.operators import (
     WriterSink,
 )
 from ftlayer.vertex.calls import REPLAYS
+
+WAITING = "waiting"
+"""Where the latest offset of a queue's reader has how many messages wait in the queue."""
+
+
+def lag_behind(offset: object, latest: object) -> int | None:
+    """Return how many records lie between an offset and what ``reportLatestOffset`` gave.
+
+    That is known of offsets that are numbers by split, and of queues, whose messages are counted by `WAITING`; of
+    others this is None.
+    """
+    if not (isinstance(offset, dict) and isinstance(latest, dict)):
+        return None
+    begins: dict[str, int] = {split: at for split, at in offset.items() if type(at) is int}
+    ends: dict[str, int] = {split: at for split, at in latest.items() if type(at) is int}
+    if len(begins) < len(offset) or len(ends) < len(latest):
+        return None
+    if WAITING in ends:
+        return ends[WAITING]
+    return sum(max(0, end - begins.get(split, 0)) for split, end in ends.items())
+
+
+def lies_before(offset: object, place: object) -> bool:
+    """Whether an offset is before a place, as far as the numbers in both tell.
+
+    Numbers whose names all end with a digit are those of splits, and each counts by itself. Of others, as a file's
+    number with a line's, one that has grown says that the offset is behind; so may a text that is another one.
+    """
+    now = dict(_parts(offset, ""))
+    pairs = [(name, part, now[name]) for name, part in _parts(place, "") if name in now]
+    numbers = [(at, to) for _, at, to in pairs if _is_number(at) and _is_number(to)]
+    if not any(to < at for at, to in numbers):
+        return False
+    if all(name[-1:].isdigit() for name, _, _ in pairs):
+        return True
+    return not any(to > at for at, to in numbers) and len(numbers) == sum(
+        at != to or _is_number(at) for _, at, to in pairs
+    )
+
+
+def _parts(offset: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(offset, dict | list):
+        for key, value in offset.items() if isinstance(offset, dict) else enumerate(offset):
+            yield from _parts(value, f"{name}/{key}" if isinstance(offset, dict) else f"{name}/{key}]")
+    else:
+        yield name, offset
+
+
+def _is_number(part: object) -> bool:
+    return isinstance(part, int | float) and not isinstance(part, bool)
+
 
 RESERVED_NAMES = ("source_record_id", "record_id", "key_hash", "attempt", "origin")
 """Names of ftlayer's own columns; a user's column is called something else."""

@@ -12,18 +12,23 @@ import pyarrow as pa
 from ftlayer.checkpoint.failure_policy import OnFailure, check_on_failure
 from ftlayer.checks import member, shown
 from ftlayer.config import FTStatus
-from ftlayer.dead_letters.schema import LETTER_SCHEMA
+from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import MAIN
 from ftlayer.partitioning.partitioners import Forward, Partitioner
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.topology.checks import check_columns, check_operator, check_parallelism
 from ftlayer.topology.connectors import ParseSchema, Schema
-from ftlayer.topology.facts import emits_roots, outputs_of
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.iterations import TAIL, circle_error, closed_twice
-from ftlayer.topology.job_graph import stream_name
-from ftlayer.topology.names import check_job_name, check_name, kind_of
+from ftlayer.topology.job_graph import (
+    check_job_name,
+    check_name,
+    emits_roots,
+    kind_of,
+    outputs_of,
+    stream_name,
+)
 from ftlayer.topology.operators import IterableSource, IterationTail, Operator, ReaderSource, Source
 from ftlayer.vertex.calls import StreamOptions
 

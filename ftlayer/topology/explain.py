@@ -6,17 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ftlayer.partitioning.partitioners import Broadcast
-from ftlayer.topology.facts import rules_of_operator
-from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
-from ftlayer.topology.labels import (
+from ftlayer.topology.job_graph import (
+    JobEdge,
+    JobGraph,
+    JobVertex,
+    display_name,
     emitter_of,
     original_edges,
     partitioner_name,
     persisted_name,
     replay_of,
+    rules_of_operator,
     stored_name,
 )
-from ftlayer.topology.names import display_name
 from ftlayer.topology.operators import Source
 
 VERTEX = "FTLayer vertex"
@@ -114,9 +116,6 @@ def _mermaid_text(text: str) -> str:
 
 def _dot_text(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-__all__ = ["explain", "to_dot", "to_mermaid"]
 
 
 def explain(graph: JobGraph) -> str:

@@ -9,11 +9,10 @@ from functools import cached_property
 import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import OnFailure
-from ftlayer.dead_letters.schema import LETTER_SCHEMA
+from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.functions.steps import MAIN
 from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
-from ftlayer.topology.facts import LETTERS, outputs_of
-from ftlayer.topology.names import display_name
+from ftlayer.topology.job_graph import LETTERS, display_name, outputs_of
 from ftlayer.topology.operators import Operator
 from ftlayer.vertex.calls import StreamOptions
 
@@ -33,7 +32,6 @@ class StreamNode:
 
     @property
     def uid(self) -> str:
-        """The operator's uid."""
         return self.operator.uid
 
     @property

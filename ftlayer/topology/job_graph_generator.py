@@ -12,12 +12,15 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import MAIN
-from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Broadcast, Custom, Forward, HashByKey, Partitioner
-from ftlayer.partitioning.replay import replay_twin
+from ftlayer.partitioning.replay import HashByKeyGroup, replay_twin
 from ftlayer.topology.checks import check_graph, check_writers
-from ftlayer.topology.facts import (
+from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
+from ftlayer.topology.job_graph import (
     LETTERS,
+    JobEdge,
+    JobGraph,
+    JobVertex,
     emits_roots,
     has_timers,
     inputs_of,
@@ -26,8 +29,6 @@ from ftlayer.topology.facts import (
     rules_of_operator,
     side_outputs_of,
 )
-from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
-from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import (
     CoProcess,
     IterationHead,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ftlayer.checks import check_function
-from ftlayer.functions.aggregates.keyed import KeyedAggregate
+from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import CoProcess as CoProcess
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce

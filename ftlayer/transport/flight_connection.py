@@ -3,14 +3,196 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
+import queue
 import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
+import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.transport.client import Endpoint, connect
-from ftlayer.transport.failures import TRANSPORT_ERRORS
-from ftlayer.transport.streams import NO_COLUMNS, end_stream
-from ftlayer.transport.tokens import call_options
+from ftlayer.errors import FTLayerError, MalformedRequestError, UnauthorizedError, error_for_code
+from ftlayer.printable import shortened
+from ftlayer.transport.connection import Endpoint, connect
+from ftlayer.transport.frames import pack
+
+TRANSPORT_ERRORS = (pa.ArrowException, OSError)
+"""What Flight raises for a connection or a stream that is broken."""
+
+
+def error_frame(error: FTLayerError, sequence: int | None = None) -> bytes:
+    """Return an error as a frame; what it quotes of a request is bounded (`ftlayer.printable.shortened`)."""
+    frame = {"error": error.code, "message": shortened(str(error))}
+    return pack(frame if sequence is None else frame | {"sequence": sequence}, "error")
+
+
+def error_in(frame: dict[str, Any]) -> FTLayerError | None:
+    """Return the error that `error_frame` was given; None for a frame of something else."""
+    if "error" not in frame:
+        return None
+    return error_for_code(str(frame["error"]))(str(frame.get("message")))
+
+
+def flight_error(error: FTLayerError) -> flight.FlightError:
+    """Return ``error`` as Flight carries it: a text that begins with its code, and its frame as ``extra_info``."""
+    kind = (
+        flight.FlightUnauthenticatedError
+        if isinstance(error, UnauthorizedError)
+        else flight.FlightServerError
+    )
+    return kind(f"{error.code}: {shortened(str(error))}", extra_info=error_frame(error))
+
+
+# Streams of Flight that carry frames: bytes as ``app_metadata``, in messages without a record batch.
+#
+# Flight gives a message with a record batch to Arrow's reader before anyone else sees it, and that reader takes what
+# is claimed (buffers that expand to gigabytes) and can be made to crash (a message without a header where a dictionary
+# was due). So a stream begins with a schema that has no columns, with which there is nothing for it to read, and
+# batches travel inside frames, where `ftlayer.records.ipc` looks at them first.
+#
+# A client ends its stream by a frame (`end_stream`), never by ``done_writing``. Where one thread reads a ``DoExchange``
+# and another writes, Arrow half-closes it twice if the stream ends while ``done_writing`` runs, and gRPC then aborts
+# the process ("API misuse of type GRPC_CALL_ERROR_TOO_MANY_OPERATIONS"). With pyarrow 26, every third stream that is
+# cancelled and half-closed at once shows it.
+
+
+NO_COLUMNS = pa.schema([])
+"""The first message of a client's stream."""
+
+_END = pa.py_buffer(b"\0")
+"""The frame behind the last one. Every other frame has a head, and so at least two bytes."""
+
+
+def end_stream(writer: flight.FlightStreamWriter) -> None:
+    """Tell the server that no frame comes behind those written; it ends the stream when it has answered them.
+
+    Raises what Flight raises for a stream that is broken.
+    """
+    writer.write_metadata(_END)
+
+
+def frames_of(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:
+    """Yield the frames of a stream, to its end, as views of what came.
+
+    The end is what `end_stream` wrote, or that the client half-closed the stream.
+
+    Raises `MalformedRequestError` for a stream that carries columns, and what Flight raises for one that breaks.
+    """
+    # Before the first message is read: it would be read by this schema.
+    if len(reader.schema):
+        raise MalformedRequestError(
+            f"schema: expected one without columns, got {len(reader.schema)}; a stream carries frames as "
+            "app_metadata, and record batches are inside them"
+        )
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        if chunk.data is not None or chunk.app_metadata is None:
+            raise MalformedRequestError("message: expected app_metadata alone, got a record batch")
+        if chunk.app_metadata == _END:
+            return
+        yield chunk.app_metadata
+
+
+class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets no request pass that lacks the token."""
+
+    def __init__(self, token: str) -> None:
+        self._wanted = _header(token)[1]
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
+        """Refuse a request, in the same words for a missing and for a wrong token."""
+        given = headers.get("authorization", [])
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "replace"), self._wanted):
+            raise flight_error(
+                UnauthorizedError(
+                    "the token is missing or wrong; send a header 'authorization: Bearer <token>'"
+                )
+            )
+
+
+def call_options(token: str, timeout_s: float | None = None) -> flight.FlightCallOptions:
+    """Return what goes with every request; ``timeout_s`` None is for streams."""
+    return flight.FlightCallOptions(timeout=timeout_s, headers=[_header(token)])
+
+
+def _header(token: str) -> tuple[bytes, bytes]:
+    return b"authorization", f"Bearer {token}".encode()
+
+
+T = TypeVar("T")
+
+
+class WriterThread(Generic[T]):
+    """Writes what it is given, in order: a peer that does not read holds up nothing else. Any thread may use it."""
+
+    def __init__(self, name: str) -> None:
+        """Take items from now on; they are written once it is started."""
+        self._name = name
+        self._lock = threading.Lock()
+        self._items: deque[T] = deque()  # the first one is being written
+        self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()  # one for an item; False: it ends here
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def start(
+        self,
+        write: Callable[[T], None],
+        on_broken: Callable[[BaseException], None],
+        at_end: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin to write; ``at_end`` is called behind the last item, unless it was stopped.
+
+        After one of `TRANSPORT_ERRORS` nothing more is written, and ``on_broken`` is told of it.
+        """
+        self._thread = threading.Thread(
+            target=self._run, args=(write, on_broken, at_end), name=self._name, daemon=True
+        )
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        """Write ``item`` behind those before it; never waits."""
+        with self._lock:
+            self._items.append(item)
+        self._signals.put(True)
+
+    def waiting(self) -> list[T]:
+        """Return what is not written yet."""
+        with self._lock:
+            return list(self._items)
+
+    def finish(self) -> None:
+        self._signals.put(False)
+
+    def stop(self) -> None:
+        """Write nothing more; what is not written yet keeps waiting."""
+        self._stopped = True
+        self._signals.put(False)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended (None: however long that takes), unless it was never started."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(
+        self,
+        write: Callable[[T], None],
+        on_broken: Callable[[BaseException], None],
+        at_end: Callable[[], None] | None,
+    ) -> None:
+        try:
+            while self._signals.get() and not self._stopped:
+                write(self._items[0])
+                with self._lock:
+                    self._items.popleft()
+            if at_end is not None and not self._stopped:
+                at_end()
+        except TRANSPORT_ERRORS as error:
+            on_broken(error)
 
 
 class FlightConnection:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import socket
+import struct
 import typing
+import weakref
+from enum import IntEnum
 from typing import Any
 
 import msgpack
@@ -10,6 +17,138 @@ import pyarrow as pa
 
 from ftlayer.errors import MalformedRequestError
 from ftlayer.transport.packed import unpack
+
+# Frames over a Unix socket: eight bytes that say what comes and how long it is, then the frame.
+#
+# The eight bytes are, little-endian: the kind (`FrameKind`) in one, three zeros, and the length in four.
+
+
+MAX_FRAME_BYTES = (1 << 31) - 1
+"""As long as a message of Flight may be."""
+
+AHEAD_BYTES = 16 << 10
+"""So much is read at once where it has come: one call for several small frames; large ones go where they stay."""
+
+_HEAD = struct.Struct("<B3sI")
+_ZEROS = bytes(3)
+_DRAINED_BYTES = 65_536
+# The process is not ended by a peer that is gone, whatever a user's function has made of the signal.
+_SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class FrameKind(IntEnum):
+    DATA = 0
+    END = 1
+    """None comes behind it; it is empty."""
+    ERROR = 2
+    """The stream is refused, or breaks here: as `ftlayer.transport.flight_connection.error_frame`."""
+
+
+class FrameSocket:
+    """One end of a connection. One thread may read while another writes; `shut` is of any thread.
+
+    Methods raise OSError when the connection breaks, `MalformedRequestError` for what is no frame.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self._start = self._end = 0  # of what was read ahead
+        close_in_children(connected)
+
+    def send(self, kind: FrameKind, body: bytes = b"") -> None:
+        """Write a frame: nothing is copied on the way to the system. Waits while the other side does not read."""
+        size = len(body)
+        if size > MAX_FRAME_BYTES:
+            raise OSError(errno.EMSGSIZE, f"a frame of {size} bytes; {MAX_FRAME_BYTES} are the most")
+        head = _HEAD.pack(kind, _ZEROS, size)
+        sent = self._socket.sendmsg((head, body), (), _SEND_FLAGS)
+        # Nearly always all of it is: a signal, and the system's own bounds, may cut it.
+        if sent < len(head):
+            self._socket.sendall(head[sent:], _SEND_FLAGS)
+            sent = len(head)
+        if sent < len(head) + size:
+            self._socket.sendall(memoryview(body)[sent - len(head) :], _SEND_FLAGS)
+
+    def receive(self, most: int = MAX_FRAME_BYTES) -> tuple[FrameKind, pa.Buffer]:
+        """Wait for the next frame, of ``most`` bytes; the buffer is its own, and begins at a multiple of 64.
+
+        Raises `ConnectionResetError` where the connection has ended, even between two frames.
+        """
+        while self._end - self._start < _HEAD.size:
+            self._read_ahead()
+        number, zeros, size = _HEAD.unpack_from(self._ahead, self._start)
+        self._start += _HEAD.size
+        if number > max(FrameKind) or zeros != _ZEROS:
+            raise MalformedRequestError(
+                f"frame: a head that says nothing, {_HEAD.pack(number, zeros, size).hex()}"
+            )
+        kind = FrameKind(number)
+        if size > (0 if kind is FrameKind.END else most):
+            raise MalformedRequestError(f"frame: {kind.name} of {size} bytes, more than there may be")
+        body = pa.allocate_buffer(size)
+        if size:
+            here = min(size, self._end - self._start)
+            view = memoryview(body).cast("B")
+            view[:here] = self._ahead[self._start : self._start + here]
+            self._start += here
+            self._fill(view[here:])
+        return kind, body
+
+    def drain(self) -> None:
+        """Write nothing more, and read, for nothing, to the other side's end: what was written is not lost so."""
+        self._socket.shutdown(socket.SHUT_WR)
+        scratch = bytearray(_DRAINED_BYTES)
+        while self._socket.recv_into(scratch):
+            pass
+
+    def shut(self) -> None:
+        """Break the connection: a thread that waits in a method is freed."""
+        # One that is broken, or closed, already is as good.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Free the socket, when no other thread waits in a method."""
+        self._socket.close()
+
+    def _read_ahead(self) -> None:
+        """Read the bytes behind the few that are left, at least one."""
+        left = bytes(self._ahead[self._start : self._end])
+        self._ahead[: len(left)] = left
+        self._start, self._end = 0, len(left)
+        got = self._socket.recv_into(self._ahead[len(left) :])
+        if not got:
+            raise _gone()
+        self._end += got
+
+    def _fill(self, view: memoryview[Any]) -> None:
+        filled = 0
+        while filled < len(view):
+            got = self._socket.recv_into(view[filled:], 0, socket.MSG_WAITALL)
+            if not got:
+                raise _gone()
+            filled += got
+
+
+def _gone() -> ConnectionResetError:
+    return ConnectionResetError(errno.ECONNRESET, "the other side has gone without a word")
+
+
+def close_in_children(each: socket.socket) -> None:
+    """Have forked processes close their copies: the end of this process is to be seen by who is connected to it."""
+    _live.add(each)
+
+
+_live: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for each in list(_live):
+        each.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def pack(value: Any, what: str) -> bytes:

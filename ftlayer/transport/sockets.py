@@ -6,20 +6,148 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import hashlib
+import hmac
 import logging
 import os
+import secrets
 import shutil
 import socket
 import stat
+import struct
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, UnauthorizedError
 from ftlayer.transport.address import Address, is_socket_path
+from ftlayer.transport.frames import FrameKind, FrameSocket
+
+logger = logging.getLogger(__name__)
+
+
+# How two processes find out that they are on one machine, and that each is who the other takes it for.
+#
+# The client opens the path of a socket that the server has named. It answers only on the server's own machine, and each
+# side shows that it has the token, without saying it. ``C`` and ``S`` are fresh random bytes:
+#
+# | from | frame |
+# | --- | --- |
+# | client | ``C`` and the command |
+# | server | ``S`` and a MAC by the token of ``server``, ``C``, ``S`` and the command |
+# | client | a MAC by the token of ``client``, ``C``, ``S`` and the command |
+#
+# Both also have the system say whose process the other one is (Linux: ``SO_PEERCRED``), and refuse another user's. What
+# comes before these proofs is of bounded size.
+
+
+MAX_COMMAND_BYTES = 4_096
+
+_NONCE_BYTES = 32
+_MAC_BYTES = hashlib.sha256().digest_size
+_CLIENT, _SERVER = b"client", b"server"
+_CREDENTIALS = struct.Struct("iII")
+
+
+def meet(frames: FrameSocket, token: str, command: bytes) -> None:
+    """Be the client. Raises `UnauthorizedError` if the server has not the token, and what a `FrameSocket` does."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    frames.send(FrameKind.DATA, nonce + command)
+    answer = _receive(frames, _NONCE_BYTES + _MAC_BYTES)
+    other, mac = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+    said = nonce + other + command
+    if not hmac.compare_digest(mac, _mac(token, _SERVER, said)):
+        raise UnauthorizedError("what answers at the socket has not the token")
+    frames.send(FrameKind.DATA, _mac(token, _CLIENT, said))
+
+
+def answer(frames: FrameSocket, token: str) -> bytes:
+    """Be the server, and return the client's command. Raises as `meet`."""
+    first = _receive(frames, _NONCE_BYTES + MAX_COMMAND_BYTES)
+    nonce, command = first[:_NONCE_BYTES], first[_NONCE_BYTES:]
+    own = secrets.token_bytes(_NONCE_BYTES)
+    said = nonce + own + command
+    frames.send(FrameKind.DATA, own + _mac(token, _SERVER, said))
+    if not hmac.compare_digest(_receive(frames, _MAC_BYTES), _mac(token, _CLIENT, said)):
+        raise UnauthorizedError("a client at the socket has not the token")
+    return command
+
+
+def check_user(connected: socket.socket) -> None:
+    """Raise `UnauthorizedError` if another user's process is at the other end, where the system says whose it is."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    said = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(said)
+    if user != os.geteuid():
+        raise UnauthorizedError(f"a process of another user (id {user}) is at the socket")
+
+
+def _receive(frames: FrameSocket, most: int) -> bytes:
+    kind, body = frames.receive(most)
+    if kind is not FrameKind.DATA:
+        raise UnauthorizedError("the other side has not shown who it is")
+    data: bytes = body.to_pybytes()
+    return data
+
+
+def _mac(token: str, role: bytes, said: bytes) -> bytes:
+    return hmac.digest(token.encode(), role + said, "sha256")
+
+
+class Notifier:
+    """Tells systemd how this process is; says nothing where no one listens. For one thread.
+
+    A process that is told to show life (``WatchdogSec=``) does so twice in the time that it is given.
+    """
+
+    def __init__(
+        self, path: str, watchdog_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``path`` is the socket's ("" for none, "@…" for an abstract one), ``watchdog_s`` the time it is given."""
+        self._path = f"\0{path[1:]}" if path.startswith("@") else path
+        self._every_s = None if watchdog_s is None else watchdog_s / 2
+        self._clock = clock
+        self._told_s = -float("inf")
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Notifier:
+        """Return what the variables ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID`` ask for."""
+        path = environ.get("NOTIFY_SOCKET", "")
+        watchdog_us = environ.get("WATCHDOG_USEC", "")
+        is_meant = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        return cls(path, int(watchdog_us) / 1e6 if watchdog_us.isdigit() and is_meant else None)
+
+    def ready(self, status: str) -> None:
+        """Tell that the service serves; ``status`` is what ``systemctl status`` shows."""
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def stopping(self) -> None:
+        """Tell that the service ends by itself."""
+        self._send("STOPPING=1\nSTATUS=stopping")
+
+    def alive(self, is_live: Callable[[], bool]) -> None:
+        """Show life if it is time to, and if ``is_live`` says so."""
+        now_s = self._clock()
+        if self._every_s is None or now_s - self._told_s < self._every_s:
+            return
+        self._told_s = now_s
+        if is_live():
+            self._send("WATCHDOG=1")
+
+    def _send(self, text: str) -> None:
+        if not self._path:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to_manager:
+                to_manager.sendto(text.encode(), self._path)
+        except OSError as error:
+            # The service serves all the same; a manager that waits for READY=1 says itself that it got none.
+            logger.warning("the service manager cannot be told (NOTIFY_SOCKET): %s", error)
+
 
 FALLBACK = "/tmp"
 """Where they are made if the temporary directory has too long a path."""
@@ -38,8 +166,6 @@ REQUEST_S = 10
 """How long the headers of a request may take to come, where who sends it has shown no token yet."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-
-logger = logging.getLogger(__name__)
 
 
 class SocketDirectory:

@@ -19,8 +19,8 @@ from ftlayer.cli.main import app
 from ftlayer.cli.records import keepers
 from ftlayer.config import VertexOptions
 from ftlayer.errors import ConfigError
+from ftlayer.monitor.names import VertexView
 from ftlayer.monitor.sources import user_name
-from ftlayer.monitor.views import VertexView
 from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.embedded import EmbeddedVertex

@@ -22,9 +22,7 @@ from ftlayer.cli.main import app, await_end
 from ftlayer.cli.top import Key, Position, key_of, moved
 from ftlayer.config import VertexOptions
 from ftlayer.errors import VertexUnavailableError
-from ftlayer.monitor.names import JobKey
-from ftlayer.monitor.views import VertexView
-from ftlayer.monitor.words import state_of
+from ftlayer.monitor.names import JobKey, VertexView, state_of
 from ftlayer.vertex import calls
 from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, link_access, write_access
 from ftlayer.vertex.service.embedded import EmbeddedVertex

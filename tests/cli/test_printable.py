@@ -23,7 +23,7 @@ from ftlayer.printable import (
     printing_console,
     shortened,
 )
-from ftlayer.transport.failures import flight_error
+from ftlayer.transport.flight_connection import flight_error
 from ftlayer.vertex.calls import Attempt, RecordInfo
 
 ATTACK = "\x1b]52;c;ZXZpbA==\x07 \x1b[2J \x9b31m \r\x08 \u202e \x7f"

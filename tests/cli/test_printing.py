@@ -13,9 +13,8 @@ from rich.console import Console
 
 from ftlayer.cli.printing import new_table, print_line, print_table, time_text
 from ftlayer.cli.records import listed, print_listing, table_of_groups
-from ftlayer.monitor.grouped import LetterGroup
 from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.search import Search, Selection
+from ftlayer.monitor.plans import LetterGroup, Search, Selection
 from ftlayer.vertex.calls import Attempt, RecordInfo, RecordPage
 
 NOW_MS = 1_800_000_000_000

@@ -23,8 +23,7 @@ from redis_kit import RedisServer
 from servers import free_port, until
 
 from ftlayer.scaffold.choices import Choices, ProjectKind, ProjectMode, ProjectSink, ProjectSource
-from ftlayer.scaffold.project import project
-from ftlayer.scaffold.writing import write_project
+from ftlayer.scaffold.project import project, write_project
 
 pytestmark = [pytest.mark.spark, pytest.mark.campaign]
 

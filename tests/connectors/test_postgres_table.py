@@ -17,7 +17,7 @@ import pytest
 
 from ftlayer.errors import ConfigError, SourceChangedError
 from ftlayer.sources import PostgresTableSource
-from ftlayer.sources.postgres.table_source import PostgresTableReader
+from ftlayer.sources.postgres.data_source import PostgresTableReader
 from ftlayer.topology.queues import Member
 
 Until = Callable[[Callable[[], Any], str], Any]

@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 
 from ftlayer.clock import Now
 from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.searching import Console
 from ftlayer.console.serve import create_app
-from ftlayer.console.state import Console
 from ftlayer.errors import FTLayerError, VertexUnavailableError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource

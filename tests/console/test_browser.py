@@ -17,8 +17,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from ftlayer.clock import system_now
 from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.searching import Console
 from ftlayer.console.serve import create_app
-from ftlayer.console.state import Console
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.calls import AnnounceJob, OrderAnswer, OrderState, Stats

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.searching import Console
 from ftlayer.console.serve import create_app
-from ftlayer.console.state import Console
 from ftlayer.errors import UnsupportedError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource

@@ -10,10 +10,10 @@ import pytest
 
 from ftlayer.clock import Now
 from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.searching import Console
 from ftlayer.console.serve import create_app, liveness
-from ftlayer.console.state import Console
 from ftlayer.monitor.gather import Gatherer
-from ftlayer.vertex.rules.probes import STUCK_AFTER_MS
+from ftlayer.vertex.rules.operating import STUCK_AFTER_MS
 
 
 @dataclasses.dataclass

@@ -14,10 +14,9 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters
 from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.searching import Console
 from ftlayer.console.serve import create_app
-from ftlayer.console.state import Console
-from ftlayer.monitor.gather import Gatherer
-from ftlayer.monitor.stored import StoredReports
+from ftlayer.monitor.gather import Gatherer, StoredReports
 from ftlayer.records.ipc import as_stream
 
 

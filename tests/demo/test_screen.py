@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from ftlayer.demo.choices import Victim
-from ftlayer.demo.events import Progress, Started, Starting
+from ftlayer.demo.driver import Progress, Started, Starting
 from ftlayer.demo.run import Screen, TopologyTally
 from ftlayer.demo.supervisor import Happening, Killed
 

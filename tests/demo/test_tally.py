@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 
 from ftlayer.demo.choices import Kill, Kind, Victim
-from ftlayer.demo.events import (
+from ftlayer.demo.driver import (
     BatchDone,
     Event,
     Finished,
+    KillPlan,
     Progress,
     Restarted,
     Started,
@@ -14,7 +15,6 @@ from ftlayer.demo.events import (
     from_line,
     to_line,
 )
-from ftlayer.demo.kills import KillPlan
 from ftlayer.demo.run import BatchTally, Recovery, TopologyTally
 from ftlayer.demo.supervisor import BackAgain, Happening, Killed, WentOn
 

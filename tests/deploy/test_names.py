@@ -13,10 +13,10 @@ import typer.main
 import yaml
 
 from ftlayer.cli.main import DEFAULT_URL, app
-from ftlayer.console import metrics as console_metrics
+from ftlayer.console import watch as console_metrics
 from ftlayer.vertex.metrics import catalogue
-from ftlayer.vertex.metrics.families import Metric, MetricKind
-from ftlayer.vertex.service.probes import LIVEZ, READYZ
+from ftlayer.vertex.metrics.catalogue import Metric, MetricKind
+from ftlayer.vertex.service.metrics import LIVEZ, READYZ
 
 DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "deploy"
 METRICS_PORT = DEFAULT_URL.rpartition(":")[2]

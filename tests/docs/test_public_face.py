@@ -20,7 +20,7 @@ from ftlayer.checkpoint.coordinator.statistics import (
     CheckpointStats,
     SubtaskCheckpointStats,
 )
-from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.circuit import CircuitStatus
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.dead_letters.letter import DeadLetter
@@ -33,12 +33,11 @@ from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import ChainStatus, IsolationStatus, JobStatus, SlotStatus
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.environment import StreamEnvironment
-from ftlayer.spark.deliveries.ingest import IngestStream
+from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.protocol import BatchReport
-from ftlayer.spark.query.drained import LogEnds
-from ftlayer.spark.query.handle import TrackedQuery
-from ftlayer.spark.query.supervisor import QuerySupervisor
+from ftlayer.spark.query.checkpoint import LogEnds
+from ftlayer.spark.query.supervisor import QuerySupervisor, TrackedQuery
 from ftlayer.spark.query.writer import TrackedWriter
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.topology.builder import GraphBuilder

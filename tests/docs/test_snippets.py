@@ -29,7 +29,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.cli.main import app
 from ftlayer.clock import Now
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
-from ftlayer.console import metrics as console_metrics
+from ftlayer.console import watch as console_metrics
 from ftlayer.console.api import jobs as console_jobs
 from ftlayer.functions.context import Context, KeyTimers
 from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHandle, ValueHandle
@@ -38,24 +38,22 @@ from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus, SlotStatus
 from ftlayer.runtime.environment import StreamEnvironment, default_restart
-from ftlayer.spark.deliveries.ingest import IngestStream
+from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.protocol import BatchReport
-from ftlayer.spark.query.handle import TrackedQuery
+from ftlayer.spark.query.supervisor import TrackedQuery
 from ftlayer.spark.query.writer import TrackedWriter
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.store.memory import MemoryStore
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.explain import explain, to_mermaid
 from ftlayer.topology.job_graph_generator import job_graph
-from ftlayer.topology.streams.data_stream import DataStream
-from ftlayer.topology.streams.iterative_stream import IterativeStream
-from ftlayer.topology.streams.keyed_stream import ConnectedStreams, KeyedStream
-from ftlayer.topology.streams.options import FunctionOptions
+from ftlayer.topology.streams.data_stream import DataStream, FunctionOptions
+from ftlayer.topology.streams.keyed_stream import ConnectedStreams, IterativeStream, KeyedStream
 from ftlayer.topology.streams.windowed_stream import WindowedStream
 from ftlayer.vertex.calls import QueryStatus, Stats, StatsReply, StreamOptions, StreamStatus
 from ftlayer.vertex.metrics import catalogue
-from ftlayer.vertex.metrics.families import Metric, MetricKind
+from ftlayer.vertex.metrics.catalogue import Metric, MetricKind
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
 

@@ -121,7 +121,7 @@ class Remembering(ProcessFunction):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.spilling:
-            from ftlayer.state.tables import memory
+            from ftlayer.state.tables import layers as memory
 
             memory.MAX_BYTES = 2_000
 

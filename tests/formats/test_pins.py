@@ -14,8 +14,9 @@ import pytest
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage import dead_letters as letter_table
-from ftlayer.checkpoint.storage import last_reports, metadata
-from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.checkpoint.storage import metadata
+from ftlayer.checkpoint.storage import report as last_reports
+from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.runtime.protocol import channel_frames
 from ftlayer.sinks.at_least_once import SentMessage
 from ftlayer.sinks.delta.message import DeltaMessage

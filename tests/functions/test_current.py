@@ -15,7 +15,7 @@ from ftlayer.errors import UnsupportedError
 from ftlayer.functions.chains.chain import CHUNK_ROWS, Chain
 from ftlayer.functions.current import CurrentRecord, Tries, current_record
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
-from ftlayer.records.tries import FIRST_TRY, attempts_of, first_failed_of, pack_tries, unpacked
+from ftlayer.records.ids import FIRST_TRY, attempts_of, first_failed_of, pack_tries, unpacked
 from ftlayer.spark.stages.known import NOTHING_TRIED, TriedRoots, isolated
 
 V = pa.schema([("v", pa.int64())])

@@ -21,9 +21,7 @@ from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process, Reduce
 from ftlayer.functions.ttl import StateTtl
 from ftlayer.functions.undo.log import UndoLog
-from ftlayer.functions.windows.assigners import Fixed, Session
-from ftlayer.functions.windows.contents import Aggregated
-from ftlayer.functions.windows.function import window_function
+from ftlayer.functions.windows.function import Aggregated, Fixed, Session, window_function
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.functions.plain import plain_columns, read_plain
+from ftlayer.functions.conversion import plain_columns, read_plain
 from ftlayer.records.kernels import native
 
 _INTEGERS = {

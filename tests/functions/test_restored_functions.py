@@ -16,14 +16,21 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.snapshots import SubtaskRestore
+from ftlayer.checkpoint.snapshots import Piece, Scope, SubtaskRestore
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Process
-from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
-from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
-from ftlayer.functions.windows.function import window_function
+from ftlayer.functions.windows.function import (
+    Aggregated,
+    Collected,
+    Content,
+    Fixed,
+    Reduced,
+    Session,
+    Window,
+    WindowKind,
+    window_function,
+)
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.opening import open_backend
 from ftlayer.topology.job_graph_generator import as_co_process

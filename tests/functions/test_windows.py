@@ -15,9 +15,18 @@ from hypothesis import strategies as st
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Process
-from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
-from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
-from ftlayer.functions.windows.function import TABLE, window_function
+from ftlayer.functions.windows.function import (
+    TABLE,
+    Aggregated,
+    Collected,
+    Content,
+    Fixed,
+    Reduced,
+    Session,
+    Window,
+    WindowKind,
+    window_function,
+)
 from ftlayer.state.heap import HeapBackend
 
 RECORD = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])

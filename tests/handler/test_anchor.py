@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ftlayer.handler.children import Children
 from ftlayer.handler.handler import FTAnchorHandler, FTHandler, NonFTAnchorHandler
-from ftlayer.handler.record_ids import RecordIds
-from ftlayer.handler.xor import Events
+from ftlayer.handler.xor import Events, RecordIds
 from ftlayer.records.ids import child_ids, operator_key, random_root_ids
 
 

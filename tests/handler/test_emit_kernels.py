@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.records.kernels import native
-from ftlayer.runtime.task.selection import split_rows
+from ftlayer.runtime.task.routes import split_rows
 
 
 @given(st.lists(st.integers(0, 4), max_size=40), st.lists(st.integers(0, 2**63), min_size=5, max_size=5))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.handler.record_ids import RecordIds
-from ftlayer.records.tries import tries_or_first
+from ftlayer.handler.xor import RecordIds
+from ftlayer.records.ids import tries_or_first
 
 
 def lists_of(lineage: RecordIds) -> list[list[tuple[int, int, int, int]]]:

@@ -9,7 +9,7 @@ import pytest
 from ftlayer.errors import JobError, UnsupportedError
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.handler.handler import FTHandler, Handler, NonFTHandler
-from ftlayer.handler.record_ids import RecordIds
+from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import shard_of
 from ftlayer.vertex.calls.event_ids import check_event_ids
 

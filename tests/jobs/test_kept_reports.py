@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ftlayer.checkpoint.storage.last_reports import find_reports
 from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.checkpoint.storage.report import find_reports
 from ftlayer.errors import CheckpointDamagedError
-from ftlayer.jobs.kept_reports import ReportKeeper
+from ftlayer.jobs.local_board import ReportKeeper
 from ftlayer.vertex.calls import JobDetails
 
 PAUSE = threading.Event()

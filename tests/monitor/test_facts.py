@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.monitor import facts
-from ftlayer.monitor.facts.masking import masked_failure, masked_reason, masked_traceback
+from ftlayer.monitor.facts.common import masked_failure, masked_reason, masked_traceback
 from ftlayer.monitor.names import JobNames
 from ftlayer.vertex.calls import Attempt, RecordInfo
 from ftlayer.vertex.calls.jobs import (

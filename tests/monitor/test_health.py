@@ -16,7 +16,7 @@ from ftlayer.monitor.health import (
     together,
     vertex_health,
 )
-from ftlayer.monitor.words import pace_of, spoken
+from ftlayer.monitor.names import pace_of, spoken
 from ftlayer.vertex.calls.jobs import CheckpointTotals, Hour, Incident, SlotDetails
 
 OPEN = CircuitStatus(CircuitState.OPEN, 1, 100, 40, 5_000)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.monitor.grouped import LetterGroup, LetterGroups, whole_groups
 from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.search import Search, Selection, first_pages
+from ftlayer.monitor.plans import LetterGroup, LetterGroups, Search, Selection, first_pages, whole_groups
 from ftlayer.monitor.where import parse_where
 from ftlayer.vertex.calls import MAX_KEYS, Attempt, RecordInfo, RecordPage, SelectRecords
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from ftlayer.checkpoint.storage.last_reports import find_reports, put_report
+from ftlayer.checkpoint.storage.report import find_reports, put_report
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointDamagedError, UnknownJobError, UnsupportedError
-from ftlayer.monitor.gather import Gatherer
+from ftlayer.monitor.gather import SILENT_MS, Gatherer, StoredReports
 from ftlayer.monitor.health import Health, job_health, vertex_health
+from ftlayer.monitor.names import state_of
 from ftlayer.monitor.sources import VertexSource
-from ftlayer.monitor.stored import SILENT_MS, StoredReports
-from ftlayer.monitor.words import state_of
 from ftlayer.store import LmdbStore
 from ftlayer.vertex.calls import AnnounceJob, AskJob, JobDetails, JobList, JobOrder, OrderAction, Reply
 from ftlayer.vertex.rules.board import Board

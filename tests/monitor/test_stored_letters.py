@@ -19,8 +19,7 @@ from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.cli.main import app
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, UnsupportedError
-from ftlayer.monitor.gather import Gatherer
-from ftlayer.monitor.stored import LetterReader, StoredReports
+from ftlayer.monitor.gather import Gatherer, LetterReader, StoredReports
 from ftlayer.records.ipc import as_stream
 from ftlayer.vertex import calls
 

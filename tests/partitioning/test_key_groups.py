@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
-from ftlayer.partitioning.key_groups import HashByKeyGroup, groups_of, key_groups, subtasks_of
 from ftlayer.partitioning.partitioners import OutgoingRows
-from ftlayer.records.selector import KeySelector
+from ftlayer.partitioning.replay import HashByKeyGroup, groups_of, key_groups, subtasks_of
+from ftlayer.records.traced import KeySelector
 
 
 @given(st.integers(1, 500).flatmap(lambda most: st.tuples(st.just(most), st.integers(1, most))))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError, ConfigError, InvalidTopologyError, UnsupportedError
-from ftlayer.partitioning.channels import ALL_CHANNELS, spread
 from ftlayer.partitioning.partitioners import (
+    ALL_CHANNELS,
     Broadcast,
     Custom,
     Forward,
@@ -22,11 +22,12 @@ from ftlayer.partitioning.partitioners import (
     Partitioner,
     Rebalance,
     Shuffle,
+    spread,
 )
 from ftlayer.partitioning.replay import StoredRows, replay_twin
 from ftlayer.records.ids import I32Array, root_ids
 from ftlayer.records.keyhash import spark_hash
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 
 
 def kind(partitioner: Any) -> str:

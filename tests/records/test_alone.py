@@ -5,8 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from ftlayer.records.alone import may_share, row_alone
-from ftlayer.records.ipc import as_stream
+from ftlayer.records.ipc import as_stream, may_share, row_alone
 
 SECRET = b"secret"
 TEXTS = ["secret 0", "secret 1", "own", "secret 3", "secret 4"]

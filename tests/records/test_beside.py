@@ -13,14 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftlayer.records import beside
-from ftlayer.sources.amqp import source as amqp_rows
-from ftlayer.sources.kafka import source as kafka_rows
-from ftlayer.sources.mqtt import source as mqtt_rows
+from ftlayer.sources.amqp import data_source as amqp_rows
+from ftlayer.sources.kafka import data_source as kafka_rows
+from ftlayer.sources.mqtt import data_source as mqtt_rows
 from ftlayer.sources.nats import source as nats_rows
 from ftlayer.sources.nats.source import StreamDelivery
-from ftlayer.sources.postgres.change_rows import change_batch, schema_of_changes
+from ftlayer.sources.postgres.catalog import change_batch, schema_of_changes
 from ftlayer.sources.postgres.transactions import ChangedRow
-from ftlayer.sources.redis import source as redis_rows
+from ftlayer.sources.redis import data_source as redis_rows
 
 SCALES = {"s": 1_000_000, "ms": 1_000, "us": 1}
 NUMBERS = st.one_of(

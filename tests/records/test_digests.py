@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.records.digests import DIGEST_BYTES, digest_of
+from ftlayer.records.ipc import DIGEST_BYTES, digest_of
 
 TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int": (pa.int64(), st.integers(-(2**40), 2**40)),

@@ -7,7 +7,7 @@ import pytest
 
 from ftlayer.errors import ConfigError, UnhashableKeyError
 from ftlayer.records.keyhash import spark_hash
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 
 
 @pytest.fixture

@@ -21,46 +21,47 @@ from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall
-from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
+from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, RecordIds
 from ftlayer.runtime.protocol.messages import FromSlot, ReplayNow
 from ftlayer.runtime.slot.core import SlotCore, SlotEvent
 from ftlayer.runtime.slot.events import (
     CreditCame,
     FrameCame,
+    Grant,
+    ModeInstruction,
     PeerReached,
     PeersGone,
     Rest,
-    RowsRead,
-    SlotStarted,
-    SourceEnded,
-    TimePassed,
-    Turn,
-)
-from ftlayer.runtime.slot.instructions import (
-    Grant,
-    ModeInstruction,
     RowsDone,
+    RowsRead,
     RunTask,
     SlotInstruction,
+    SlotStarted,
+    SourceEnded,
     TellCoordinator,
+    TimePassed,
     Transmit,
+    Turn,
 )
-from ftlayer.runtime.slot.mode import OpenRules, SlotMode, SlotParts
+from ftlayer.runtime.slot.mode import OpenRules, SlotMode, SlotParts, UntrackedSlot
 from ftlayer.runtime.slot.seat import Seating
-from ftlayer.runtime.slot.untracked import UntrackedSlot
-from ftlayer.runtime.task.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded
-from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.runtime.task.events import (
+from ftlayer.runtime.task.actions import (
+    Acknowledge,
+    Action,
+    AskReplays,
     ChannelReset,
     ElementCame,
+    PersistRoots,
     Replayed,
     RowsPersisted,
+    Send,
     SourceOver,
     SourceRows,
+    TaskEnded,
     TaskEvent,
 )
+from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Replay, Sink, Source
 from ftlayer.vertex.calls import Failure, Persist, StreamOptions

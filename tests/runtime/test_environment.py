@@ -24,26 +24,26 @@ from ftlayer.errors import (
 )
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.java import machine as bundled_java
-from ftlayer.runtime.driver import spark_checks
+from ftlayer.runtime.driver import session as spark_checks
 from ftlayer.runtime.driver.job_thread import JobThread
-from ftlayer.runtime.driver.spark_checks import (
+from ftlayer.runtime.driver.session import (
+    MAX_ERROR_CHARS,
     Place,
     TaskSlotsTaken,
     check_session,
     check_task_slots,
     pickled_order,
     place_of,
+    spark_error_text,
 )
-from ftlayer.runtime.driver.submit import MAX_ERROR_CHARS, spark_error_text
 from ftlayer.runtime.environment import StreamEnvironment, open_server
 from ftlayer.runtime.protocol.order import SlotOrder
-from ftlayer.runtime.slot.shell import Order
-from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
+from ftlayer.runtime.slot.mode import Order, UntrackedSlotFactory
 from ftlayer.spark import sessions
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.layer import RetryDefaults
 from ftlayer.transport.address import parse_address
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
 WAIT_S = 600

@@ -24,8 +24,7 @@ import ftlayer.scaffold
 from ftlayer import FTLayer, StreamEnvironment
 from ftlayer.errors import SourceError
 from ftlayer.scaffold.choices import Choices, ProjectKind, ProjectMode, ProjectSink, ProjectSource, sinks_of
-from ftlayer.scaffold.project import NAME, project
-from ftlayer.scaffold.writing import write_project
+from ftlayer.scaffold.project import NAME, project, write_project
 
 ROOT = Path(__file__).parents[2]
 VARIANTS: dict[str, tuple[ProjectKind, ProjectMode | None]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ConfigError
-from ftlayer.scaffold.writing import write_project
+from ftlayer.scaffold.project import write_project
 
 FILES = {"README.md": "one", "shop/job.py": "two", ".gitignore": "three"}
 

@@ -19,7 +19,7 @@ from ftlayer.errors import SourceError
 from ftlayer.sources.files.formats import FileFormat
 from ftlayer.sources.files.pieces import Piece
 from ftlayer.sources.from_json import CORRUPT, FromJson
-from ftlayer.sources.http_pull.polled import PolledJsonSource
+from ftlayer.sources.http_pull.data_sources import PolledJsonSource
 
 CHILDREN, DOCUMENTS = int(sys.argv[1]) if len(sys.argv) > 1 else 1, 1_000
 VALUES = (

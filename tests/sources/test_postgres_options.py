@@ -17,10 +17,9 @@ from ftlayer.sources import (
     PostgresTableDataSource,
     PostgresTableSource,
 )
-from ftlayer.sources.postgres.change_rows import schema_of_changes
+from ftlayer.sources.postgres.catalog import schema_of_changes, to_column, type_of
 from ftlayer.sources.postgres.changes_reader import lsn_of, lsn_text
-from ftlayer.sources.postgres.columns import to_column, type_of
-from ftlayer.sources.postgres.table_source import Settling
+from ftlayer.sources.postgres.data_source import Settling
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.queues import Member
 

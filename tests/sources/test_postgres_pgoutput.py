@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.sources.postgres import pgoutput
-from ftlayer.sources.postgres.pgoutput import (
+from ftlayer.sources.postgres import transactions as pgoutput
+from ftlayer.sources.postgres.transactions import (
     EPOCH_US,
     UNCHANGED,
     Begin,

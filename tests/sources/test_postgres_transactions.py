@@ -9,16 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import SourceError
-from ftlayer.sources.postgres.pgoutput import (
+from ftlayer.sources.postgres.transactions import (
     Begin,
     CommitMessage,
     Insert,
+    LogPlace,
     Message,
     Relation,
     RelationColumn,
+    Transactions,
     Truncate,
+    Unit,
 )
-from ftlayer.sources.postgres.transactions import LogPlace, Transactions, Unit
 
 MINE = Relation(1, "public", "t", "d", (RelationColumn("n", True, 20, -1),))
 OTHER = Relation(2, "public", "u", "d", (RelationColumn("n", True, 20, -1),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftlayer.errors import ConfigError
-from ftlayer.sources.queue_positions import pack_position, unpack_position
+from ftlayer.sources.queue_stream import pack_position, unpack_position
 
 MINE = ("amqp", "orders")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import SourceError
-from ftlayer.sources.http_pull.sse import ServerEvent, SseParser
+from ftlayer.sources.http_pull.data_sources import ServerEvent, SseParser
 
 
 def parsed(*parts: bytes, last_id: str = "") -> list[ServerEvent]:

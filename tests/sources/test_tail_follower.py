@@ -12,10 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ftlayer.sources.tail import source as places
-from ftlayer.sources.tail import source as rules
-from ftlayer.sources.tail.disk import Seen, Stat
-from ftlayer.sources.tail.source import Follower, TailPlace, pack, unpack
+from ftlayer.sources.tail import data_source as places
+from ftlayer.sources.tail import data_source as rules
+from ftlayer.sources.tail.data_source import Follower, Seen, Stat, TailPlace, pack, unpack
 
 LOG = "/logs/app.log"
 QUIET_NS = 1_000_000

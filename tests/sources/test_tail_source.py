@@ -10,7 +10,7 @@ import pytest
 
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import TailSource
-from ftlayer.sources.tail import source as tail
+from ftlayer.sources.tail import data_source as tail
 from ftlayer.topology.queues import Fetched, Member, QueueReader
 
 MEMBER = Member("job/lines", 0, 1)

@@ -13,8 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ftlayer.sources.webhook.signature import HmacSignature
-from ftlayer.sources.webhook.source import Request, WebhookApp, WebhookIntake
+from ftlayer.sources.webhook.data_source import HmacSignature, Request, WebhookApp, WebhookIntake
 
 SECRET = "it is raining"
 

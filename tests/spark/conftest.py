@@ -19,9 +19,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from ftlayer.clock import Now
-from ftlayer.records.tries import tries_or_first
-from ftlayer.spark.stages.delivery_marks import make_marks
-from ftlayer.spark.stages.pages import PageHead, ipc_to_rows, roots_of
+from ftlayer.records.ids import tries_or_first
+from ftlayer.spark.stages.pages import PageHead, ipc_to_rows, make_marks, roots_of
 from ftlayer.spark.stages.task import FT, RootGiver
 from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls

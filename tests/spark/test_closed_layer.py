@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StructType
 from ftlayer.config import FTStatus
 from ftlayer.errors import FTLayerError, LayerClosedError, VertexUnavailableError
 from ftlayer.functions.retry_rules import NO_RULES
-from ftlayer.spark.deliveries.ingest import IngestStream
+from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.layer import FTLayerEngine
 from ftlayer.vertex.calls import OpenStream, StreamOptions

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ftlayer.functions.steps import Map
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.protocol import STEPS, BatchProtocol, BatchReport
-from ftlayer.spark.stages.carrier import make_carriers
+from ftlayer.spark.stages.pages import make_carriers
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.steps import plan_stages
 from ftlayer.vertex import calls

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.spark.workers import own_paths, prepare_workers
+from ftlayer.spark.sessions import own_paths, prepare_workers
 
 WAIT_S = 600
 

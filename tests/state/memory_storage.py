@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.pieces import Piece, Scope
+from ftlayer.checkpoint.snapshots import Piece, Scope
 from ftlayer.errors import CheckpointDamagedError
 
 

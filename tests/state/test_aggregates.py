@@ -18,15 +18,13 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, SubtaskRestore
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions.aggregates import table as tables
-from ftlayer.functions.aggregates.keyed import KeyedAggregate
-from ftlayer.functions.aggregates.per_record import AggregatesPerRecord
-from ftlayer.functions.aggregates.typed import AggregatePlan
+from ftlayer.functions.aggregates.per_record import AggregatePlan, AggregatesPerRecord
+from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.chains.topology import MAIN, TopologyChain, TopologyResult
 from ftlayer.functions.steps import Map, Reduce
-from ftlayer.functions.undo.log import UndoLog
-from ftlayer.functions.undo.pieces import in_pieces
-from ftlayer.partitioning.key_groups import groups_of, key_groups, subtasks_of
-from ftlayer.records.selector import KeySelector
+from ftlayer.functions.undo.log import UndoLog, in_pieces
+from ftlayer.partitioning.replay import groups_of, key_groups, subtasks_of
+from ftlayer.records.traced import KeySelector
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
 
@@ -64,7 +62,7 @@ def as_functions(plan: AggregatePlan) -> list[Any]:
 
 @dataclass
 class Piece:
-    """`ftlayer.functions.undo.pieces.PieceOfWork`."""
+    """`ftlayer.functions.undo.log.PieceOfWork`."""
 
     size: int
     result: TopologyResult

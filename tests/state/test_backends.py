@@ -21,7 +21,7 @@ from ftlayer.errors import SnapshotCancelledError
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.values import NAN
-from ftlayer.partitioning.key_groups import groups_of
+from ftlayer.partitioning.replay import groups_of
 from ftlayer.state import opening as backend
 from ftlayer.state import opening as merging
 from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen
@@ -29,9 +29,10 @@ from ftlayer.state.lmdb import copies as lmdb_copy
 from ftlayer.state.lmdb import stores as lmdb
 from ftlayer.state.lmdb import stores as sweep
 from ftlayer.state.opening import open_backend
-from ftlayer.state.snapshots import changelog, entries, lineage, view
-from ftlayer.state.tables import memory
-from ftlayer.state.tables.groups import KeyGroups
+from ftlayer.state.snapshots import changelog, entries, lineage
+from ftlayer.state.snapshots import entries as view
+from ftlayer.state.tables import layers as memory
+from ftlayer.state.tables.layers import KeyGroups
 
 GROUPS = 16
 KEYS = {

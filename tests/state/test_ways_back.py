@@ -15,7 +15,7 @@ from ftlayer.checkpoint.coordinator import coordinator as completed
 from ftlayer.checkpoint.coordinator.coordinator import CompletedStore
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
-from ftlayer.checkpoint.storage.deleting import StoragePool
+from ftlayer.checkpoint.storage.files import StoragePool
 from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.checkpoint.storage.layout import pieces_directory
 from ftlayer.checkpoint.storage.loading import find_checkpoints, load_checkpoint, verify_checkpoint

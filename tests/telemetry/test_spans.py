@@ -53,7 +53,7 @@ def test_the_sdk_says_nothing_of_what_we_push_and_all_of_what_others_do(
     assert export is not None
     export.send(_span())
     export.close()
-    assert [record.name for record in caplog.records] == ["ftlayer.telemetry.news"]
+    assert [record.name for record in caplog.records] == ["ftlayer.telemetry.spans"]
     assert "traces are not taken at" in caplog.text
     logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").error("of another one")
     assert "of another one" in caplog.text

@@ -10,7 +10,7 @@ import pytest
 
 from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import HashByKey
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.checks import check_graph
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode

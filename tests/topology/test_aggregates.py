@@ -12,7 +12,7 @@ import ftlayer as ft
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.names import display_name, kind_of
+from ftlayer.topology.job_graph import display_name, kind_of
 from ftlayer.topology.streams.keyed_stream import KeyedStream
 
 

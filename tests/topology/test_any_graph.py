@@ -16,10 +16,10 @@ from ftlayer.errors import FTLayerError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import Filter, Map, Process, Reduce
 from ftlayer.partitioning.partitioners import Broadcast, Custom, Forward, HashByKey, Rebalance
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.topology.explain import explain
-from ftlayer.topology.facts import keys_of
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
+from ftlayer.topology.job_graph import keys_of
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import (
     AssignWatermarks,

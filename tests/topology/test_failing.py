@@ -8,13 +8,12 @@ import pytest
 
 from ftlayer import FailurePolicy
 from ftlayer.circuit import Limit
-from ftlayer.dead_letters.schema import LETTER_SCHEMA
+from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import RetryRules, rules_of
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.explain import explain
-from ftlayer.topology.facts import LETTERS, rules_of_operator
-from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.job_graph import LETTERS, JobGraph, rules_of_operator
 from ftlayer.topology.job_graph_generator import job_graph
 
 OF_JOB = FailurePolicy(max_attempts=2, backoff="1s")

@@ -16,8 +16,7 @@ from ftlayer.functions.retry_rules import rules_of
 from ftlayer.functions.steps import CoProcess, MapAsync
 from ftlayer.restart import FixedDelay
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.facts import rules_of_operator
-from ftlayer.topology.job_graph import JobGraph, JobVertex
+from ftlayer.topology.job_graph import JobGraph, JobVertex, rules_of_operator
 from ftlayer.topology.job_graph_generator import (
     BarrierBuilder,
     FTLayerBuilder,

@@ -24,7 +24,7 @@ from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import IterationHead, IterationTail
 from ftlayer.topology.streams.data_stream import DataStream
-from ftlayer.topology.streams.iterative_stream import IterativeStream
+from ftlayer.topology.streams.keyed_stream import IterativeStream
 
 Orders = Callable[[GraphBuilder], DataStream]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.topology.lag import WAITING, lag_behind, lies_before
+from ftlayer.topology.checks import WAITING, lag_behind, lies_before
 
 
 @pytest.mark.parametrize(

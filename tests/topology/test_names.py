@@ -18,8 +18,7 @@ from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, Process
 from ftlayer.recovery import lasting
 from ftlayer.state.heap import HeapBackend
-from ftlayer.topology.job_graph import JobGraph, JobVertex
-from ftlayer.topology.names import operators_needing, placed
+from ftlayer.topology.job_graph import JobGraph, JobVertex, operators_needing, placed
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 
 ID = pa.schema([("id", pa.int64())])

@@ -22,7 +22,7 @@ from ftlayer.partitioning.partitioners import (
     Rebalance,
     Shuffle,
 )
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.sources import FromJson
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.graph import StreamGraph

@@ -9,10 +9,10 @@ import pytest
 
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import Process
-from ftlayer.functions.windows.assigners import Fixed, Session
+from ftlayer.functions.windows.function import Fixed, Session
 from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.job_graph import display_name
 from ftlayer.topology.job_graph_generator import as_co_process
-from ftlayer.topology.names import display_name
 from ftlayer.topology.operators import Join
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.topology.streams.keyed_stream import KeyedStream

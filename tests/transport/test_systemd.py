@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlayer.transport.systemd import Notifier
+from ftlayer.transport.sockets import Notifier
 
 
 class Manager:

@@ -17,12 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import FTLayerError, MalformedRequestError, PeerRefusedError, UnauthorizedError
-from ftlayer.transport import meeting
-from ftlayer.transport.failures import TRANSPORT_ERRORS
-from ftlayer.transport.frame_socket import AHEAD_BYTES, MAX_FRAME_BYTES, FrameKind, FrameSocket
+from ftlayer.transport import sockets as meeting
+from ftlayer.transport.flight_connection import TRANSPORT_ERRORS
+from ftlayer.transport.frames import AHEAD_BYTES, MAX_FRAME_BYTES, FrameKind, FrameSocket
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.transport.unix_connection import UnixConnection
-from ftlayer.transport.unix_listener import UnixListener, UnixStream
+from ftlayer.transport.unix_connection import UnixConnection, UnixListener, UnixStream
 
 TOKEN = "a-token-of-the-tests"
 WAIT_S = 600

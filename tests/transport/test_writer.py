@@ -6,7 +6,7 @@ import threading
 
 import pyarrow as pa
 
-from ftlayer.transport.writer import WriterThread
+from ftlayer.transport.flight_connection import WriterThread
 
 WAIT_S = 600
 

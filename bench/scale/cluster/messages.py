@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyarrow import flight
 
 from ftlayer.records.ipc import as_message
-from ftlayer.runtime.protocol.control_frames import decode_from_slot, encode
+from ftlayer.runtime.protocol.channel_frames import decode_from_slot, encode
 from ftlayer.runtime.protocol.messages import EdgeLoad, Heartbeat, SubtaskLoad
-from ftlayer.transport.streams import NO_COLUMNS, end_stream, frames_of
+from ftlayer.transport.flight_connection import NO_COLUMNS, end_stream, frames_of
 
 BATCH_ROWS = 16_384
 CHANNELS = 16

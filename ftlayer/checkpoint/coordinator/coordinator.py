@@ -23,18 +23,27 @@ from typing import assert_never
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
 from ftlayer.checkpoint.coordinator.events import (
+    Answer,
     BacklogChanged,
     CheckpointEvent,
+    CheckpointInstruction,
     CheckpointRequested,
     CheckpointTick,
     CommitFailed,
+    CommitSinks,
+    Discard,
+    FinishTasks,
     InputHeld,
+    JobEnd,
     JobOver,
     JobStopping,
+    NotifyCompleted,
     PartDeclined,
     PartWritten,
+    Publish,
     Published,
     PublishFailed,
+    RestoreFrom,
     SavepointRequested,
     SinksCommitted,
     StopRequested,
@@ -43,25 +52,17 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRestored,
     TasksRunning,
 )
-from ftlayer.checkpoint.coordinator.failures import AbortReason
-from ftlayer.checkpoint.coordinator.holds import InputHolds
-from ftlayer.checkpoint.coordinator.in_flight import PendingCheckpoints
-from ftlayer.checkpoint.coordinator.instructions import (
-    Answer,
-    CheckpointInstruction,
-    CommitSinks,
-    Discard,
-    FinishTasks,
-    JobEnd,
-    NotifyCompleted,
-    Publish,
-    RestoreFrom,
+from ftlayer.checkpoint.coordinator.in_flight import AbortReason, InputHolds, PendingCheckpoints
+from ftlayer.checkpoint.coordinator.statistics import (
+    CheckpointCounts,
+    CheckpointStage,
+    CheckpointStats,
+    JobFacts,
+    PendingCheckpoint,
+    Subtask,
 )
-from ftlayer.checkpoint.coordinator.pending import CheckpointStage, JobFacts, PendingCheckpoint, Subtask
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
-from ftlayer.checkpoint.pieces import Scope
-from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import Checkpoint, Scope, SubtaskSnapshot
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, CommitFailedError, FTLayerError
 from ftlayer.printable import shown_url

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from enum import Enum
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.coordinator.failures import AbortReason, FailureCounter
-from ftlayer.checkpoint.coordinator.holds import InputHolds
-from ftlayer.checkpoint.coordinator.instructions import (
+from ftlayer.checkpoint.coordinator.events import (
     Answer,
     CheckpointInstruction,
     DiscardParts,
@@ -15,12 +15,110 @@ from ftlayer.checkpoint.coordinator.instructions import (
     NotifyAborted,
     Trigger,
 )
-from ftlayer.checkpoint.coordinator.pending import CheckpointStage, JobFacts, PendingCheckpoint
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats, Statistics
+from ftlayer.checkpoint.coordinator.statistics import (
+    CheckpointCounts,
+    CheckpointStage,
+    CheckpointStats,
+    JobFacts,
+    PendingCheckpoint,
+    Statistics,
+)
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, FTLayerError
+
+
+class AbortReason(Enum):
+    """Why a checkpoint was given up: its text, and whether it counts as a failure."""
+
+    EXPIRED = ("it took longer than the timeout", True)
+    HELD = ("a chain holds its input", False)
+    DECLINED = ("a task could not write its part", True)
+    STORAGE = ("its metadata could not be written", True)
+    GIVEN_UP = ("a task gave it up", False)
+    SUBSUMED = ("a later checkpoint was completed before it", False)
+    BASE_GONE = ("it builds on a checkpoint that was discarded meanwhile", False)
+    JOB_RESTARTS = ("the job restarts", False)
+    JOB_OVER = ("the job is over", False)
+
+    def __init__(self, text: str, counts: bool) -> None:
+        self.text = text
+        self.counts = counts
+
+
+class FailureCounter:
+    """Counts consecutive failures. Savepoints are none of its business."""
+
+    REMEMBERED = 1_000
+    """So many failed checkpoints are told apart, so that none counts twice."""
+
+    def __init__(self, tolerable: int) -> None:
+        self._tolerable = tolerable
+        self._succeeded = 0
+        self._in_a_row = 0
+        self._counted: deque[int] = deque(maxlen=self.REMEMBERED)
+
+    @property
+    def in_a_row(self) -> int:
+        """Failures since the last success, or since the job was failed for them."""
+        return self._in_a_row
+
+    def failed(self, checkpoint: int, reason: AbortReason) -> bool:
+        """Take a failure; returns whether it is one too many, and begins to count anew then."""
+        if not reason.counts or checkpoint <= self._succeeded or checkpoint in self._counted:
+            return False
+        self._counted.append(checkpoint)
+        self._in_a_row += 1
+        if self._in_a_row <= self._tolerable:
+            return False
+        self._in_a_row = 0
+        return True
+
+    def succeeded(self, checkpoint: int) -> None:
+        """Take a success; failures of earlier checkpoints that are reported late do not count."""
+        if checkpoint > self._succeeded:
+            self._succeeded = checkpoint
+            self._in_a_row = 0
+
+
+# Chains that hold their input, since too many of their records fail, or wait: barriers wait there behind records.
+#
+# A chain may hold its input for as long as a service is down. Others are not to wait for a checkpoint so long: where a
+# hold lasts, barriers overtake records, as in unaligned checkpoints, and go into the chain ahead of what it holds.
+
+
+LASTING_MS = 5_000
+"""A hold that has lasted so long is not waited for."""
+
+
+class InputHolds:
+    """Told which chains hold their input. Times are of one monotone clock, ms."""
+
+    def __init__(self) -> None:
+        self._since_ms: dict[str, int] = {}
+        self._until_ms: dict[str, int] = {}  # of those that hold it no more
+
+    def told(self, chains: Collection[str], now_ms: int) -> None:
+        """These hold their input now, and no others."""
+        self._until_ms |= {uid: now_ms for uid in self._since_ms if uid not in chains}
+        self._since_ms = {uid: self._since_ms.get(uid, now_ms) for uid in chains}
+
+    @property
+    def chains(self) -> Collection[str]:
+        return self._since_ms.keys()
+
+    def after(self, mono_ms: int) -> frozenset[str]:
+        """Those that hold their input, or have at some time after this one."""
+        ended = (uid for uid, until_ms in self._until_ms.items() if until_ms > mono_ms)
+        return frozenset((*self._since_ms, *ended))
+
+    def lasting(self, now_ms: int) -> frozenset[str]:
+        return frozenset(uid for uid, since_ms in self._since_ms.items() if now_ms - since_ms >= LASTING_MS)
+
+    def lasts_at_ms(self, chains: Iterable[str]) -> int:
+        """Return when the first of these, which hold their input, will have for long."""
+        return min(self._since_ms[uid] for uid in chains) + LASTING_MS
 
 
 def why_held(chains: Sequence[str]) -> str:

@@ -23,8 +23,7 @@ from typing import TypeVar
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.custom_storage import CHUNK_BYTES, CheckpointStorage
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.snapshots import Checkpoint, KeyedSnapshot, StatePiece, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import Checkpoint, KeyedSnapshot, Piece, Scope, StatePiece, SubtaskSnapshot
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import Checkpoint, Piece, Scope, SubtaskSnapshot
 from ftlayer.errors import CheckpointStorageError
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from ftlayer import __version__
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterBatch, LetterKind
 from ftlayer.checkpoint.storage.files import FileStatus, raised
-from ftlayer.checkpoint.storage.keys import key_of
+from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, is_same, key_of
 from ftlayer.checkpoint.storage.layout import (
     DEAD_LETTERS,
     job_directory,
@@ -35,7 +35,6 @@ from ftlayer.checkpoint.storage.layout import (
     part,
 )
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer, is_same
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, IncompatibleCheckpointError, newer_format
 from ftlayer.printable import shown_url

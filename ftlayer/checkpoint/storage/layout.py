@@ -89,7 +89,6 @@ def parent(url: str) -> str:
 
 
 def last_name(url: str) -> str:
-    """Return the last part of ``url``."""
     return url.rstrip("/").rpartition("/")[2]
 
 

@@ -17,12 +17,10 @@ from typing import BinaryIO
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.custom_storage import serve
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import Checkpoint, Piece, Scope, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import DriverStorage, PieceWriter, SlotStorage
-from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
-from ftlayer.checkpoint.storage.files import Files
-from ftlayer.checkpoint.storage.keys import key_of, packed_key
+from ftlayer.checkpoint.storage.files import Files, StoragePool, raise_together
+from ftlayer.checkpoint.storage.keys import Signer, key_of, packed_key
 from ftlayer.checkpoint.storage.lanes import FileLane, NamePath
 from ftlayer.checkpoint.storage.layout import (
     KEY,
@@ -47,23 +45,25 @@ from ftlayer.checkpoint.storage.layout import (
 from ftlayer.checkpoint.storage.loading import (
     all_pieces,
     check_present,
+    fetch_piece,
     find_checkpoints,
     load_checkpoint,
+    open_piece,
     paths_of,
     verify_checkpoint,
 )
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.checkpoint.storage.metadata import encode
-from ftlayer.checkpoint.storage.orphans import is_bound, is_settled, orphans
-from ftlayer.checkpoint.storage.reading import fetch_piece, open_piece
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checkpoint.storage.removing import (
     delete_directory,
     delete_savepoint,
     discard_checkpoint,
+    is_bound,
+    is_settled,
+    orphans,
     shared_paths,
 )
-from ftlayer.checkpoint.storage.signing import Signer
 from ftlayer.checkpoint.storage.writer import Amplification, FileWriter, given_up
 from ftlayer.errors import (
     CheckpointDamagedError,

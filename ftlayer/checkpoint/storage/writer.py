@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from ftlayer.checkpoint.pieces import Piece, Scope
+from ftlayer.checkpoint.snapshots import Piece, Scope
+from ftlayer.checkpoint.storage.keys import Hasher, Signer
 from ftlayer.checkpoint.storage.lanes import FileLane, PieceFile
 from ftlayer.checkpoint.storage.layout import SHARED
-from ftlayer.checkpoint.storage.signing import Hasher, Signer
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError
 

@@ -8,17 +8,23 @@ from fastapi import APIRouter, Body, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from ftlayer.console.choosing import Choice, ChosenGroup, choice_of
 from ftlayer.console.editing import check_editable, requeue_edited
 from ftlayer.console.forms import AnyCaller, ApiOperator, only_known
-from ftlayer.console.groups import dead_groups
 from ftlayer.console.pages.audit import ENTRIES, MOST_ENTRIES, audit_of
 from ftlayer.console.pages.dead import begin_change, begin_work, export, known_work
 from ftlayer.console.pages.records import check_masking, explanation_of, known_record
 from ftlayer.console.rendering import console_of
-from ftlayer.console.searching import MOST, PAGE, RecordFilter, search
-from ftlayer.console.state import Console
-from ftlayer.console.works import Wanted, Work
+from ftlayer.console.searching import (
+    MOST,
+    PAGE,
+    Choice,
+    ChosenGroup,
+    Console,
+    RecordFilter,
+    choice_of,
+    search,
+)
+from ftlayer.console.works import Wanted, Work, dead_groups
 from ftlayer.monitor.facts import Facts, iso, letter_group_facts, record_facts
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.monitor.row_json import row_of_json

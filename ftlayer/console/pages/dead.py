@@ -11,17 +11,15 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from ftlayer.console.asking import by
-from ftlayer.console.choosing import Choice, choice_of
 from ftlayer.console.forms import Operator, PostedForm
-from ftlayer.console.groups import dead_groups
-from ftlayer.console.guard import Caller
 from ftlayer.console.live import Context, LivePage, Visit
+from ftlayer.console.login import Caller
 from ftlayer.console.pages.entry import own_path
 from ftlayer.console.pages.records import check_masking, filter_of
 from ftlayer.console.places import with_query
 from ftlayer.console.rendering import console_of, go_to, say
-from ftlayer.console.state import Console
-from ftlayer.console.works import Wanted, Work, WorkState
+from ftlayer.console.searching import Choice, Console, choice_of
+from ftlayer.console.works import Wanted, Work, WorkState, dead_groups
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.exporting import Page, exported
 from ftlayer.monitor.facts import letter_group_facts

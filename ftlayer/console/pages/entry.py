@@ -4,8 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ftlayer.console.forms import PostedForm, SubmittedForm
-from ftlayer.console.guard import LOGIN, peer_of, session_key, too_many
-from ftlayer.console.login import SESSION_MS
+from ftlayer.console.login import LOGIN, SESSION_MS, peer_of, session_key, too_many
 from ftlayer.console.rendering import console_of, go_to, page
 
 router = APIRouter(include_in_schema=False)

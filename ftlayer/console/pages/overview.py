@@ -5,8 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ftlayer.console.hours import shown_hour
-from ftlayer.console.live import Context, LivePage, Visit
+from ftlayer.console.live import Context, LivePage, Visit, shown_hour
 from ftlayer.monitor.facts import Facts, overview_facts
 
 router = APIRouter(include_in_schema=False)

@@ -5,14 +5,249 @@ The state of a key, or of a window, is what `AggregatePlan.state` says: a bare v
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ftlayer.functions.aggregates.typed import AggregatePlan, TypedAggregate
+from ftlayer.errors import ConfigError
+from ftlayer.functions.aggregates.calls import Aggregate
+from ftlayer.records.keyhash import key_column
+
+# Aggregates of columns of a certain type: what they give, what they keep, and in which form the C extension has it.
+#
+# The C extension knows int64, double, decimals of 128 bits, and bytes. Other types are cast to one of these, and back.
+
+
+MOST_DIGITS = 38
+"""Of a decimal."""
+
+MORE_DIGITS = 10
+"""A sum of decimals has so many digits more than they have, as Spark's."""
+
+_COUNT_CODE = {True: b"n", False: b"c"}
+_CODES = {"sum": b"s", "min": b"<", "max": b">", "mean": b"m"}
+_NAMES = "integers, floats, doubles and decimals"
+_ORDERED = f"{_NAMES}, booleans, dates, timestamps (microseconds), strings and binary"
+
+
+@dataclass(frozen=True)
+class TypedAggregate:
+    """An aggregate of a column of a certain type.
+
+    Attributes:
+        call: what the user asked for.
+        result: the type that it gives.
+        held: the type that the C extension works on; of a count any.
+        code, kind, digits: how the C extension is told: `ftlayer._native.Accumulators`.
+    """
+
+    call: Aggregate
+    result: pa.DataType
+    held: pa.DataType
+
+    @property
+    def code(self) -> bytes:
+        return _CODES.get(self.call.function) or _COUNT_CODE[self.call.column is None]
+
+    @property
+    def kind(self) -> bytes:
+        if self.call.function == "count":
+            return b"-"
+        if pa.types.is_decimal(self.held):
+            return b"d"
+        return {pa.int64(): b"l", pa.float64(): b"g"}.get(self.held, b"z")
+
+    @property
+    def digits(self) -> int:
+        """Digits that a sum of decimals has."""
+        return self.held.precision if pa.types.is_decimal(self.held) else 0
+
+    @property
+    def state(self) -> list[pa.DataType]:
+        """The types of the values that are kept: of a mean, sum and number."""
+        return [pa.float64(), pa.int64()] if self.call.function == "mean" else [self.result]
+
+    @property
+    def state_held(self) -> list[pa.DataType]:
+        """The same as the C extension has them."""
+        return [pa.float64(), pa.int64()] if self.call.function == "mean" else [self.held]
+
+    def taken(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return what the C extension takes of a batch; of a count of rows any column."""
+        if self.call.column is None:
+            return batch.column(0)
+        column = batch.column(self.call.column)
+        return column if self.call.function == "count" else held_as(column, self.held)
+
+
+def held_as(column: pa.Array, held: pa.DataType) -> pa.Array:
+    """Return a column in the form that the C extension works on."""
+    kind = column.type
+    if kind.equals(held):
+        return column
+    if pa.types.is_date32(kind):
+        return column.view(pa.int32()).cast(held)
+    if pa.types.is_timestamp(kind):
+        return column.view(held)
+    # A sum of doubles takes large integers, which are rounded.
+    return pc.cast(column, held, safe=False)
+
+
+def given_as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column of the C extension as one of the type that a user knows: the way back from `held_as`."""
+    if column.type.equals(kind):
+        return column
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32()).view(kind)
+    if pa.types.is_timestamp(kind):
+        return column.view(kind)
+    return pc.cast(column, kind, safe=False)
+
+
+@dataclass(frozen=True)
+class AggregatePlan:
+    """All aggregates of one operator.
+
+    Attributes:
+        keys: the key's columns.
+        aggregates: in their order.
+        input: the schema of what they take.
+        output: the key's columns, then one for each aggregate.
+    """
+
+    keys: tuple[str, ...]
+    aggregates: tuple[TypedAggregate, ...]
+    input: pa.Schema
+    output: pa.Schema
+
+    @classmethod
+    def of(
+        cls,
+        calls: Sequence[object],
+        keys: tuple[str, ...],
+        schema: pa.Schema,
+        *,
+        between: Sequence[pa.Field] = (),
+    ) -> AggregatePlan:
+        """Find the types of aggregates over records of ``schema``; ``between`` are columns behind the key's.
+
+        Raises `ConfigError` for what is no aggregate, a column that there is not or of a type that it cannot take, and
+        two results of one name.
+        """
+        typed = []
+        for call in calls:
+            if not isinstance(call, Aggregate):
+                raise ConfigError(
+                    f"aggregate: expected count(), sum(…), min(…), max(…) or mean(…), got a {type(call).__name__}; "
+                    "or give create, add and schema of an aggregate of your own"
+                )
+            typed.append(_typed(call, schema))
+        nothing = pa.RecordBatch.from_pylist([], schema=schema)
+        own = [pa.field(name, key_column(nothing, name).type) for name in keys]
+        fields = [*own, *between, *(pa.field(each.call.name, each.result) for each in typed)]
+        names = [field.name for field in fields]
+        for name in names:
+            if [each.lower() for each in names].count(name.lower()) > 1:
+                raise ConfigError(
+                    f"aggregate: two columns of the result are called {name!r}; name one otherwise: "
+                    f"count(…, name='other')"
+                )
+        return cls(keys, tuple(typed), schema, pa.schema(fields))
+
+    @cached_property
+    def state(self) -> pa.Schema:
+        """The values that are kept of a key, by numbers."""
+        return _numbered([kind for each in self.aggregates for kind in each.state])
+
+    @cached_property
+    def state_held(self) -> pa.Schema:
+        """The same as the C extension has them."""
+        return _numbered([kind for each in self.aggregates for kind in each.state_held])
+
+    def key_columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Return the key's columns, of types that the C extension finds keys by."""
+        return [_plain_key(key_column(batch, name)) for name in self.keys]
+
+    def key_results(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Return the key's columns as the results have them."""
+        return [key_column(batch, name) for name in self.keys]
+
+    def taken(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what the C extension takes, a column for each aggregate."""
+        columns = [each.taken(batch) for each in self.aggregates]
+        return pa.RecordBatch.from_arrays(columns, names=[str(place) for place in range(len(columns))])
+
+    def described(self) -> str:
+        """Say what is kept: a state of other aggregates, or in another order, is another one."""
+        said = []
+        for each in self.aggregates:
+            of = each.call.column or ""
+            said.append(f"{each.call.function}({of}) {', '.join(map(str, each.state))}")
+        return "; ".join(said)
+
+
+def _plain_key(column: pa.Array) -> pa.Array:
+    """Return a key's column as one of a type that the C extension knows, whose values are the same in Python."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return column.cast(pa.binary())
+    return column.cast(pa.bool_()) if pa.types.is_null(kind) else column
+
+
+def _numbered(kinds: Sequence[pa.DataType]) -> pa.Schema:
+    return pa.schema([pa.field(str(place), kind) for place, kind in enumerate(kinds)])
+
+
+def _typed(call: Aggregate, schema: pa.Schema) -> TypedAggregate:
+    if call.column is None:
+        return TypedAggregate(call, pa.int64(), pa.int64())
+    if call.column not in schema.names:
+        raise ConfigError(
+            f"{call.function}: there is no column {call.column!r}; there are {', '.join(schema.names)}"
+        )
+    kind = schema.field(call.column).type
+    if call.function == "count":
+        return TypedAggregate(call, pa.int64(), pa.int64())
+    held = _held(kind)
+    if call.function in ("min", "max"):
+        if held is None:
+            raise _unfit(call, kind, _ORDERED)
+        return TypedAggregate(call, kind, held)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal128(kind)
+    if held is None or not is_number:
+        raise _unfit(call, kind, _NAMES)
+    if call.function == "mean":
+        return TypedAggregate(call, pa.float64(), pa.float64())
+    if pa.types.is_decimal128(kind):
+        held = pa.decimal128(min(MOST_DIGITS, kind.precision + MORE_DIGITS), kind.scale)
+    return TypedAggregate(call, held, held)
+
+
+def _held(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type that the C extension has of a column's; None: it cannot take it."""
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return pa.float64()
+    if pa.types.is_signed_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date32(kind):
+        return pa.int64()
+    if pa.types.is_timestamp(kind) and kind.unit == "us":
+        return pa.int64()
+    return kind if pa.types.is_decimal128(kind) or kind in (pa.string(), pa.binary()) else None
+
+
+def _unfit(call: Aggregate, kind: pa.DataType, takes: str) -> ConfigError:
+    return ConfigError(
+        f"{call.function}: column {call.column!r} is {kind}; it takes {takes}: convert it in a map before"
+    )
+
 
 LEAST_INT, MOST_INT = -(2**63), 2**63 - 1
 

@@ -9,18 +9,32 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftlayer.functions.aggregates.typed import AggregatePlan, given_as, held_as
-from ftlayer.functions.conversion import VALUES
+from ftlayer.functions.aggregates.per_record import AggregatePlan, given_as, held_as
+from ftlayer.functions.conversion import VALUES, array_of
 from ftlayer.functions.keyed import Key
-from ftlayer.functions.plain import array_of
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.values import NAN
 from ftlayer.records.kernels import native
+
+
+@dataclass(frozen=True)
+class KeyedAggregate:
+    """Built-in aggregates a key: emits for every record its key, and what they are then. ``schema`` is the plan's."""
+
+    uid: str
+    plan: AggregatePlan
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    volatile_state: bool = False
+    rules: RetryRules = NO_RULES
+
 
 I32 = npt.NDArray[np.int32]
 
@@ -41,7 +55,6 @@ class KeyNumbers:
     """The keys of one operator by their numbers (slots), which are given in the order in which keys come."""
 
     def __init__(self) -> None:
-        """There are none yet."""
         self._index = native.KeyIndex(_SEED)
         # By slot, one behind the other; each is larger than the next, so that there are few of them.
         self._chunks: list[pa.RecordBatch] = []

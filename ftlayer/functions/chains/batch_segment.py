@@ -11,11 +11,10 @@ import pyarrow as pa
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.conversion import cast_strictly, check_values, concat, no_such
 from ftlayer.functions.current import current_tries
-from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
-from ftlayer.functions.outcome import I64, SegmentOutcome
+from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failure_of, raise_signalled
 from ftlayer.functions.steps import MapBatches
 from ftlayer.printable import text_of
-from ftlayer.records.tries import attempts_of, first_failed_of
+from ftlayer.records.ids import attempts_of, first_failed_of
 
 ROW_TAG = "_ft_row"
 """The column of a tagged `MapBatches`: the input row's number, int32."""

@@ -13,28 +13,20 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import QueryError
-from ftlayer.functions.chains.batch_segment import ROW_TAG
-from ftlayer.functions.chains.pacing import RateLimiter
-from ftlayer.functions.chains.record_segment import CHUNK_ROWS, RecordSegment
+from ftlayer.functions.chains.async_segment import RateLimiter
+from ftlayer.functions.chains.batch_segment import ROW_TAG as ROW_TAG
+from ftlayer.functions.chains.record_segment import CHUNK_ROWS as CHUNK_ROWS
+from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.segments import run_segments, segments_of
 from ftlayer.functions.conversion import DICTS
 from ftlayer.functions.current import UNTRACKED, Known, running
-from ftlayer.functions.failures import MAX_REASON, MAX_TRACEBACK, RowFailure, failure_of
-from ftlayer.functions.outcome import I64, failed_rows, without_rows
+from ftlayer.functions.failures import I64, failed_rows, without_rows
+from ftlayer.functions.failures import MAX_REASON as MAX_REASON
+from ftlayer.functions.failures import MAX_TRACEBACK as MAX_TRACEBACK
+from ftlayer.functions.failures import RowFailure as RowFailure
+from ftlayer.functions.failures import failure_of as failure_of
 from ftlayer.functions.steps import FunctionStep, MapAsync, MapBatches
 from ftlayer.recovery import TRACEBACK
-
-__all__ = [
-    "CHUNK_ROWS",
-    "MAX_REASON",
-    "MAX_TRACEBACK",
-    "ROW_TAG",
-    "Chain",
-    "ChainResult",
-    "RowFailure",
-    "failure_of",
-]
-
 
 CALLED_ROWS = 65_536
 """Where calls overlap, so many rows go through a chain at once at most …"""

@@ -17,9 +17,8 @@ from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
 from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import VALUES
-from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.failures import I64, RowFailure, SideOutput, failed_rows, failure_of, without_rows
 from ftlayer.functions.keyed import Key, Timers
-from ftlayer.functions.outcome import I64, SideOutput, failed_rows, without_rows
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.log import UndoLog

@@ -50,9 +50,8 @@ from ftlayer.functions.chains.prepared import PreparedStep, Processing, Reducing
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.steps import Filter, FlatMap
-from ftlayer.functions.undo.dict_tables import logged_lookup
 from ftlayer.functions.undo.log import UndoLog
-from ftlayer.functions.undo.tables import UndoValues
+from ftlayer.functions.undo.tables import UndoValues, logged_lookup
 from ftlayer.functions.values import ATOMS, NAN
 
 Fused = Callable[

@@ -9,12 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError
-from ftlayer.functions.aggregates.keyed import KeyedAggregate
-from ftlayer.functions.aggregates.table import AggregateTable
-from ftlayer.functions.chains.aggregate_segment import Aggregating
+from ftlayer.functions.aggregates.table import AggregateTable, KeyedAggregate
 from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing
 from ftlayer.functions.chains.retiming import gives_times, with_time_column
-from ftlayer.functions.chains.window_segment import Windowing
+from ftlayer.functions.chains.window_segment import Aggregating, Windowing
 from ftlayer.functions.context import Context
 from ftlayer.functions.keyed import Backend, Timers
 from ftlayer.functions.process import uses_timers

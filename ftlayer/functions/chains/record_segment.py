@@ -16,25 +16,24 @@ from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processi
 from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.conversion import (
     DICTS,
+    PLAIN_CODES,
     UNREADABLE,
     VALUES,
     Form,
+    array_of,
+    codes_of,
     column_of,
     concat,
     python_values,
     records_in_form,
     schema_text,
 )
-from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
-from ftlayer.functions.fitting import convert
-from ftlayer.functions.outcome import I64, SegmentOutcome
-from ftlayer.functions.plain import PLAIN_CODES, array_of, codes_of
+from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failure_of, raise_signalled
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter, FlatMap
-from ftlayer.functions.undo.dict_tables import finds_as_dict, logged_lookup
 from ftlayer.functions.undo.log import LateFailure, UndoLog
-from ftlayer.functions.undo.tables import UndoValues
-from ftlayer.functions.values import NAN
+from ftlayer.functions.undo.tables import UndoValues, finds_as_dict, logged_lookup
+from ftlayer.functions.values import NAN, convert
 from ftlayer.printable import text_of
 from ftlayer.records.kernels import native
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.functions.outcome import I64
+from ftlayer.functions.failures import I64
 
 TIME_COLUMN = "_ft_time"
 """int64, milliseconds since 1970. Users' columns have no such names."""

@@ -8,17 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.functions.chains.aggregate_segment import AggregateSegment, Aggregating
-from ftlayer.functions.chains.async_segment import AsyncSegment
+from ftlayer.functions.chains.async_segment import AsyncSegment, RateLimiter, paced
 from ftlayer.functions.chains.batch_segment import BatchSegment
 from ftlayer.functions.chains.fused import MAX_FUSED
-from ftlayer.functions.chains.pacing import RateLimiter, paced
 from ftlayer.functions.chains.prepared import PreparedStep
 from ftlayer.functions.chains.record_segment import RecordSegment
-from ftlayer.functions.chains.window_segment import Windowing, WindowSegment
+from ftlayer.functions.chains.window_segment import AggregateSegment, Aggregating, Windowing, WindowSegment
 from ftlayer.functions.conversion import Form
-from ftlayer.functions.failures import RowFailure
-from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_rows, without_rows
+from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, SideOutput, failed_rows, without_rows
 from ftlayer.functions.steps import MapAsync, MapBatches, RecordStep
 from ftlayer.functions.undo.log import UndoLog
 

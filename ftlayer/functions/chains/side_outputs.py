@@ -11,9 +11,8 @@ import pyarrow as pa
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.chains.prepared import Processing
 from ftlayer.functions.conversion import Form, schema_text
-from ftlayer.functions.failures import RowFailure, failure_of
-from ftlayer.functions.fitting import convert
-from ftlayer.functions.outcome import I64, SideOutput
+from ftlayer.functions.failures import I64, RowFailure, SideOutput, failure_of
+from ftlayer.functions.values import convert
 from ftlayer.printable import text_of
 
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from ftlayer.checks import check_ran
 from ftlayer.errors import FTLayerError, JobError
-from ftlayer.functions.chains.aggregate_segment import AggregateSegment
 from ftlayer.functions.chains.async_segment import AsyncSegment
 from ftlayer.functions.chains.batch_segment import BatchSegment
 from ftlayer.functions.chains.firing import (
@@ -34,20 +33,17 @@ from ftlayer.functions.chains.preparing import ChainOperator, prepare
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.retiming import gives_times, taken_off
 from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
-from ftlayer.functions.chains.window_segment import WindowSegment
+from ftlayer.functions.chains.window_segment import AggregateSegment, WindowSegment
 from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running
-from ftlayer.functions.failures import RowFailure, raise_signalled
+from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failed_rows, raise_signalled
 from ftlayer.functions.keyed import Backend
-from ftlayer.functions.outcome import I64, SegmentOutcome, failed_rows
 from ftlayer.functions.process import uses_timers
-from ftlayer.functions.steps import MAIN
+from ftlayer.functions.steps import MAIN as MAIN
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.windows.function import WindowFunction
 from ftlayer.printable import text_of
-
-__all__ = ["MAIN", "OutputRows", "TimerOutput", "TopologyChain", "TopologyResult"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,380 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from ftlayer.errors import UnsupportedError
 from ftlayer.failures import PermanentFailure
-from ftlayer.functions.context import Context
+from ftlayer.functions.aggregates.per_record import AggregatePlan, AggregatesPerRecord
+from ftlayer.functions.aggregates.table import I32, AggregateTable
+from ftlayer.functions.context import Context, results_of
 from ftlayer.functions.current import has_failed_before
+from ftlayer.functions.failures import I64
 from ftlayer.functions.handles import NOTHING, MapHandle
-from ftlayer.functions.keyed import MapTable, Timers
+from ftlayer.functions.keyed import Key, MapTable, Timers
 from ftlayer.functions.process import LAST_WATERMARK_MS, ProcessFunction
+from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.values import owned
-from ftlayer.functions.windows.aggregates import WindowAggregates
-from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
-from ftlayer.functions.windows.contents import BuiltIn, Content
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The times from ``start_ms`` on, ``end_ms`` not included; milliseconds since 1970."""
+
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Windows of ``size_ms``, one beginning every ``every_ms``, counted from ``offset_ms``.
+
+    They overlap if ``every_ms`` is less than ``size_ms``, and leave gaps if it is more.
+    """
+
+    size_ms: int
+    every_ms: int
+    offset_ms: int = 0
+
+    def __str__(self) -> str:
+        if self.every_ms == self.size_ms:
+            return f"tumbling {self.size_ms} ms"
+        return f"sliding {self.size_ms} ms every {self.every_ms} ms"
+
+    def starts(self, time_ms: int) -> list[int]:
+        """Return the starts of the windows that a time lies in, ascending."""
+        last = time_ms - (time_ms - self.offset_ms) % self.every_ms
+        if self.every_ms == self.size_ms:
+            return [last]
+        first = last - (self.size_ms - 1 - (time_ms - last)) // self.every_ms * self.every_ms
+        return list(range(first, last + 1, self.every_ms))
+
+
+@dataclass(frozen=True)
+class Session:
+    """Windows that begin with a record, and end ``gap_ms`` after the last one that came within the gap."""
+
+    gap_ms: int
+
+    def __str__(self) -> str:
+        return f"session {self.gap_ms} ms"
+
+
+WindowKind = Fixed | Session
+
+
+# Built-in aggregates of windows of fixed times over whole batches, in the C extension's memory.
+#
+# A window of a key is numbered there as a key is that has its start as one column more, and its aggregates go from
+# there into the state that `FixedWindows` has: before timers read it, before a snapshot, and when much has changed.
+
+
+FARTHEST_MS = 2**61
+"""Times, and sizes of windows, up to which no sum of them is beyond 64 bits."""
+
+MOST_ASSIGNED = 1 << 20
+"""Rows and their windows that are worked out at a time: 8 MiB for each number of them."""
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The windows of a batch's rows.
+
+    Attributes:
+        rows: int64[m], ascending: which row; one for each window that it is in and that is not over.
+        starts: int64[m], ms since 1970: which window.
+        late: int64[k]: the rows all of whose windows are over.
+    """
+
+    rows: I64
+    starts: I64
+    late: I64
+
+
+class WindowAggregates(AggregateTable):
+    """The aggregates of an operator's windows: `ftlayer.functions.keyed.StateCache`."""
+
+    def __init__(
+        self, windows: Fixed, lateness_ms: int, plan: AggregatePlan, maps: MapTable, timers: Timers
+    ) -> None:
+        """``maps`` is the keyed state, start → aggregates; ``timers`` those of the operator."""
+        super().__init__(plan, _Contents(maps))
+        self._windows = windows
+        self._lateness_ms = lateness_ms
+        self._timers = timers
+
+    def _begin(self) -> None:
+        super()._begin()
+        # By slot: whether the window has the timer of its end, as far as is known.
+        self._timed: Bools = np.zeros(0, np.bool_)
+
+    @property
+    def rows_at_once(self) -> int:
+        """So many rows may be assigned at once: each is in so many windows."""
+        return max(1, MOST_ASSIGNED // self._most)
+
+    @property
+    def _most(self) -> int:
+        return -(-self._windows.size_ms // self._windows.every_ms)
+
+    def takes(self, times: I64) -> bool:
+        """Whether times, and those of their windows, can be reckoned with in 64 bits."""
+        farthest = FARTHEST_MS - self._windows.size_ms - self._lateness_ms
+        return not len(times) or (int(times.min()) > -farthest and int(times.max()) < farthest)
+
+    def assign(self, times: I64, watermark_ms: int) -> Assigned:
+        """Return the windows of rows by their event times: int64[n], ms since 1970, which `takes` has taken."""
+        size, every = self._windows.size_ms, self._windows.every_ms
+        last = times - (times - self._windows.offset_ms) % every
+        starts = last[:, None] - every * np.arange(self._most - 1, -1, -1, dtype=np.int64)
+        inside = times[:, None] - starts < size
+        over = np.minimum(starts + (size + self._lateness_ms), LAST_WATERMARK_MS)
+        live = inside & ((starts + size > watermark_ms) | (over > watermark_ms))
+        late = inside.any(axis=1) & ~live.any(axis=1)
+        return Assigned(np.nonzero(live)[0], starts[live], np.flatnonzero(late))
+
+    def add_to(
+        self, rows: pa.RecordBatch, assigned: Assigned, watermark_ms: int, log: UndoLog | None
+    ) -> list[tuple[int, int]]:
+        """Add rows to their windows. A row that an aggregate of one of them cannot take changes none.
+
+        Returns pairs of such a row, and that aggregate's number. With ``log``, what is changed is noted there.
+        """
+        refused: list[tuple[int, int]] = []
+        windows, starts = assigned.rows, assigned.starts
+        while len(windows):
+            failed = self._add_all(rows, windows, starts, watermark_ms, log)
+            refused += failed
+            if not failed or self._most == 1:
+                break
+            # What lies before the row stands as it is added now; what lies behind may have failed for the row alone.
+            row, _ = failed[0]
+            before, behind = np.searchsorted(windows, [row, row + 1])
+            if before:
+                self._add_all(rows, windows[:before], starts[:before], watermark_ms, log)
+            windows, starts = windows[behind:], starts[behind:]
+        return refused
+
+    def _add_all(
+        self, rows: pa.RecordBatch, windows: I64, starts: I64, watermark_ms: int, log: UndoLog | None
+    ) -> list[tuple[int, int]]:
+        """Add rows to windows, and return those that cannot be added, and for which aggregate.
+
+        Where a row may be in several windows, the first such row alone: nothing is changed then.
+        """
+        taken = rows if len(windows) == rows.num_rows and self._most == 1 else rows.take(pa.array(windows))
+        slots, are_kept = self.number([*self.plan.key_columns(taken), pa.array(starts)])
+        _, failed, kept = self._values.add(slots, taken, results=False, undo=True)
+        assert kept is not None
+        if failed and self._most > 1:
+            self.restore(kept, None)
+            place, number = failed[0]
+            return [(int(windows[place]), number)]
+        if log is not None:
+            log.add((self.restore, kept, None))
+        if failed:
+            # What was refused sets no timer.
+            added = np.ones(len(slots), np.bool_)
+            added[[place for place, _ in failed]] = False
+            slots, starts = slots[added], starts[added]
+        self._set_timers(slots, starts, are_kept, watermark_ms, log)
+        return [(int(windows[place]), number) for place, number in failed]
+
+    def _set_timers(
+        self, slots: I32, starts: I64, are_kept: Bools, watermark_ms: int, log: UndoLog | None
+    ) -> None:
+        """Set the timers of windows' ends; ``are_kept`` says of the last slots whether state had them."""
+        known = len(self._keys)
+        if known > len(self._timed):
+            self._timed = np.concatenate([self._timed, np.zeros(max(known, 1024), np.bool_)])
+        if not self._lateness_ms:
+            self._timed[known - len(are_kept) : known] = are_kept
+        without = ~self._timed[slots]
+        if self._lateness_ms:
+            # One that is kept for late records may have been emitted, and behind a restore no watermark says so.
+            without |= starts + self._windows.size_ms <= watermark_ms
+        if not without.any():
+            return
+        due = np.unique(slots[without])
+        for named in self._keys.of(due):
+            key, start = _apart(named)
+            self._timers.add_event(key, min(start + self._windows.size_ms, LAST_WATERMARK_MS))
+        self._timed[due] = True
+        if log is not None:
+            log.add((_forget, self._timed, due))
+
+    def settle(self) -> None:
+        """Write what has changed into the state, which a timer is about to read.
+
+        It removes windows there. Those are over, so no row comes to them; their slots go when all is given back.
+        """
+        if self._values.accumulators.dirty:
+            self.write_back()
+
+    def give_back(self) -> None:
+        """Write everything into the state, and know nothing of it any more: a row is added there."""
+        if len(self._keys):
+            self.write_back()
+            self._begin()
+
+
+class _Contents:
+    """The state of windows by key and start."""
+
+    def __init__(self, maps: MapTable) -> None:
+        self._maps = maps
+
+    def get(self, named: Key, default: Any) -> Any:
+        key, start = _apart(named)
+        return self._maps.items(key).get(start, default)
+
+    def update(self, pairs: Iterable[tuple[Key, Any]]) -> None:
+        for named, content in pairs:
+            self._maps.put(*_apart(named), content)
+
+
+def _apart(named: Any) -> tuple[Key, int]:
+    """Return key and start of what has both as one key."""
+    *key, start = named
+    return (key[0] if len(key) == 1 else tuple(key)), start
+
+
+def _forget(timed: Bools, due: I32) -> None:
+    """A batch is taken back, and the timers that it has set."""
+    timed[due] = False
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Result = Callable[[Any, Window, Any], Any]
+"""``result(key, window, value)`` returns the record that a window emits."""
+
+
+class Content(Protocol):
+    """Puts records together; `NOTHING` is the content of a window without records.
+
+    Attributes:
+        described: what is kept, in words: `ftlayer.functions.keyed.KeyedState.describe`; "": a function makes it.
+        is_given: whether a user's function makes the content itself, and may keep it.
+    """
+
+    is_given: bool
+
+    @property
+    def described(self) -> str:
+        """See the class."""
+
+    def added(self, content: Any, record: Any) -> Any:
+        """Return the content with one more record."""
+
+    def merged(self, content: Any, other: Any) -> Any:
+        """Return the content of two windows that have become one; ``other`` is the later one's."""
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        """Return the records that a window emits."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The first record, then ``function(reduced, record)``."""
+
+    function: Callable[[Any, Any], Any]
+    result: Result | None = None
+    described = ""
+    is_given = True
+
+    def added(self, content: Any, record: Any) -> Any:
+        return record if content is NOTHING else self.function(content, record)
+
+    def merged(self, content: Any, other: Any) -> Any:
+        return self.function(content, other)
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        return [content if self.result is None else self.result(key, window, content)]
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """``add(create(), record)``, then ``add(aggregate, record)``. ``merge`` is needed where windows merge."""
+
+    create: Callable[[], Any]
+    add: Callable[[Any, Any], Any]
+    merge: Callable[[Any, Any], Any] | None = None
+    result: Result | None = None
+    described = ""
+    is_given = True
+
+    def added(self, content: Any, record: Any) -> Any:
+        return self.add(self.create() if content is NOTHING else content, record)
+
+    def merged(self, content: Any, other: Any) -> Any:
+        assert self.merge is not None
+        return self.merge(content, other)
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        return [content if self.result is None else self.result(key, window, content)]
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """Built-in aggregates. A window emits its key's columns, its start and end, and a column for each of them."""
+
+    plan: AggregatePlan
+    is_given = False
+
+    @property
+    def described(self) -> str:
+        return self.plan.described()
+
+    @cached_property
+    def _model(self) -> AggregatesPerRecord:
+        return AggregatesPerRecord(self.plan)
+
+    def added(self, content: Any, record: Any) -> Any:
+        return self._model.add(self._model.create() if content is NOTHING else content, record)
+
+    def merged(self, content: Any, other: Any) -> Any:
+        return self._model.merge(content, other)
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        own = (key,) if len(self.plan.keys) == 1 else key
+        times = (
+            _EPOCH + timedelta(milliseconds=window.start_ms),
+            _EPOCH + timedelta(milliseconds=window.end_ms),
+        )
+        return [(*own, *times, *self._model.results(content))]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """All records, in the order in which they came; ``function(key, window, records)`` returns what is emitted."""
+
+    function: Callable[[Any, Window, list[Any]], Iterable[Any] | None]
+    described = ""
+    is_given = False
+
+    def added(self, content: Any, record: Any) -> Any:
+        if content is NOTHING:
+            return [record]
+        content.append(record)
+        return content
+
+    def merged(self, content: Any, other: Any) -> Any:
+        return content + other
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        return results_of(self.function(key, window, list(content)))
+
 
 TABLE = "windows"
 """Name of the table of keyed state that windows lie in."""

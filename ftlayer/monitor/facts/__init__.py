@@ -2,44 +2,27 @@
 
 Times are ISO 8601 in UTC with milliseconds, null where there is none; durations are seconds; shares 0 to 1; roots and
 origins 16 hexadecimal digits, keys hexadecimal. With ``mask`` nothing that a record says is in them
-(`ftlayer.monitor.facts.masking`).
+(`ftlayer.monitor.facts.common`).
 """
 
 from __future__ import annotations
 
-from ftlayer.monitor.facts.common import Facts, hour_facts, iso, seconds
-from ftlayer.monitor.facts.graph import operator_facts
-from ftlayer.monitor.facts.jobs import job_facts, job_summary_facts, order_facts
-from ftlayer.monitor.facts.latencies import latency_facts
-from ftlayer.monitor.facts.records import (
-    audit_facts,
-    explained_facts,
-    group_facts,
-    letter_group_facts,
-    payload_facts,
-    record_facts,
-    record_stream,
-)
-from ftlayer.monitor.facts.vertices import overview_facts, stream_facts, vertex_facts
-
-__all__ = [
-    "Facts",
-    "audit_facts",
-    "explained_facts",
-    "group_facts",
-    "hour_facts",
-    "iso",
-    "job_facts",
-    "job_summary_facts",
-    "latency_facts",
-    "letter_group_facts",
-    "operator_facts",
-    "order_facts",
-    "overview_facts",
-    "payload_facts",
-    "record_facts",
-    "record_stream",
-    "seconds",
-    "stream_facts",
-    "vertex_facts",
-]
+from ftlayer.monitor.facts.common import Facts as Facts
+from ftlayer.monitor.facts.common import hour_facts as hour_facts
+from ftlayer.monitor.facts.common import iso as iso
+from ftlayer.monitor.facts.common import latency_facts as latency_facts
+from ftlayer.monitor.facts.common import seconds as seconds
+from ftlayer.monitor.facts.jobs import job_facts as job_facts
+from ftlayer.monitor.facts.jobs import job_summary_facts as job_summary_facts
+from ftlayer.monitor.facts.jobs import operator_facts as operator_facts
+from ftlayer.monitor.facts.jobs import order_facts as order_facts
+from ftlayer.monitor.facts.jobs import overview_facts as overview_facts
+from ftlayer.monitor.facts.jobs import stream_facts as stream_facts
+from ftlayer.monitor.facts.jobs import vertex_facts as vertex_facts
+from ftlayer.monitor.facts.records import audit_facts as audit_facts
+from ftlayer.monitor.facts.records import explained_facts as explained_facts
+from ftlayer.monitor.facts.records import group_facts as group_facts
+from ftlayer.monitor.facts.records import letter_group_facts as letter_group_facts
+from ftlayer.monitor.facts.records import payload_facts as payload_facts
+from ftlayer.monitor.facts.records import record_facts as record_facts
+from ftlayer.monitor.facts.records import record_stream as record_stream

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from ftlayer.monitor.bottleneck import bottleneck
-from ftlayer.monitor.facts.common import Facts, circuit_facts, iso, judgement_facts, seconds
-from ftlayer.monitor.facts.graph import edge_facts, operator_facts, plan_facts, slot_facts
-from ftlayer.monitor.facts.latencies import latency_facts
-from ftlayer.monitor.facts.masking import masked_failure
-from ftlayer.monitor.health import job_health
-from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.views import VertexView
-from ftlayer.monitor.words import pace_of, state_of
+from ftlayer.monitor.facts.common import (
+    Facts,
+    circuit_facts,
+    event_time,
+    finite,
+    iso,
+    judgement_facts,
+    latency_facts,
+    masked_failure,
+    seconds,
+)
+from ftlayer.monitor.health import bottleneck, job_health, overall_health, vertex_health
+from ftlayer.monitor.names import JobNames, VertexView, pace_of, state_of
 from ftlayer.vertex.calls.jobs import (
+    FAILING,
     AnnouncedJob,
     BatchDetails,
     CheckpointDetails,
@@ -23,7 +28,112 @@ from ftlayer.vertex.calls.jobs import (
     Incident,
     JobDetails,
     OrderRecord,
+    SubtaskDetails,
 )
+from ftlayer.vertex.calls.records import StreamDetails
+
+
+def plan_facts(job: JobDetails) -> Facts:
+    """Return the graph of a job whose plan is known."""
+    assert job.plan is not None
+    return {
+        "nodes": [
+            {"uid": node.uid, "names": list(node.names), "parallelism": node.parallelism}
+            for node in job.plan.nodes
+        ],
+        "edges": [
+            {
+                "source": edge.source,
+                "target": edge.target,
+                "partitioner": edge.partitioner,
+                "tag": edge.tag,
+                "feedback": edge.feedback,
+            }
+            for edge in job.plan.edges
+        ],
+    }
+
+
+def operator_facts(job: JobDetails) -> list[Facts]:
+    """Return the chains with their subtasks: totals of the run, the busiest one's shares, the least watermark.
+
+    A subtask counts from 0 again when its slot is started again, and is not there any more when the job has ended.
+    """
+    found: dict[str, list[SubtaskDetails]] = {}
+    for subtask in job.subtasks:
+        found.setdefault(subtask.uid, []).append(subtask)
+    names = {} if job.plan is None else {node.uid: list(node.names) for node in job.plan.nodes}
+    order = list(names) + [uid for uid in found if uid not in names]
+    return [_operator(uid, names.get(uid, []), found.get(uid, []), job) for uid in order]
+
+
+def _operator(uid: str, names: list[str], subtasks: list[SubtaskDetails], job: JobDetails) -> Facts:
+    def total(name: str) -> int:
+        counted: int = sum(getattr(subtask, name) for subtask in subtasks)
+        return job.counters.get(f"{name}/{uid}", counted)
+
+    marks = [subtask.watermark_ms for subtask in subtasks if subtask.watermark_ms is not None]
+    mark = min(marks, default=None)
+    return {
+        "uid": uid,
+        "names": names,
+        "parallelism": len(subtasks),
+        "records_in": total("records_in"),
+        "records_out": total("records_out"),
+        "in_per_second": sum(subtask.in_per_s for subtask in subtasks),
+        "out_per_second": sum(subtask.out_per_s for subtask in subtasks),
+        "busy_ratio": max((subtask.busy for subtask in subtasks), default=0.0),
+        "back_pressured_ratio": max((subtask.back_pressured for subtask in subtasks), default=0.0),
+        "watermark": None if mark is None else event_time(mark),
+        "watermark_lag_seconds": None if mark is None else seconds(job.at_ms - mark),
+        "late": total("late"),
+        "source_lag_records": job.counters.get(f"lag/{uid}"),
+        **{name: job.counters.get(f"{name}/{uid}", 0) for name in FAILING},
+        "subtasks": [
+            {
+                "slot": subtask.slot,
+                "records_in": subtask.records_in,
+                "records_out": subtask.records_out,
+                "in_per_second": subtask.in_per_s,
+                "out_per_second": subtask.out_per_s,
+                "busy_ratio": subtask.busy,
+                "back_pressured_ratio": subtask.back_pressured,
+                "watermark": None if subtask.watermark_ms is None else event_time(subtask.watermark_ms),
+                "late": subtask.late,
+            }
+            for subtask in sorted(subtasks, key=lambda subtask: subtask.slot)
+        ],
+    }
+
+
+def slot_facts(job: JobDetails, *, mask: bool = False) -> list[Facts]:
+    return [
+        {
+            "slot": slot.slot,
+            "state": slot.state,
+            "host": slot.host,
+            "pid": slot.pid,
+            "heartbeat_age_seconds": None if slot.heartbeat_age_ms < 0 else seconds(slot.heartbeat_age_ms),
+            "busy": slot.busy,
+            "busy_seconds": seconds(slot.busy_ms),
+            "function": slot.function,
+            "restarts": slot.restarts,
+            "failure": masked_failure(slot.failure) if mask else slot.failure,
+        }
+        for slot in job.slots
+    ]
+
+
+def edge_facts(job: JobDetails) -> list[Facts]:
+    """Return what is queued on each edge, of all slots."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for edge in job.edges:
+        queued, rows = found.get((edge.source, edge.target), (0, 0))
+        found[edge.source, edge.target] = queued + edge.queued_bytes, rows + edge.queued_rows
+    return [
+        {"source": source, "target": target, "queued_bytes": queued, "queued_rows": rows}
+        for (source, target), (queued, rows) in found.items()
+    ]
 
 
 def checkpoints_facts(job: JobDetails, *, mask: bool = False) -> Facts | None:
@@ -224,4 +334,67 @@ def order_facts(record: OrderRecord, *, mask: bool = False) -> Facts:
         "state": str(answer.state),
         "text": masked_failure(answer.text) if mask else answer.text,
         "at": iso(answer.at_ms),
+    }
+
+
+def overview_facts(views: Iterable[VertexView], names: JobNames, *, mask: bool = False) -> Facts:
+    """Return how all is: health with its reasons, vertices, jobs."""
+    views = tuple(views)
+    return {
+        **judgement_facts(overall_health(views), mask=mask),
+        "vertices": [vertex_facts(view, mask=mask) for view in views],
+        "jobs": [job_summary_facts(view, job, names, mask=mask) for view in views for job in view.jobs],
+    }
+
+
+def vertex_facts(view: VertexView, *, mask: bool = False) -> Facts:
+    """Return how a vertex is; its figures are null where it keeps no records, or has never answered."""
+    oldest_ms = min((stream.oldest_ms for stream in view.streams if stream.oldest_ms), default=0)
+    known = view.has_records and bool(view.as_of_ms)
+
+    def figure(name: str) -> int | None:
+        return int(view.stats.get(name, 0)) if known else None
+
+    return {
+        "vertex": view.vertex,
+        "address": view.address,
+        "path": view.path,
+        "state": view.state,
+        "failure": view.failure,
+        "as_of": iso(view.as_of_ms),
+        **judgement_facts(vertex_health(view), mask=mask),
+        "pending": figure("pending"),
+        "waiting": figure("waiting"),
+        "in_delivery": figure("in_delivery"),
+        "dead": figure("dead_letters"),
+        "oldest_seconds": seconds(max(view.as_of_ms - oldest_ms, 0)) if oldest_ms else None,
+        "store_used_bytes": figure("used_bytes"),
+        "store_used_ratio": round(view.stats.get("used_share", 0.0), 6) if known else None,
+        "incarnation": figure("incarnation"),
+        "counters": {name: finite(value) for name, value in sorted(view.stats.items())},
+        "circuits": {
+            owner: {name: circuit_facts(status) for name, status in circuits.items()}
+            for owner, circuits in view.circuits.items()
+        },
+    }
+
+
+def stream_facts(vertex: str, stream: StreamDetails, names: JobNames, now_ms: int) -> Facts:
+    """Return what a vertex holds of a stream."""
+    return {
+        "vertex": vertex,
+        "stream": names.stream(vertex, stream.stream),
+        "stream_id": stream.stream,
+        "owner": stream.owner,
+        "name": names.label(vertex, stream.owner),
+        "source": stream.source,
+        **{
+            name: getattr(stream, name)
+            for name in (
+                *("pending", "waiting", "in_delivery", "dead"),
+                *("persisted", "completed", "failed", "died", "max_pending"),
+            )
+        },
+        "oldest": iso(stream.oldest_ms),
+        "oldest_seconds": seconds(max(now_ms - stream.oldest_ms, 0)) if stream.oldest_ms else None,
     }

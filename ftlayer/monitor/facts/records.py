@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ftlayer.monitor.facts.common import Facts, iso, root_text
-from ftlayer.monitor.facts.masking import masked_reason, masked_traceback, masked_value
-from ftlayer.monitor.grouped import LetterGroup
+from ftlayer.monitor.facts.common import Facts, iso, masked_reason, masked_traceback, masked_value, root_text
 from ftlayer.monitor.names import JobNames
+from ftlayer.monitor.plans import LetterGroup
 from ftlayer.monitor.row_json import json_of_row
 from ftlayer.vertex.calls import AuditEntry, Explained, RecordInfo
 from ftlayer.vertex.calls.records import DeadGroup

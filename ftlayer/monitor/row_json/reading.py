@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from ftlayer.checks import shown
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.row_json.types import BASE64, DAY_S, EPOCH, IN_A_SECOND, UnfitError, check_fields
-from ftlayer.records.arrow_types import is_binary, is_list, is_string
+from ftlayer.monitor.row_json.writing import BASE64, DAY_S, EPOCH, IN_A_SECOND, UnfitError, check_fields
+from ftlayer.records.sought import is_binary, is_list, is_string
 
 
 def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import base64
 import math
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.row_json.types import BASE64, DAY_S, EPOCH, IN_A_SECOND, UnfitError, check_fields
-from ftlayer.records.arrow_types import is_binary, is_list, is_string
+from ftlayer.records.sought import is_binary, is_list, is_string
+
+BASE64 = "base64"
+"""The key under which bytes stand."""
+
+IN_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+DAY_S = 86_400
+EPOCH = datetime(1970, 1, 1)
+
+
+class UnfitError(Exception):
+    """A value does not fit its type; the text says what does."""
+
+
+def check_fields(kind: pa.StructType) -> None:
+    """Raise `UnfitError` for a struct with two fields of one name."""
+    names = [kind.field(i).name for i in range(kind.num_fields)]
+    if len(set(names)) < len(names):
+        raise UnfitError("two of its fields have one name, which JSON has no form for")
 
 
 def json_of_row(batch: pa.RecordBatch) -> dict[str, Any]:

@@ -22,6 +22,5 @@ characters, upper and lower case apart. What a record does not have equals ``nul
 
 from __future__ import annotations
 
-from ftlayer.monitor.where.filter import Where, parse_where
-
-__all__ = ["Where", "parse_where"]
+from ftlayer.monitor.where.filter import Where as Where
+from ftlayer.monitor.where.filter import parse_where as parse_where

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,12 +22,38 @@ from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.writers import call_write
 from ftlayer.printable import text_of
 from ftlayer.runtime.connectors.rejecting import RowRejections
-from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
 from ftlayer.runtime.protocol.sealed import seal
 from ftlayer.runtime.task.contract import Settled
 from ftlayer.topology.operators import WriterSink
 
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
 logger = logging.getLogger(__name__)
+
+
+def checked_writer(sink: str, writer: Any) -> Any:
+    """Return ``writer``; `ConfigError` unless it is a Python Data Source's stream writer."""
+    from pyspark.sql.datasource import DataSourceStreamWriter
+
+    if not isinstance(writer, DataSourceStreamWriter):
+        raise ConfigError(
+            f"sink {sink!r}: expected a DataSourceStreamWriter or a DataSourceStreamArrowWriter of "
+            f"pyspark.sql.datasource, got a {type(writer).__name__}"
+        )
+    return writer
+
+
+def spark_schema(sink: str, schema: pa.Schema) -> StructType:
+    """Return the schema as plain writers get to see it; `ConfigError` for a type that Spark lacks."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    try:
+        return from_arrow_schema(schema)
+    except PySparkException as error:
+        raise ConfigError(f"sink {sink!r}: Spark has no type for a column of ({schema}): {error}") from error
+
 
 MAX_BYTES = 64 * MIB
 """Rows that wait for a barrier, or for the end of a checkpoint before, are written at this size."""
@@ -62,7 +88,7 @@ class _Refused:
 
 
 class CommittingWriterBody:
-    """`ftlayer.runtime.barrier_mode.task.contract.CommittingSinkBody`.
+    """`ftlayer.runtime.barrier_mode.task.mode.CommittingSinkBody`.
 
     The rows of an interval are one ``write``, in the thread that runs what `precommit` returned: ``every_ms`` and
     ``max_rows`` of the sink mean nothing here. If more than `MAX_BYTES` of rows wait, they are written at once in the

@@ -19,10 +19,10 @@ import pyarrow as pa
 from ftlayer.config import MIB
 from ftlayer.errors import SourceRowError
 from ftlayer.records.kernels import native
-from ftlayer.runtime.connectors.positions import PositionChain
+from ftlayer.runtime.connectors.offset_reader import PositionChain
 from ftlayer.runtime.connectors.rows import Misfit, RowMaker, slices
 from ftlayer.runtime.protocol.elements import Splits
-from ftlayer.runtime.task.events import SourceRows
+from ftlayer.runtime.task.actions import SourceRows
 
 _NOTHING: dict[None, Any] = {}
 
@@ -272,7 +272,6 @@ class PartitionLane:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing comes any more."""
         with self._changed:
             return (self._finished or self._closed) and not self._ready and self._failure is None
 

@@ -32,13 +32,13 @@ from ftlayer.runtime.connectors.lane import (
     PartitionLane,
     SplitProgress,
 )
-from ftlayer.runtime.connectors.offset_reader import read_split
-from ftlayer.runtime.connectors.positions import (
+from ftlayer.runtime.connectors.offset_reader import (
     PositionChain,
     SplitPosition,
     pack_rows,
     partition_index,
     partition_key,
+    read_split,
     unpack_rows,
     unpack_split,
 )
@@ -46,7 +46,7 @@ from ftlayer.runtime.connectors.rows import Misfit, RowMaker, SparkRowMaker, ski
 from ftlayer.runtime.protocol.elements import NAMED_SPLIT, Splits
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.protocol.sealed import unseal
-from ftlayer.runtime.task.events import SourceRows, TakenRows
+from ftlayer.runtime.task.actions import SourceRows, TakenRows
 from ftlayer.topology.operators import IterableSource, PushSource, QueueSource, ReaderSource, Source
 from ftlayer.topology.queues import Fetched, Member, QueueReader
 from ftlayer.vertex.calls import SourcePosition

@@ -12,8 +12,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterKind
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.failures import RowFailure, rejections_of
-from ftlayer.records.alone import may_share, row_alone
-from ftlayer.records.ipc import as_stream
+from ftlayer.records.ipc import as_stream, may_share, row_alone
 
 
 class RowRejections:

@@ -14,8 +14,16 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import SourceChangedError, SourceRowError
-from ftlayer.functions.conversion import cast_strictly, check_values, in_order, schema_text
-from ftlayer.functions.plain import OTHER_CODE, array_of, codes_of, plain_columns
+from ftlayer.functions.conversion import (
+    OTHER_CODE,
+    array_of,
+    cast_strictly,
+    check_values,
+    codes_of,
+    in_order,
+    plain_columns,
+    schema_text,
+)
 from ftlayer.printable import text_of
 from ftlayer.records.kernels import native
 
@@ -81,7 +89,7 @@ class RowMaker:
     def collector(self, limit: int, expected: int) -> native.RecordCollector | None:
         """Return what makes columns of up to ``limit`` records while they come; None if it cannot.
 
-        It takes what `batch` takes as plain values (`ftlayer.functions.plain`), and room for ``expected`` at first.
+        It takes what `batch` takes as plain values (`ftlayer.functions.conversion`), with room for ``expected``.
         """
         codes = codes_of(self._schema)
         if not (self._bare or len(codes) > 1) or OTHER_CODE in codes:

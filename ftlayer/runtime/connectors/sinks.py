@@ -19,9 +19,8 @@ from ftlayer.functions.conversion import concat
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write
-from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
+from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody, checked_writer, spark_schema
 from ftlayer.runtime.connectors.rejecting import RowRejections
-from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.topology.operators import FunctionSink, Sink, WriterSink
 

@@ -1,7 +1,7 @@
 """The coordinator's end of the control streams: a Flight server with one ``DoExchange`` for each instance of a slot.
 
 The stream's descriptor is a msgpack map with protocol, job, slot, instance; then frames go both ways as metadata
-(`ftlayer.runtime.protocol.control_frames`). What cannot be read ends the stream with a Flight error that says why.
+(`ftlayer.runtime.protocol.channel_frames`). What cannot be read ends the stream with a Flight error that says why.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from collections.abc import Callable
 from pyarrow import flight
 
 from ftlayer.errors import FTLayerError, MalformedRequestError, ProtocolError
-from ftlayer.runtime.protocol.control_frames import PROTOCOL, decode_from_slot, encode
+from ftlayer.runtime.protocol.channel_frames import PROTOCOL, decode_from_slot, encode
 from ftlayer.runtime.protocol.messages import Cancel, FromSlot, Hello, SlotFailed, ToSlot
 from ftlayer.transport.address import Address
-from ftlayer.transport.failures import TRANSPORT_ERRORS, flight_error
+from ftlayer.transport.exchange import TokenServer
+from ftlayer.transport.flight_connection import TRANSPORT_ERRORS, WriterThread, flight_error, frames_of
 from ftlayer.transport.frames import unpack_map
-from ftlayer.transport.server import TokenServer
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.transport.streams import frames_of
-from ftlayer.transport.writer import WriterThread
 
 # A message is a heartbeat with its counters at the most; splits go the other way.
 MAX_FRAME_BYTES = 16 << 20

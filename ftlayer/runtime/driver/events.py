@@ -114,8 +114,6 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class StatusKnown:
-    """The vertex answered question ``number``."""
-
     number: int
     status: StreamStatus
 

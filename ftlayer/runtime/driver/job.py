@@ -15,12 +15,12 @@ from ftlayer.checkpoint.coordinator.events import (
 )
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.checks import check_seconds, check_text
 from ftlayer.errors import CheckpointError, FTLayerError
-from ftlayer.runtime.driver.driver_mode import CheckpointCalls
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job_status import JobStatus
+from ftlayer.runtime.driver.mode import CheckpointCalls
 
 # Of the time that `Job.cancel` is given; the rest is for what comes behind the commit.
 COMMIT_SHARE = 0.8
@@ -90,17 +90,14 @@ class Job:
 
     @property
     def job(self) -> str:
-        """The id of this execution."""
         return self._execution.job
 
     @property
     def name(self) -> str:
-        """The topology's name."""
         return self._execution.name
 
     @property
     def state(self) -> JobState:
-        """Where the job is."""
         return self._execution.state
 
     def status(self) -> JobStatus:

@@ -16,7 +16,6 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError, error_for_code
 from ftlayer.recovery import lasting_in_text
 from ftlayer.restart import RestartStrategy, note_success
-from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskSession,
     Broke,
@@ -56,8 +55,14 @@ from ftlayer.runtime.driver.mode import (
     StopJob,
     failed,
 )
-from ftlayer.runtime.driver.reasons import never_works, not_up, reason_of, with_spark_error
-from ftlayer.runtime.driver.slot_record import SlotRecord
+from ftlayer.runtime.driver.slot_record import (
+    Crew,
+    SlotRecord,
+    never_works,
+    not_up,
+    reason_of,
+    with_spark_error,
+)
 from ftlayer.runtime.protocol.messages import (
     Cancel,
     FromSlot,
@@ -192,8 +197,6 @@ CANCEL_AGAIN_MS = 1_000
 
 
 class Stopping:
-    """The way to a verdict."""
-
     def __init__(self, verdict: Over, slots: Sequence[SlotRecord], now_ms: int) -> None:
         self.verdict = verdict
         self.over = False
@@ -201,7 +204,6 @@ class Stopping:
         self._since_ms = self._cancelled_ms = now_ms
 
     def begin(self, reason: str) -> list[JobInstruction]:
-        """Tell the slots."""
         instructions: list[JobInstruction] = []
         for slot in self._slots:
             if slot.hello is None:

@@ -2,23 +2,131 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
+from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointState, CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.circuit import CircuitState, CircuitStatus, together
+from ftlayer.histogram import BATCH_BOUNDS, Histogram
 from ftlayer.notebook import html_table
 from ftlayer.printable import shown_url
 from ftlayer.records.beside import MISFITS
 from ftlayer.runtime.driver.events import JobState
-from ftlayer.runtime.driver.meter import DONE, IN
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Heartbeat
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import StreamStatus
 from ftlayer.vertex.calls.jobs import EdgeDetails, HistogramDetails, Incident, SubtaskDetails
+
+WHOLE = "checkpoint|"
+"""The histogram of whole checkpoints; those of parts are ``checkpoint_<part>|<uid of the chain>``."""
+
+
+class CheckpointTimes:
+    """Counts each completed checkpoint once, however often it is shown the history that has it."""
+
+    def __init__(self) -> None:
+        self.histograms: dict[str, Histogram] = {}
+        self.written_bytes = 0
+        self._counted: set[int] = set()
+
+    def take(self, history: Sequence[CheckpointStats]) -> None:
+        """Count what of a job's history has completed since the last time."""
+        completed = {each.checkpoint: each for each in history if each.state is CheckpointState.COMPLETED}
+        for number in completed.keys() - self._counted:
+            self._count(completed[number])
+        # What has left the history does not come back.
+        self._counted = set(completed)
+
+    def _count(self, stats: CheckpointStats) -> None:
+        self.written_bytes += stats.written_bytes
+        self._observe(WHOLE, stats.duration_ms)
+        for part in stats.parts:
+            self._observe(f"checkpoint_start_delay|{part.uid}", part.start_delay_ms)
+            self._observe(f"checkpoint_alignment|{part.uid}", part.alignment_ms)
+            self._observe(f"checkpoint_sync|{part.uid}", part.sync_ms)
+            self._observe(f"checkpoint_async|{part.uid}", part.async_ms)
+
+    def _observe(self, name: str, milliseconds: float) -> None:
+        self.histograms.setdefault(name, Histogram(BATCH_BOUNDS)).observe(milliseconds / 1_000)
+
+
+# Rates are those of the last seconds: long enough to be steady at one heartbeat a second.
+WINDOW_MS = 5_000
+
+IN = "records_in"
+"""The counter of records that sources have read."""
+
+NOW = ("waiting/", "waiting_bytes/", "paused/", "lag/", "away/")
+"""What counters begin with that say how it is now, and are no totals; the uid of a chain follows, or of a source."""
+
+DONE = "done"
+"""The counter of a tracked job's records that came to be done."""
+
+
+class Meter:
+    """Sums the totals that instances and the vertex report; what a lost one had counted stays in."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, dict[str, int]] = {}
+        self._totals: Counter[str] = Counter()
+        self._before: StreamStatus | None = None
+        self._done_in_vertex = 0
+        self._done = 0
+        self._taken = 0
+        self._samples: deque[tuple[int, Counter[str]]] = deque()
+
+    def update(self, instance: str, counters: dict[str, int], now_ms: int) -> None:
+        """Take an instance's totals, which only grow; what is no total is left out."""
+        before = self._latest.get(instance, {})
+        counters = {name: value for name, value in counters.items() if not name.startswith(NOW)}
+        for name, value in counters.items():
+            self._totals[name] += value - before.get(name, 0)
+        self._latest[instance] = counters
+        if not self._samples or now_ms - self._samples[-1][0] >= WINDOW_MS // 20:
+            self._samples.append((now_ms, self._totals.copy()))
+        while len(self._samples) > 2 and now_ms - self._samples[1][0] >= WINDOW_MS:
+            self._samples.popleft()
+
+    def update_vertex(self, status: StreamStatus, now_ms: int) -> None:
+        """Take what the vertex holds, and has seen done since its start, which may be later than the last time.
+
+        The first time is that of before the job.
+        """
+        if self._before is None:
+            self._before, self._done_in_vertex = status, status.done
+        self._done += status.done - (self._done_in_vertex if status.done >= self._done_in_vertex else 0)
+        self._done_in_vertex = status.done
+        self._taken = self._done + _held(status) - _held(self._before)
+        self.update("", {DONE: self._done}, now_ms)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """All counters.
+
+        The records that came in are at least those that the vertex has taken: reports of slots are up to a heartbeat
+        old, and what a lost one had read since its last is in none.
+        """
+        totals = dict(self._totals)
+        if self._before is not None:
+            totals[IN] = max(totals.get(IN, 0), self._taken)
+        return totals
+
+    def rates(self, now_ms: int) -> dict[str, float]:
+        """Return the counters per second, over the last seconds up to now."""
+        if not self._samples:
+            return {}
+        since_ms, then = self._samples[0]
+        passed = max(now_ms - since_ms, 1)
+        return {name: (value - then[name]) * 1_000 / passed for name, value in self._totals.items()}
+
+
+def _held(status: StreamStatus) -> int:
+    """Return how many records the vertex holds, in whatever state."""
+    return status.pending + status.due + status.waiting + status.dead
+
 
 OUT = "records_out"
 
@@ -249,7 +357,6 @@ class JobStatus:
 
 
 def slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
-    """Return the status of a slot."""
     hello, beat = slot.hello, slot.heartbeat
     state = (
         "ended"

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
-from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobError
 from ftlayer.functions.pickling import missing_in
 from ftlayer.histogram import LATENCY_BOUNDS, Exemplar
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.driver.crew import Crew
-from ftlayer.runtime.driver.driver_mode import CheckpointCalls, DriverMode, JobContext, OpenMode
 from ftlayer.runtime.driver.events import (
     AskSession,
     Broke,
@@ -49,6 +47,7 @@ from ftlayer.runtime.driver.events import (
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.job_status import (
     JobStatus,
+    Meter,
     away_of,
     chain_status,
     circuits_of,
@@ -57,11 +56,13 @@ from ftlayer.runtime.driver.job_status import (
     slot_status,
     subtasks_of,
 )
-from ftlayer.runtime.driver.meter import Meter
+from ftlayer.runtime.driver.mode import CheckpointCalls, DriverMode, JobContext, OpenMode
 from ftlayer.runtime.driver.planners import Planners
-from ftlayer.runtime.driver.submit import SlotSubmitter
-from ftlayer.runtime.protocol.durations import END_TO_END, PERSIST, histograms_of
+from ftlayer.runtime.driver.session import SlotSubmitter
+from ftlayer.runtime.driver.slot_record import Crew
 from ftlayer.runtime.protocol.messages import (
+    END_TO_END,
+    PERSIST,
     AskStack,
     AssignSplits,
     FromSlot,
@@ -72,9 +73,9 @@ from ftlayer.runtime.protocol.messages import (
     SplitDone,
     StackTaken,
     ToSlot,
+    histograms_of,
 )
-from ftlayer.topology.job_graph import JobGraph
-from ftlayer.topology.names import operators_needing
+from ftlayer.topology.job_graph import JobGraph, operators_needing
 from ftlayer.vertex.calls import HistogramDetails, StreamStatus
 
 logger = logging.getLogger(__name__)
@@ -190,7 +191,6 @@ class JobReport:
 
 
 def now_ms() -> int:
-    """Return the monotone clock, in ms."""
     return time.monotonic_ns() // 1_000_000
 
 
@@ -277,7 +277,6 @@ class JobThread:
 
     @property
     def name(self) -> str:
-        """The topology's name."""
         return self._parts.graph.name
 
     @property

@@ -15,7 +15,7 @@ from ftlayer.printable import text_of
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy, note_success
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, digest_of, offset_reader, without_rows
-from ftlayer.runtime.driver.planner_events import (
+from ftlayer.runtime.driver.planner_rules import (
     AskBacklog,
     AskInitial,
     AskLag,
@@ -37,6 +37,7 @@ from ftlayer.runtime.driver.planner_events import (
     OffsetCommitted,
     PlannerEvent,
     PlannerInstruction,
+    PlannerRules,
     PollDue,
     ProgressIs,
     RangeKept,
@@ -50,7 +51,6 @@ from ftlayer.runtime.driver.planner_events import (
     TellBacklog,
     WarnReadAgain,
 )
-from ftlayer.runtime.driver.planner_rules import PlannerRules
 from ftlayer.runtime.driver.range_keeper import OpenKeeper
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
 from ftlayer.runtime.protocol.sealed import seal

@@ -2,13 +2,205 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
-from ftlayer.runtime.connectors.positions import RangeProgress
-from ftlayer.runtime.driver.splits import PlannedRange
+from ftlayer.runtime.connectors.offset_reader import RangeProgress
+from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.topology.operators import Source
+
+# Who reads which split of a reader source: the rules. No I/O, no threads, no clock.
+#
+# A source is read range by range. The splits of the open range are spread over the subtasks, split i to subtask
+# i modulo parallelism, so that what comes from one partition of the broker stays in order. The next range is
+# opened when all splits are done. A subtask that is lost is assigned its splits again when it is back, from where
+# the vertex has accepted them.
+#
+# Where rows are read again that are lost, a split is done once it is read, and ranges are kept until all of their rows
+# are done: a subtask that is back gets its splits of all of them.
+
+
+@dataclass(frozen=True)
+class PlannedRange:
+    """A range with its splits. ``payloads`` are sealed, ``digest`` is that of the partition objects."""
+
+    number: int
+    start: str
+    end: str
+    digest: bytes
+    payloads: tuple[bytes, ...]
+
+
+class SplitPlanner:
+    """The open range of one source, those that are kept, and the subtasks that are up.
+
+    Attributes:
+        kept: ranges that subtasks which are back are assigned again, in their order: the open one, and with ``keeps``
+            those before it until they are `passed`.
+    """
+
+    def __init__(self, source: str, parallelism: int, *, keeps: bool = False) -> None:
+        """``keeps``: rows that are lost are read again."""
+        self._source = source
+        self._parallelism = parallelism
+        self._keeps = keeps
+        self._up: set[int] = set()
+        self._range: PlannedRange | None = None
+        self.kept: deque[PlannedRange] = deque()
+        self._done: set[int] = set()
+        self._ended = False
+
+    @property
+    def reading(self) -> bool:
+        """Whether a range is open and not all of its splits are done."""
+        return self._range is not None and len(self._done) < len(self._range.payloads)
+
+    @property
+    def range(self) -> PlannedRange | None:
+        """The range that was opened last; None for none yet."""
+        return self._range
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def is_up(self, split: int) -> bool:
+        """Whether the subtask runs that reads the splits of this number."""
+        return split % self._parallelism in self._up
+
+    def restart(self) -> None:
+        """Forget the ranges and their end. The subtasks stay as they are: down, if they start again."""
+        self._range = None
+        self.kept.clear()
+        self._done = set()
+        self._ended = False
+
+    def open(
+        self, planned: PlannedRange, progress: RangeProgress | None, kept: PlannedRange | None = None
+    ) -> list[AssignSplits]:
+        """Open a range, the one before being complete; ``progress`` is what the vertex knows of it.
+
+        ``kept`` is the same range as it is assigned later on, if that differs.
+        """
+        assert not self.reading, f"range {self._range} of {self._source!r} is still read"
+        self._range = planned
+        self._done = set()
+        if not self._keeps:
+            self.kept.clear()
+        self.kept.append(kept or planned)
+        return self._assign(planned, self._up, progress)
+
+    def passed(self, progress: Sequence[RangeProgress]) -> None:
+        """Keep ranges no more that are complete, and before all that are not."""
+        first = next((each.number for each in progress if not each.complete), None)
+        while self.kept and (first is None or self.kept[0].number < first):
+            self.kept.popleft()
+
+    def slot_up(self, subtask: int, progress: Sequence[RangeProgress]) -> list[AssignSplits]:
+        """A new instance runs this subtask: it knows of no splits yet. ``progress`` is as `progress_of` returns it."""
+        self._up.add(subtask)
+        known = {each.number: each for each in progress}
+        messages: list[AssignSplits] = []
+        for planned in self.kept:
+            if planned.number in known if self._keeps else not self._ended:
+                messages += self._assign(planned, {subtask}, known.get(planned.number))
+        return [*messages, self._end_of(subtask)] if self._ended else messages
+
+    def slot_down(self, subtask: int) -> None:
+        """The subtask is lost: its splits wait for the next instance."""
+        self._up.discard(subtask)
+
+    def split_done(self, message: SplitDone) -> None:
+        """A split is accepted to its end. Messages of other ranges are of no interest."""
+        planned = self._range
+        if planned is not None and message.range == planned.number and message.split < len(planned.payloads):
+            self._done.add(message.split)
+
+    def end(self) -> list[AssignSplits]:
+        """There are no more ranges: tell all subtasks, and those that come."""
+        assert not self.reading, f"range {self._range} of {self._source!r} is still read"
+        self._ended = True
+        return [self._end_of(subtask) for subtask in sorted(self._up)]
+
+    def _assign(
+        self, planned: PlannedRange, subtasks: set[int], progress: RangeProgress | None
+    ) -> list[AssignSplits]:
+        rows: dict[int, int] = {}
+        done: set[int] = set()
+        if progress is not None and progress.number == planned.number:
+            rows = dict(enumerate(progress.rows))
+            done = {split for split, is_done in enumerate(progress.done) if is_done}
+        if self._range is not None and planned.number == self._range.number:
+            # Accepted to the end by an instance that did not live to say so.
+            self._done |= done
+        if not self._keeps:
+            done = self._done
+        messages = []
+        for subtask in sorted(subtasks):
+            mine = tuple(
+                Split(split, payload, rows.get(split, 0))
+                for split, payload in enumerate(planned.payloads)
+                if split % self._parallelism == subtask and split not in done
+            )
+            if mine:
+                messages.append(
+                    AssignSplits(
+                        self._source,
+                        subtask,
+                        planned.number,
+                        planned.start,
+                        planned.end,
+                        planned.digest,
+                        len(planned.payloads),
+                        mine,
+                    )
+                )
+        return messages
+
+    def _end_of(self, subtask: int) -> AssignSplits:
+        number, end = (self._range.number, self._range.end) if self._range is not None else (0, "null")
+        return AssignSplits(self._source, subtask, number, end, end, b"", 0, ())
+
+
+class PositionKeeper:
+    """`RangeKeeper` where it is asked how far the source was accepted.
+
+    What an open range of an earlier run has left is read first. If the reader plans it as it did (equal digests), its
+    splits go on where they were accepted; otherwise it is read again as a whole, and rows that were accepted before
+    come again (at least once; a warning says so).
+
+    The reader commits a range once all its rows are accepted. A range without splits is not committed by itself:
+    nothing durable says that it was there, so after a restart the source is read from its start again.
+    """
+
+    outlives_subtasks = True
+    reads_again = False
+
+    def __init__(self) -> None:
+        self._uncommitted = False
+
+    def handle(self, event: NoReturn, first_unread: int) -> None:
+        """See `RangeKeeper`: there are no events."""
+
+    def begun(self, at: str, number: int) -> None:
+        self._uncommitted = number > 0
+
+    def opened(self, planned: PlannedRange) -> None:
+        self._uncommitted = True
+
+    def moved(self, end: str) -> None:
+        """See `RangeKeeper`."""
+
+    def passed(self, end: str) -> None:
+        """See `RangeKeeper`: what is accepted is not read again."""
+
+    def to_commit(self, complete: str | None) -> str | None:
+        return complete if self._uncommitted else None
+
+    def committed(self, end: str) -> None:
+        self._uncommitted = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ftlayer.runtime.protocol.messages import Heartbeat, Hello, Peer
+from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
+from ftlayer.runtime.driver.events import JobInstruction, SendTo, SlotUp, TaskCounts
+from ftlayer.runtime.protocol.messages import (
+    Conviction,
+    Death,
+    Deploy,
+    Heartbeat,
+    Hello,
+    Peer,
+    SlotFailed,
+    StopSources,
+    ToSlot,
+)
+from ftlayer.vertex.calls import Failure
 
 
 @dataclass
@@ -105,3 +119,198 @@ class SlotRecord:
         assert self.deployed or not self.started, f"{where} runs tasks that it was not told to start"
         assert self.deployed or not self.ended, f"{where} has ended before it was told to start"
         assert self.attempt or not self.submitted, f"{where} is submitted without an attempt"
+
+
+class Crew:
+    """The slots of a job.
+
+    Attributes:
+        slots: what is known of each.
+        draining: whether their sources were told to end.
+    """
+
+    def __init__(self, slots: int, start_timeout_ms: int) -> None:
+        """``start_timeout_ms``: how long the next instance of a slot is waited for."""
+        self.slots = [SlotRecord(number) for number in range(slots)]
+        self.draining = False
+        self._start_timeout_ms = start_timeout_ms
+
+    @property
+    def running(self) -> Iterator[SlotRecord]:
+        return (slot for slot in self.slots if slot.running)
+
+    @property
+    def instances(self) -> frozenset[str]:
+        """The names of those that are connected."""
+        return frozenset(slot.hello.instance for slot in self.slots if slot.hello is not None)
+
+    @property
+    def all_deployed(self) -> bool:
+        return all(slot.deployed for slot in self.slots)
+
+    @property
+    def all_started(self) -> bool:
+        """Whether the tasks of all run, or have ended."""
+        return all(slot.started or slot.ended for slot in self.slots)
+
+    def tell(self, slot: SlotRecord, message: ToSlot) -> list[JobInstruction]:
+        """Tell the instance of a slot, which there must be."""
+        assert slot.hello is not None
+        return [SendTo(slot.number, slot.hello.instance, message)]
+
+    def tell_running(self, message: ToSlot) -> list[JobInstruction]:
+        return [each for slot in self.running for each in self.tell(slot, message)]
+
+    def deploy(self, slot: SlotRecord, deploy: Deploy, now_ms: int) -> list[JobInstruction]:
+        """Tell the instance of a slot to start its tasks; their sources end at once in a job that drains."""
+        slot.deployed, slot.heard_ms = True, now_ms
+        stop = self.tell(slot, StopSources()) if self.draining else []
+        return [*self.tell(slot, deploy), *stop, SlotUp(slot.number)]
+
+    def drop(self, slot: SlotRecord, now_ms: int) -> None:
+        """The instance of a slot is gone, or not to be listened to any more: another one is waited for."""
+        slot.disconnect(now_ms + self._start_timeout_ms)
+
+    def drain(self) -> list[JobInstruction]:
+        """End the sources, those of later instances too."""
+        if self.draining:
+            return []
+        self.draining = True
+        return self.tell_running(StopSources())
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        for slot in self.slots:
+            slot.validate()
+
+
+# A slot lost so soon (ms) after it was given what was pending …
+SOON_MS = 10_000
+# … so many times in a row, may have been ended by one of the records, which is looked for then.
+SUSPICIOUS_LOSSES = 2
+
+
+_SPARK_SAYS = "; Spark says: "
+
+
+def with_spark_error(reason: str, spark_error: str | None) -> str:
+    """Return a reason with what Spark said of it last, if it said anything."""
+    # A slot may be tried many times for one reason.
+    return f"{reason.partition(_SPARK_SAYS)[0]}{_SPARK_SAYS}{spark_error}" if spark_error else reason
+
+
+def reason_of(failed: SlotFailed) -> str:
+    """Return what a slot said of its own failure."""
+    where = f" in {failed.operator}" if failed.operator else ""
+    trace = f"\n{failed.traceback}" if failed.traceback else ""
+    return f"it failed{where}: {failed.reason}{trace}"
+
+
+def not_up(slots: Sequence[SlotRecord], start_timeout_ms: int, counts: TaskCounts | None) -> JobStartError:
+    """Return the error for slots that are not there after the start timeout.
+
+    ``counts``: what Spark says of their tasks, None if it does not.
+    """
+    missing = [slot for slot in slots if slot.hello is None]
+    failures = sorted({slot.failure for slot in missing if slot.failure})
+    return JobStartError(
+        f"{_named(missing)} of {len(slots)} were not up within {start_timeout_ms} ms (start_timeout_ms). "
+        + " ".join(_why_not_up([slot.number for slot in missing], counts))
+        + "".join(f"; {failure}" for failure in failures)
+    )
+
+
+def _why_not_up(missing: Sequence[int], counts: TaskCounts | None) -> list[str]:
+    """Return what is known of slots that are not up, and what to do about it."""
+    longer = "give them longer with TopologyOptions(start_timeout_ms=…)"
+    if counts is None:
+        return [
+            "Spark does not tell whether it has started their tasks. Each needs a task slot of its own for as long as "
+            f"the job runs: other Spark jobs may hold them. On a machine that is slow or busy {longer}"
+        ]
+    started = [number for number in missing if number in counts.started]
+    waiting = [number for number in missing if number not in counts.started]
+    said = []
+    if started:
+        said.append(
+            f"Spark has started the tasks of {_numbers(started)}: their Python processes still start and import what "
+            f"they need, which takes its time on a machine that is slow or busy; {longer}."
+        )
+    if waiting:
+        free = max(0, counts.total - counts.busy)
+        slots = f"of {counts.total} task slots {counts.busy} are busy and {free} free"
+        if not counts.total:
+            why = f"there is no executor yet: see that the application gets some, or {longer}."
+        elif free >= len(waiting):
+            why = f"{slots}, so it is about to: {longer}."
+        else:
+            why = (
+                f"{slots}, and each slot of a topology needs one of its own for as long as the job runs: end the "
+                "other Spark jobs that hold them, or start Spark with more (master local[N], or more executors)."
+            )
+        said.append(f"Spark has not started the tasks of {_numbers(waiting)}: {why}")
+    return said
+
+
+def _named(slots: Sequence[SlotRecord]) -> str:
+    return _numbers([slot.number for slot in slots])
+
+
+def _numbers(slots: Sequence[int]) -> str:
+    return f"slot{'s' if len(slots) > 1 else ''} {', '.join(map(str, slots))}"
+
+
+def never_works(slot: int, failed: SlotFailed) -> JobStartError:
+    """Return the error for what another attempt would not mend."""
+    return JobStartError(f"slot {slot} cannot do its part: {failed.reason}")
+
+
+def untracked(failure: str) -> SlotLostError:
+    """Return the error for a slot that was lost with FTStatus.OFF."""
+    return SlotLostError(
+        f"{failure}. With FTStatus.OFF nothing says which records it held, so the job ends; with FTStatus.ON they "
+        "would be replayed"
+    )
+
+
+def conviction(root: int, slot: SlotRecord) -> Failure:
+    """Return what becomes of a record that ended the process of ``slot``, alone, twice."""
+    return Failure(
+        root,
+        f"the process of slot {slot.number} ended while it ran this record and no other, twice: "
+        + slot.loss.removeprefix(f"slot {slot.number}: ").partition("\n")[0],
+        slot.loss_in,
+        slot.loss,
+        fatal=True,
+        place=f"slot {slot.number}",
+    )
+
+
+def convicted_by_deaths(death: Death) -> Conviction:
+    """Return what becomes of a record over which two processes have ended themselves, this one last."""
+    return Conviction(
+        death.chain,
+        death.digest,
+        f"the process of a slot ended while it ran this record and no other, twice: {death.cause}",
+        death.stack,
+        f"slot {death.slot}",
+    )
+
+
+def died(death: Death) -> str:
+    """Return what became of a slot's process."""
+    in_hand = f", with a record of {death.chain!r} in hand" if death.digest else ""
+    stack = f"\n{death.stack}" if death.stack else ""
+    return f"slot {death.slot}: its process ended itself{in_hand}: {death.cause}{stack}"
+
+
+def given_up(error: FTLayerError, quick_losses: int) -> FTLayerError:
+    """Return why a slot is given up; says so if a record may end the processes that work on it."""
+    if quick_losses < SUSPICIOUS_LOSSES:
+        return error
+    return SlotLostError(
+        f"{quick_losses} times in a row a slot was lost within {SOON_MS // 1_000} s of the replay of what was "
+        "pending. What ends slots may be outside (the machine, its memory, Spark), or a record that ends the process "
+        "that works on it: it is in the vertex then, among what FTLayer.pending and FTLayer.waiting list, if they "
+        f"list any. {error}"
+    )

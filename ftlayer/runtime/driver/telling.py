@@ -13,13 +13,11 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointState, Checkpoin
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.errors import UnsupportedError
 from ftlayer.printable import shortened, shown_url
-from ftlayer.runtime.driver.checkpoint_times import CheckpointTimes
-from ftlayer.runtime.driver.driver_mode import CheckpointCalls
 from ftlayer.runtime.driver.job import Job
-from ftlayer.runtime.driver.job_status import AWAY, LAG, JobStatus, SlotStatus
+from ftlayer.runtime.driver.job_status import AWAY, LAG, CheckpointTimes, JobStatus, SlotStatus
 from ftlayer.runtime.driver.job_thread import JobThread
-from ftlayer.topology.job_graph import JobGraph
-from ftlayer.topology.labels import partitioner_name
+from ftlayer.runtime.driver.mode import CheckpointCalls
+from ftlayer.topology.job_graph import JobGraph, partitioner_name
 from ftlayer.vertex.calls.jobs import (
     FAILING,
     CheckpointDetails,

@@ -11,16 +11,18 @@ element whose parts have the sizes they claim, whose columns can be read and who
 from __future__ import annotations
 
 import struct
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow import Buffer
 
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
-from ftlayer.errors import CodecError
+from ftlayer.errors import CodecError, MalformedRequestError
 from ftlayer.records.ids import U64Array
 from ftlayer.records.ipc import UNREADABLE, as_message, has_dictionaries, read_batch, read_one_batch
 from ftlayer.runtime.protocol.elements import (
@@ -35,7 +37,83 @@ from ftlayer.runtime.protocol.elements import (
     Splits,
     Watermark,
 )
+from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
 from ftlayer.topology.job_graph import Channel, JobEdge
+from ftlayer.transport.codec import plain_codec
+from ftlayer.transport.frames import pack, unpack_map
+
+# Frames of the control stream: one message of `ftlayer.runtime.protocol.messages` as a msgpack map.
+#
+# ``{"message": name, "fields": {…}}``; what the fields look like is said in `ftlayer.transport.codec`. Reading is
+# strict: an unknown name or field, a missing field or a value of another type is a `MalformedRequestError`.
+
+
+PROTOCOL = 4
+
+_FROM_SLOT: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(FromSlot)}
+_TO_SLOT: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(ToSlot)}
+
+
+def encode(message: FromSlot | ToSlot) -> bytes:
+    kind: type = type(message)
+    return pack({"message": kind.__name__, "fields": plain_codec(kind).pack(message)}, kind.__name__)
+
+
+def decode_from_slot(frame: bytes | Buffer) -> FromSlot:
+    return cast(FromSlot, _decode(frame, _FROM_SLOT))
+
+
+def decode_to_slot(frame: bytes | Buffer) -> ToSlot:
+    return cast(ToSlot, _decode(frame, _TO_SLOT))
+
+
+def _decode(frame: bytes | Buffer, kinds: dict[str, type]) -> Any:
+    content = unpack_map(frame, "control message", ("message", "fields"))
+    name = content["message"]
+    kind = kinds.get(name) if type(name) is str else None
+    if kind is None:
+        raise MalformedRequestError(
+            f"control message: no message {name!r} in this direction; there are {', '.join(kinds)}"
+        )
+    return plain_codec(kind).unpack(content["fields"], name)
+
+
+# edge, sender, receiver, bytes; in front of all of them one byte that says what they are.
+_GRANT = struct.Struct("<IIIq")
+_GRANTS, _LIMITS = b"\x00", b"\x01"
+
+
+def encode_grants(grants: dict[Channel, int]) -> bytes:
+    """Return the bytes of credit that go back to the senders of channels, as bytes."""
+    return _encode_numbers(_GRANTS, grants)
+
+
+def encode_limits(limits: dict[Channel, int]) -> bytes:
+    """Return how many bytes may be in flight on channels from now on, as bytes."""
+    return _encode_numbers(_LIMITS, limits)
+
+
+def is_limits(data: bytes) -> bool:
+    """Whether bytes that come back to a sender are those of `encode_limits`."""
+    return data[:1] == _LIMITS
+
+
+def decode_grants(data: bytes) -> list[tuple[Channel, int]]:
+    """Read what `encode_grants` or `encode_limits` wrote; `CodecError` for anything else."""
+    if len(data) % _GRANT.size != 1 or data[:1] not in (_GRANTS, _LIMITS):
+        raise CodecError(f"credits come in {_GRANT.size} bytes each behind one byte, not in {len(data)}")
+    numbers = [(Channel(e, s, r), size) for e, s, r, size in _GRANT.iter_unpack(data[1:])]
+    if any(size < 0 for _, size in numbers):
+        raise CodecError("a credit is negative")
+    return numbers
+
+
+def _encode_numbers(kind: bytes, numbers: dict[Channel, int]) -> bytes:
+    return kind + b"".join(
+        _GRANT.pack(channel.edge, channel.sender, channel.receiver, number)
+        for channel, number in numbers.items()
+    )
+
 
 # version, kind, flags, edge, sender, receiver, rows, ids, payload bytes (for marks: the time of a watermark or a
 # latency marker, or the number of a checkpoint).

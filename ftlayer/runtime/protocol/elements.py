@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier as Barrier
 from ftlayer.checkpoint.barrier import CancelMarker as CancelMarker
-from ftlayer.handler.record_ids import RecordIds as RecordIds
+from ftlayer.handler.xor import RecordIds as RecordIds
 from ftlayer.records.ids import I64Array
 
 MIN_TIME_MS = -(2**63)

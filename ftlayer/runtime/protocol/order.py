@@ -9,7 +9,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.config import TopologyOptions
 from ftlayer.telemetry.settings import Tracing
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SlotOrder(Generic[Mode]):
             loopback is the one that all its processes have, and show to each other in both directions.
         graph: what runs.
         options: batching, credits, heartbeats.
-        mode: a `ftlayer.runtime.slot.shell.SlotModeFactory`: the mode that the job runs in.
+        mode: a `ftlayer.runtime.slot.mode.SlotModeFactory`: the mode that the job runs in.
         listen_on: host that its channels listen on: ``127.0.0.1``, or "" for the address by which the slot
             reaches the coordinator.
         tls_cert, tls_key: PEM for its channels' server off loopback, else None.

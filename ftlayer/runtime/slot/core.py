@@ -16,35 +16,46 @@ import pyarrow as pa
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.handler.record_ids import RecordIds
+from ftlayer.handler.xor import RecordIds
 from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
+from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Barrier, Batch, Element
-from ftlayer.runtime.slot.crediting import Crediting
+from ftlayer.runtime.slot.credit import Crediting
 from ftlayer.runtime.slot.events import (
     CreditCame,
     FrameCame,
+    Grant,
+    ModeWork,
     PeerBroke,
     PeerReached,
     PeersGone,
     PeersReplaced,
     Rest,
     RowsRead,
+    RunTask,
+    SlotInstruction,
     SlotStarted,
     SourceEnded,
     TimePassed,
     Turn,
 )
-from ftlayer.runtime.slot.instructions import Grant, ModeWork, RunTask, SlotInstruction
 from ftlayer.runtime.slot.mode import ModeEvent, OpenRules, SlotParts
-from ftlayer.runtime.slot.outgoing import Outgoing
-from ftlayer.runtime.slot.outputs import RemoteOutput
+from ftlayer.runtime.slot.outgoing import Outgoing, RemoteOutput
 from ftlayer.runtime.slot.seat import Seat, counters_of, exemplars_of, seat_tasks
-from ftlayer.runtime.task.actions import Action, HoldInput, Send, TaskEnded, WakeAt
+from ftlayer.runtime.task.actions import (
+    Action,
+    ChannelReset,
+    ElementCame,
+    HoldInput,
+    Send,
+    SourceOver,
+    TaskEnded,
+    TaskStart,
+    TimeCame,
+    WakeAt,
+)
 from ftlayer.runtime.task.contract import Task, TaskKey
-from ftlayer.runtime.task.events import ChannelReset, ElementCame, SourceOver, TaskStart, TimeCame
 from ftlayer.topology.job_graph import Channel, JobGraph
 
 # Whose turn it is in a slot: one task after the other, each for as many elements as it has channels that wait.

@@ -2,14 +2,142 @@
 
 from __future__ import annotations
 
+import queue
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from ftlayer.runtime.protocol.messages import ToSlot
+from ftlayer.handler.xor import RecordIds
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
+from ftlayer.runtime.slot.views import snapshot
+from ftlayer.runtime.task.actions import SourceRows, TaskEvent
 from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.runtime.task.events import SourceRows
 from ftlayer.vertex.calls import RangesTold, Records, RowsStored, TakenOver
+
+
+class ModeWork:
+    """A part of a task's work that its mode alone understands; each mode has its own."""
+
+    __slots__ = ()
+
+
+class ModeInstruction:
+    """What a mode alone understands, and its shell carries out; each mode has its own."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunTask:
+    """Have a task work: give this back to the rules once all before it is carried out.
+
+    What was decided before has left then, however long the user's function takes: frames, credit, XORs. No frame
+    follows a run in a list.
+
+    Attributes:
+        key: which task.
+        event: what it is given.
+        roots: those of what it works on.
+        lineage: which of the batch's rows has which roots; None where there is no batch.
+        counts: it is activity (see `Heartbeat`).
+    """
+
+    key: TaskKey
+    event: TaskEvent | ModeWork
+    roots: tuple[U64Array, ...] = ()
+    lineage: RecordIds | None = None
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit:
+    slot: int
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Give credit back to another slot, or say how much is wanted in flight."""
+
+    slot: int
+    grants: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TellCoordinator:
+    message: FromSlot
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDone:
+    """What a source has read is the slot's own now (see `RowsRead`), and need not be read again."""
+
+    key: TaskKey
+    number: int
+
+
+SlotInstruction = RunTask | Transmit | Grant | TellCoordinator | RowsDone | ModeInstruction
+
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Any thread puts, one thread gets; a `get` that waits wakes at once.
+
+    Unlike `queue.SimpleQueue` it can be looked into, and putting costs no system call while the loop is busy.
+    """
+
+    def __init__(self, is_urgent: Callable[[T], bool] = lambda _: False) -> None:
+        self._is_urgent = is_urgent
+        self._urgent: deque[None] = deque()  # as long as there are urgent items
+        self._items: deque[T] = deque()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._asleep = False
+
+    def put(self, item: T) -> None:
+        if self._is_urgent(item):
+            self._urgent.append(None)
+        self._items.append(item)
+        # The getter first says that it sleeps and then looks again, so one of the two sees the other.
+        if self._asleep:
+            self._wake.put(None)
+
+    def take(self) -> T | None:
+        """Return the next item; None if there is none."""
+        try:
+            item = self._items.popleft()
+        except IndexError:
+            return None
+        if self._urgent and self._is_urgent(item):
+            self._urgent.popleft()
+        return item
+
+    def has_urgent(self) -> bool:
+        """Whether an urgent item is in the box; of the thread that gets."""
+        return bool(self._urgent)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until there is an item, or the time has passed (None: no limit); may return early."""
+        self._asleep = True
+        try:
+            if not self._items:
+                self._wake.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        finally:
+            self._asleep = False
+
+    def waiting(self) -> list[T]:
+        """Return what is in the box now; may be called by any thread."""
+        return snapshot(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +290,6 @@ class RowsRead:
 
 @dataclass(frozen=True, slots=True)
 class SourceEnded:
-    """A source has no more rows."""
-
     key: TaskKey
 
 

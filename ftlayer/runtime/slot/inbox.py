@@ -4,14 +4,93 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ftlayer.records.ids import U64Array
-from ftlayer.runtime.protocol.elements import Barrier, Batch, Element
-from ftlayer.runtime.slot.batching import can_join, joined, rows_of, size_of
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.config import TopologyOptions
+from ftlayer.handler.xor import concat_record_ids
+from ftlayer.records.ids import I32Array, I64Array, U64Array
+from ftlayer.runtime.protocol.elements import Barrier, Batch, Element, RecordIds
 from ftlayer.runtime.slot.views import snapshot
-from ftlayer.topology.job_graph import Channel
+from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.topology.operators import IterationHead
+
+MAX_BATCH_BYTES = 16 << 20
+"""A batch of more bytes is cut, so that credits mean something; a single record may be larger."""
+
+
+def size_of(batch: Batch) -> int:
+    """Return about how many bytes of memory a batch holds on to: what views share is counted for each."""
+    size = int(batch.payload.get_total_buffer_size())
+    if batch.lineage is not None:
+        size += 2 * int(batch.lineage.roots.nbytes)
+    return size
+
+
+def can_join(one: Batch, other: Batch) -> bool:
+    """Whether two batches of a channel can be made into one: both have times or neither, and so for lineage.
+
+    They are of the same split, too.
+    """
+    if one.split != other.split:
+        return False
+    return (one.lineage is None) == (other.lineage is None) and (one.times is None) == (other.times is None)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of several batches (see `can_join`) as one; a single one as it is."""
+    if len(batches) == 1:
+        return batches[0]
+    lineages = [batch.lineage for batch in batches if batch.lineage is not None]
+    return Batch(
+        pa.concat_batches([batch.payload for batch in batches]),
+        concat_record_ids(lineages) if lineages else None,
+        _concatenated([batch.times for batch in batches if batch.times is not None]),
+        batches[0].split,
+    )
+
+
+def cut(batch: Batch, max_rows: int) -> list[Batch]:
+    """Cut a batch of more than twice ``max_rows``, or of more than `MAX_BATCH_BYTES`, into several views."""
+    rows = batch.num_rows
+    step = max_rows if rows > 2 * max_rows else rows
+    if batch.payload.get_total_buffer_size() > MAX_BATCH_BYTES and batch.payload.nbytes > MAX_BATCH_BYTES:
+        step = min(step, max(1, rows * MAX_BATCH_BYTES // batch.payload.nbytes))
+    if step >= rows:
+        return [batch]
+    return [rows_of(batch, start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def rows_of(batch: Batch, start: int, end: int) -> Batch:
+    """Return the rows from ``start`` up to ``end`` of a batch, as views."""
+    lineage = batch.lineage
+    return Batch(
+        batch.payload.slice(start, end - start),
+        None if lineage is None else _lineage_of(lineage, start, end),
+        None if batch.times is None else batch.times[start:end],
+        batch.split,
+    )
+
+
+def _lineage_of(lineage: RecordIds, start: int, end: int) -> RecordIds:
+    offsets: I32Array | None = None
+    if lineage.offsets is not None:
+        first, last = int(lineage.offsets[start]), int(lineage.offsets[end])
+        offsets = lineage.offsets[start : end + 1] - np.int32(first)
+    else:
+        first, last = start, end
+    origins = None if lineage.origins is None else lineage.origins[first:last]
+    tries = None if lineage.tries is None else lineage.tries[first:last]
+    roots = lineage.roots[first:last]
+    ids = roots if lineage.ids is lineage.roots else lineage.ids[first:last]
+    return RecordIds(roots, ids, offsets, origins, tries)
+
+
+def _concatenated(arrays: list[I64Array]) -> I64Array | None:
+    return np.concatenate(arrays) if arrays else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +187,6 @@ class Inbox:
         self._barriers = 0
 
     def __bool__(self) -> bool:
-        """Whether there is something to `take`."""
         return bool(self._turn)
 
     @property
@@ -163,7 +241,6 @@ class Inbox:
 
     @property
     def has_records_next(self) -> bool:
-        """Whether `take` would return records."""
         queue = self._restored_queue() if self._restored else self._turn[0] if self._turn else None
         return queue is not None and isinstance(queue.items[0].element, Batch)
 
@@ -316,3 +393,63 @@ class Inbox:
     def _forget_turn(self, queue: _ChannelQueue) -> None:
         if queue in self._turn:
             self._turn.remove(queue)
+
+
+# The way back of an iteration in a slot: a queue that never holds its sender up, and a head that works it off first.
+#
+# All other channels of a circle hold their senders up as they do elsewhere. The tail's only output always has room, so
+# a task that sends to it is let on in the end, and so is the one that sends to that, round to the head: no circle
+# of tasks waits for each other.
+#
+# What that costs is a bound. New records are let in only while less waits on the way back than an ordinary channel
+# may hold; so there is never more in a loop than its channels hold and what it makes of that. A loop that makes more
+# records of each than leave it fills the slot's memory.
+
+
+class FeedbackOutput:
+    """A channel back to a head in the same slot: takes records whether there is room or not, and no marks."""
+
+    has_room = True
+
+    def __init__(self, channel: Channel, inbox: Inbox) -> None:
+        self._channel = channel
+        self._inbox = inbox
+
+    def send(self, element: Element, now_ms: int) -> None:
+        """Put records into the head's queue. Watermarks, barriers and ends of streams do not go round."""
+        if isinstance(element, Batch):
+            self._inbox.put(self._channel, element, 0)
+
+
+class HeadInbox(Inbox):
+    """What waits for a head: records that came back and new ones take turns, and many that came back come first.
+
+    Attributes:
+        feedback: the channels by which they come back.
+    """
+
+    def __init__(
+        self, channels: Iterable[Channel], feedback: frozenset[int], batch_rows: int, limit_bytes: int
+    ) -> None:
+        """``feedback`` are the numbers of the edges that lead back."""
+        super().__init__(channels, batch_rows, limit_bytes)
+        self.feedback = frozenset(channel for channel in self._queues if channel.edge in feedback)
+        self._is_new = True
+
+    def take(self, most_rows: int = sys.maxsize) -> Taken:
+        for channel in self.feedback:
+            queue = self._queues[channel]
+            if queue in self._turn and (self._is_new or not self.has_room(channel)):
+                self._turn.remove(queue)
+                self._turn.appendleft(queue)
+        taken = super().take(most_rows)
+        self._is_new = taken.channel not in self.feedback
+        return taken
+
+
+def inbox_for(graph: JobGraph, uid: str, channels: Iterable[Channel], options: TopologyOptions) -> Inbox:
+    """Return the inbox of a chain's subtask."""
+    if isinstance(graph.vertex(uid).operators[0], IterationHead):
+        back = frozenset(edge.number for edge in graph.edges_into(uid) if edge.feedback)
+        return HeadInbox(channels, back, options.batch_rows, options.channel_bytes)
+    return Inbox(channels, options.batch_rows, options.channel_bytes)

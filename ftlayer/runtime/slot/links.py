@@ -17,8 +17,7 @@ from ftlayer.runtime.slot.events import CreditCame, Event, LinkBroke
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.transport.client import Endpoint
-from ftlayer.transport.connection import Connection
+from ftlayer.transport.connection import Connection, Endpoint
 from ftlayer.transport.exchange import Exchange
 from ftlayer.transport.flight_connection import FlightConnection
 from ftlayer.transport.unix_connection import UnixConnection
@@ -33,7 +32,7 @@ class NearestConnection:
     """A `Connection` to a slot's Unix socket if that slot is met there, and to its Flight server if not.
 
     Names of hosts and paths prove nothing: containers share them. What counts is that this very slot answers at the
-    socket (`ftlayer.transport.meeting`). Once it has, there is no other way to it.
+    socket (`ftlayer.transport.sockets`). Once it has, there is no other way to it.
 
     Attributes:
         transport: `UNIX` or `FLIGHT`, "" before it is known.

@@ -39,8 +39,7 @@ from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.pandas_later import leave_pandas_to_others
-from ftlayer.runtime.protocol.channel_frames import is_barrier, roots_in
-from ftlayer.runtime.protocol.control_frames import PROTOCOL, decode_to_slot, encode
+from ftlayer.runtime.protocol.channel_frames import PROTOCOL, decode_to_slot, encode, is_barrier, roots_in
 from ftlayer.runtime.protocol.messages import (
     AskStack,
     AssignSplits,
@@ -70,7 +69,10 @@ from ftlayer.runtime.slot.events import (
     CreditCame,
     Event,
     FrameCame,
+    Grant,
     LinkBroke,
+    Mailbox,
+    ModeInstruction,
     PartFailed,
     PeerBroke,
     PeerReached,
@@ -81,42 +83,35 @@ from ftlayer.runtime.slot.events import (
     ReplaysCame,
     Rest,
     RootsAccepted,
+    RowsDone,
+    RunTask,
     SlotStarted,
     SnapshotOver,
+    TellCoordinator,
     TimePassed,
+    Transmit,
     Turn,
     Wake,
 )
-from ftlayer.runtime.slot.instructions import (
-    Grant,
-    ModeInstruction,
-    RowsDone,
-    RunTask,
-    TellCoordinator,
-    Transmit,
-)
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
-from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.mode import Order, SlotContext
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.server import ChannelServer
-from ftlayer.runtime.slot.shell import Order, SlotContext
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.slot.tracing import RunTracer
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Task, TaskKey
 from ftlayer.runtime.task.mode import TaskMode
-from ftlayer.topology.job_graph import JobGraph
-from ftlayer.topology.names import placed
+from ftlayer.topology.job_graph import JobGraph, placed
 from ftlayer.topology.operators import Source
 from ftlayer.transport.address import Address, parse_address
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint, poll_in_place
 from ftlayer.transport.exchange import Exchange
 from ftlayer.transport.flight_connection import FlightConnection
 from ftlayer.transport.frames import pack
-from ftlayer.transport.polling import poll_in_place
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.transport.unix_listener import remove_dead_sockets
+from ftlayer.transport.unix_connection import remove_dead_sockets
 from ftlayer.vertex.service.heap import keep_freed_memory
 
 logger = logging.getLogger(__name__)

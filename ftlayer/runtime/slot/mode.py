@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from ftlayer.clock import Now
@@ -11,14 +12,18 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
+from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
     CheckpointAborted,
     CheckpointCompleted,
+    Death,
+    Deploy,
     EndReplays,
     EndTasks,
+    FromSlot,
     LetOut,
     LoopWaits,
     PauseIntake,
@@ -27,18 +32,25 @@ from ftlayer.runtime.protocol.messages import (
     ResumeIntake,
     TriggerCheckpoint,
 )
-from ftlayer.runtime.slot.crediting import Crediting
+from ftlayer.runtime.protocol.order import SlotOrder
+from ftlayer.runtime.slot.credit import Crediting
 from ftlayer.runtime.slot.events import (
+    Event,
+    ModeInstruction,
+    ModeWork,
     RangesCame,
     RangesRefused,
     ReplaysCame,
     RootsAccepted,
+    RowsDone,
     RowsRead,
+    RunTask,
+    SlotInstruction,
     SnapshotOver,
 )
-from ftlayer.runtime.slot.instructions import ModeWork, SlotInstruction
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.seat import Seat, Seating
+from ftlayer.runtime.slot.tracing import RunTracer
 from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,
@@ -48,9 +60,11 @@ from ftlayer.runtime.task.actions import (
     FailRoots,
     PersistRoots,
     ReplaysOut,
+    TaskEvent,
 )
 from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.runtime.task.events import TaskEvent
+from ftlayer.runtime.task.mode import TaskMode
+from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.vertex.calls import StreamOptions
 
@@ -198,3 +212,211 @@ def rows_of_sources(parts: SlotParts) -> dict[TaskKey, int]:
 def misplaced(what: object) -> CodecError:
     """Return the error for what belongs to another mode."""
     return CodecError(f"{type(what).__name__} came to a slot whose job runs in another mode")
+
+
+@dataclass(frozen=True)
+class SlotContext:
+    """What a mode is given of one instance of a slot.
+
+    Attributes:
+        order: what the slot was started with.
+        instance: names this instance.
+        post: puts an event into the loop's mailbox; any thread.
+        tell: reaches the coordinator; any thread.
+        barrier_waits: whether the loop has yet to look at a barrier, or at the order to send one.
+    """
+
+    order: Order
+    instance: str
+    post: Callable[[Event], None]
+    tell: Callable[[FromSlot], None]
+    barrier_waits: Callable[[], bool]
+
+    def run_of(self, deploy: Deploy) -> str:
+        """Name this instance's part in this run of the job: no other instance has the same."""
+        return f"{deploy.run}/{self.instance}"
+
+
+class SlotModeShell(Protocol):
+    """One mode's half in one instance of a slot. Methods are of the loop's thread, save what says otherwise.
+
+    `open` comes first, then `rules`; `touch`, `end` and `close` may come before both.
+    """
+
+    @property
+    def touch_timeout_ms(self) -> int | None:
+        """The shortest time after which a root that is not touched times out; None: nothing is to be touched."""
+
+    def open(self, deploy: Deploy) -> TaskMode:
+        """Open what the slot needs; return what its tasks are made by."""
+
+    def rules(self, parts: SlotParts) -> SlotMode:
+        """Return the mode's part in the rules, with all that is restored beside the tasks' state."""
+
+    @property
+    def tracer(self) -> RunTracer | None:
+        """What is told of each run; None where nothing is traced. Behind `open`."""
+
+    def positions(self, key: TaskKey) -> Mapping[str, bytes]:
+        """Return where a source's subtask begins to read, by partition."""
+
+    def carry_out(self, instruction: ModeInstruction) -> None:
+        """Do what the mode's rules want done; waits for nothing."""
+
+    def touch(self, roots: list[U64Array]) -> None:
+        """Start the time of roots again; any thread."""
+
+    def deaths(self) -> tuple[Death, ...]:
+        """Return how earlier processes of the job on this host have ended themselves; before `open`, once."""
+
+    def damaged(self, error: BaseException) -> int:
+        """Return the checkpoint that has turned out to be damaged with an error; 0 for none."""
+
+    def end(self, *, over: bool, stands: int) -> None:
+        """The tasks run no more; streams and heartbeats go on.
+
+        ``over``: no other instance follows here. ``stands`` is the latest checkpoint that may stand.
+        """
+
+    def close(self) -> None:
+        """All else of the instance is closed."""
+
+
+class SlotModeFactory(Protocol):
+    """What a slot's order says of its mode; travels pickled, and holds nothing that is open."""
+
+    @property
+    def restarts_in_place(self) -> bool:
+        """Whether another instance follows in the same process when a task has failed, or when it is told to."""
+
+    def instance(self, slot: SlotContext) -> SlotModeShell:
+        """Return the mode's half of a new instance; nothing is open yet."""
+
+
+Order: TypeAlias = SlotOrder[SlotModeFactory]
+
+
+class UntrackedSlot:
+    activity = 0
+    due_ms = None
+    is_quiet = True
+
+    def __init__(self, parts: SlotParts) -> None:
+        self._seating = parts.seating
+        self._rows = rows_of_sources(parts)
+
+    def handle(self, event: ModeEvent, now: Now) -> Instructions:
+        raise misplaced(event)
+
+    def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
+        raise misplaced(work)
+
+    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
+        raise misplaced(action)
+
+    def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
+        return ()
+
+    def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
+        """See `SlotMode.read`: rows are done once they are sent."""
+        return RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)
+
+    def source_ended(self, seat: Seat) -> Instructions:
+        """See `SlotMode.source_ended`: the coordinator sees the end by the slots."""
+        return ()
+
+    def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
+        raise misplaced(barrier)
+
+    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> None:
+        """See `SlotMode.takes`."""
+
+    def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
+        return ()
+
+    def on_time(self, now: Now) -> Instructions:
+        return ()
+
+    def rest(self, now_ms: int) -> Instructions:
+        return ()
+
+    def peers_gone(self, slots: Collection[int]) -> Instructions:
+        return ()
+
+    def peers_replaced(self, slots: Collection[int]) -> Instructions:
+        return ()
+
+    def may_read(self, seat: Seat) -> bool:
+        return True
+
+    def reads_early(self, seat: Seat) -> bool:
+        """See `SlotMode.reads_early`: nothing would bound the number of batches."""
+        return False
+
+    def rows_wanted(self, key: TaskKey) -> int:
+        return self._rows[key]
+
+    @property
+    def is_open(self) -> bool:
+        return self._seating.is_reading
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def exemplars(self) -> dict[str, Exemplar]:
+        return {}
+
+    def held_roots(self) -> list[U64Array]:
+        return []
+
+    def validate(self) -> None:
+        """See `SlotMode.validate`: there is nothing."""
+
+
+@dataclass(frozen=True)
+class UntrackedSlotFactory:
+    """`ftlayer.runtime.slot.mode.SlotModeFactory` of ``FTStatus.OFF``."""
+
+    restarts_in_place = False
+
+    def instance(self, slot: SlotContext) -> UntrackedSlotShell:
+        return UntrackedSlotShell(slot)
+
+
+class UntrackedSlotShell:
+    """`ftlayer.runtime.slot.mode.SlotModeShell` of ``FTStatus.OFF``: nothing is opened."""
+
+    touch_timeout_ms = None
+    tracer = None
+    """See `SlotModeShell.tracer`: no record has a root."""
+
+    def __init__(self, slot: SlotContext) -> None:
+        self._slot = slot
+
+    def open(self, deploy: Deploy) -> UntrackedTaskMode:
+        return UntrackedTaskMode(partial(open_sink, run=self._slot.run_of(deploy)))
+
+    def rules(self, parts: SlotParts) -> UntrackedSlot:
+        return UntrackedSlot(parts)
+
+    def positions(self, key: TaskKey) -> Mapping[str, bytes]:
+        return {}
+
+    def carry_out(self, instruction: ModeInstruction) -> None:
+        """See `SlotModeShell.carry_out`: the rules have no instructions of their own."""
+        raise misplaced(instruction)
+
+    def touch(self, roots: list[U64Array]) -> None:
+        """See `SlotModeShell.touch`: no record has roots."""
+
+    def deaths(self) -> tuple[Death, ...]:
+        return ()
+
+    def damaged(self, error: BaseException) -> int:
+        return 0
+
+    def end(self, *, over: bool, stands: int) -> None:
+        """See `SlotModeShell.end`."""
+
+    def close(self) -> None:
+        """See `SlotModeShell.close`."""

@@ -12,18 +12,16 @@ from ftlayer.circuit import CircuitStatus
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
 from ftlayer.histogram import Exemplar, Histogram
-from ftlayer.runtime.protocol import durations
+from ftlayer.runtime.protocol import messages as durations
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
-from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
-from ftlayer.runtime.slot.inbox import Inbox
-from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
+from ftlayer.runtime.slot.inbox import FeedbackOutput, Inbox, inbox_for
+from ftlayer.runtime.slot.outgoing import LocalOutput, Output, RemoteOutput
 from ftlayer.runtime.task.chain_rows import NO_FAILURES, FailureCounts
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.contract import Task, TaskKey
 from ftlayer.runtime.task.iteration import HeadTask
-from ftlayer.topology.facts import rate_limit_of
-from ftlayer.topology.job_graph import Channel, JobGraph, JobVertex
+from ftlayer.topology.job_graph import Channel, JobGraph, JobVertex, rate_limit_of
 from ftlayer.topology.operators import Replay, Source
 
 HEARD_AFTER = 2

@@ -2,7 +2,7 @@
 
 Either has a stream a sender, which begins with a `StreamHeader`: a ``DoExchange`` with it as its descriptor, or a
 connection with it as its command. Elements come as frames (`ftlayer.runtime.protocol.channel_frames`), credit goes
-back. Who has not the job's token is refused (`ftlayer.transport.tokens`, `ftlayer.transport.meeting`).
+back. Who has not the job's token is refused (`ftlayer.transport.flight_connection`, `ftlayer.transport.sockets`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from ftlayer.errors import FTLayerError, PeerRefusedError
 from ftlayer.runtime.slot.events import Event, FrameCame
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.transport.address import Address
-from ftlayer.transport.failures import TRANSPORT_ERRORS, flight_error
-from ftlayer.transport.server import TokenServer
-from ftlayer.transport.streams import frames_of
-from ftlayer.transport.unix_listener import UnixListener, UnixStream
-from ftlayer.transport.writer import WriterThread
+from ftlayer.transport.exchange import TokenServer
+from ftlayer.transport.flight_connection import TRANSPORT_ERRORS, WriterThread, flight_error, frames_of
+from ftlayer.transport.unix_connection import UnixListener, UnixStream
 
 logger = logging.getLogger(__name__)
 

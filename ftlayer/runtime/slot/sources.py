@@ -19,8 +19,8 @@ from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import RowsRead, SourceEnded
+from ftlayer.runtime.task.actions import SourceRows, TakenRows
 from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.runtime.task.events import SourceRows, TakenRows
 
 EARLY_ROWS = 256
 """Rows wait for others behind a batch of so many, even in a slot that is idle: they come fast, and most of what they

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ftlayer.runtime.slot.instructions import RunTask, SlotInstruction
+from ftlayer.runtime.slot.events import RunTask, SlotInstruction
 
 
 class RunTracer(Protocol):

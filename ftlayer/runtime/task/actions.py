@@ -4,18 +4,213 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftlayer.records.ids import U64Array
-from ftlayer.runtime.protocol.elements import Element
+import pyarrow as pa
+
+from ftlayer.errors import ProtocolError
+from ftlayer.records.ids import I64Array, U64Array
+from ftlayer.runtime.protocol.elements import Element, Splits
+from ftlayer.runtime.protocol.messages import (
+    AllowReplays,
+    EndReplays,
+    EndTasks,
+    LetOut,
+    LoopWaits,
+    PauseIntake,
+    Readmit,
+    ReplayNow,
+    ResumeIntake,
+)
 from ftlayer.runtime.protocol.messages import DataEnded as DataEnded
 from ftlayer.runtime.protocol.messages import ReplaysOut as ReplaysOut
 from ftlayer.topology.job_graph import Channel
-from ftlayer.vertex.calls import AskRanges, EventIds, Failure, Persist, Register, StoreRows, TakeOver
+from ftlayer.vertex.calls import (
+    AskRanges,
+    EventIds,
+    Failure,
+    Persist,
+    RangesTold,
+    Records,
+    Register,
+    RowsStored,
+    SourcePosition,
+    StoreRows,
+    TakenOver,
+    TakeOver,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStart:
+    """Begin; comes once, before anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeCame:
+    """Do what time brings (timers, idle sources, sinks that wait); it does no harm if it comes early."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPersisted:
+    """The vertex has persisted, or registered, what `PersistRoots` with this ticket asked for.
+
+    ``segment`` names a range that was registered.
+    """
+
+    ticket: int
+    segment: int = -1
+
+
+# ---------------------------------------------------------------- with inputs
+
+
+@dataclass(frozen=True, slots=True)
+class ElementCame:
+    """Take one element. Elements of one channel come in their order. Barriers never come."""
+
+    channel: Channel
+    element: Element
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelReset:
+    """The sender is gone and another one will begin afresh: forget what the channel said of watermark and end."""
+
+    channel: Channel
+
+
+# ---------------------------------------------------------------- sources
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """Rows of one split of a source, in their order, which its reader has read.
+
+    ``partition`` names the split over restarts, ``number`` is a small number of it within this run, and
+    ``first_ordinal`` counts the rows this run has read of it before: both go into the root ids.
+    ``position`` None: the source cannot rewind. ``places``, int64[n], ascending, is what each row's ordinal is where
+    they have gaps; None: they follow each other. ``ends``: the split ends behind them. ``splits``: those that are read
+    now, this one among them, which is called ``split`` there; None: this one alone, by its number.
+    ``misfit``: why the one row, whose ``payload`` says what it looks like, does not fit the source's schema; ``aside``:
+    such rows that were read with these, without positions of their own.
+    """
+
+    partition: str
+    number: int
+    first_ordinal: int
+    payload: pa.RecordBatch
+    position: SourcePosition | None
+    places: I64Array | None = None
+    ends: bool = False
+    splits: Splits | None = None
+    split: int | None = None
+    misfit: str = ""
+    aside: tuple[SourceRows, ...] = ()
+
+    @property
+    def in_time(self) -> int:
+        return self.number if self.split is None else self.split
+
+    @property
+    def span(self) -> int:
+        """How many ordinals they take; the end of a split takes one."""
+        rows: int = self.payload.num_rows
+        if self.places is not None and rows:
+            rows = int(self.places[-1]) + 1 - self.first_ordinal
+        return rows + self.ends
+
+    @property
+    def taken(self) -> TakenRows:
+        return TakenRows(self.number, self.first_ordinal, self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRows:
+    """Which rows `SourceRows` were, without the rows: what is remembered until they need not be read again."""
+
+    number: int
+    first_ordinal: int
+    position: SourcePosition | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOver:
+    """There are no more rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangesAnswered:
+    """The answer to `CallRanges` with this number."""
+
+    number: int
+    reply: TakenOver | RangesTold | RowsStored
+
+
+@dataclass(frozen=True, slots=True)
+class RangesLost:
+    """The vertex of this incarnation has lost its memory: calls that named it are not answered any more."""
+
+    incarnation: int
+
+
+# ---------------------------------------------------------------- replays
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The answer to `AskReplays`. ``held``: a circuit breaker holds what there may be beyond."""
+
+    records: tuple[Records, ...]
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PeersAway:
+    """A slot is away: ask for nothing until `PeersThere`. What is answered goes out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeersThere:
+    """All slots are there again."""
+
+
+TaskEvent = (
+    TaskStart
+    | TimeCame
+    | RowsPersisted
+    | ElementCame
+    | ChannelReset
+    | SourceRows
+    | SourceOver
+    | RangesAnswered
+    | RangesLost
+    | Replayed
+    | PeersAway
+    | PeersThere
+    | ReplayNow
+    | PauseIntake
+    | ResumeIntake
+    | AllowReplays
+    | LetOut
+    | EndReplays
+    | EndTasks
+    | Readmit
+    | LoopWaits
+)
+"""The first three come to every task, the next two to those with inputs, and two to sources.
+
+The others are of one mode: those from `Replayed` to `EndReplays` come to `ReplayTask`; in barrier mode `EndTasks` comes
+to sources, `Readmit` to chains with a failure policy, `LoopWaits` to heads of loops. What the coordinator says is
+explained in `ftlayer.runtime.protocol.messages`.
+"""
+
+
+def refused(uid: str, event: TaskEvent) -> ProtocolError:
+    """Return the error for an event that does not come to such a task."""
+    return ProtocolError(f"{uid!r} was given {type(event).__name__}, which does not come to such a task")
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send ``element`` on a channel."""
-
     channel: Channel
     element: Element
 

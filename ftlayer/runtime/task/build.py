@@ -28,20 +28,22 @@ from ftlayer.runtime.protocol.elements import (
     RecordIds,
     Watermark,
 )
-from ftlayer.runtime.task.actions import Action, Send, TaskEnded
-from ftlayer.runtime.task.alarm import Alarm
-from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import Task
-from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.events import (
+from ftlayer.runtime.task.actions import (
+    Action,
     ChannelReset,
     ElementCame,
     RowsPersisted,
+    Send,
+    TaskEnded,
     TaskEvent,
     TaskStart,
     TimeCame,
     refused,
 )
+from ftlayer.runtime.task.chain_plan import ChainPlan
+from ftlayer.runtime.task.contract import Task
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.event_time import Alarm
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.join_buffer import (
     JoinBuffer,
@@ -53,9 +55,9 @@ from ftlayer.runtime.task.join_buffer import (
     same_keys,
     shifted,
 )
+from ftlayer.runtime.task.latency import reports
 from ftlayer.runtime.task.lineages import BoolArray, known_of, replayed
 from ftlayer.runtime.task.mode import TaskMode
-from ftlayer.runtime.task.reports import reports
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import Join, Replay, Source
 from ftlayer.vertex.calls import StreamOptions

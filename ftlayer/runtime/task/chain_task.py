@@ -22,19 +22,21 @@ from ftlayer.runtime.protocol.elements import (
     Watermark,
 )
 from ftlayer.runtime.protocol.messages import Readmit
-from ftlayer.runtime.task.actions import Action, HoldInput, TaskEnded
-from ftlayer.runtime.task.alarm import Alarm
-from ftlayer.runtime.task.chain_rows import ChainRows, FailureCounts
-from ftlayer.runtime.task.companion import ChainCompanion
-from ftlayer.runtime.task.events import (
+from ftlayer.runtime.task.actions import (
+    Action,
     ChannelReset,
     ElementCame,
+    HoldInput,
     RowsPersisted,
+    TaskEnded,
     TaskEvent,
     TaskStart,
     TimeCame,
     refused,
 )
+from ftlayer.runtime.task.chain_rows import ChainRows, FailureCounts
+from ftlayer.runtime.task.companion import ChainCompanion
+from ftlayer.runtime.task.event_time import Alarm
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.outlet import Outlet
 from ftlayer.runtime.task.pipeline import OperatorChain
@@ -148,7 +150,6 @@ class ChainTask:
 
     @property
     def is_over(self) -> bool:
-        """Whether it takes nothing any more."""
         return self._closing
 
     @property

@@ -38,8 +38,6 @@ class ChainCompanion(Protocol):
 
 
 class NoCompanion:
-    """`ChainCompanion` with fault tolerance off."""
-
     rest_ms: int | None = None
 
     def opened(self) -> None:

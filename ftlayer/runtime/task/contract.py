@@ -10,8 +10,7 @@ import pyarrow as pa
 from ftlayer.clock import Now
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.events import TaskEvent
+from ftlayer.runtime.task.actions import Action, TaskEvent
 
 TaskKey: TypeAlias = tuple[str, int]
 """(uid of a chain, subtask)."""

@@ -12,14 +12,12 @@ from ftlayer.errors import CodecError
 from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.children import Children
 from ftlayer.handler.handler import Handler
-from ftlayer.handler.record_ids import RecordIds
+from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, LatencyMarker, Splits, Watermark
 from ftlayer.runtime.task.actions import Send
-from ftlayer.runtime.task.routes import Routes, StoredRouting, ask, asked
-from ftlayer.runtime.task.selection import OutEdge, taken
-from ftlayer.topology.facts import rules_of_operator
-from ftlayer.topology.job_graph import JobGraph
+from ftlayer.runtime.task.routes import OutEdge, Routes, StoredRouting, ask, asked, taken
+from ftlayer.topology.job_graph import JobGraph, rules_of_operator
 from ftlayer.topology.operators import Replay
 from ftlayer.vertex.calls import EventIds
 

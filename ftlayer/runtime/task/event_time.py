@@ -9,13 +9,31 @@ import pyarrow as pa
 
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, NAMED_SPLIT, Idle, Splits, Watermark
-from ftlayer.runtime.task.actions import Send
+from ftlayer.runtime.task.actions import Action, Send, SourceRows, WakeAt
 from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.events import SourceRows
 from ftlayer.runtime.task.gate import CombinedWatermark
 from ftlayer.runtime.task.lineages import BoolArray
 from ftlayer.topology.job_graph import Channel
 from ftlayer.topology.operators import AssignWatermarks
+
+
+class Alarm:
+    """Asks for a call at the earliest time something is due, and not again while such a call is to come."""
+
+    def __init__(self) -> None:
+        self._set_for: int | None = None
+
+    def rung(self) -> None:
+        """The task is called: whatever was asked for may have been it."""
+        self._set_for = None
+
+    def set(self, due_ms: int | None) -> list[Action]:
+        """Ask to be called at ``due_ms`` (None: nothing is due)."""
+        if due_ms is None or (self._set_for is not None and self._set_for <= due_ms):
+            return []
+        self._set_for = due_ms
+        return [WakeAt(due_ms)]
+
 
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
 

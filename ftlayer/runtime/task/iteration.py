@@ -16,12 +16,11 @@ from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
 from ftlayer.runtime.protocol.messages import LoopWaits
-from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.alarm import Alarm
+from ftlayer.runtime.task.actions import Action, ElementCame, TaskEvent, TimeCame
 from ftlayer.runtime.task.chain_rows import FailureCounts
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.companion import ChainCompanion
-from ftlayer.runtime.task.events import ElementCame, TaskEvent, TimeCame
+from ftlayer.runtime.task.event_time import Alarm
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.topology.job_graph import Channel
 

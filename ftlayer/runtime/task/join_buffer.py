@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ftlayer.handler.record_ids import concat_record_ids, origins_of
+from ftlayer.handler.xor import concat_record_ids, origins_of
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.keyhash import key_column
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, RecordIds

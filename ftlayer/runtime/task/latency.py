@@ -7,12 +7,35 @@ one frame a second for each source's subtask, whatever the rate of records; no r
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from ftlayer.clock import Now
+from ftlayer.functions.failures import RowFailure
+from ftlayer.handler.xor import XorHandler
 from ftlayer.histogram import Histogram
+from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import LatencyMarker
-from ftlayer.runtime.task.actions import Send
+from ftlayer.runtime.task.actions import Acknowledge, Action, FailRoots, Send
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.vertex.calls import Failure
+
+
+def reports(xor: XorHandler) -> list[Action]:
+    """Take what failed and what was settled since the last call; failures first, so that no root of theirs is open."""
+    actions: list[Action] = []
+    failures = xor.failures()
+    if failures:
+        actions.append(FailRoots(failures))
+    events = xor.events()
+    if events is not None:
+        actions.append(Acknowledge(events.roots, events.values, events.ids))
+    return actions
+
+
+def failures_of(roots: U64Array, failures: Iterable[RowFailure]) -> tuple[Failure, ...]:
+    """Return failures of new roots; ``row`` counts in ``roots``."""
+    return tuple(Failure.of(int(roots[failure.row]), failure) for failure in failures)
+
 
 EVERY_MS = 1_000
 """A subtask of a source sends one marker in so long, at most."""
@@ -61,7 +84,6 @@ class SinkLatencies:
             self._observe(self._waiting.popleft()[1], now)
 
     def is_due(self, settled: int) -> bool:
-        """Whether `look` has something to do."""
         return bool(self._waiting) and self._waiting[0][0] <= settled
 
     def _observe(self, marker: LatencyMarker, now: Now) -> None:

@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ftlayer.functions.current import UNTRACKED, CurrentRecord, Known, record_of
-from ftlayer.functions.outcome import I64
-from ftlayer.handler.record_ids import origins_of
-from ftlayer.records.ids import U64Array
-from ftlayer.records.tries import FIRST_TRY, tries_or_first
+from ftlayer.functions.failures import I64
+from ftlayer.handler.xor import origins_of
+from ftlayer.records.ids import FIRST_TRY, U64Array, tries_or_first
 from ftlayer.runtime.protocol.elements import RecordIds
 
 BoolArray = npt.NDArray[np.bool_]

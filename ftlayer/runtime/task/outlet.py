@@ -149,7 +149,6 @@ class ChannelOutlet:
         return [*self._emitter.marker(marker)]
 
     def accepted(self, ticket: int) -> list[Action]:
-        """Nothing is persisted here."""
         raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
@@ -193,7 +192,6 @@ class SinkOutlet:
         return []
 
     def accepted(self, ticket: int) -> list[Action]:
-        """Nothing is persisted here."""
         raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:

@@ -18,15 +18,13 @@ from ftlayer.functions.chains.firing import DueTimers, Interrupted, Timer, Timer
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.current import UNTRACKED, Known, running
-from ftlayer.functions.failures import RowFailure
+from ftlayer.functions.failures import RowFailure, failed_rows
 from ftlayer.functions.keyed import Backend
-from ftlayer.functions.outcome import failed_rows
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.protocol.elements import MIN_TIME_MS
 from ftlayer.runtime.task.event_time import NO_INPUTS, TimedInputs, WatermarkGenerator, times_of
-from ftlayer.topology.facts import has_timers
-from ftlayer.topology.job_graph import Channel
+from ftlayer.topology.job_graph import Channel, has_timers
 from ftlayer.topology.operators import AssignWatermarks
 
 

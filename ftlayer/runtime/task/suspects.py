@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ftlayer.runtime.protocol.deaths import Conviction
+from ftlayer.runtime.protocol.messages import Conviction
 
 
 class Suspects(Protocol):

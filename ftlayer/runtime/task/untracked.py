@@ -7,13 +7,21 @@ from ftlayer.errors import InvalidTopologyError
 from ftlayer.handler.handler import Handler, NonFTHandler
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.runtime.protocol.elements import EndOfStream
-from ftlayer.runtime.task.actions import Action, TaskEnded
+from ftlayer.runtime.task.actions import (
+    Action,
+    SourceOver,
+    SourceRows,
+    TaskEnded,
+    TaskEvent,
+    TaskStart,
+    TimeCame,
+    refused,
+)
 from ftlayer.runtime.task.chain_plan import ChainPlan
 from ftlayer.runtime.task.companion import NoCompanion
 from ftlayer.runtime.task.contract import ReplayTask, Task
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.events import SourceOver, SourceRows, TaskEvent, TaskStart, TimeCame, refused
 from ftlayer.runtime.task.latency import SourceMarkers
 from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, SinkOutlet
@@ -23,8 +31,6 @@ from ftlayer.topology.operators import Operator
 
 
 class UntrackedTaskMode:
-    """`ftlayer.runtime.task.mode.TaskMode` with fault tolerance off."""
-
     def __init__(self, open_sink: OpenSink) -> None:
         self._open_sink = open_sink
 

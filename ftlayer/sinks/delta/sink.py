@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from ftlayer.checkpoint.storage.deleting import StoragePool
+from ftlayer.checkpoint.storage.files import StoragePool
 from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
 from ftlayer.checkpoint.storage.local_files import sync_directory
 from ftlayer.checks import check_choice, check_instance, check_text, check_texts
@@ -28,6 +28,7 @@ from ftlayer.clients.delta import check_can_add, delta_library
 from ftlayer.clients.s3 import SCHEMES, check_s3_options, s3_file_system
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
+from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.delta.message import DeltaMessage, StagedFile, by_query
 from ftlayer.sinks.fitting import (
     as_column,
@@ -38,8 +39,7 @@ from ftlayer.sinks.fitting import (
     refuse_nulls,
     whole_or_refused,
 )
-from ftlayer.sinks.numbering import WriterNumbers
-from ftlayer.sinks.origin import streaming_query
+from ftlayer.sinks.postgres import streaming_query
 from ftlayer.sinks.table_commits import TRIES, tried
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,6 @@ class DeltaLog:
         check_can_add(self._table, place)
 
     def refresh(self) -> None:
-        """Read what was committed since."""
         before = self.version
         self._table.update_incremental()
         if self.version != before:
@@ -87,7 +86,6 @@ class DeltaLog:
 
     @property
     def schema(self) -> pa.Schema:
-        """The table's columns."""
         return pa.schema(self._table.schema())
 
     @property
@@ -96,7 +94,6 @@ class DeltaLog:
 
     @property
     def version(self) -> int:
-        """The last commit that was read."""
         return int(self._table.version())
 
     def batch_of(self, query: str) -> int | None:

@@ -49,7 +49,6 @@ class IcebergMessage(WriterCommitMessage):
 
     @property
     def id(self) -> str:
-        """Unique among all messages."""
         return f"{self.writer}-{self.number}"
 
 

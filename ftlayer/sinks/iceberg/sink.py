@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from ftlayer.checkpoint.storage.deleting import StoragePool
+from ftlayer.checkpoint.storage.files import StoragePool
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.iceberg import (
     check_catalog,
@@ -27,10 +27,10 @@ from ftlayer.clients.iceberg import (
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hides_secrets, secrets_in
+from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
 from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, messages_by_query, staged
-from ftlayer.sinks.numbering import WriterNumbers
-from ftlayer.sinks.origin import streaming_query
+from ftlayer.sinks.postgres import streaming_query
 from ftlayer.sinks.table_commits import tried
 
 logger = logging.getLogger(__name__)

@@ -69,7 +69,6 @@ class StagedMessages(io.RawIOBase):
         return "" if self._output is None else self._path
 
     def writable(self) -> bool:
-        """Whether it takes bytes: yes."""
         return True
 
     def tell(self) -> int:
@@ -77,7 +76,6 @@ class StagedMessages(io.RawIOBase):
         return self.size
 
     def write(self, data: object) -> int:
-        """Take bytes."""
         chunk = bytes(data)  # type: ignore[call-overload]
         self.size += len(chunk)
         if self._output is None and self.size > INLINE_BYTES:

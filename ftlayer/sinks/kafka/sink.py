@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
-from ftlayer.checkpoint.storage.files import Files
+from ftlayer.checkpoint.storage.files import Files, StoragePool, raise_together
 from ftlayer.checkpoint.storage.layout import join, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checks import Duration, check_bool, check_text, duration_ms
@@ -42,7 +41,7 @@ from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets
 from ftlayer.sinks.fitting import whole_or_refused
 from ftlayer.sinks.kafka.messages import KafkaMessage, StagedMessages, batches_of, content_of, encode
-from ftlayer.sinks.origin import by_query, streaming_query
+from ftlayer.sinks.postgres import by_query, streaming_query
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +67,6 @@ MOST_RANGES = 8
 
 
 class Fate(Enum):
-    """What became of a message."""
-
     OPEN = "open"
     """It is not committed."""
     COMMITTED = "committed"
@@ -87,7 +84,6 @@ class CommittedMessages(NamedTuple):
     forgotten: int = 0
 
     def fate(self, number: int) -> Fate:
-        """Return what became of a message."""
         if any(first <= number <= last for first, last in self.ranges):
             return Fate.COMMITTED
         return Fate.FORGOTTEN if number <= self.forgotten else Fate.OPEN
@@ -112,13 +108,11 @@ class CommitMarks:
         self._parts = [_parsed(text) for text in texts]
 
     def fate(self, writer: str, number: int) -> Fate:
-        """Return what became of a message."""
         return next((part[writer] for part in self._parts if writer in part), CommittedMessages()).fate(
             number
         )
 
     def add(self, writer: str, number: int) -> None:
-        """A message is committed."""
         part = next((part for part in self._parts if writer in part), None)
         committed = (CommittedMessages() if part is None else part.pop(writer)).with_number(number)
         if part is None or _length(part) + MOST_NUMBERS > MOST_BYTES:

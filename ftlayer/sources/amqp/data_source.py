@@ -2,16 +2,355 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import compress, islice
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
+from ftlayer.clients.amqp import TIMEOUT_S, AmqpConnection, amqp_library, check_amqp_url, is_away
+from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.errors import SourceError
+from ftlayer.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.records import beside
 from ftlayer.sinks.amqp import AmqpSink
 from ftlayer.sinks.at_least_once import SendingWriter
-from ftlayer.sources.amqp.source import MAX_PENDING, AmqpSource
 from ftlayer.sources.data_source import QueueDataSource
+from ftlayer.sources.queue_stream import pack_position, unpack_position
+from ftlayer.sources.redelivery import NAME_BYTES, RedeliveryWindow
+from ftlayer.topology.queues import Fetched, Member, Queue
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+logger = logging.getLogger(__name__)
+
+
+VALUE, ROUTING_KEY, MESSAGE_ID, TIMESTAMP, HEADERS, REDELIVERED = SCHEMA_NAMES = (
+    "value",
+    "routing_key",
+    "message_id",
+    "timestamp",
+    "headers",
+    "redelivered",
+)
+
+_TEXTS = pa.map_(pa.string(), pa.string())
+
+SCHEMA = pa.schema(
+    [
+        pa.field(VALUE, pa.binary()),
+        pa.field(ROUTING_KEY, pa.string()),
+        pa.field(MESSAGE_ID, pa.string()),
+        pa.field(TIMESTAMP, beside.STAMP),
+        pa.field(HEADERS, _TEXTS),
+        pa.field(REDELIVERED, pa.bool_()),
+    ]
+)
+
+Delivery = tuple[Any, Any, bytes]
+"""What pika delivers: method, properties, body."""
+
+
+def to_rows(deliveries: Sequence[Delivery]) -> pa.RecordBatch:
+    methods = list(map(itemgetter(0), deliveries))
+    properties = list(map(itemgetter(1), deliveries))
+    columns = [
+        pa.array(list(map(itemgetter(2), deliveries)), pa.binary()),
+        beside.texts(list(map(attrgetter("routing_key"), methods)), "AMQP", "a routing key"),
+        beside.texts(list(map(attrgetter("message_id"), properties)), "AMQP", "a message's id"),
+        beside.times(list(map(attrgetter("timestamp"), properties)), "s", "AMQP", "a timestamp"),
+        _headers(list(map(attrgetter("headers"), properties))),
+        pa.array(list(map(attrgetter("redelivered"), methods)), pa.bool_()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _headers(found: Sequence[Mapping[str, Any] | None]) -> pa.Array:
+    if not any(found):
+        return pa.array([()] * len(found), _TEXTS)
+    text = partial(beside.text, place="AMQP", what="a header")
+    return pa.array([[(text(name), text(it)) for name, it in (each or {}).items()] for each in found], _TEXTS)
+
+
+MAX_PENDING = 10_000
+MOST_PENDING = 65_535
+"""AMQP's prefetch count has 16 bits."""
+
+COUNTED = 1_000
+"""While those that wait are counted about so many are received at most: the source is not to stand still for it."""
+
+_KEPT_NAMES = 10_000
+"""Of messages that were acknowledged: the server may lose acknowledgements when it crashes."""
+
+
+@hides_secrets(lambda source: secrets_of(source.url))
+class AmqpSource(Queue):
+    """Reads a queue of RabbitMQ, or of another server that speaks AMQP 0.9.1. Its other consumers get other messages.
+
+    A message is acknowledged once it is durable: stored in the vertex, in a completed checkpoint, or in the spool.
+    Until then the server keeps it, and delivers it again after a failure. One that is delivered again is known by its
+    ``message_id``, and left out, if it comes to the subtask that had it: always with one subtask. A message without an
+    id, or that comes to another subtask, is read twice.
+    """
+
+    schema: pa.Schema = SCHEMA
+
+    def __init__(
+        self,
+        url: str,
+        queue: str,
+        *,
+        max_pending: int = MAX_PENDING,
+        unique_ids: bool = True,
+        reconnect_timeout: Duration = "5m",
+    ) -> None:
+        """Nothing is connected to before it is read.
+
+        Args:
+            url: ``amqp://user:password@host:5672/%2F``, ``amqps://…`` with TLS; slots connect.
+            queue: name of the queue; it is made, durable, if it is not there.
+            max_pending: how many messages a subtask may have that are not acknowledged (the prefetch count). In
+                barrier mode these are all that it reads until the next checkpoint is complete.
+            unique_ids: whether a ``message_id`` names one message. False if the senders use ids again: then all that is
+                delivered again is read again.
+            reconnect_timeout: the source fails when the server was away for this long.
+
+        Raises `ConfigError` if pika is missing, and for an option that will not do.
+        """
+        check_amqp_url(url)
+        check_text(queue, "queue", "the name of a queue")
+        check_int(max_pending, "max_pending", least=1, most=MOST_PENDING)
+        check_bool(unique_ids, "unique_ids")
+        self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+        self.url, self.queue, self.max_pending, self.unique_ids = url, queue, max_pending, unique_ids
+
+    def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> AmqpReader:
+        names = b"".join(self.unpack(position) for position in positions.values())
+        window = RedeliveryWindow(names, self.max_pending + min(self.max_pending, _KEPT_NAMES), stored=stored)
+        return AmqpReader(self, member.subtask, window)
+
+    @property
+    def place(self) -> str:
+        return f"queue {self.queue!r} of {shown_url(self.url)}"
+
+    def pack(self, names: bytes) -> bytes:
+        """Return the position behind messages, of which some have these names: one like no other."""
+        return pack_position(("amqp", self.queue), names, secrets.token_bytes(8))
+
+    def unpack(self, position: bytes) -> bytes:
+        """Return the names in a position; `ConfigError` for one of something else."""
+        names, _ = unpack_position(position, ("amqp", self.queue), self.place, parts=2)
+        assert len(names) % NAME_BYTES == 0
+        return names
+
+
+@hides_secrets(lambda reader: secrets_of(reader._source.url))
+class AmqpReader:
+    def __init__(self, source: AmqpSource, subtask: int, window: RedeliveryWindow) -> None:
+        self._source = source
+        self._subtask = subtask
+        self._window = window
+        self._away = Reconnecting(source.place, source.patience_ms, secrets_of(source.url))
+        self._connection: AmqpConnection | None = None
+        self._delivered: deque[Delivery] = deque()
+        self._cancelled = False
+        self._warned = False
+
+    # ------------------------------------------------------------ what is called
+
+    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        wait_s -= self._away.wait(wait_s)
+        if self._away.is_early:
+            return None
+        try:
+            connection = self._connected()
+            # Nothing that may fail comes behind what takes messages: they would be known, and not be given.
+            self._send_acknowledgement(connection)
+            fetched = self._fetch(connection, max_rows, wait_s)
+        except (amqp_library().exceptions.AMQPError, OSError) as error:
+            self._failed(error)
+            return None
+        self._away.works()
+        self._warn_of_standstill(fetched)
+        return fetched
+
+    def acknowledge(self, receipts: Sequence[int]) -> None:
+        if receipts:
+            self._window.durable(receipts)
+        if self._connection is not None:
+            try:
+                self._send_acknowledgement(self._connection)
+            except (amqp_library().exceptions.AMQPError, OSError) as error:
+                self._failed(error)
+
+    def waiting(self) -> int | None:
+        """See `QueueReader.waiting`. While senders send and others read, it may be off by what they just did."""
+        if self._away.is_early:
+            return None
+        try:
+            return self._waiting(self._connected())
+        except (amqp_library().exceptions.AMQPError, OSError) as error:
+            self._failed(error)
+            return None
+
+    @property
+    def is_away(self) -> bool:
+        return self._away.is_away
+
+    def wake_up(self) -> None:
+        """See `QueueReader.wake_up`: a fetch that waits for the server is not ended."""
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    # ------------------------------------------------------------ connecting
+
+    def _connected(self) -> AmqpConnection:
+        if self._connection is None:
+            connection = AmqpConnection(self._source.url)
+            try:
+                self._consume(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _consume(self, connection: AmqpConnection) -> None:
+        queue = self._source.queue
+        # One that is there may be of any kind.
+        if not connection.has_queue(queue):
+            connection.ask("queue_declare", queue, durable=True)
+        connection.ask("basic_qos", prefetch_count=self._source.max_pending)
+        connection.channel.add_on_cancel_callback(self._on_cancel)
+        connection.ask("basic_consume", queue, on_message_callback=self._on_message)
+
+    def _on_message(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        self._delivered.append((method, properties, body))
+
+    def _on_cancel(self, _: Any) -> None:
+        self._cancelled = True
+
+    def _failed(self, error: Exception) -> None:
+        """Connect again later, or raise. What was not acknowledged is delivered again."""
+        if not is_away(error):
+            raise SourceError(f"{self._source.place}: {type(error).__name__}: {error}") from error
+        self.close()
+        self._delivered.clear()
+        self._cancelled = False
+        self._window.reconnected()
+        self._away.failed(error)
+
+    # ------------------------------------------------------------ fetching
+
+    def _fetch(self, connection: AmqpConnection, max_rows: int, wait_s: float) -> Fetched | None:
+        """Fetch; what is known already, and comes before what is new, is no reason to return."""
+        give_up = time.monotonic() + wait_s
+        while True:
+            self._receive(connection, max_rows, max(0.0, give_up - time.monotonic()))
+            if not self._delivered:
+                return None
+            if (fetched := self._take(max_rows)) is not None:
+                return fetched
+
+    def _waiting(self, connection: AmqpConnection) -> int | None:
+        """Count the messages that are ready in the queue, and those that were delivered and not fetched.
+
+        The server answers before it delivers what the queue has given to this channel meanwhile, and delivers it before
+        it answers again. So nothing is on its way if nothing came between two answers. Where more than `COUNTED` come
+        before, that is not waited for: what came between the last two counts twice. None if there were no two.
+        """
+        most = len(self._delivered) + COUNTED
+        ready = self._ready(connection, most)
+        counted = None
+        while ready is not None:
+            before = len(self._delivered)
+            again = self._ready(connection, most)
+            if again is None:
+                break
+            delivered = len(self._delivered)
+            counted = ready + delivered - self._known_of(delivered)
+            if delivered == before:
+                break
+            ready = again
+        return counted
+
+    def _ready(self, connection: AmqpConnection, most: int) -> int | None:
+        """Return how many messages the queue has given to no one; None if ``most`` were delivered before the answer."""
+        answers: list[Any] = []
+        try:
+            connection.channel.queue_declare(self._source.queue, passive=True, callback=answers.append)
+            if not connection.run(lambda: answers or len(self._delivered) >= most, TIMEOUT_S):
+                raise TimeoutError(f"waited {TIMEOUT_S:.0f} s for an answer")
+        except amqp_library().exceptions.ChannelClosedByBroker as error:
+            raise ConnectionError(f"the queue was deleted: {error}") from error
+        return int(answers[0].method.message_count) if answers else None
+
+    def _known_of(self, count: int) -> int:
+        """Return how many of the first that were delivered, and not fetched, are known."""
+        if not self._source.unique_ids:
+            return 0
+        return sum(
+            bool(method.redelivered and self._window.knows(properties.message_id))
+            for method, properties, _ in islice(self._delivered, count)
+        )
+
+    def _receive(self, connection: AmqpConnection, max_rows: int, wait_s: float) -> None:
+        """Wait for a message, and receive what comes right behind it."""
+        connection.run(lambda: self._delivered or self._cancelled, wait_s)
+        before = 0
+        while before < len(self._delivered) < max_rows and not self._cancelled:
+            before = len(self._delivered)
+            connection.turn()
+        if self._cancelled:
+            raise ConnectionError("the consumer was cancelled: the queue was deleted, or has moved")
+
+    def _take(self, max_rows: int) -> Fetched | None:
+        """Take what was delivered, without what is known."""
+        count = min(max_rows, len(self._delivered))
+        deliveries = [self._delivered.popleft() for _ in range(count)]
+        if not deliveries:
+            return None
+        unique = self._source.unique_ids
+        are_new = self._window.take(
+            (method.delivery_tag, properties.message_id if unique else None, method.redelivered)
+            for method, properties, _ in deliveries
+        )
+        if not any(are_new):
+            return None
+        rows = to_rows(deliveries if all(are_new) else list(compress(deliveries, are_new)))
+        position = self._source.pack(self._window.packed())
+        return Fetched(rows, self._subtask, position, self._window.turn)
+
+    def _warn_of_standstill(self, fetched: Fetched | None) -> None:
+        if fetched is not None:
+            self._warned = False
+        elif not self._warned and self._window.unacknowledged >= self._source.max_pending:
+            self._warned = True
+            logger.warning(
+                "%s: %d messages wait to be durable, which is max_pending; no others come until then: raise it, or "
+                "checkpoint more often",
+                self._source.place,
+                self._window.unacknowledged,
+            )
+
+    # ------------------------------------------------------------ acknowledging
+
+    def _send_acknowledgement(self, connection: AmqpConnection) -> None:
+        if (tag := self._window.to_acknowledge()) is not None:
+            connection.channel.basic_ack(tag, multiple=True)
+            connection.turn()
 
 
 class AmqpDataSource(QueueDataSource):

@@ -19,8 +19,7 @@ from ftlayer.config import MIB
 from ftlayer.errors import SourceError
 from ftlayer.records.beside import note, valid
 from ftlayer.sources.files.pieces import Piece
-from ftlayer.sources.from_json import ObjectReader
-from ftlayer.sources.lines import line_starts, texts_of
+from ftlayer.sources.from_json import ObjectReader, line_starts, texts_of
 
 CHUNK_BYTES = MIB
 MAX_LINE = 64 * MIB

@@ -35,7 +35,7 @@ from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
-from ftlayer.sources.queue_positions import pack_position, unpack_position
+from ftlayer.sources.queue_stream import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)
@@ -622,8 +622,6 @@ class NatsSource(Queue):
 
 @hides_secrets(lambda reader: secrets_of(reader._source.url))
 class NatsReader:
-    """`QueueReader` of one subtask."""
-
     def __init__(self, source: NatsSource, member: Member, window: SequenceWindow) -> None:
         self._source = source
         self._subtask = member.subtask

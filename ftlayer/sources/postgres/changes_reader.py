@@ -27,14 +27,20 @@ from ftlayer.sources.postgres.catalog import (
     PARTITIONED,
     TableDescription,
     TableName,
+    change_batch,
     describe,
     lost_table,
     state_of,
 )
-from ftlayer.sources.postgres.change_rows import change_batch
-from ftlayer.sources.postgres.pgoutput import EPOCH_US, PgOutputError, parse
-from ftlayer.sources.postgres.transactions import ChangedRow, LogPlace, Transactions
-from ftlayer.sources.queue_positions import pack_position, unpack_position
+from ftlayer.sources.postgres.transactions import (
+    EPOCH_US,
+    ChangedRow,
+    LogPlace,
+    PgOutputError,
+    Transactions,
+    parse,
+)
+from ftlayer.sources.queue_stream import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched
 
 logger = logging.getLogger(__name__)

@@ -2,10 +2,636 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import msgpack
+import pyarrow as pa
+
+from ftlayer.checks import Duration, check_int, check_text, duration_ms, shown
+from ftlayer.clients.postgres import check_dsn, connect, database_of, is_away, psycopg_library, reason
+from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.errors import ConfigError, SourceChangedError, SourceError
+from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.data_source import QueueDataSource
-from ftlayer.sources.postgres.changes_source import WHOLE_ROWS, PostgresChangesSource
-from ftlayer.sources.postgres.table_source import POLL, PostgresTableSource
+from ftlayer.sources.postgres.catalog import (
+    TableDescription,
+    check_names,
+    describe,
+    named,
+    schema_of_changes,
+    sequence_of,
+    to_column,
+)
+from ftlayer.sources.postgres.changes_reader import ChangesOptions, PostgresChangesReader
+from ftlayer.sources.queue_stream import pack_position, unpack_position
+from ftlayer.topology.queues import Fetched, Member, Queue
+
+INITIAL = ("none", "copy")
+WHOLE_ROWS = 10_000
+
+_SLOT = re.compile(r"[a-z0-9_]{1,55}")
+_ASIDE = "_initial"
+
+
+@hides_secrets(lambda source: secrets_of(source._dsn))
+class PostgresChangesSource(Queue):
+    """Reads the changes of a table, in the order of their transactions, from a replication slot (``pgoutput``).
+
+    The slot is confirmed behind what is durable: stored in the vertex, in a completed checkpoint, or in the spool.
+    Until then the server keeps the log, and sends it again after a failure; what was stored already is left out by its
+    place in the log. So each change enters a topology once. A transaction comes in one piece, unless it has more than
+    ``max_transaction_rows`` changes of the table, or 16 MiB of them.
+
+    A row has ``_operation`` (insert, update, delete, truncate; read: of the initial copy), ``_lsn`` of the commit and
+    ``_sequence``, which change of its transaction it is: together they are unique, and grow; ``_transaction``,
+    ``_commit_time``; then the table's columns as they are afterwards, or, of a row that is gone, as they were;
+    ``_before``, a struct of the columns as they were, as far as the replica identity tells (others are null), null for
+    none; ``_unchanged``, names of columns whose large value was not sent, as the update left it alone: they are null.
+
+    One subtask reads.
+    """
+
+    most_subtasks = 1
+
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        slot: str,
+        *,
+        publication: str = "",
+        columns: Sequence[str] = (),
+        as_text: Sequence[str] = (),
+        initial: str = "none",
+        max_transaction_rows: int = WHOLE_ROWS,
+        reconnect_timeout: Duration = "5m",
+    ) -> None:
+        """Nothing is connected to before it is read, or asked for its `schema`.
+
+        Args:
+            dsn: connection string or URL, as libpq takes it; the role needs ``REPLICATION``. Driver and slots connect.
+            table: ``"table"`` or ``"schema.table"``.
+            slot: name of the replication slot; made if it is missing, and never removed. No one else may read it.
+            publication: has the table; made for it if it is missing. "": it is called as the slot is.
+            columns: of the table; none: all that there are when the source is given to a topology or a query.
+            as_text: columns that are texts, as PostgreSQL writes them, whatever their type is.
+            initial: what comes first when the slot is made: ``"none"``: changes from then on; ``"copy"``: the rows
+                that the table has then, and the changes from then on.
+            max_transaction_rows: a transaction with more changes of the table comes in pieces; no more than the
+                topology's ``max_pending``.
+            reconnect_timeout: the source fails when the server was away, or another had the slot, for this long.
+
+        Raises `ConfigError` if psycopg is missing, and for an option that will not do.
+        """
+        check_dsn(dsn)
+        if not isinstance(slot, str) or not _SLOT.fullmatch(slot):
+            raise ConfigError(f"slot: expected up to 55 of a-z, 0-9 and _, got {shown(slot)}")
+        if publication != "":
+            check_text(publication, "publication", "the name of a publication")
+        if initial not in INITIAL:
+            raise ConfigError(f"initial: expected 'none' or 'copy', got {shown(initial)}")
+        check_int(max_transaction_rows, "max_transaction_rows", least=1)
+        self._dsn = dsn
+        self._table = named(table)
+        self._slot = slot
+        self._publication = publication or slot
+        self._wanted = check_names(columns, "columns")
+        self._as_text = check_names(as_text, "as_text")
+        self._copies = initial == "copy"
+        self._whole_rows = max_transaction_rows
+        self._patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The schema of changes; the server is asked for the table's columns.
+
+        Raises `ConfigError` for a table or column that is not there, `SourceError` if the server cannot be reached.
+        """
+        try:
+            with connect(self._dsn) as connection:
+                table = describe(connection, self._table)
+        except psycopg_library().Error as error:
+            raise SourceError(f"{self.place}: its columns cannot be asked for: {reason(error)}") from error
+        wanted = self._wanted or [column.name for column in table.columns if not column.is_generated]
+        return schema_of_changes(table.fields(wanted, self._as_text))
+
+    def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> PostgresChangesReader:
+        if member.parallelism > 1:
+            raise ConfigError(
+                f"parallelism: {self.place} is read by one subtask, and there are {member.parallelism}: a slot has one "
+                "reader"
+            )
+        options = ChangesOptions(
+            self._dsn,
+            self.place,
+            self._table,
+            self._slot,
+            self._slot + _ASIDE,
+            self._publication,
+            self._copies,
+            self._whole_rows,
+            self._patience_ms,
+        )
+        return PostgresChangesReader(options, self.schema, member.subtask, positions, stored=stored)
+
+    @property
+    def place(self) -> str:
+        return f"slot {self._slot!r}, table {self._table.quoted} of {database_of(self._dsn)}"
+
+
+# When no transaction can commit a row any more below one that is there. Rules alone: no I/O.
+#
+# A transaction takes its number from a sequence, or its time, before it commits, and others commit meanwhile: their
+# rows are seen first, and have higher values. All that may still come below a row were running when it was seen.
+
+
+Row = TypeVar("Row")
+
+
+class Settling(Generic[Row]):
+    """Waits for the transactions that were running when a row was seen."""
+
+    def __init__(self, row: Row, running: AbstractSet[str]) -> None:
+        """``running``: the virtual ids of transactions, asked for after the row was seen."""
+        self.row = row
+        self._running = frozenset(running)
+        # A transaction that is prepared has another name, and may be one of those.
+        self._prepared: frozenset[str] | None = None
+
+    def is_settled(self, running: AbstractSet[str], prepared: AbstractSet[str]) -> bool:
+        """Whether they have all ended. ``prepared``: prepared transactions, asked for after those that run now."""
+        if self._running & running:
+            return False
+        if self._prepared is None:
+            self._prepared = frozenset(prepared)
+        return not self._prepared & prepared
+
+
+MOST_COUNTED = 1_000_000
+"""Rows that wait are counted up to here."""
+
+_KIND = "postgres-table"
+_ALIAS = "read"
+_FIRST_S = 0.01
+"""The pause until transactions are looked at again, which doubles up to ``poll_interval``."""
+
+# All transactions of this database that run, also those that have no number yet as they have not written; not our own.
+_RUNNING = """
+    SELECT l.virtualtransaction FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'virtualxid' AND l.granted AND l.pid <> pg_backend_pid()
+        AND (a.datid IS NULL OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
+        AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
+"""
+_PREPARED = "SELECT transaction::text FROM pg_prepared_xacts WHERE database = current_database()"
+
+_NEWEST_XID = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1"
+_CHECK_S = 1.0
+"""So often at most it is asked whether new rows still come behind those that were read."""
+
+Values = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Growing:
+    """The columns by which a table is read.
+
+    Attributes:
+        names: the column, and those of the key.
+        types: as PostgreSQL names them.
+        is_xid: the column is the number of the transaction.
+        hold_s: rows with a time younger than this wait; None: the column is no time.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    is_xid: bool
+    hold_s: float | None
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What a reader has to know of its source. ``table`` is quoted."""
+
+    dsn: str = field(repr=False)
+    place: str
+    table: str
+    growing: Growing
+    after: str | None
+    poll_s: float
+    patience_ms: int
+
+
+@hides_secrets(lambda reader: secrets_of(reader._options.dsn))
+class PostgresTableReader:
+    """`QueueReader` of a table. A position is the last row's values of the columns by which it is read."""
+
+    def __init__(
+        self, options: TableOptions, schema: pa.Schema, subtask: int, position: bytes | None
+    ) -> None:
+        self._options = options
+        self._schema = schema
+        self._subtask = subtask
+        self._away = Reconnecting(options.place, options.patience_ms, secrets_of(options.dsn))
+        self._last = None if position is None else self._unpack(position)
+        self._connection: Any = None
+        # Rows are read up to here, before anything else is asked.
+        self._bound: Any = None
+        self._settling: Settling[Values] | None = None
+        self._due = self._checked_s = 0.0
+        self._pause_s = _FIRST_S
+
+    # ------------------------------------------------------------ what is called
+
+    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        wait_s -= self._away.wait(wait_s)
+        if self._away.is_early:
+            return None
+        try:
+            fetched = self._fetch(max_rows, time.monotonic() + wait_s)
+        except psycopg_library().Error as error:
+            self._failed(error)
+            return None
+        self._away.works()
+        return fetched
+
+    def acknowledge(self, receipts: Sequence[None]) -> None:
+        """The table keeps its rows."""
+
+    def waiting(self) -> int | None:
+        """See `QueueReader.waiting`: also rows that wait for transactions, or for their delay; up to a million."""
+        if self._away.is_early:
+            return None
+        sql = psycopg_library().sql
+        try:
+            statement = sql.SQL("SELECT count(*) FROM (SELECT FROM {} WHERE {} LIMIT {}) rows").format(
+                self._table, self._behind(), sql.Literal(MOST_COUNTED + 1)
+            )
+            (found,) = self._connected().execute(statement).fetchone()
+        except psycopg_library().Error as error:
+            self._failed(error)
+            return None
+        return int(found) if found <= MOST_COUNTED else None
+
+    @property
+    def is_away(self) -> bool:
+        return self._away.is_away
+
+    def wake_up(self) -> None:
+        """See `QueueReader.wake_up`: nothing is acknowledged."""
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # ------------------------------------------------------------ fetching
+
+    def _fetch(self, max_rows: int, until: float) -> Fetched | None:
+        while True:
+            if self._bound is not None and (rows := self._read(max_rows)):
+                return self._fetched(rows)
+            left_s = until - time.monotonic()
+            if self._due - time.monotonic() > left_s:
+                time.sleep(max(0.0, left_s))
+                return None
+            time.sleep(max(0.0, self._due - time.monotonic()))
+            self._bound = self._next_bound()
+            if self._bound is None:
+                self._check_grows()
+                self._due = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, self._options.poll_s)
+            else:
+                self._pause_s = _FIRST_S
+
+    def _read(self, max_rows: int) -> list[tuple[str | None, ...]]:
+        sql = psycopg_library().sql
+        names = self._options.growing.names
+        wanted = sql.SQL(", ").join(
+            sql.SQL("{}::text").format(sql.Identifier(name)) for name in (*self._schema.names, *names)
+        )
+        statement = sql.SQL("SELECT {} FROM {} WHERE {} AND {} ORDER BY {} LIMIT {}").format(
+            wanted, self._table, self._behind(), self._bound, self._order(""), sql.Literal(max_rows)
+        )
+        rows: list[tuple[str | None, ...]] = self._connected().execute(statement).fetchall()
+        if len(rows) < max_rows:
+            self._bound = None
+        return rows
+
+    def _fetched(self, rows: list[tuple[str | None, ...]]) -> Fetched:
+        count = len(self._schema)
+        columns = list(zip(*rows, strict=True))
+        arrays = [to_column(texts, field) for texts, field in zip(columns[:count], self._schema, strict=True)]
+        self._last = tuple(str(value) for value in rows[-1][count:])
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return Fetched(batch, self._subtask, self._pack(self._last), None)
+
+    def _next_bound(self) -> Any:
+        """Return a condition of rows before which nothing can come any more; None: there are none now."""
+        sql = psycopg_library().sql
+        growing = self._options.growing
+        if growing.is_xid:
+            if self._newest(None) is None:
+                return None
+            (xmin,) = (
+                self._connected().execute("SELECT pg_snapshot_xmin(pg_current_snapshot())::text").fetchone()
+            )
+            bound = sql.SQL("{} < {}::xid8").format(sql.Identifier(growing.names[0]), sql.Literal(xmin))
+            return bound if self._newest(bound) is not None else None
+        if self._settling is None:
+            newest = self._newest(self._held_back())
+            if newest is None:
+                return None
+            # In this order: who begins from here on takes a higher value.
+            self._settling = Settling(newest, self._asked(_RUNNING))
+        if not self._settling.is_settled(self._asked(_RUNNING), self._asked(_PREPARED)):
+            return None
+        settled, self._settling = self._settling.row, None
+        return self._compared("<=", settled)
+
+    def _newest(self, condition: Any) -> Values | None:
+        """Return the highest values that there are behind the last row."""
+        sql = psycopg_library().sql
+        names = sql.SQL(", ").join(
+            sql.SQL("{}::text").format(sql.Identifier(name)) for name in self._options.growing.names
+        )
+        conditions = [self._behind(), *([] if condition is None else [condition])]
+        statement = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} LIMIT 1").format(
+            names, self._table, sql.SQL(" AND ").join(conditions), self._order(" DESC")
+        )
+        found: Values | None = self._connected().execute(statement).fetchone()
+        return found
+
+    def _check_grows(self) -> None:
+        """Raise `SourceChangedError` where new rows come below the last one, and would never be read."""
+        growing, now_s = self._options.growing, time.monotonic()
+        if self._last is None or growing.hold_s is not None or now_s < self._checked_s + _CHECK_S:
+            return
+        self._checked_s, read = now_s, int(self._last[0])
+        sql, connection = psycopg_library().sql, self._connected()
+        if growing.is_xid:
+            newest = int(connection.execute(_NEWEST_XID).fetchone()[0])
+        else:
+            _, last = sequence_of(connection, self._options.table, growing.names[0])
+            at = sql.SQL("SELECT FROM {} WHERE {} >= {}").format(
+                self._table, sql.Identifier(growing.names[0]), sql.Literal(read)
+            )
+            newest = read if last is None or connection.execute(at).fetchone() is not None else last
+        if newest < read:
+            raise SourceChangedError(
+                f"{self._options.place}: it was read up to {growing.names[0]!r} {read}, and the last one given out is "
+                f"{newest}: they begin again (TRUNCATE … RESTART IDENTITY, a dump that was restored), and rows that "
+                "come would never be read. Let the sequence go on behind it (setval), or give the source another uid, "
+                "with which it is read from its start"
+            )
+
+    def _asked(self, statement: str) -> set[str]:
+        return {name for (name,) in self._connected().execute(statement)}
+
+    # ------------------------------------------------------------ parts of statements
+
+    @property
+    def _table(self) -> Any:
+        sql = psycopg_library().sql
+        return sql.SQL("{} AS {}").format(sql.SQL(self._options.table), sql.Identifier(_ALIAS))
+
+    def _behind(self) -> Any:
+        """The condition of rows that were not read."""
+        sql = psycopg_library().sql
+        options = self._options
+        if self._last is not None:
+            return self._compared(">", self._last)
+        if options.after is None:
+            return sql.SQL("TRUE")
+        column, kind = options.growing.names[0], options.growing.types[0]
+        return sql.SQL("{} > {}::{}").format(
+            sql.Identifier(column), sql.Literal(options.after), sql.SQL(kind)
+        )
+
+    def _compared(self, how: str, values: Values) -> Any:
+        sql = psycopg_library().sql
+        growing = self._options.growing
+        names = sql.SQL(", ").join(map(sql.Identifier, growing.names))
+        literals = sql.SQL(", ").join(
+            sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(kind))
+            for value, kind in zip(values, growing.types, strict=True)
+        )
+        return sql.SQL("({}) {} ({})").format(names, sql.SQL(how), literals)
+
+    def _held_back(self) -> Any:
+        """The condition of rows that are old enough; None: all are."""
+        sql = psycopg_library().sql
+        growing = self._options.growing
+        if growing.hold_s is None:
+            return None
+        # The session is in UTC, and so is a time without a zone taken to be.
+        return sql.SQL("{} < (clock_timestamp() - make_interval(secs => {}))::{}").format(
+            sql.Identifier(growing.names[0]),
+            sql.Literal(growing.hold_s),
+            sql.SQL("timestamp" if "without" in growing.types[0] else "timestamptz"),
+        )
+
+    def _order(self, direction: str) -> Any:
+        # A bare name would be that of the text that is selected, whose order is another.
+        sql = psycopg_library().sql
+        return sql.SQL(", ").join(
+            sql.SQL("{}{}").format(sql.Identifier(_ALIAS, name), sql.SQL(direction))
+            for name in self._options.growing.names
+        )
+
+    # ------------------------------------------------------------ connection and positions
+
+    def _connected(self) -> Any:
+        if self._connection is None:
+            self._connection = connect(self._options.dsn)
+            (is_standby,) = self._connection.execute("SELECT pg_is_in_recovery()").fetchone()
+            if is_standby:
+                raise psycopg_library().OperationalError("a standby answers, which does not know what runs")
+        return self._connection
+
+    def _failed(self, error: Exception) -> None:
+        self.close()
+        # What was running there was seen by a server that may be another now.
+        self._settling = self._bound = None
+        if not is_away(error):
+            raise SourceError(f"{self._options.place}: {reason(error)}") from error
+        self._away.failed(error)
+
+    def _pack(self, last: Values) -> bytes:
+        return pack_position(self._named, msgpack.packb(last))
+
+    def _unpack(self, position: bytes) -> Values:
+        (packed,) = unpack_position(position, self._named, self._options.place)
+        return tuple(msgpack.unpackb(packed))
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        return (_KIND, self._options.table, *self._options.growing.names)
+
+
+POLL = "200ms"
+DELAY_MS = 1_000
+
+_NUMBERS = ("smallint", "integer", "bigint")
+_XID = "xid8"
+_TIME = re.compile(r"timestamp(?:\((\d)\))? with(?:out)? time zone")
+_MOST_DIGITS = 6
+
+
+@hides_secrets(lambda source: secrets_of(source._dsn))
+class PostgresTableSource(Queue):
+    """Reads the rows of a table by a column that grows, and then those that come.
+
+    A row is read once no transaction can commit one before it any more, so that none is left out: see the connector's
+    page for what the column has to be. An update is read if it makes the column grow; deletes are not seen.
+
+    Where a source has come to is kept with its rows: in the vertex, in the checkpoint, in the spool. Nothing is written
+    to the database. One subtask reads.
+    """
+
+    most_subtasks = 1
+
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        column: str,
+        *,
+        key: Sequence[str] = (),
+        columns: Sequence[str] = (),
+        as_text: Sequence[str] = (),
+        after: str | None = None,
+        delay: Duration | None = None,
+        poll_interval: Duration = POLL,
+        reconnect_timeout: Duration = "5m",
+    ) -> None:
+        """Nothing is connected to before it is read, or asked for its `schema`.
+
+        Args:
+            dsn: connection string or URL, as libpq takes it; driver and slots connect. Not a standby's.
+            table: ``"table"`` or ``"schema.table"``.
+            column: an integer from a sequence, a timestamp of the transaction (``now()``), or an ``xid8`` that is
+                ``pg_current_xact_id()``; it is never null, and has an index, together with the key.
+            key: columns that tell rows with the same value apart; none: those of the primary key, if the column is not
+                unique itself.
+            columns: of the table; none: all that there are when the source is given to a topology or a query.
+            as_text: columns that are texts, as PostgreSQL writes them, whatever their type is.
+            after: a source that was never read begins behind this value, a text as PostgreSQL reads it.
+            delay: rows with a time younger than this wait; for columns with a time, by default a second.
+            poll_interval: how often the table is asked for new rows.
+            reconnect_timeout: the source fails when the server was away for this long.
+
+        Raises `ConfigError` if psycopg is missing, and for an option that will not do.
+        """
+        check_dsn(dsn)
+        check_text(column, "column", "the name of a column")
+        if after is not None:
+            check_text(after, "after", "a value of the column as a text")
+        self._dsn = dsn
+        self._table = named(table)
+        self._column = column
+        self._key = check_names(key, "key")
+        if column in self._key:
+            raise ConfigError(f"key: {column!r} is the column itself")
+        self._wanted = check_names(columns, "columns")
+        self._as_text = check_names(as_text, "as_text")
+        self._after = after
+        self._delay_ms = None if delay is None else duration_ms(delay, "delay", least=0)
+        self._poll_s = duration_ms(poll_interval, "poll_interval") / 1_000
+        self._patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The schema of the table's rows; the server is asked for it.
+
+        Raises `ConfigError` for a table or column that is not there or cannot be read by, `SourceError` if the server
+        cannot be reached.
+        """
+        return pa.schema(self._opened[0])
+
+    def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> PostgresTableReader:
+        if member.parallelism > 1:
+            raise ConfigError(
+                f"parallelism: {self.place} is read by one subtask, and there are {member.parallelism}"
+            )
+        options = TableOptions(
+            self._dsn,
+            self.place,
+            self._table.quoted,
+            self._opened[1],
+            self._after,
+            self._poll_s,
+            self._patience_ms,
+        )
+        return PostgresTableReader(options, self.schema, member.subtask, positions.get(member.subtask))
+
+    @property
+    def place(self) -> str:
+        return f"table {self._table.quoted} of {database_of(self._dsn)}"
+
+    @cached_property
+    def _opened(self) -> tuple[list[pa.Field], Growing]:
+        try:
+            with connect(self._dsn) as connection:
+                table = describe(connection, self._table)
+                (is_standby,) = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+                cache, _ = sequence_of(connection, self._table.quoted, self._column)
+        except psycopg_library().Error as error:
+            raise SourceError(f"{self.place}: its columns cannot be asked for: {reason(error)}") from error
+        if is_standby:
+            raise ConfigError(
+                f"dsn: {self.place} is a standby, which does not know what runs at its primary: rows would be left out"
+            )
+        if cache > 1:
+            raise ConfigError(
+                f"column: {self._column!r} is from a sequence of which each session takes {cache} values at once: rows "
+                "would be left out. ALTER SEQUENCE … CACHE 1"
+            )
+        return table.fields(self._wanted, self._as_text), self._growing(table)
+
+    def _growing(self, table: TableDescription) -> Growing:
+        column = table.column(self._column, "column")
+        time = _TIME.fullmatch(column.type)
+        if column.type not in (*_NUMBERS, _XID) and time is None:
+            raise ConfigError(
+                f"column: expected an integer, a timestamp or xid8, and {self._column!r} is {column.type}"
+            )
+        if time is None and self._delay_ms is not None:
+            raise ConfigError(f"delay: is for columns with a time, and {self._column!r} is {column.type}")
+        key = tuple(table.column(name, "key") for name in self._key_of(table))
+        for each in (column, *key):
+            if not each.is_required:
+                raise ConfigError(
+                    f"column: {each.name!r} may be null, and rows without a value would be left out: SET NOT NULL"
+                )
+        hold_s = None
+        if time is not None:
+            digits = _MOST_DIGITS if time[1] is None else int(time[1])
+            hold_s = (DELAY_MS if self._delay_ms is None else self._delay_ms) / 1_000 + 10.0**-digits
+        names = tuple(each.name for each in (column, *key))
+        types = tuple(each.type for each in (column, *key))
+        return Growing(names, types, column.type == _XID, hold_s)
+
+    def _key_of(self, table: TableDescription) -> tuple[str, ...]:
+        if not self._key and (self._column,) in table.keys:
+            return ()
+        names = self._key or tuple(name for name in _primary(table) if name != self._column)
+        if not any(set(unique) <= {self._column, *names} for unique in table.keys):
+            raise ConfigError(
+                f"key: expected columns that tell rows with the same {self._column!r} apart, by a unique index of "
+                f"table {self._table.quoted}; it has {' and '.join(map(str, map(list, table.keys))) or 'none'}"
+            )
+        return names
+
+
+def _primary(table: TableDescription) -> tuple[str, ...]:
+    return table.keys[0] if table.has_primary_key else ()
 
 
 class PostgresChangesDataSource(QueueDataSource):

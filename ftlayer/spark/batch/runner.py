@@ -12,15 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import CodecError, QueryError, StaleIncarnationError
-from ftlayer.handler.exact_ids import IdBook
+from ftlayer.handler.xor import IdBook
 from ftlayer.records.ids import xor_fold_by_root
-from ftlayer.records.selector import KeySelector
-from ftlayer.spark.batch.rejected import unknown_row
-from ftlayer.spark.batch.sinks import BatchSink
+from ftlayer.records.traced import KeySelector
+from ftlayer.spark.batch.sinks import BatchSink, unknown_row
 from ftlayer.spark.circuits import FailureTally
-from ftlayer.spark.deliveries.row_digests import row_digests
 from ftlayer.spark.deliveries.source import arrow_schema
-from ftlayer.spark.deliveries.stored_rows import check_none_gone, fit_rows
+from ftlayer.spark.deliveries.stored_rows import check_none_gone, fit_rows, row_digests
 from ftlayer.spark.protocol import BatchOutcome
 from ftlayer.spark.stages.pages import U64
 from ftlayer.spark.stages.run import QueryPlan, RunOptions, StagesResult, run_stages, split_root

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import operator as op
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,14 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.checks import check_ran
-from ftlayer.errors import ConfigError, UnsupportedError
-from ftlayer.failures import RowsRejected
+from ftlayer.errors import ConfigError, FTLayerError, QueryError, UnsupportedError, error_for_code
+from ftlayer.failures import FailException, RetryLater, RowsRejected
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.bisect import settle
+from ftlayer.functions.failures import RowFailure, failure_of, this_process
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write, check_writer
-from ftlayer.spark.batch.raised import error_of_sink
-from ftlayer.spark.batch.rejected import rejections
+from ftlayer.printable import text_of
+from ftlayer.recovery import lasting
 from ftlayer.spark.stages.task import task_place
 from ftlayer.vertex.calls import Failure
 
@@ -26,6 +29,115 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from ftlayer.spark.stages.run import StagesResult
+
+
+_MAX_CHARS = 4_000
+
+_NO_PAUSE = (
+    "a RetryLater of a sink is an error as any other: the batch is tried again as the restart strategy says, whatever "
+    "`after` says. To have single records tried again, raise RowsRejected from a sink with tagged=True"
+)
+
+
+def words_of(error: BaseException) -> str:
+    """Return class and text of an error, and of Spark's the telling part of the text: without the JVM's stack.
+
+    The texts of ftlayer's own errors say what they are about, save those that a user's function raises.
+    """
+    text = text_of(error)
+    cut = text.find("\n\tat ")
+    text = text[: cut if cut > 0 else _MAX_CHARS][:_MAX_CHARS]
+    from_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+    if from_spark or (isinstance(error, FTLayerError) and not isinstance(error, FailException)):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def error_of_sink(error: BaseException, sink: str) -> FTLayerError:
+    """Return the error to raise from what a sink has raised: it names the sink and the class.
+
+    It is of the same class if that is one of ftlayer's, or derives from one, else a `QueryError`. What starting again
+    cannot mend is of the class that says so.
+    """
+    final = lasting(error)
+    raised = error if final is None else final
+    said = words_of(raised)
+    if not said.startswith(type(raised).__name__):
+        said = f"{type(raised).__name__}: {said}"
+    note = f" ({_NO_PAUSE})" if isinstance(error, RetryLater) else ""
+    kind = error_for_code(raised.code) if isinstance(raised, FTLayerError) else QueryError
+    return kind(f"{sink} raised {said}{note}")
+
+
+# ---------------------------------------------------------------- an end in order, which no log should call a fault
+
+
+# Spark logs what a stopped query raises as an error unless it finds this in the text (`StreamExecution`).
+_SIGN = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling the batch: java.lang.InterruptedException"
+)
+
+
+class StoppedError(Exception):
+    """Raised to Spark, and to no user, in place of whatever a batch of a query that was told to stop has raised."""
+
+    def __init__(self, query: str) -> None:
+        super().__init__(f"{query} was told to stop, and its batch is given up ({_SIGN})")
+
+
+class _Stops(logging.Filter):
+    """Keeps what Py4J logs of a call that ended with `StoppedError` out of its log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is to be logged."""
+        return not (record.exc_info and isinstance(record.exc_info[1], StoppedError))
+
+
+_STOPS = _Stops()
+
+
+def hide_stops() -> None:
+    """Have Py4J, which logs each exception that goes back to the JVM as an error, pass over `StoppedError`."""
+    logging.getLogger("py4j.clientserver").addFilter(_STOPS)
+
+
+_MASK = (1 << 64) - 1
+
+
+def rejections(rejected: RowsRejected, operator: str, rules: RetryRules = NO_RULES) -> tuple[Failure, ...]:
+    """Return the failures of the records that a sink has named by their rows' ``_ft_row``.
+
+    Raises `ConfigError` for what is no such name.
+    """
+    found = []
+    place = this_process("the driver")
+    for key, error in rejected.errors.items():
+        try:
+            root = op.index(key) & _MASK
+        except TypeError:
+            raise _no_row(operator, key) from rejected
+        failure = (
+            RowFailure(0, operator, error, "")
+            if isinstance(error, str)
+            else failure_of(0, operator, error, rules)
+        )
+        found.append(Failure.of(root, failure, place))
+    if not found:
+        raise ConfigError(
+            f"sink {operator!r} raised RowsRejected without a row: name one at least, or return"
+        )
+    return tuple(found)
+
+
+def unknown_row(operator: str, root: int) -> ConfigError:
+    """Return the error for a record of which the sink was given no row: it would be called without end."""
+    return _no_row(operator, root - (1 << 64) if root >> 63 else root)
+
+
+def _no_row(operator: str, key: object) -> ConfigError:
+    return ConfigError(
+        f"sink {operator!r} raised RowsRejected for {key!r}, which is the _ft_row of no row that it was given"
+    )
 
 
 class BatchSink(Protocol):

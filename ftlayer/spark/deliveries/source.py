@@ -20,9 +20,9 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from ftlayer.errors import ConfigError
-from ftlayer.records.tries import pack_tries
+from ftlayer.records.ids import pack_tries
 from ftlayer.spark.deliveries.stored_rows import fit_rows
-from ftlayer.spark.stages.delivery_marks import make_marks
+from ftlayer.spark.stages.pages import make_marks
 from ftlayer.spark.stages.task import FT
 from ftlayer.vertex.calls import (
     Deliverable,
@@ -148,7 +148,6 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"next": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """At most ``max_rows`` a batch."""
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name

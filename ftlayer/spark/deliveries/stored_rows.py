@@ -6,14 +6,26 @@ old one held; a value that it cannot hold fails its row, and no other. Everythin
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyarrow import types
 
 from ftlayer.errors import CodecError
-from ftlayer.functions.conversion import cast_by_value, kind_of
-from ftlayer.spark.deliveries.row_digests import row_digests
+from ftlayer.functions.conversion import cast_by_value, kind_of, raw_type
+
+
+def row_digests(batch: pa.RecordBatch) -> list[bytes]:
+    """Return 16 bytes a row that stand for its content; equal rows have equal ones, NaN equals NaN.
+
+    Text and times are taken as bytes and numbers: what Python cannot hold is what fails.
+    """
+    columns = [column.view(raw_type(column.type)).to_pylist() for column in batch.columns]
+    return [
+        hashlib.blake2b(repr(row).encode(), digest_size=16).digest() for row in zip(*columns, strict=True)
+    ]
+
 
 MAX_SHOWN = 100
 """Characters that a message shows of a value, and of what Arrow says about it."""

@@ -13,23 +13,28 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 from pyspark.errors import StreamingQueryException
 
-from ftlayer.circuit import CircuitStatus
+from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.dead_letters.reader import FORMAT
 from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
+from ftlayer.notebook import html_table
 from ftlayer.printable import shortened
 from ftlayer.recovery import is_programs, lasting
 from ftlayer.restart import RestartStrategy, note_success
-from ftlayer.spark.batch.raised import words_of
+from ftlayer.spark.batch.sinks import words_of
 from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.protocol import BatchReport
-from ftlayer.spark.query.drained import Drain, LogEnds
+from ftlayer.spark.query.checkpoint import Drain, LogEnds
 from ftlayer.vertex.calls import Incident, QueryStatus
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
 
 POLL_S = 0.2
 """How often the supervisor looks whether it was told to stop while the Spark query runs."""
@@ -63,7 +68,7 @@ class _QueryRun:
 
 
 class QuerySupervisor:
-    """Runs a wrapped query until it has ended. Thread-safe; `ftlayer.spark.query.handle.TrackedQuery` is its handle.
+    """Runs a wrapped query until it has ended. Thread-safe; `TrackedQuery` is its handle.
 
     It is a `LetterQuery` too, and has Spark's names for what that needs.
 
@@ -414,3 +419,171 @@ def _spark_is_gone() -> bool:
 
     process = getattr(SparkContext._gateway, "proc", None)
     return process is not None and process.poll() is not None
+
+
+class TrackedQuery:
+    """A wrapped query that was started. Thread-safe; the properties of Spark's own are there by name."""
+
+    def __init__(self, supervisor: QuerySupervisor) -> None:
+        self._supervisor = supervisor
+
+    # ------------------------------------------------------------ what Spark's own handle has
+
+    @property
+    def name(self) -> str:
+        return self._supervisor.name
+
+    @property
+    def id(self) -> str:
+        """The id Spark keeps in the checkpoint."""
+        return self._supervisor.id
+
+    @property
+    def runId(self) -> str:  # noqa: N802 - Spark's name
+        """The id of the current run; a restart has a new one."""
+        return self._supervisor.runId
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        """Whether the supervisor is at work (the Spark query itself may be between two runs)."""
+        return self._supervisor.isActive
+
+    @property
+    def status(self) -> Any:
+        """The status of the current run of the Spark query."""
+        return self._supervisor.query.status
+
+    @property
+    def lastProgress(self) -> Any:  # noqa: N802 - Spark's name
+        """The last progress of the current run."""
+        return self._supervisor.query.lastProgress
+
+    @property
+    def recentProgress(self) -> Any:  # noqa: N802 - Spark's name
+        """The recent progress of the current run."""
+        return self._supervisor.query.recentProgress
+
+    def exception(self) -> BaseException | None:
+        """Return the error that ended the query for good, None while it runs or when it ended well."""
+        return self._supervisor.error
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's name
+        """Wait (seconds) until the query has ended; raise the error that ended it. False: it has not ended."""
+        return self._supervisor.wait_until_ended(timeout)
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
+        """Block until what the source has now is processed. Replays that wait for their pause are not awaited.
+
+        Waits over restarts; raises the error that ended the query for good.
+        """
+        self._supervisor.processAllAvailable()
+
+    def stop(self) -> None:
+        """Stop. What is pending or waits for replay stays in the vertex for the next start."""
+        self._supervisor.stop()
+
+    def drain(self, timeout: float = 60.0) -> bool:
+        """Read what the source has by now, finish it and what waits for replay, and end; return whether that is done.
+
+        True: all rows that the source had are in committed batches, no record is pending, in delivery or waits, and
+        the dead letters are in committed batches of the queries of this program that read them as a stream (of those
+        in other programs nothing is known here).
+        Later rows are the next start's. What is not through within ``timeout`` (seconds) stays in the source and in
+        the vertex for the next start. An ingest gives what it accepts until it is empty: stop putting records in
+        first. Of a query that has ended, it says what its last run came to. Raises the error that ended the query, if
+        one did.
+        """
+        return self._supervisor.drain(timeout)
+
+    def explain(self, extended: bool = False) -> None:
+        """Print the plan of the last batch."""
+        self._supervisor.query.explain(extended)
+
+    # ------------------------------------------------------------ what ftlayer adds
+
+    @property
+    def restarts(self) -> int:
+        """How many times the Spark query has been started again after a failure."""
+        return self._supervisor.restarts
+
+    @property
+    def last_failure(self) -> str:
+        """The text of the failure that made the last restart necessary, "" if there was none."""
+        return self._supervisor.last_failure
+
+    @property
+    def recent_batches(self) -> list[BatchReport]:
+        """The reports of the last batches, oldest first."""
+        return list(self._supervisor.reports)
+
+    def circuits(self) -> dict[str, CircuitStatus]:
+        """Return where the circuit breakers of `max_failing` are, by operator; "" is the whole query's."""
+        return self._supervisor.circuits()
+
+    def ft_status(self) -> QueryStatus:
+        """Ask the vertex what is still to do."""
+        return self._supervisor.ft_status()
+
+    def await_drained(self, timeout: float | None = None) -> bool:
+        """Wait (seconds) until what the source has now is through and no record is pending or waits for replay.
+
+        The dead letters are through then too, in the queries of this program that read them as a stream. False if
+        that did not happen in time, or the query was stopped before. It goes on meanwhile: rows that the source gets
+        later need not be through, but Spark must come to the source's end once. Raises the error that ended the query,
+        if one did.
+        """
+        return self._supervisor.await_drained(timeout)
+
+    def _repr_html_(self) -> str:
+        """Return what became of the last batches as HTML, for notebooks."""
+        error = self.exception()
+        ended = "" if error is None else f": {words_of(error)}"
+        state = "active" if self.isActive else f"ended{ended}"
+        state += "".join(
+            f", circuit {name or 'of the query'} {status.state}"
+            for name, status in self.circuits().items()
+            if status.state is not CircuitState.CLOSED
+        )
+        return html_table(
+            f"{self.name}: {state}, {self.restarts} restarts",
+            ("batch", "rows in", "rows out", "failed", "waiting", "dead"),
+            [
+                (report.batch, report.rows_in, report.rows_out, report.failed, report.waiting, report.dead)
+                for report in self.recent_batches[-10:]
+            ],
+        )
+
+
+# Between two runs a wrapped query is none of Spark's active ones: its supervisor will start it again.
+_wrapped: WeakKeyDictionary[QuerySupervisor, frozenset[str]] = WeakKeyDictionary()
+
+
+def note_wrapped(query: QuerySupervisor, frame: DataFrame) -> None:
+    """Remember a wrapped query if its source has dead letters in it."""
+    streams = _streams_of(frame._jdf.queryExecution().analyzed())
+    if streams:
+        _wrapped[query] = streams
+
+
+def letter_queries(spark: SparkSession, stream: str) -> list[LetterQuery]:
+    """Return the active queries that read the dead letters of ``stream``: wrapped ones, and Spark's of this session."""
+    wrapped = [query for query, streams in list(_wrapped.items()) if stream in streams and query.isActive]
+    runs = {query.runId for query in wrapped}
+    plain = [
+        query
+        for query in spark.streams.active
+        if str(query.runId) not in runs and stream in _streams_of(query._jsq.streamingQuery().analyzedPlan())
+    ]
+    return [*wrapped, *plain]
+
+
+def _streams_of(plan: Any) -> frozenset[str]:
+    """Return the streams whose dead letters are read in an analyzed plan."""
+    leaves = plan.collectLeaves()
+    sources = [leaves.apply(place) for place in range(leaves.size())]
+    return frozenset(
+        name
+        for source in sources
+        if source.nodeName() == "StreamingRelationV2" and source.sourceName() == FORMAT
+        for name in source.extraOptions().get("streams").split("\n")
+    )

@@ -29,27 +29,30 @@ from ftlayer.jobs.local_board import local_announcer
 from ftlayer.printable import shortened
 from ftlayer.records.traced import Sampler, record_span, span_within, trace_of
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
-from ftlayer.spark.batch.raised import StoppedError, hide_stops, words_of
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
+from ftlayer.spark.batch.sinks import StoppedError, hide_stops, words_of
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
 from ftlayer.spark.deliveries.source import FORMAT, DeliveryOptions, DeliverySource
-from ftlayer.spark.plan.checks import all_nullable, check_functions, with_source_ft
-from ftlayer.spark.plan.endings import Ending
-from ftlayer.spark.plan.plain import plain_rows
-from ftlayer.spark.plan.stream_plan import StreamPlan, stream_of_source
+from ftlayer.spark.plan.stream_plan import (
+    Ending,
+    StreamPlan,
+    all_nullable,
+    check_functions,
+    plain_rows,
+    stream_of_source,
+    with_source_ft,
+)
 from ftlayer.spark.protocol import JUDGED, BatchProtocol, BatchReport
 from ftlayer.spark.query.checkpoint import CheckpointDirectory, CheckpointMark
-from ftlayer.spark.query.handle import TrackedQuery
-from ftlayer.spark.query.letter_queries import letter_queries, note_wrapped
 from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
-from ftlayer.spark.query.supervisor import QuerySupervisor
+from ftlayer.spark.query.supervisor import QuerySupervisor, TrackedQuery, letter_queries, note_wrapped
 from ftlayer.spark.sessions import how_it_ended, links_of, reads_in_python, stream_reader, tells_of_its_end
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.steps import plan_stages
 from ftlayer.spark.stages.task import FT
 from ftlayer.telemetry.settings import tracing_of
 from ftlayer.telemetry.spans import EndedSpan, program_spans
-from ftlayer.topology.lag import lag_behind
+from ftlayer.topology.checks import lag_behind
 from ftlayer.vertex.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall, ReportCircuits
 from ftlayer.vertex.calls.jobs import (
     BatchDetails,
@@ -59,7 +62,7 @@ from ftlayer.vertex.calls.jobs import (
     JobOrder,
     OrderAction,
 )
-from ftlayer.vertex.wire.bounds import MAX_NAME_BYTES
+from ftlayer.vertex.wire.frames import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ftlayer.functions.chains.chain import ChainResult, RowFailure
 from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.printable import text_of
-from ftlayer.records.tries import FIRST_TRY
+from ftlayer.records.ids import FIRST_TRY
 from ftlayer.spark.stages.pages import U64
 
 # Run a chain in a forked child, so that a record that kills its process is found and outlived.

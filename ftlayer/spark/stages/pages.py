@@ -9,8 +9,9 @@ row, and lets rows of failed roots be left out at the speed of Arrow.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 import msgpack
@@ -19,6 +20,102 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import CodecError, RecomputedResultError
+
+# A carrier: the ids of a record that is handed to another query, as 20 bytes in any column or header.
+#
+# Layout, little-endian: root (uint64), record id (uint64), incarnation of the vertex (uint32).
+
+
+CARRIER_DTYPE = np.dtype([("root", "<u8"), ("id", "<u8"), ("incarnation", "<u4")])
+CARRIER_BYTES = CARRIER_DTYPE.itemsize
+
+
+def make_carriers(roots: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint64], incarnation: int) -> pa.Array:
+    """Return one carrier a row, as an Arrow binary array."""
+    carriers = np.empty(len(roots), CARRIER_DTYPE)
+    carriers["root"] = roots
+    carriers["id"] = ids
+    carriers["incarnation"] = incarnation
+    offsets = np.arange(len(roots) + 1, dtype=np.int32) * CARRIER_BYTES
+    return pa.Array.from_buffers(
+        pa.binary(), len(roots), [None, pa.py_buffer(offsets), pa.py_buffer(carriers.tobytes())]
+    )
+
+
+def check_carriers(column: pa.Array, name: str) -> bytes:
+    """Return the carriers of a column end to end; `CodecError` names the first row that has none."""
+    if not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
+        raise CodecError(
+            f"column {name!r} is {column.type}; a carrier is binary, {CARRIER_BYTES} bytes a row"
+        )
+    values = column.to_pylist()
+    for row, value in enumerate(values):
+        if value is None or len(value) != CARRIER_BYTES or value[:8] == bytes(8) or value[8:16] == bytes(8):
+            raise CodecError(
+                f"column {name!r}: row {row} holds no carrier of a tracked record "
+                f"({'null' if value is None else f'{len(value)} bytes'}); every record that is resumed must "
+                "have been handed on by emit()"
+            )
+    return b"".join(values)
+
+
+def read_carriers(data: bytes) -> npt.NDArray[np.void]:
+    """Return carriers laid end to end as a structured array (`CARRIER_DTYPE`)."""
+    return np.frombuffer(data, CARRIER_DTYPE)
+
+
+# Which rows of a first stage the vertex delivered: a mark of 40 bytes in the column ``_ft``, null for a source's own.
+#
+# Layout, little-endian: root (uint64), the range of offsets [start, end) that was read with the row (int64), origin
+# and tries (uint64, see `ftlayer.records.ids`); behind them, as UTF-8, why the row does not fit its source any more,
+# where that is so: then its columns are null. One flat column, because every row of the source pays for it: Spark
+# writes a null struct of three fields to Arrow in twice the time that the text of a log line takes.
+
+
+SOURCE_FT = "binary"
+"""The type of the column before the first stage (DDL)."""
+
+MARK_DTYPE = np.dtype(
+    [("root", "<u8"), ("start", "<i8"), ("end", "<i8"), ("origin", "<u8"), ("tries", "<u8")]
+)
+
+
+def make_marks(
+    roots: npt.NDArray[np.uint64],
+    start: int,
+    end: int,
+    origins: npt.NDArray[np.uint64],
+    tries: npt.NDArray[np.uint64],
+    misfits: Mapping[int, str] = MappingProxyType({}),
+) -> pa.Array:
+    """Return one mark a row, as an Arrow binary array; that of a row in ``misfits`` says why it does not fit."""
+    marks = np.empty(len(roots), MARK_DTYPE)
+    marks["root"], marks["start"], marks["end"] = roots, start, end
+    marks["origin"], marks["tries"] = origins, tries
+    offsets = np.arange(len(roots) + 1, dtype=np.int32) * MARK_DTYPE.itemsize
+    if misfits:
+        ends = [mark.tobytes() + misfits.get(row, "").encode() for row, mark in enumerate(marks)]
+        return pa.array(ends, pa.binary())
+    return pa.Array.from_buffers(
+        pa.binary(), len(roots), [None, pa.py_buffer(offsets), pa.py_buffer(marks.tobytes())]
+    )
+
+
+def read_marks(column: pa.Array) -> npt.NDArray[np.void]:
+    """Return the marks of the rows that have one, in their order (`MARK_DTYPE`)."""
+    size = MARK_DTYPE.itemsize
+    return np.frombuffer(b"".join(mark[:size] for mark in column.drop_null().to_pylist()), MARK_DTYPE)
+
+
+def read_misfits(column: pa.Array) -> dict[int, str]:
+    """Return the rows that do not fit their source any more, with the reason."""
+    size = MARK_DTYPE.itemsize
+    return {
+        row: mark[size:].decode()
+        for row, mark in enumerate(column.to_pylist())
+        if mark is not None and len(mark) > size
+    }
+
 
 U64 = npt.NDArray[np.uint64]
 
@@ -59,7 +156,7 @@ class PageHead:
 
     ``delivered`` is (lowest offset, highest
     offset + 1) of the rows that came from the vertex, ``delivered_roots`` their roots, and beside them their
-    origins and tries (`ftlayer.records.tries`). ``carried`` are
+    origins and tries (`ftlayer.records.ids`). ``carried`` are
     the carriers of resumed rows, end to end. ``seen_roots`` and ``sent_roots``, filled where a
     transform is watched, are the distinct roots of the rows in and out. ``emitted_ids``, filled for a vertex
     that keeps every id, are the ids of the rows handed on, ``emitted_parents`` the root of each. ``place`` is the task

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.chains.batch_segment import ROW_TAG
-from ftlayer.spark.stages.carrier import CARRIER_DTYPE, make_carriers
 from ftlayer.spark.stages.known import TriedRoots
 from ftlayer.spark.stages.pages import (
+    CARRIER_DTYPE,
     NAME,
     NAMED_PAGE_COLUMNS,
     PAGE_SCHEMA,
@@ -26,11 +26,11 @@ from ftlayer.spark.stages.pages import (
     counted_pages,
     ipc_to_rows,
     keep_rows,
+    make_carriers,
     roots_of,
     rows_to_ipc,
 )
-from ftlayer.spark.stages.spread import Spread
-from ftlayer.spark.stages.steps import FrameStep, Repartition, StagePlan, Transform
+from ftlayer.spark.stages.steps import FrameStep, Repartition, Spread, StagePlan, Transform
 from ftlayer.spark.stages.task import EMITTED_ID, FT, RootGiver, Skip, StageTask
 from ftlayer.spark.stages.verdict import (
     Verdict,

@@ -6,12 +6,42 @@ A *stage* is one pass over the rows in Spark's Python workers: consecutive funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import FunctionStep
+from ftlayer.records.keyhash import key_column, partition_of, spark_hash
+
+# Key partitioning ahead of Spark's shuffle: a stage sorts its rows into pages by their target partition.
+#
+# Spark then moves whole pages (`DataFrame.repartitionById`) where it would move rows one by one. The target is
+# what Spark's own ``repartition(partitions, *columns)`` gives: pmod of its hash over the columns.
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Rows go to the partition that the hash of ``columns`` names, of ``partitions``."""
+
+    columns: tuple[str, ...]
+    partitions: int
+
+    def split(self, batches: Sequence[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows of ``batches`` (one schema) by partition, in their order; empty ones are left out."""
+        if not batches:
+            return
+        rows = pa.concat_batches(batches)
+        targets = partition_of(spark_hash([key_column(rows, name) for name in self.columns]), self.partitions)
+        order = np.argsort(targets, kind="stable")
+        rows = rows.take(pa.array(order))
+        edges = np.searchsorted(targets[order], np.arange(self.partitions + 1))
+        for partition in np.flatnonzero(np.diff(edges)):
+            start, stop = int(edges[partition]), int(edges[partition + 1])
+            yield int(partition), rows.slice(start, stop - start)
 
 
 @dataclass(frozen=True)
@@ -48,7 +78,6 @@ class Stage:
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """The stage's transforms, in order."""
         return tuple(step for step in self.frame_steps if isinstance(step, Transform))
 
 

@@ -20,22 +20,24 @@ from ftlayer.functions.chains.chain import CHUNK_ROWS, Chain, ChainResult, RowFa
 from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.functions.failures import this_process
 from ftlayer.functions.steps import FunctionStep
-from ftlayer.handler.persister import FTPersister
+from ftlayer.handler.handler import FTPersister
 from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
-from ftlayer.spark.stages.carrier import check_carriers, read_carriers
-from ftlayer.spark.stages.delivery_marks import read_marks, read_misfits
 from ftlayer.spark.stages.known import NOTHING_TRIED, TriedRoots, isolated, known_of_source
 from ftlayer.spark.stages.pages import (
     PAGE_BYTES,
     U64,
     FailedRow,
     PageHead,
+    check_carriers,
     page_row,
     part_row,
+    read_carriers,
+    read_marks,
+    read_misfits,
     rows_to_ipc,
     with_roots,
 )
-from ftlayer.spark.stages.spread import Spread
+from ftlayer.spark.stages.steps import Spread
 
 
 @cache
@@ -55,7 +57,7 @@ Flags = npt.NDArray[np.bool_]
 
 FT = "_ft"
 """The column that carries a row's root through Spark: struct<root: bigint>. Before the first stage it is
-null for a row of the source, and a mark for one that the vertex delivered (`ftlayer.spark.stages.delivery_marks`)."""
+null for a row of the source, and a mark for one that the vertex delivered (`ftlayer.spark.stages.pages`)."""
 
 EMITTED_ID = "_ft_id"
 """Column of an emitting stage's rows: the row's record id, uint64."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.spark.stages.carrier import CARRIER_DTYPE, read_carriers
 from ftlayer.spark.stages.known import TriedRoots
-from ftlayer.spark.stages.pages import U64, PageHead, ipc_to_rows, to_roots
+from ftlayer.spark.stages.pages import CARRIER_DTYPE, U64, PageHead, ipc_to_rows, read_carriers, to_roots
 from ftlayer.vertex.calls import I32, Failure, SealedRows
 
 

@@ -22,30 +22,27 @@ from typing import Any
 
 import lmdb
 
-from ftlayer.checkpoint.pieces import Scope
-from ftlayer.checkpoint.snapshots import StatePiece, TableInfo
+from ftlayer.checkpoint.snapshots import Scope, StatePiece, TableInfo
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError, StateSerializationError
 from ftlayer.functions.keyed import Key
-from ftlayer.state.lmdb.copies import copied, grouped_blocks
-from ftlayer.state.lmdb.layout import (
+from ftlayer.state.lmdb.copies import (
     DATA,
     FORMAT,
     TABLE,
+    copied,
     entry_of,
+    grouped_blocks,
     is_replaced,
     stored_key,
     stored_value,
     value_of,
 )
-from ftlayer.state.snapshots.entries import Block
-from ftlayer.state.snapshots.pace import giving_way
+from ftlayer.state.snapshots.changelog import giving_way
+from ftlayer.state.snapshots.entries import Block, TableView
 from ftlayer.state.snapshots.serializer import Serializer, unpack, unreadable
-from ftlayer.state.snapshots.view import TableView
-from ftlayer.state.tables.footprint import footprint
-from ftlayer.state.tables.groups import KeyGroups
-from ftlayer.state.tables.layers import DELETED, NOTHING, LayeredTable
+from ftlayer.state.tables.layers import DELETED, NOTHING, KeyGroups, LayeredTable, footprint
 
 _PREFIX = "ftlayer-state-"
 _LOCK = "lock"
@@ -387,7 +384,7 @@ class LmdbStateStore:
 
 
 class LmdbView:
-    """The environment as a snapshot reads it: `ftlayer.state.snapshots.frozen.StoreView`."""
+    """The environment as a snapshot reads it: `ftlayer.state.snapshots.changelog.StoreView`."""
 
     def __init__(self, stores: LmdbStores, tables: Sequence[TableView]) -> None:
         self._stores = stores

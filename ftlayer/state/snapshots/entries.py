@@ -9,21 +9,218 @@ by group within runs of `RUN_ENTRIES`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, cast
 
 import msgpack
 import numpy as np
 
-from ftlayer.checkpoint.snapshots import TableInfo
+from ftlayer.checkpoint.migration import FIRST_VERSION, StateMigration
+from ftlayer.checkpoint.snapshots import KeyedSnapshot, StatePiece, TableInfo
+from ftlayer.checkpoint.storage.contract import SlotStorage
+from ftlayer.checks import check_named
 from ftlayer.config import MIB
-from ftlayer.errors import CheckpointDamagedError, StateSerializationError
+from ftlayer.errors import (
+    CheckpointDamagedError,
+    ConfigError,
+    IncompatibleCheckpointError,
+    StateSerializationError,
+)
 from ftlayer.functions.keyed import Key
+from ftlayer.functions.ttl import holds_stamped, plain_name
 from ftlayer.records.ids import I64Array
-from ftlayer.state.snapshots.serializer import Serializer, bytes_header
-from ftlayer.state.snapshots.view import Part
-from ftlayer.state.tables.groups import KeyGroups, U16Array
+from ftlayer.records.kernels import native
+from ftlayer.state.contract import BackendSpec
+from ftlayer.state.snapshots import serializer
+from ftlayer.state.snapshots.serializer import (
+    Serializer,
+    array_header,
+    bytes_header,
+    split_array,
+    unpack,
+    unreadable,
+)
+from ftlayer.state.tables.declarations import LIST, MAP, TIMERS, VALUE, StateDeclarations
+from ftlayer.state.tables.layers import DELETED, KeyGroups, Layer, U16Array, sliced
+from ftlayer.state.tables.timers import Buckets, TimerService
+
+
+class Migrations:
+    """What `CheckpointConfig.migrations` and ``allow_unclaimed_state`` say, by operator and table."""
+
+    def __init__(self, migrations: Sequence[StateMigration], allowed: bool | tuple[str, ...] = False) -> None:
+        self._by_name = {(one.operator, one.state): one for one in migrations}
+        self._renamed = {
+            (one.operator, one.renamed_from): one.state for one in migrations if one.renamed_from
+        }
+        self._allowed = () if isinstance(allowed, bool) else allowed
+
+    def version(self, operator: str, table: str) -> int:
+        """Return the version of what the program writes into a table."""
+        found = self._by_name.get((operator, plain_name(table)))
+        return FIRST_VERSION if found is None else found.version
+
+    def check_declared(self, operator: str, declarations: StateDeclarations) -> None:
+        """Raise `ConfigError` for a migration of a state that an operator, all of whose functions are open, has not.
+
+        Which ones it has, `open` says. Nothing is known of an operator that asks for none there.
+        """
+        declared = set(map(plain_name, declarations.declared))
+        if not declared:
+            return
+        known = declared | set(map(plain_name, declarations.held))
+        for named, state in self._by_name:
+            if named == operator and state not in known:
+                try:
+                    check_named(state, known, f"migrations: operator {operator!r} has no state")
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"{error}. If it is asked for with a record only, ask for it in `open` too"
+                    ) from None
+
+    def is_left_behind(self, operator: str, table: str) -> bool:
+        """Whether a restore is to leave a state behind. With a time to live it has another name than without."""
+        return f"{operator}/{table}" in self._allowed
+
+    def present(self, info: TableInfo) -> TableInfo:
+        """Return a table of a checkpoint under its present name; IncompatibleCheckpointError for a later version."""
+        if info.kind == TIMERS:
+            return info
+        plain = plain_name(info.name)
+        name = self._renamed.get((info.operator, plain))
+        found = info if name is None else replace(info, name=name + info.name[len(plain) :])
+        now = self.version(found.operator, found.name)
+        if found.state_version > now:
+            raise IncompatibleCheckpointError(
+                f"operator {info.operator!r}, state {plain!r}: the checkpoint holds version {info.state_version} of "
+                f"it, and this program has version {now}; restore with the program that wrote it, or a later one"
+            )
+        return found
+
+    def changes(self, info: TableInfo) -> bool:
+        """Whether a table of a checkpoint cannot be taken over as it is."""
+        found = self.present(info)
+        return found.name != info.name or (info.kind != TIMERS and self._is_older(found))
+
+    def migrated(self, info: TableInfo, keys: list[Key], values: list[Any]) -> list[Any]:
+        """Return values of a table, which has its present name, in their present version.
+
+        IncompatibleCheckpointError where the user's function raises.
+        """
+        if not self._is_older(info):
+            return values
+        migrate = self._by_name[info.operator, plain_name(info.name)].migrate
+        stamped = holds_stamped(info.name)
+
+        def one(value: Any) -> Any:
+            if stamped:
+                until, inner = value
+                return until, migrate(inner, info.state_version)
+            return migrate(value, info.state_version)
+
+        whole = _WHOLES.get(info.kind, _value)
+        migrated = []
+        for key, value in zip(keys, values, strict=True):
+            try:
+                migrated.append(whole(value, one))
+            except Exception as error:
+                raise IncompatibleCheckpointError(
+                    f"operator {info.operator!r}, state {plain_name(info.name)!r}, key {key!r:.100}: its "
+                    f"migration from version {info.state_version} to {self.version(info.operator, info.name)} failed "
+                    f"({type(error).__name__}: {error})"
+                ) from error
+        return migrated
+
+    def _is_older(self, info: TableInfo) -> bool:
+        return info.state_version < self.version(info.operator, info.name)
+
+
+def _value(value: Any, one: Callable[[Any], Any]) -> Any:
+    return one(value)
+
+
+def _list(values: Any, one: Callable[[Any], Any]) -> Any:
+    return [one(value) for value in values]
+
+
+def _map(items: Any, one: Callable[[Any], Any]) -> Any:
+    return {field: one(value) for field, value in items.items()}
+
+
+_WHOLES: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {LIST: _list, MAP: _map}
+
+
+SLICE = 1_000
+"""Entries that are handled in one go, without giving the interpreter to the task's thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A few entries of a table: keys with their values, and keys that were deleted."""
+
+    keys: list[Key]
+    values: list[Any]
+    deleted: list[Key]
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """One table at a freeze: its layers then, the newest first, and its base, which stays as long as it is read."""
+
+    info: TableInfo
+    groups: KeyGroups
+    layers: tuple[Layer, ...]
+    base: dict[Key, Any]
+
+    def parts(self) -> Iterator[Part]:
+        """Return what is in memory, bit by bit."""
+        return newest_of([layer.changes() for layer in self.layers], self.base)
+
+
+@dataclass(frozen=True, slots=True)
+class TimersView:
+    """The timers of an operator at a freeze."""
+
+    info: TableInfo
+    groups: KeyGroups
+    event: Buckets
+    processing: Buckets
+
+    def parts(self) -> Iterator[Part]:
+        """Return timers: for a key [is of processing time, time, place in the order of setting]."""
+        for processing, buckets in ((False, self.event), (True, self.processing)):
+            timers = ((key, time_ms) for time_ms, bucket in buckets.items() for key in bucket)
+            for number, part in enumerate(sliced(timers, SLICE)):
+                first = number * SLICE
+                values = [[processing, time_ms, first + place] for place, (_, time_ms) in enumerate(part)]
+                yield Part([key for key, _ in part], values, [])
+
+
+def newest_of(
+    newest_first: Sequence[Iterable[tuple[Key, Any]]], base: dict[Key, Any] | None = None
+) -> Iterator[Part]:
+    """Return entries bit by bit, of each key only the first one.
+
+    ``base`` comes behind the others, has each key once, and does not change meanwhile.
+    """
+    seen: dict[Key, None] = {}
+    last = len(newest_first) - 1 if base is None else len(newest_first)
+    for place, pairs in enumerate(newest_first):
+        for part in sliced(pairs, SLICE):
+            new = [pair for pair in part if pair[0] not in seen] if place else part
+            kept = [pair for pair in new if pair[1] is not DELETED]
+            deleted = [key for key, value in new if value is DELETED] if len(kept) < len(new) else []
+            if place != last:
+                seen.update(dict.fromkeys([pair[0] for pair in new]))
+            if new:
+                yield Part([pair[0] for pair in kept], [pair[1] for pair in kept], deleted)
+    at = -1 if base is None else 0
+    while base is not None and at >= 0:
+        at, keys, values, deleted = native.dict_part(base, at, SLICE, seen, DELETED)
+        if keys or deleted:
+            yield Part(keys, values, deleted)
+
 
 FORMAT = "entries"
 BLOCK_ENTRIES = 1_000
@@ -183,3 +380,101 @@ def _read(file: BinaryIO, length: int, name: str) -> bytes:
     if len(data) != length:
         raise CheckpointDamagedError(f"{name} is cut off")
     return data
+
+
+BlocksOf = Callable[[StatePiece, Callable[[int, int, int], bool]], Iterator[Block]]
+"""``blocks(piece, wanted)``: those blocks of a piece for which ``wanted(table, first group, last group)``."""
+
+
+def blocks_of_entries(storage: SlotStorage, location: str) -> BlocksOf:
+    """Return what reads pieces of the format "entries"."""
+
+    def blocks(piece: StatePiece, wanted: Callable[[int, int, int], bool]) -> Iterator[Block]:
+        name = piece.piece.path or f"a piece of state of checkpoint {piece.checkpoint}"
+        with storage.open(location, piece.piece) as file:
+            yield from read_blocks(file, wanted, name)
+
+    return blocks
+
+
+def claimed(snapshot: KeyedSnapshot, spec: BackendSpec, migrations: Migrations) -> dict[int, TableInfo]:
+    """Return the tables, by number, of operators that the subtask has, with their present names.
+
+    IncompatibleCheckpointError for those that cannot be read here.
+    """
+    tables = {
+        info.number: migrations.present(info)
+        for info in snapshot.tables
+        if info.operator in spec.keys
+        and (info.kind == TIMERS or not migrations.is_left_behind(info.operator, info.name))
+    }
+    for info in tables.values():
+        if info.serializer != serializer.NAME or info.version > serializer.VERSION:
+            raise IncompatibleCheckpointError(
+                f"operator {info.operator!r}, table {info.name!r}: written with the serializer {info.serializer} "
+                f"{info.version}; this version of ftlayer has {serializer.NAME} {serializer.VERSION}: "
+                "restore with the version that wrote it, or a later one"
+            )
+        if info.kind not in (VALUE, LIST, MAP, TIMERS):
+            raise IncompatibleCheckpointError(
+                f"operator {info.operator!r}, table {info.name!r}: state of the kind {info.kind!r} is not known to "
+                "this version of ftlayer; restore with the version that wrote it, or a later one"
+            )
+    return tables
+
+
+def wanted_blocks(spec: BackendSpec, tables: dict[int, TableInfo]) -> Callable[[int, int, int], bool]:
+    """Return which blocks of a snapshot's pieces hold something of the subtask."""
+
+    def wanted(table: int, first: int, last: int) -> bool:
+        return table in tables and last >= spec.first_group and first < spec.end_group
+
+    return wanted
+
+
+def own_part(block: Block, spec: BackendSpec) -> Block | None:
+    """Return the entries of the subtask's key groups; None without any."""
+    own = (block.groups >= spec.first_group) & (block.groups < spec.end_group)
+    if own.all():
+        return block
+    if not own.any():
+        return None
+    places = np.flatnonzero(own).tolist()
+    values = None if block.values is None else _picked(block.values, places)
+    return Block(block.table, block.groups[own], _picked(block.keys, places), values)
+
+
+def _picked(packed: bytes, places: list[int]) -> bytes:
+    items = split_array(packed)
+    return array_header(len(places)) + b"".join([items[place] for place in places])
+
+
+def decoded(block: Block, info: TableInfo, groups: KeyGroups) -> tuple[list[Key], list[Any] | None]:
+    """Return keys and values of a block; None for values: the keys are deleted."""
+    try:
+        keys = groups.found_again(unpack(block.keys))
+        values = None if block.values is None else unpack(block.values)
+    except Exception as error:
+        raise unreadable(f"operator {info.operator!r}, table {info.name!r}", error) from error
+    if values is not None and len(values) != len(keys):
+        raise CheckpointDamagedError(f"operator {info.operator!r}, table {info.name!r}: keys without values")
+    return keys, values
+
+
+class TimersRestored:
+    """Collects the timers of one operator, and sets them in the order in which they were set."""
+
+    def __init__(self, service: TimerService) -> None:
+        self._service = service
+        self._found: list[tuple[int, bool, int, Key]] = []
+
+    def add(self, keys: list[Key], values: list[Any]) -> None:
+        self._found += [
+            (cast(int, order), processing, time_ms, key)
+            for key, (processing, time_ms, order) in zip(keys, values, strict=True)
+        ]
+
+    def set(self) -> None:
+        self._found.sort(key=lambda timer: timer[0])
+        for _, processing, time_ms, key in self._found:
+            (self._service.add_processing if processing else self._service.add_event)(key, time_ms)

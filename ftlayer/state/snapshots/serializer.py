@@ -48,8 +48,6 @@ _PLAIN_DTYPES = "biufcmMSU"
 
 
 class Serializer:
-    """Packs; one object for one thread."""
-
     def __init__(self) -> None:
         self._packer = msgpack.Packer(strict_types=True, default=_large_int, unicode_errors="surrogatepass")
 
@@ -98,7 +96,6 @@ def array_header(length: int) -> bytes:
 
 
 def bytes_header(length: int) -> bytes:
-    """Return what is before packed bytes."""
     return b"\xc6" + length.to_bytes(4, "big")
 
 

@@ -8,14 +8,157 @@ into the base, and the base into the store, while those are not read (the idea o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain, islice
+from sys import getsizeof
+from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.config import MIB
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.keyed import Key
-from ftlayer.functions.values import ATOMS, is_immutable, private_copy
-from ftlayer.state.tables.footprint import ENTRY, footprint
+from ftlayer.functions.values import ATOMS, NAN, is_immutable, private_copy
+from ftlayer.partitioning.replay import key_groups
+from ftlayer.records.kernels import native
+from ftlayer.records.keyhash import spark_hash
+
+# How many bytes of memory keys and values take up, as `sys.getsizeof` has it for each object that they consist of.
+#
+# Atoms, and tuples of them, are counted in C, others many at a time: those of one type by one call, 50 ns for an
+# atom. A value that two keys share counts for each of them.
+
+
+ENTRY = 100
+"""Bytes of an entry in a dict beside its key and value: a dict is between a third and two thirds full."""
+
+_MAX_DEPTH = 50
+"""What is nested deeper is not counted."""
+
+_ITEMS = (list, tuple, set, frozenset, deque)
+_PLAIN = frozenset({*_ITEMS, dict})
+_SHARED = (type, ModuleType, FunctionType)
+"""What belongs to the program, not to a value."""
+
+
+def footprint(keys: Collection[Any], values: Iterable[Any]) -> int:
+    """Return the bytes of the entries of a dict with these keys; ``values`` may be fewer: of deleted keys."""
+    seen: set[int] = set()
+    size = ENTRY * len(keys)
+    for objects in (list(keys), list(values)):
+        plain = native.plain_footprint(objects)
+        size += measured(objects, _MAX_DEPTH, seen) if plain is None else plain
+    return size
+
+
+def measured(objects: list[Any], depth: int, seen: set[int]) -> int:
+    """Return the bytes of any objects, what they consist of included, up to ``depth``.
+
+    ``seen``: the objects of users' classes that were counted, which may refer to one another.
+    """
+    if not objects or not depth:
+        return 0
+    kinds = set(map(type, objects))
+    total = sum(map(getsizeof, objects))
+    if kinds <= ATOMS:
+        return total
+    if len(kinds) == 1:
+        return total + measured(_inside(kinds.pop(), objects, seen), depth - 1, seen)
+    by_kind: dict[type, list[Any]] = {}
+    for item in objects:
+        by_kind.setdefault(type(item), []).append(item)
+    inside = [_inside(kind, own, seen) for kind, own in by_kind.items() if kind not in ATOMS]
+    return total + measured(list(chain.from_iterable(inside)), depth - 1, seen)
+
+
+def _inside(kind: type, objects: list[Any], seen: set[int]) -> list[Any]:
+    """Return what objects of one type consist of, where `sys.getsizeof` does not count it."""
+    inside: list[Any] = []
+    if issubclass(kind, _ITEMS):
+        inside += chain.from_iterable(objects)
+    elif issubclass(kind, Mapping):
+        inside += chain.from_iterable(objects)
+        inside += chain.from_iterable(mapping.values() for mapping in objects)
+    if kind not in _PLAIN and not issubclass(kind, _SHARED):
+        new = {id(item): item for item in objects if id(item) not in seen}
+        seen.update(new)
+        for slot in _slots(kind):
+            inside += [getattr(item, slot) for item in new.values() if hasattr(item, slot)]
+        if hasattr(objects[0], "__dict__"):
+            inside += chain.from_iterable(vars(item).values() for item in new.values())
+    return inside
+
+
+def _slots(kind: type) -> list[str]:
+    found: list[str] = []
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        found += [slots] if isinstance(slots, str) else slots
+    return [slot for slot in found if slot not in ("__dict__", "__weakref__")]
+
+
+U16Array = npt.NDArray[np.uint16]
+
+KEYS_AT_ONCE = 1_000
+"""Keys that are converted in one call, which keeps the interpreter to itself: well below a millisecond."""
+
+
+class KeyGroups:
+    """The key groups of one operator's keys, of ``max_parallelism``."""
+
+    def __init__(self, uid: str, keys: pa.Schema, max_parallelism: int) -> None:
+        """``keys``: the key columns' types, in order."""
+        self._uid = uid
+        self._types = [field.type for field in keys]
+        self.max_parallelism = max_parallelism
+        self._floats = [place for place, kind in enumerate(self._types) if pa.types.is_floating(kind)]
+
+    def of(self, keys: Sequence[Key]) -> U16Array:
+        """Return the group of each key: uint16[n]. `StateSerializationError` for a key of other types."""
+        groups = np.empty(len(keys), np.uint16)
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            part = keys[first : first + KEYS_AT_ONCE]
+            groups[first : first + len(part)] = key_groups(self._hashes(part), self.max_parallelism)
+        return groups
+
+    def _hashes(self, keys: Sequence[Any]) -> npt.NDArray[np.int32]:
+        if not self._types:
+            raise StateSerializationError(f"operator {self._uid!r} has state and no key columns")
+        try:
+            columns = [keys] if len(self._types) == 1 else list(zip(*keys, strict=True))
+            return spark_hash([pa.array(c, kind) for c, kind in zip(columns, self._types, strict=True)])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            types = ", ".join(map(str, self._types))
+            raise StateSerializationError(
+                f"operator {self._uid!r} has state for keys that are not of its key columns' types ({types}): "
+                f"{error}; use ctx.key as it is"
+            ) from error
+
+    def canonical(self, key: Any) -> Any:
+        """Return the same for all keys that are equal: 0.0 for -0.0."""
+        if not self._floats:
+            return key
+        if len(self._types) == 1:
+            return 0.0 if key == 0 else key
+        return tuple([0.0 if place in self._floats and part == 0 else part for place, part in enumerate(key)])
+
+    def found_again(self, keys: list[Any]) -> list[Any]:
+        """Return keys that were read, such that a dict finds them: there is only one not-a-number among keys."""
+        if not self._floats:
+            return keys
+        if len(self._types) == 1:
+            return [NAN if key != key else key for key in keys]
+        return [self._tuple(key) for key in keys]
+
+    def _tuple(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        if all(key[place] == key[place] for place in self._floats):
+            return key
+        return tuple(NAN if part != part else part for part in key)
 
 
 class _Absent:
@@ -73,7 +216,6 @@ class Layer:
         self.bytes = 0
 
     def measure(self) -> None:
-        """Find out `bytes`."""
         self.bytes = _footprint(self.values, self.deleted, self.clean)
 
     def changes(self) -> Iterator[tuple[Key, Any]]:
@@ -159,7 +301,6 @@ class LayeredTable(_Raw):
         return self._fetched(key, value)
 
     def get(self, key: Key, default: Any = None) -> Any:
-        """Return the value, or ``default``."""
         value = dict.get(self, key, NOTHING)
         if value is NOTHING:
             value = self._below(key)
@@ -361,7 +502,6 @@ class LayeredTable(_Raw):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The frozen layers, the newest first."""
         return self._layers
 
     @property
@@ -381,3 +521,134 @@ def sliced(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     iterator = iter(items)
     while part := list(islice(iterator, size)):
         yield part
+
+
+# How much state larger than memory keeps there: what is moved to disk when, and when the input waits for that.
+#
+# Bytes are those of `ftlayer.state.tables.layers`. What lies in bases is counted from above while it grows, and
+# measured when that count is too high: a key that is written again and again counts each time until then, and slices of
+# a layer count as much as they have entries.
+
+
+MAX_BYTES = 64 * MIB
+"""What bases keep in memory. Moved down to it from a quarter above it."""
+
+FRONT_PART = 2
+"""A front that holds the so many-th part of that becomes a layer, where it can be moved on to disk."""
+
+MOST = 3
+"""With so many times `MAX_BYTES` in fronts, layers and bases the input waits. A snapshot may still read the bases
+then, or the disk may be slower than the functions."""
+
+LOOK = 8
+"""When the so many-th part of a front's entries may have changed in place, a few of them tell whether it has grown."""
+
+FEW = 32
+"""So many."""
+
+
+KEPT_BYTES = {"heap": 512 * MIB, "lmdb": 2 * MAX_BYTES}
+"""By backend, the bytes of layers that are kept for the next incremental snapshot, or wait for the changelog. Values
+that are the current ones too count, though they cost no memory beside the state."""
+
+
+def max_kept(config: CheckpointConfig) -> int:
+    return KEPT_BYTES[config.backend]
+
+
+class StateMemory:
+    """The bytes in memory of one backend, and what is to become of them.
+
+    Attributes:
+        front, layers, bases: bytes there; of bases, as many at most.
+    """
+
+    def __init__(self, most: int) -> None:
+        """``most``: what bases may keep."""
+        self._most = most
+        self._exact = True
+        self._has_grown = False
+        self._moving = False
+        self.front = 0
+        self.layers = 0
+        self.bases = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.front + self.layers + self.bases > MOST * self._most
+
+    @property
+    def is_front_large(self) -> bool:
+        """Whether fronts are to become layers, if those can be moved on."""
+        return self.front > self._most // FRONT_PART or self.is_full
+
+    def grew(self, size: int) -> None:
+        """So much more lies in bases; some of it may have replaced other values."""
+        self.bases += size
+        self._exact, self._has_grown = False, True
+
+    def moved(self, size: int) -> None:
+        """So much of the bases was moved to disk."""
+        self.bases = max(0, self.bases - size)
+        # A value that has grown in place counts more now than it did when it came.
+        self._exact = False
+
+    def excess(self, measure: Callable[[], int]) -> int:
+        """Return how many bytes of bases are to be moved to disk; ``measure`` returns what really lies there.
+
+        It reads all bases, so it is called when they have grown and seem to be over, and when they seem to be down;
+        not for each slice that is moved in between.
+        """
+        seems_down = self._moving and self.bases <= self._most
+        if (self._has_grown and self._is_over()) or (not self._exact and seems_down):
+            self.bases, self._exact, self._has_grown = measure(), True, False
+        self._moving = self._is_over() or (self._moving and self.bases > self._most)
+        return self.bases - self._most if self._moving else 0
+
+    def emptied(self) -> None:
+        """Nothing lies in bases."""
+        self.bases, self._exact, self._has_grown = 0, True, False
+
+    def _is_over(self) -> bool:
+        return 4 * self.bases > 5 * self._most
+
+
+class FrontGauge:
+    """Measures the front of one table: what is new at once; all of it when as many records came as it has entries.
+
+    In between a few entries tell whether values grow in place: if so it is measured then.
+
+    Attributes:
+        bytes: what it holds, as far as it is known.
+    """
+
+    def __init__(self, table: LayeredTable) -> None:
+        self._table = table
+        self._entries = 0
+        self._changed = 0
+        self._looked_at = 0
+        self._looks = 0
+        self.bytes = 0
+
+    def look(self, handled: int) -> None:
+        """The task has handled so many records since the last time; each may have changed an entry in place."""
+        entries = dict.__len__(self._table)
+        grown = entries - self._entries
+        self._entries = entries
+        self._changed += max(handled, grown)
+        if grown > 0 and self._changed < entries:
+            self.bytes += footprint(*self._table.newest(grown))
+        if self._changed >= entries or self._seems_larger(entries):
+            self.bytes = self._table.front_bytes()
+            self._changed = self._looked_at = 0
+
+    def _seems_larger(self, entries: int) -> bool:
+        if LOOK * (self._changed - self._looked_at) < entries:
+            return False
+        self._looked_at = self._changed
+        self._looks += 1
+        few = self._table.some(FEW, self._looks)
+        return footprint(*few) * entries > 2 * len(few[0]) * self.bytes
+
+    def frozen(self) -> None:
+        self._entries = self._changed = self._looked_at = self.bytes = 0

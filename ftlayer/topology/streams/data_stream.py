@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -21,10 +21,12 @@ from ftlayer.checks import (
     check_text,
     duration_ms,
     known_options,
+    rate_per_second,
     takes_options,
 )
-from ftlayer.dead_letters.schema import LETTER_SCHEMA
+from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, result_schema
 from ftlayer.partitioning.partitioners import (
     Broadcast,
@@ -36,23 +38,53 @@ from ftlayer.partitioning.partitioners import (
     Rebalance,
     Shuffle,
 )
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.topology.checks import check_key, check_process, key_types, schema_difference
 from ftlayer.topology.connectors import Options, Schema, open_sink
 from ftlayer.topology.draft import GraphDraft, Leg, Sides
-from ftlayer.topology.facts import LETTERS, side_outputs_of
+from ftlayer.topology.job_graph import LETTERS, side_outputs_of
 from ftlayer.topology.operators import AssignWatermarks, IterationHead, Operator, Sink
-from ftlayer.topology.streams.options import (
-    FunctionOptions,
-    OperatorOptions,
-    RatedOptions,
-    rate_in,
-    rules_in,
-)
 
 if TYPE_CHECKING:
-    from ftlayer.topology.streams.iterative_stream import IterativeStream
-    from ftlayer.topology.streams.keyed_stream import ConnectedStreams, KeyedStream
+    from ftlayer.topology.streams.keyed_stream import ConnectedStreams, IterativeStream, KeyedStream
+
+
+class OperatorOptions(TypedDict, total=False):
+    uid: str | None
+    """Its stable name."""
+    parallelism: int | None
+    """Its number of subtasks; by default the environment's."""
+    on_failure: OnFailure | None
+    """What becomes of records that fail in it, in barrier mode; see `DataStream.on_failure`."""
+
+
+class FunctionOptions(OperatorOptions, FailureOptions, total=False):
+    """Of an operator that calls a function of the user's. In barrier mode those about failures need a policy."""
+
+
+class RatedOptions(FunctionOptions, total=False):
+    """Of an operator whose calls can be paced."""
+
+    rate_limit: float | None
+    """Records a second of each subtask, replays among them; None: no limit."""
+
+
+def rules_in(options: FunctionOptions, method: str) -> RetryRules:
+    """Return the rules of failures that ``options`` have; `ConfigError` names the ``method``."""
+    if method in ("filter", "sink") and options.get("extra_keys") is not None:
+        raise ConfigError(f"{method}: extra_keys: it is of operators that return records")
+    return rules_of(
+        options.get("retry_on"),
+        options.get("dead_on"),
+        method,
+        options.get("max_failing"),
+        options.get("extra_keys"),
+    )
+
+
+def rate_in(options: RatedOptions, method: str) -> float | None:
+    """Return the limit of records a second that ``options`` have; `ConfigError` names the ``method``."""
+    return rate_per_second(options.get("rate_limit"), f"{method}: rate_limit")
 
 
 class DataStream:
@@ -250,7 +282,7 @@ class DataStream:
                 a record that takes longer for a round, while its slot has nothing to do for it, comes too late.
             options: ``uid``, a stable name, and ``parallelism``, the subtasks that it begins in.
         """
-        from ftlayer.topology.streams.iterative_stream import IterativeStream
+        from ftlayer.topology.streams.keyed_stream import IterativeStream
 
         max_wait_ms = duration_ms(max_wait, "iterate: max_wait")
         leg = self._add(lambda uid: IterationHead(uid, max_wait_ms, self.schema), options)
@@ -343,7 +375,7 @@ class DataStream:
 
     @known_options
     def dead_letters(self, *, uid: str | None = None) -> DataStream:
-        """Begin a stream of dead letters. Columns: `ftlayer.dead_letters.schema.LETTER_SCHEMA`.
+        """Begin a stream of dead letters. Columns: `ftlayer.dead_letters.letter.LETTER_SCHEMA`.
 
         Acker mode: those of the sources that this stream derives from, whichever operator failed. An ordinary source:
         those letters come that are there at the topology's first start, then those to come, each at least once, unless

@@ -11,14 +11,22 @@ import pyarrow as pa
 from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options, takes_options
 from ftlayer.errors import ConfigError
 from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
-from ftlayer.functions.aggregates.typed import AggregatePlan
-from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
-from ftlayer.functions.windows.contents import Aggregated, BuiltIn, Collected, Content, Reduced
-from ftlayer.functions.windows.function import window_function
+from ftlayer.functions.aggregates.per_record import AggregatePlan
+from ftlayer.functions.windows.function import (
+    Aggregated,
+    BuiltIn,
+    Collected,
+    Content,
+    Fixed,
+    Reduced,
+    Session,
+    Window,
+    WindowKind,
+    window_function,
+)
 from ftlayer.topology.connectors import Schema
-from ftlayer.topology.names import check_name
-from ftlayer.topology.streams.data_stream import DataStream
-from ftlayer.topology.streams.options import FunctionOptions
+from ftlayer.topology.job_graph import check_name
+from ftlayer.topology.streams.data_stream import DataStream, FunctionOptions
 
 if TYPE_CHECKING:
     from ftlayer.topology.streams.keyed_stream import KeyedStream

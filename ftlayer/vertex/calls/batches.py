@@ -13,8 +13,6 @@ from ftlayer.vertex.calls.tracking import Fail, Xor
 
 
 class BatchState(StrEnum):
-    """How far a micro-batch has come."""
-
     NEW = "new"
     SEALED = "sealed"
     COMMITTED = "committed"

@@ -181,6 +181,4 @@ class StreamDetails:
 
 @dataclass(frozen=True, slots=True)
 class StreamList:
-    """Reply to `ListStreams`, by name."""
-
     streams: tuple[StreamDetails, ...]

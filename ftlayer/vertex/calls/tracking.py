@@ -109,6 +109,4 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """Reply to `Touch`."""
-
     touched: int

@@ -31,10 +31,8 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.transport.address import parse_address
-from ftlayer.transport.client import Endpoint, connect
-from ftlayer.transport.failures import TRANSPORT_ERRORS
-from ftlayer.transport.streams import NO_COLUMNS, end_stream
-from ftlayer.transport.tokens import call_options
+from ftlayer.transport.connection import Endpoint, connect
+from ftlayer.transport.flight_connection import NO_COLUMNS, TRANSPORT_ERRORS, call_options, end_stream
 from ftlayer.vertex.calls import Call, Envelope, Ingest, Persist, Register, Reply, Xor
 from ftlayer.vertex.wire.frames import ENVELOPED, decode_reply, encode_call, fields_of, frame_of
 

@@ -2,7 +2,101 @@
 
 from __future__ import annotations
 
-from ftlayer.vertex.metrics.families import Merge, Metric, MetricKind
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.histogram import Histogram
+from ftlayer.vertex.calls import StatsReply, StreamDetails, StreamList
+from ftlayer.vertex.calls.jobs import AnnouncedJob, JobDetails, JobKind
+
+Labels = tuple[tuple[str, str], ...]
+
+
+_UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1"}
+
+
+class MetricKind(StrEnum):
+    """How a metric's values are to be read."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Merge(StrEnum):
+    """What becomes of two values with the same labels: of two queries of one name, of two subtasks in one slot."""
+
+    SUM = "sum"
+    LARGEST = "largest"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: its name (of a counter without ``_total``), what its values are, and what they say.
+
+    Durations are in seconds, sizes in bytes, ratios from 0 to 1, and names end so. ``of`` is what is counted otherwise,
+    in the singular.
+    """
+
+    name: str
+    kind: MetricKind
+    text: str
+    merge: Merge = Merge.SUM
+    of: str = ""
+
+    @property
+    def unit(self) -> str:
+        """The unit as UCUM has it, for OpenTelemetry; "" where there is none."""
+        for ending, unit in _UNITS.items():
+            if self.name.endswith(ending):
+                return unit
+        return f"{{{self.of}}}" if self.of else ""
+
+
+class Families:
+    """Samples by metric, in the order in which metrics first came. Those with the same labels become one."""
+
+    def __init__(self) -> None:
+        self._values: dict[Metric, dict[Labels, float]] = {}
+        self._histograms: dict[Metric, dict[Labels, Histogram]] = {}
+
+    def add(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+        """Add a sample of a counter or gauge; an empty label is left out."""
+        samples = self._values.setdefault(metric, {})
+        key = _key(labels)
+        before = samples.get(key)
+        if before is None:
+            samples[key] = value
+        elif metric.merge is Merge.LARGEST:
+            samples[key] = max(before, value)
+        else:
+            samples[key] = before + value
+
+    def observe(self, metric: Metric, histogram: Histogram, labels: Mapping[str, str]) -> None:
+        """Add a histogram; an empty label is left out. One of other bounds than the first replaces none: it is
+        of another version of ftlayer, and is left out.
+        """
+        samples = self._histograms.setdefault(metric, {})
+        key = _key(labels)
+        mine = samples.setdefault(key, Histogram(histogram.bounds))
+        if mine.bounds == histogram.bounds:
+            mine.merge(histogram)
+
+    def values(self) -> Iterator[tuple[Metric, list[tuple[dict[str, str], float]]]]:
+        """Give counters and gauges with their samples."""
+        for metric, samples in self._values.items():
+            yield metric, [(dict(labels), value) for labels, value in samples.items()]
+
+    def histograms(self) -> Iterator[tuple[Metric, list[tuple[dict[str, str], Histogram]]]]:
+        for metric, samples in self._histograms.items():
+            yield metric, [(dict(labels), histogram) for labels, histogram in samples.items()]
+
+
+def _key(labels: Mapping[str, str]) -> Labels:
+    return tuple(sorted((name, value) for name, value in labels.items() if value))
+
 
 _SINCE = "since the start of the vertex"
 
@@ -283,3 +377,181 @@ JOB_HISTOGRAMS: dict[str, tuple[Metric, tuple[str, ...], dict[str, str]]] = {
     },
 }
 """By the metric in `JobDetails.histograms`: the metric, a label for each part behind a bar, and labels besides."""
+
+
+OwnerLabels = Mapping[str, Mapping[str, str]]
+"""By owner: the label with the name that people gave, ``query`` or ``topology``."""
+
+
+def owner_labels(streams: StreamList) -> OwnerLabels:
+    """Return the labels of each owner of streams."""
+    return {each.owner: owner_label(each.kind, each.title) for each in streams.streams if each.owner}
+
+
+def owner_label(kind: JobKind | None, name: str) -> dict[str, str]:
+    """Return the label that names an owner; an ingest that no query reads has none."""
+    return {"query" if kind is JobKind.QUERY else "topology": name} if name else {}
+
+
+def add_build(families: Families, version: str) -> None:
+    families.add(BUILD_INFO, 1, {"version": version})
+
+
+def add_vertex(families: Families, stats: StatsReply, streams: StreamList, version: str, now_ms: int) -> None:
+    """Add the samples of a vertex. Streams of which nothing is held and nothing was seen are left out."""
+    add_build(families, version)
+    for name, metric in VERTEX.items():
+        families.add(metric, stats.values[name], {})
+    for name, kind in IGNORED.items():
+        families.add(EVENTS_IGNORED, stats.values[name], {"kind": kind})
+    for stream in streams.streams:
+        if _is_shown(stream):
+            _add_stream(families, stream, now_ms)
+    add_circuits(families, stats.circuits, owner_labels(streams))
+
+
+def add_circuits(
+    families: Families, circuits: Mapping[str, Mapping[str, CircuitStatus]], owners: OwnerLabels
+) -> None:
+    """Add circuit breakers, by owner and by name (of an operator, "" for all others)."""
+    for owner, by_name in sorted(circuits.items()):
+        for name, status in sorted(by_name.items()):
+            labels = {**owners.get(owner, {"topology": owner}), "circuit": name}
+            families.add(CIRCUIT_OPENED, status.opened, labels)
+            for state in CircuitState:
+                value = float(status.state is state)
+                families.add(CIRCUIT_STATE, value, {**labels, "state": state})
+
+
+def _is_shown(stream: StreamDetails) -> bool:
+    """A store keeps the streams of queries that are long gone: each would be forty series of zeros."""
+    held = stream.pending + stream.waiting + stream.in_delivery + stream.dead
+    return bool(held or any(stream.counters.values()))
+
+
+def _add_stream(families: Families, stream: StreamDetails, now_ms: int) -> None:
+    labels = {**owner_label(stream.kind, stream.title), "source": stream.source}
+    for name, metric in RECORDS.items():
+        families.add(metric, stream.counters[name], labels)
+    for name, cause in CAUSES.items():
+        families.add(ATTEMPTS_FAILED, stream.counters[name], {**labels, "cause": cause})
+    families.add(PENDING, stream.pending, labels)
+    families.add(PENDING_LIMIT, stream.max_pending, labels)
+    families.add(WAITING, stream.waiting, labels)
+    families.add(IN_DELIVERY, stream.in_delivery, labels)
+    families.add(DEAD_LETTERS, stream.dead, labels)
+    age_ms = max(now_ms - stream.oldest_ms, 0) if stream.oldest_ms else 0
+    families.add(OLDEST, age_ms / 1_000, labels)
+    if stream.completion is not None:
+        families.observe(COMPLETION, stream.completion.histogram(), labels)
+
+
+SHOWN_AFTER_END_MS = 300_000
+"""A job that is over, or whose driver is silent, is told of for so long: long enough for an alert to see it."""
+
+STATES = {
+    JobKind.TOPOLOGY: (
+        "starting",
+        "initializing",
+        "running",
+        "recovering",
+        "isolating",
+        "draining",
+        "stopping",
+        "ending",
+        "ended",
+        "cancelled",
+        "failed",
+    ),
+    JobKind.QUERY: ("running", "restarting", "ended", "failed"),
+}
+"""The states of `JobDetails.state`: each is a series, so that one that is left goes to 0."""
+
+
+def is_shown(job: AnnouncedJob) -> bool:
+    """Whether a job is told of: it is alive, or has been over for less than `SHOWN_AFTER_END_MS`."""
+    return job.heard_ago_ms < SHOWN_AFTER_END_MS
+
+
+def add_jobs(families: Families, jobs: Iterable[AnnouncedJob]) -> None:
+    """Add the samples of jobs that are told of; they are as `GetJob` gives them."""
+    for announced in jobs:
+        if is_shown(announced):
+            _add_job(families, announced)
+
+
+def _add_job(families: Families, announced: AnnouncedJob) -> None:
+    job = announced.job
+    labels = owner_label(job.kind, job.name)
+    of_job = {**labels, "kind": str(job.kind)}
+    for state in dict.fromkeys((*STATES[job.kind], job.state)):
+        families.add(JOB_STATE, float(job.state == state), {**of_job, "state": state})
+    families.add(JOB_RESTARTS, job.restarts, of_job)
+    families.add(JOB_UPTIME, max((job.ended_ms or job.at_ms) - job.since_ms, 0) / 1_000, of_job)
+    families.add(JOB_SILENT, float(announced.is_silent), of_job)
+    _add_operators(families, job, labels)
+    _add_batches(families, job, labels)
+    _add_checkpoints(families, job, labels)
+    _add_histograms(families, job, labels)
+    if job.mode != "acker":  # the vertex tells of those that it has
+        add_circuits(families, {job.owner: job.circuits}, {job.owner: labels})
+
+
+def _add_operators(families: Families, job: JobDetails, owner: Mapping[str, str]) -> None:
+    for each in job.subtasks:
+        labels = {**owner, "operator": each.uid, "slot": str(each.slot)}
+        families.add(OPERATOR_IN, each.records_in, labels)
+        families.add(OPERATOR_OUT, each.records_out, labels)
+        families.add(OPERATOR_LATE, each.late, labels)
+        families.add(OPERATOR_BUSY, each.busy, labels)
+        families.add(OPERATOR_BACK_PRESSURED, each.back_pressured, labels)
+        if each.watermark_ms is not None:
+            lag_s = max(job.at_ms - each.watermark_ms, 0) / 1_000
+            families.add(OPERATOR_WATERMARK_LAG, lag_s, labels)
+    for name, metric in OPERATOR_FAILING.items():
+        for key, count in sorted(job.counters.items()):
+            kind, _, uid = key.partition("/")
+            if kind == name and uid:
+                families.add(metric, count, {**owner, "operator": uid})
+    for key, value in sorted(job.counters.items()):
+        kind, _, uid = key.partition("/")
+        if kind == "lag" and uid:
+            families.add(SOURCE_LAG, value, {**owner, "source": uid})
+        elif kind == "away" and uid:
+            families.add(SOURCE_AWAY, value / 1_000, {**owner, "source": uid})
+    if "misfits" in job.counters:
+        families.add(SOURCE_MISFITS, job.counters["misfits"], owner)
+    for edge in job.edges:
+        labels = {**owner, "source": edge.source, "target": edge.target, "slot": str(edge.slot)}
+        families.add(EDGE_BYTES, edge.queued_bytes, labels)
+
+
+def _add_batches(families: Families, job: JobDetails, owner: Mapping[str, str]) -> None:
+    if job.kind is not JobKind.QUERY:
+        return
+    families.add(BATCHES, job.counters.get("batches", 0), owner)
+    for name, metric in BATCH_ROWS.items():
+        families.add(metric, job.counters.get(name, 0), owner)
+
+
+def _add_checkpoints(families: Families, job: JobDetails, owner: Mapping[str, str]) -> None:
+    totals = job.checkpoint_totals
+    if totals is None:
+        return
+    for outcome, count in (("completed", totals.completed), ("failed", totals.failed)):
+        families.add(CHECKPOINTS, count, {**owner, "outcome": outcome})
+    families.add(CHECKPOINT_FAILURES, totals.failures_in_a_row, owner)
+    if "checkpoint_bytes" in job.counters:
+        families.add(CHECKPOINT_BYTES, job.counters["checkpoint_bytes"], owner)
+    if "letters_unsent" in job.counters:
+        families.add(LETTERS_UNSENT, job.counters["letters_unsent"], owner)
+
+
+def _add_histograms(families: Families, job: JobDetails, owner: Mapping[str, str]) -> None:
+    for key, details in sorted(job.histograms.items()):
+        name, *parts = key.split("|")
+        if name in JOB_HISTOGRAMS:
+            metric, names, more = JOB_HISTOGRAMS[name]
+            # A whole has an empty part, and no label for it.
+            labels = {**owner, **more, **dict(zip(names, parts, strict=False))}
+            families.observe(metric, details.histogram(), labels)

@@ -23,7 +23,7 @@ from ftlayer.errors import ProtocolError, StaleOwnerError, StoreDamagedError
 from ftlayer.records.failure_columns import from_columns, to_columns
 from ftlayer.store import batches
 from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit, StoredFailure
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.meta import QueryRecord, get_query, put_query
 from ftlayer.store.payloads import take_rows
 from ftlayer.store.rows import I64, U64, StoredBatch, first_attempts, pack

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ftlayer.errors import ProtocolError, StoreDamagedError
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.meta import all_replies, delete_reply, put_reply
 from ftlayer.vertex.calls import (
     Accepted,

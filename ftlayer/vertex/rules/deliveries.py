@@ -10,7 +10,7 @@ import numpy as np
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import random_root_ids
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import StoredBatch, first_attempts
 from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import (

@@ -9,7 +9,7 @@ from ftlayer.backoff import next_attempt
 from ftlayer.clock import Now
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
-from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.payloads import SingleRows
 from ftlayer.store.rows import I64, U64, History, RowInfo
 from ftlayer.store.streams import put_asked_pause_ms

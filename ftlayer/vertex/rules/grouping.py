@@ -16,7 +16,7 @@ from ftlayer.errors import StoreDamagedError
 from ftlayer.store import dead_index, failed
 from ftlayer.store.dead_index import GroupRecord, IndexState
 from ftlayer.store.failed import FailedRecord, FailedTable
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.vertex.calls import DeadGroup, GroupList
 
 RULES = 1

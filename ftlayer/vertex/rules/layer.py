@@ -50,9 +50,8 @@ from ftlayer.errors import (
 from ftlayer.records.sought import says
 from ftlayer.store import batches, failed
 from ftlayer.store.failed import FailedTable
-from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
+from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction, all_planned
 from ftlayer.store.meta import QueryRecord, all_queries, get_query, put_query
-from ftlayer.store.planned import all_planned
 from ftlayer.store.streams import all_positions, get_bounds, next_stream_number
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import (
@@ -84,6 +83,7 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.calls.jobs import HistogramDetails
 from ftlayer.vertex.calls.records import StreamDetails, StreamList
 from ftlayer.vertex.rules import audit
+from ftlayer.vertex.rules.audit import VertexHour
 from ftlayer.vertex.rules.batches import Batches
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.counters import StreamCounters
@@ -91,7 +91,6 @@ from ftlayer.vertex.rules.dedupe import Dedupe
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.followed import EndedAttempt
-from ftlayer.vertex.rules.hour import VertexHour
 from ftlayer.vertex.rules.letters import BarrierLetters
 from ftlayer.vertex.rules.live import by_segment
 from ftlayer.vertex.rules.names import belongs_to, names_of
@@ -103,13 +102,10 @@ from ftlayer.vertex.rules.retry import check_timeout
 from ftlayer.vertex.rules.state import Group, ShardState, recover
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking
-from ftlayer.vertex.rules.walked import Record
-from ftlayer.vertex.rules.walking import NEVER_MS, PASSED_AT_ONCE, PassedRows, Span, Walks
+from ftlayer.vertex.rules.walked import NEVER_MS, PASSED_AT_ONCE, PassedRows, Record, Span, Walks
 
 
 class Opening:
-    """`OpenStream` and `OpenQuery`."""
-
     def __init__(self, state: ShardState) -> None:
         self._state = state
 
@@ -316,8 +312,6 @@ def _dead_candidates(
 
 
 class Status:
-    """`QueryStatusCall`, `StreamStatusCall` and `Stats`."""
-
     def __init__(self, state: ShardState, store: KeyValueStore, replay: Replays) -> None:
         self._state = state
         self._store = store

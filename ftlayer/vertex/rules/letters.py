@@ -9,7 +9,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.store import failed, kept
 from ftlayer.store.failed import FailedRecord, FailedTable, KeptName
-from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
+from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.store.rows import History
 from ftlayer.vertex.calls import (
     MAX_PAGE_BYTES,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftlayer.clock import Now
-from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.rows import I64, U64
 from ftlayer.store.segments import Mask, Segments
 from ftlayer.vertex.rules.source_ranges import SourceRange
@@ -162,7 +162,6 @@ class LiveSegments:
 
     @property
     def unwritten(self) -> bool:
-        """Whether `flush` has something to do."""
         return bool(self._finished or self._dirty)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftlayer.store.kv import ReadTransaction
+from ftlayer.store.kept import ReadTransaction
 from ftlayer.store.meta import get_query
 from ftlayer.vertex.calls import JobKind
 from ftlayer.vertex.rules.owners import INGEST, owner_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ftlayer.errors import ProtocolError, StaleOwnerError
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.meta import all_jobs, put_job
 from ftlayer.vertex.calls import ClaimJob, JobClaimed
 

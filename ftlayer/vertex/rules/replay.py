@@ -12,7 +12,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import concat
 from ftlayer.store.rows import I64, RowInfo, StoredBatch
 from ftlayer.store.segments import SegmentKind

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from ftlayer.errors import MalformedRequestError
 from ftlayer.records.failure_columns import split_traceback
 from ftlayer.store.batches import StoredFailure
-from ftlayer.store.rows import History, StoredAttempt
-from ftlayer.store.texts import SHARED_FROM
+from ftlayer.store.rows import SHARED_FROM, History, StoredAttempt
 from ftlayer.vertex.calls import Failure, StreamOptions
 
 MAX_REASON = 1_024  # characters

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.ranges import StoredPartition, StoredRange, all_ranges, delete_ranges, put_ranges
 from ftlayer.store.rows import I64, U64
 from ftlayer.store.segments import Mask

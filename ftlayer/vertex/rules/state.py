@@ -16,12 +16,11 @@ from ftlayer.records.ids import RowRoots, ids_of, root_ids
 from ftlayer.records.traced import Sampler
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedTable
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads
-from ftlayer.store.rows import U64
+from ftlayer.store.rows import U64, TextChanges
 from ftlayer.store.segments import Mask, SegmentKind, Segments
 from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, get_died_ms
-from ftlayer.store.texts import TextChanges
 from ftlayer.vertex.calls import Envelope, Reply, RowRange, StreamCircuit
 from ftlayer.vertex.rules.counters import ShardCounters
 from ftlayer.vertex.rules.followed import FollowedAttempts

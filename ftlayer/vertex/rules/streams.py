@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import astuple, dataclass, field, replace
 
 from ftlayer.histogram import Histogram
-from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.rows import I64
 from ftlayer.store.streams import StreamRecord, put_stream
 from ftlayer.vertex.calls import StreamOptions

@@ -11,7 +11,7 @@ from ftlayer.acker import NEVER, IdLists, Roots
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import ids_of
-from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.rows import I64, U64, RowInfo, StoredBatch, first_attempts
 from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import get_position, put_position
@@ -320,7 +320,6 @@ class Tracking:
 
     @property
     def ends_attempts(self) -> bool:
-        """Whether `end_attempts` has something to do."""
         return bool(self._expired or self._failed_early)
 
     def _orphan_timeout_ms(self) -> int:

@@ -14,11 +14,10 @@ from typing import NoReturn
 
 from ftlayer.config import ServeOptions
 from ftlayer.errors import FTLayerError
-from ftlayer.vertex.service.child import ChildOrder, ChildReport, watch_parent
+from ftlayer.vertex.service.embedded import ChildOrder, ChildReport, watch_parent
 
 
 def main() -> int:
-    """Serve as ordered; see the module."""
     parent = os.getppid()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options = ChildOrder.from_line(sys.stdin.buffer.readline()).options

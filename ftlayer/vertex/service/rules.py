@@ -17,7 +17,7 @@ from ftlayer.errors import (
     UnknownJobError,
     VertexUnavailableError,
 )
-from ftlayer.store.kv import KeyValueStore
+from ftlayer.store.kept import KeyValueStore
 from ftlayer.vertex.calls import Call, Envelope, ReadingCall, Register, Reply
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore, MemoryCall

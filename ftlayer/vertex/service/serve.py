@@ -30,24 +30,26 @@ from ftlayer.store.lmdb_store import Durability, LmdbStore
 from ftlayer.telemetry.settings import Tracing, tracing_of
 from ftlayer.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
 from ftlayer.transport.address import Address, parse_listen
-from ftlayer.transport.failures import TRANSPORT_ERRORS, error_frame, flight_error
+from ftlayer.transport.connection import poll_in_place
+from ftlayer.transport.exchange import TokenServer
+from ftlayer.transport.flight_connection import (
+    TRANSPORT_ERRORS,
+    WriterThread,
+    error_frame,
+    flight_error,
+    frames_of,
+)
 from ftlayer.transport.frames import pack
-from ftlayer.transport.polling import poll_in_place
-from ftlayer.transport.server import TokenServer
-from ftlayer.transport.sockets import check_socket_free
-from ftlayer.transport.streams import frames_of
-from ftlayer.transport.systemd import Notifier
-from ftlayer.transport.writer import WriterThread
+from ftlayer.transport.sockets import Notifier, check_socket_free
 from ftlayer.vertex.calls import Reply
-from ftlayer.vertex.metrics.families import Families
+from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.service.directory import fix_shards, prepare_vertex
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
-from ftlayer.vertex.service.metrics import Metrics, vertex_families
+from ftlayer.vertex.service.metrics import Metrics, Probes, vertex_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
-from ftlayer.vertex.service.probes import Probes
 from ftlayer.vertex.service.rules import Answer, ShardParts
 from ftlayer.vertex.service.vertex import Vertex
 from ftlayer.vertex.wire.frames import (

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ftlayer.errors import FTLayerError, IntakeTimeoutError, StoreFullError, VertexError
-from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.kept import WriteTransaction
 from ftlayer.vertex.calls import (
     Call,
     Envelope,
@@ -33,7 +33,7 @@ from ftlayer.vertex.calls import (
     StatsReply,
 )
 from ftlayer.vertex.rules.layer import INTAKE, MEMORY_ONLY, CallOutcome, FTLayerCore, MemoryCall
-from ftlayer.vertex.rules.probes import ShardPulse
+from ftlayer.vertex.rules.operating import ShardPulse
 from ftlayer.vertex.service.rules import (
     REFUSALS,
     Answer,

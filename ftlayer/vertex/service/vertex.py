@@ -39,8 +39,8 @@ from ftlayer.vertex.calls import (
     Xor,
     Xored,
 )
+from ftlayer.vertex.rules.operating import ShardPulse
 from ftlayer.vertex.rules.owners import INGEST, owner_of
-from ftlayer.vertex.rules.probes import ShardPulse
 from ftlayer.vertex.service.directory import ROUTES
 from ftlayer.vertex.service.rules import Answer, ShardParts
 from ftlayer.vertex.service.shard import Shard
@@ -307,7 +307,6 @@ class Vertex:
         return self._router.shard_of(owner_of(stream))
 
     def close(self) -> None:
-        """Close all shards; see `Shard.close`."""
         for shard in self._shards:
             shard.close()
 

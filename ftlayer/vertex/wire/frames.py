@@ -3,7 +3,7 @@
 call     ``{"call": name, "fields": {…}}``, and for a call that is to have its effect once ``"client"`` and
          ``"sequence"`` as well (see `ftlayer.vertex.calls.Envelope`)
 reply    ``{"reply": name, "fields": {…}}``
-error    ``{"error": code, "message": text}`` (`ftlayer.transport.failures`); the codes are those of
+error    ``{"error": code, "message": text}`` (`ftlayer.transport.flight_connection`); the codes are those of
          `ftlayer.errors`
 
 A reply or an error in a stream of calls has ``"sequence"`` too. What the fields look like is said in
@@ -28,7 +28,7 @@ from ftlayer.failures import MAX_RETRY_LATER_MS
 from ftlayer.records.failure_columns import from_columns, to_columns
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.transport.codec import Codec, Codecs, list_of
-from ftlayer.transport.failures import error_in
+from ftlayer.transport.flight_connection import error_in
 from ftlayer.transport.frames import malformed, pack, unpack_map
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import (
@@ -66,7 +66,27 @@ from ftlayer.vertex.calls import (
     TakeOver,
 )
 from ftlayer.vertex.calls.event_ids import check_event_ids
-from ftlayer.vertex.wire.bounds import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_RUN_BYTES, check_least, check_name
+
+# Names become parts of the store's keys, which LMDB limits to 511 bytes.
+MAX_NAME_BYTES = 200
+# A job's name with some more.
+MAX_RUN_BYTES = 256
+# A run's name, and the number of a checkpoint.
+MAX_FILE_BYTES = MAX_RUN_BYTES + 20
+
+
+def check_name(name: str, where: str, most: int = MAX_NAME_BYTES) -> None:
+    """Raise `MalformedRequestError` unless ``name`` has 1 to ``most`` bytes and no NUL."""
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= most or "\0" in name:
+        raise MalformedRequestError(f"{where}: expected 1 to {most} bytes without NUL, got {size} bytes")
+
+
+def check_least(value: int, least: int, where: str) -> None:
+    """Raise `MalformedRequestError` unless ``value`` is ``least`` or more, and a signed 64-bit number."""
+    if not least <= value < 1 << 63:
+        raise MalformedRequestError(f"{where}: expected {least} to 2^63-1, got {value}")
+
 
 # What the vertex checks of announcements and orders beyond their types.
 #

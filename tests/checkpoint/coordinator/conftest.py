@@ -12,15 +12,16 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from ftlayer.checkpoint.coordinator.events import (
     CheckpointEvent,
+    CheckpointInstruction,
     CheckpointTick,
     PartWritten,
     Published,
     TasksRestarting,
     TasksRestored,
     TasksRunning,
+    Trigger,
 )
-from ftlayer.checkpoint.coordinator.instructions import CheckpointInstruction, Trigger
-from ftlayer.checkpoint.coordinator.pending import JobFacts
+from ftlayer.checkpoint.coordinator.statistics import JobFacts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, OperatorInfo, SubtaskSnapshot
 from ftlayer.clock import Now

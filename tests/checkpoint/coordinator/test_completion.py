@@ -8,27 +8,26 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.coordinator.events import (
-    CheckpointRequested,
-    PartWritten,
-    Published,
-    PublishFailed,
-    SinksCommitted,
-)
-from ftlayer.checkpoint.coordinator.instructions import (
     Answer,
+    CheckpointRequested,
     CommitSinks,
     Discard,
     DiscardParts,
     FailJob,
     NotifyAborted,
     NotifyCompleted,
+    PartWritten,
     Publish,
+    Published,
+    PublishFailed,
+    SinksCommitted,
     Trigger,
 )
-from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
     KeyedSnapshot,
+    Piece,
+    Scope,
     StatePiece,
     SubtaskSnapshot,
 )

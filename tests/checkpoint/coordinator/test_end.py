@@ -8,9 +8,16 @@ import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.coordinator.events import (
+    Answer,
     CheckpointRequested,
+    CommitSinks,
+    Discard,
+    FinishTasks,
+    JobEnd,
     JobOver,
     JobStopping,
+    NotifyAborted,
+    NotifyCompleted,
     PartDeclined,
     PartWritten,
     SavepointRequested,
@@ -18,15 +25,6 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRestarting,
     TasksRestored,
     TasksRunning,
-)
-from ftlayer.checkpoint.coordinator.instructions import (
-    Answer,
-    CommitSinks,
-    Discard,
-    FinishTasks,
-    JobEnd,
-    NotifyAborted,
-    NotifyCompleted,
 )
 from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.options import Retention

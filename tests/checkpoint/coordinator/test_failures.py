@@ -8,27 +8,25 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.coordinator.events import (
+    Answer,
     CheckpointEvent,
     CheckpointRequested,
     CommitFailed,
+    DiscardParts,
+    FailJob,
+    NotifyAborted,
+    NotifyCompleted,
     PartDeclined,
+    Publish,
     Published,
     PublishFailed,
+    RestoreFrom,
     SavepointRequested,
     StopRequested,
     SubtaskFinished,
     TasksRestarting,
     TasksRestored,
     TasksRunning,
-)
-from ftlayer.checkpoint.coordinator.instructions import (
-    Answer,
-    DiscardParts,
-    FailJob,
-    NotifyAborted,
-    NotifyCompleted,
-    Publish,
-    RestoreFrom,
 )
 from ftlayer.errors import ConfigError
 

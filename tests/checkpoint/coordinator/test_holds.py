@@ -9,15 +9,17 @@ import pytest
 
 from ftlayer.checkpoint.barrier import Alignment
 from ftlayer.checkpoint.coordinator.events import (
+    Answer,
     CheckpointRequested,
+    FailJob,
     InputHeld,
+    NotifyAborted,
     PartWritten,
     SavepointRequested,
     StopRequested,
     SubtaskFinished,
 )
-from ftlayer.checkpoint.coordinator.holds import LASTING_MS
-from ftlayer.checkpoint.coordinator.instructions import Answer, FailJob, NotifyAborted
+from ftlayer.checkpoint.coordinator.in_flight import LASTING_MS
 from ftlayer.checkpoint.snapshots import SubtaskSnapshot
 
 Make = Any

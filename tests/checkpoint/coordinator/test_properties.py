@@ -16,18 +16,30 @@ from hypothesis.stateful import (
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from ftlayer.checkpoint.coordinator.events import (
+    Answer,
     BacklogChanged,
     CheckpointEvent,
+    CheckpointInstruction,
     CheckpointRequested,
     CheckpointTick,
     CommitFailed,
+    CommitSinks,
+    Discard,
+    DiscardParts,
+    FailJob,
+    FinishTasks,
     InputHeld,
+    JobEnd,
     JobOver,
     JobStopping,
+    NotifyAborted,
+    NotifyCompleted,
     PartDeclined,
     PartWritten,
+    Publish,
     Published,
     PublishFailed,
+    RestoreFrom,
     SavepointRequested,
     SinksCommitted,
     StopRequested,
@@ -35,23 +47,9 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRestarting,
     TasksRestored,
     TasksRunning,
-)
-from ftlayer.checkpoint.coordinator.instructions import (
-    Answer,
-    CheckpointInstruction,
-    CommitSinks,
-    Discard,
-    DiscardParts,
-    FailJob,
-    FinishTasks,
-    JobEnd,
-    NotifyAborted,
-    NotifyCompleted,
-    Publish,
-    RestoreFrom,
     Trigger,
 )
-from ftlayer.checkpoint.coordinator.pending import JobFacts
+from ftlayer.checkpoint.coordinator.statistics import JobFacts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, OperatorInfo, SubtaskSnapshot
 from ftlayer.clock import Now

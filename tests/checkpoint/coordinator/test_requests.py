@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.coordinator.events import (
+    Answer,
     CheckpointEvent,
     CheckpointRequested,
+    CommitSinks,
+    Discard,
+    FailJob,
+    FinishTasks,
+    JobEnd,
     JobOver,
+    NotifyAborted,
+    NotifyCompleted,
     PartDeclined,
     SavepointRequested,
     SinksCommitted,
@@ -18,16 +26,6 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRestarting,
     TasksRestored,
     TasksRunning,
-)
-from ftlayer.checkpoint.coordinator.instructions import (
-    Answer,
-    CommitSinks,
-    Discard,
-    FailJob,
-    FinishTasks,
-    JobEnd,
-    NotifyAborted,
-    NotifyCompleted,
 )
 
 Make = Any

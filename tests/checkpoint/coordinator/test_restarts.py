@@ -5,29 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from ftlayer.checkpoint.coordinator.events import (
+    Answer,
+    CheckpointInstruction,
     CheckpointRequested,
+    CommitSinks,
+    Discard,
+    FailJob,
+    NotifyAborted,
+    NotifyCompleted,
     PartWritten,
+    Publish,
     PublishFailed,
+    RestoreFrom,
     SinksCommitted,
     SubtaskFinished,
     TasksRestarting,
     TasksRestored,
     TasksRunning,
 )
-from ftlayer.checkpoint.coordinator.instructions import (
-    Answer,
-    CheckpointInstruction,
-    CommitSinks,
-    Discard,
-    FailJob,
-    NotifyAborted,
-    NotifyCompleted,
-    Publish,
-    RestoreFrom,
-)
-from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
+    Piece,
+    Scope,
     SubtaskSnapshot,
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
-from ftlayer.checkpoint.handlers.contract import (
+from ftlayer.checkpoint.handlers.making import (
     AllBarriers,
     BarrierHandler,
     BlockChannel,

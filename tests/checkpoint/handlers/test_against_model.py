@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, CancelMarker, SnapshotKind
-from ftlayer.checkpoint.handlers.contract import (
+from ftlayer.checkpoint.handlers.making import (
     AllBarriers,
     BarrierHandler,
     BlockChannel,
@@ -19,8 +19,8 @@ from ftlayer.checkpoint.handlers.contract import (
     StopCapture,
     TakeSnapshot,
     Unblock,
+    make_handler,
 )
-from ftlayer.checkpoint.handlers.making import make_handler
 from ftlayer.checkpoint.options import CheckpointingMode
 
 TIMEOUT_MS = 50

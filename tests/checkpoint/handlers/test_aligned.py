@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
-from ftlayer.checkpoint.handlers.contract import BlockChannel, TakeSnapshot, Unblock
-from ftlayer.checkpoint.handlers.making import AlignedHandler, TrackingHandler
+from ftlayer.checkpoint.handlers.making import (
+    AlignedHandler,
+    BlockChannel,
+    TakeSnapshot,
+    TrackingHandler,
+    Unblock,
+)
 from ftlayer.errors import CheckpointError
 
 TABLES = {

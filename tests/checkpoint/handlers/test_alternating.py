@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
-from ftlayer.checkpoint.handlers.contract import AllBarriers, TakeSnapshot
-from ftlayer.checkpoint.handlers.making import AlternatingHandler
+from ftlayer.checkpoint.handlers.making import AllBarriers, AlternatingHandler, TakeSnapshot
 
 TABLES = {
     "unaligned from the beginning": """

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, CancelMarker, SnapshotKind
-from ftlayer.checkpoint.handlers.contract import (
+from ftlayer.checkpoint.handlers.making import (
     AllBarriers,
     BarrierHandler,
     BlockChannel,
@@ -20,8 +20,8 @@ from ftlayer.checkpoint.handlers.contract import (
     StopCapture,
     TakeSnapshot,
     Unblock,
+    make_handler,
 )
-from ftlayer.checkpoint.handlers.making import make_handler
 from ftlayer.checkpoint.options import CheckpointingMode
 
 Record = tuple[int, int]

@@ -19,8 +19,7 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from ftlayer.checkpoint import custom_storage
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.pieces import Piece
-from ftlayer.checkpoint.snapshots import Checkpoint, KeyedSnapshot, StatePiece, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import Checkpoint, KeyedSnapshot, Piece, StatePiece, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import DriverStorage, SlotStorage
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.keys import storage_key

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from ftlayer.checkpoint.letters import ChainLetter, LetterBatch, LetterKind
-from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
     Committable,
@@ -21,6 +20,7 @@ from ftlayer.checkpoint.snapshots import (
     OperatorInfo,
     OperatorState,
     Redistribution,
+    Scope,
     SnapshotTimes,
     StatePiece,
     TableInfo,

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.snapshots import ChannelState
+from ftlayer.checkpoint.snapshots import ChannelState, Piece, Scope
 from ftlayer.checkpoint.storage import local_files
 from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint

@@ -25,8 +25,7 @@ from ftlayer.checkpoint.storage.dead_letters import (
     parts_of,
     stored_letters,
 )
-from ftlayer.checkpoint.storage.keys import storage_key
-from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer
+from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, storage_key
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
 
 KEY = b"k" * 32

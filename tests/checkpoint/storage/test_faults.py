@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.checkpoint.pieces import Scope
+from ftlayer.checkpoint.snapshots import Scope
 from ftlayer.checkpoint.storage.layout import new_savepoint
 from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.local_files import LocalFiles

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.pieces import Piece, Scope
+from ftlayer.checkpoint.snapshots import Piece, Scope
 from ftlayer.checkpoint.storage.layout import (
     FileName,
     check_location,

@@ -16,20 +16,19 @@ from hypothesis import strategies as st
 
 from ftlayer import __version__
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
     Committable,
     OperatorInfo,
     OperatorState,
+    Piece,
     Redistribution,
 )
-from ftlayer.checkpoint.storage.keys import key_of, storage_key
+from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, key_of, storage_key
 from ftlayer.checkpoint.storage.layout import new_savepoint
 from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.metadata import HEADER_BYTES, decode, encode, read_header
 from ftlayer.checkpoint.storage.opening import driver_storage
-from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, IncompatibleCheckpointError
 
 SIGNER = Signer(b"k" * 32)

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.pieces import Scope
-from ftlayer.checkpoint.storage.orphans import is_bound, is_settled, orphans
+from ftlayer.checkpoint.snapshots import Scope
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
+from ftlayer.checkpoint.storage.removing import is_bound, is_settled, orphans, sweep_earlier_runs
 from ftlayer.errors import CheckpointStorageError
 
 SLOTS = 2

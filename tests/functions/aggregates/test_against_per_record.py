@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 import ftlayer as ft
 from ftlayer.functions.aggregates import table as tables
-from ftlayer.functions.aggregates.per_record import AggregatesPerRecord
+from ftlayer.functions.aggregates.per_record import AggregatePlan, AggregatesPerRecord
 from ftlayer.functions.aggregates.table import AggregateTable
-from ftlayer.functions.aggregates.typed import AggregatePlan
 from ftlayer.functions.values import NAN
 from ftlayer.records.kernels import native
 

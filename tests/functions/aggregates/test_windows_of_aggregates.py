@@ -13,14 +13,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ftlayer as ft
-from ftlayer.functions.aggregates.typed import AggregatePlan
+from ftlayer.functions.aggregates.per_record import AggregatePlan
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Process
-from ftlayer.functions.windows import aggregates
-from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
-from ftlayer.functions.windows.contents import Aggregated, BuiltIn, Content
-from ftlayer.functions.windows.function import window_function
+from ftlayer.functions.windows import function as aggregates
+from ftlayer.functions.windows.function import (
+    Aggregated,
+    BuiltIn,
+    Content,
+    Fixed,
+    Session,
+    Window,
+    WindowKind,
+    window_function,
+)
 from ftlayer.state.heap import HeapBackend
 
 RECORD = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64())])

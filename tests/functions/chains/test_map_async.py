@@ -27,7 +27,7 @@ from ftlayer.functions.chains.segments import segments_of
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.current import Tries, current_record
 from ftlayer.functions.steps import Filter, Map, MapAsync, MapBatches
-from ftlayer.records.tries import pack_tries
+from ftlayer.records.ids import pack_tries
 from ftlayer.spark.stages.known import run_isolated
 from ftlayer.topology.builder import GraphBuilder
 

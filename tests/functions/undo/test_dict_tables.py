@@ -23,15 +23,14 @@ from ftlayer.functions.handles import ValueHandle
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.ttl import StateTtl
 from ftlayer.functions.undo.backend import UndoBackend
-from ftlayer.functions.undo.dict_tables import logged_lookup, value_handle
 from ftlayer.functions.undo.log import LateFailure, Uncopied, UndoLog
-from ftlayer.functions.undo.tables import ABSENT, UndoValues
+from ftlayer.functions.undo.tables import ABSENT, UndoValues, logged_lookup, value_handle
 from ftlayer.records.kernels import native
 from ftlayer.state import opening as merging
 from ftlayer.state.contract import BackendSpec, Frozen
 from ftlayer.state.heap import HeapBackend
 from ftlayer.state.opening import LayeredBackend, open_backend
-from ftlayer.state.tables import memory
+from ftlayer.state.tables import layers as memory
 
 KEY = pa.schema([("k", pa.string())])
 keys = st.sampled_from(["a", "a", "b", None])

@@ -18,23 +18,29 @@ from hypothesis import strategies as st
 import ftlayer as ft
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.functions.aggregates.typed import AggregatePlan
+from ftlayer.functions.aggregates.per_record import AggregatePlan
 from ftlayer.functions.chains.firing import DueTimers, FiredTimers
 from ftlayer.functions.chains.topology import TopologyChain, TopologyResult
 from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process
 from ftlayer.functions.ttl import StateTtl
-from ftlayer.functions.undo.log import LateFailure, UndoLog
-from ftlayer.functions.undo.pieces import in_pieces
-from ftlayer.functions.windows.assigners import Fixed, Session, Window
-from ftlayer.functions.windows.contents import Aggregated, BuiltIn, Collected, Content
-from ftlayer.functions.windows.function import window_function
+from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
+from ftlayer.functions.windows.function import (
+    Aggregated,
+    BuiltIn,
+    Collected,
+    Content,
+    Fixed,
+    Session,
+    Window,
+    window_function,
+)
 from ftlayer.state import opening as layered
 from ftlayer.state import opening as merging
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.heap import HeapBackend
 from ftlayer.state.opening import open_backend
-from ftlayer.state.tables import memory
+from ftlayer.state.tables import layers as memory
 
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("id", pa.int64())])
 SIDE = (("late", SCHEMA),)
@@ -166,7 +172,7 @@ def rows_of(records: list[Record]) -> tuple[pa.RecordBatch, Any]:
 
 
 class Taken:
-    """`ftlayer.functions.undo.pieces.PieceOfWork`: what came of rows, or of timers; a partitioner refuses some."""
+    """`ftlayer.functions.undo.log.PieceOfWork`: what came of rows, or of timers; a partitioner refuses some."""
 
     def __init__(self, size: int, came: TopologyResult | FiredTimers, refused: dict[int, None]) -> None:
         self.size = size

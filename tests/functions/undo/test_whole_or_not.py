@@ -26,12 +26,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.functions.chains import record_segment
-from ftlayer.functions.chains.aggregate_segment import AggregateSegment
 from ftlayer.functions.chains.firing import DueTimers, FiredTimers, TimerKind
 from ftlayer.functions.chains.topology import MAIN, TopologyChain, TopologyResult
+from ftlayer.functions.chains.window_segment import AggregateSegment
 from ftlayer.functions.failures import RowFailure
-from ftlayer.functions.undo.log import LateFailure, UndoLog
-from ftlayer.functions.undo.pieces import in_pieces
+from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
 from ftlayer.state.heap import HeapBackend
 
 # ---------------------------------------------------------------- the chain
@@ -39,7 +38,7 @@ from ftlayer.state.heap import HeapBackend
 
 @dataclass
 class Run:
-    """`ftlayer.functions.undo.pieces.PieceOfWork`."""
+    """`ftlayer.functions.undo.log.PieceOfWork`."""
 
     size: int
     result: TopologyResult
@@ -51,7 +50,7 @@ class Run:
 
 @dataclass
 class FiredRun:
-    """`ftlayer.functions.undo.pieces.PieceOfWork`."""
+    """`ftlayer.functions.undo.log.PieceOfWork`."""
 
     fired: FiredTimers
 

@@ -14,13 +14,12 @@ import pytest
 
 from ftlayer.errors import FTLayerError
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.connectors.positions import progress_of
+from ftlayer.runtime.connectors.offset_reader import progress_of
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.driver.planners import ReaderPlanner
-from ftlayer.runtime.driver.position_keeper import PositionKeeper
-from ftlayer.runtime.driver.range_keeper import KeptRanges
+from ftlayer.runtime.driver.range_keeper import KeptRanges, PositionKeeper
 from ftlayer.runtime.protocol.messages import AssignSplits
-from ftlayer.runtime.task.events import SourceRows
+from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.topology.operators import IterableSource, ReaderSource, Source
 
 ID = pa.schema([("id", pa.int64())])

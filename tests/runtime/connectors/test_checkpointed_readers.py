@@ -16,12 +16,16 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, Simpl
 from pyspark.sql.streaming.datasource import ReadMaxRows, SupportsTriggerAvailableNow
 
 from ftlayer.errors import ConfigError, FTLayerError, IncompatibleCheckpointError
-from ftlayer.runtime.barrier_mode.driver.range_log import Captured, RangeLog, unpack_captured, unpack_restored
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
-from ftlayer.runtime.connectors.positions import SplitPosition, pack_rows, partition_key
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import (
+    Captured,
+    RangeLog,
+    SourceCheckpoints,
+    unpack_captured,
+    unpack_restored,
+)
+from ftlayer.runtime.connectors.offset_reader import SplitPosition, pack_rows, partition_key
 from ftlayer.runtime.driver.planners import ReaderPlanner
-from ftlayer.runtime.driver.range_keeper import KeptRanges
-from ftlayer.runtime.driver.splits import PlannedRange
+from ftlayer.runtime.driver.range_keeper import KeptRanges, PlannedRange
 from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.topology.operators import ReaderSource, Source
 

@@ -23,7 +23,7 @@ from ftlayer.runtime.connectors.lane import (
     RecordFilling,
     SplitProgress,
 )
-from ftlayer.runtime.connectors.positions import PositionChain
+from ftlayer.runtime.connectors.offset_reader import PositionChain
 from ftlayer.runtime.connectors.rows import Misfit, RowMaker, SparkRowMaker
 
 KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {

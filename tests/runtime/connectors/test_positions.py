@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
-from ftlayer.runtime.connectors.positions import (
+from ftlayer.runtime.connectors.offset_reader import (
     PositionChain,
     SplitPosition,
     pack_rows,

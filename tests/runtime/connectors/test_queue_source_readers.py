@@ -12,7 +12,7 @@ import pytest
 from ftlayer.errors import SourceError, SourceRowError
 from ftlayer.runtime.connectors import readers as queue_reader
 from ftlayer.runtime.connectors.lane import READY_BATCHES, BatchLimits
-from ftlayer.runtime.connectors.positions import partition_key
+from ftlayer.runtime.connectors.offset_reader import partition_key
 from ftlayer.runtime.connectors.readers import open_reader
 from ftlayer.topology.operators import QueueSource, Source
 from ftlayer.topology.queues import Fetched, Member, Queue

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.runtime.connectors import lane
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.connectors.positions import pack_rows
+from ftlayer.runtime.connectors.offset_reader import pack_rows
 from ftlayer.runtime.connectors.readers import IterableReader
 from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.topology.connectors import partitioned

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.runtime.connectors.lane import SplitProgress
-from ftlayer.runtime.connectors.positions import (
+from ftlayer.runtime.connectors.offset_reader import (
     PositionChain,
     RangeProgress,
     SplitPosition,
@@ -16,7 +16,7 @@ from ftlayer.runtime.connectors.positions import (
     progress_of,
     unpack_split,
 )
-from ftlayer.runtime.driver.splits import PlannedRange, SplitPlanner
+from ftlayer.runtime.driver.range_keeper import PlannedRange, SplitPlanner
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 
 

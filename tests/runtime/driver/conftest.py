@@ -10,7 +10,6 @@ import pytest
 from ftlayer.config import TopologyOptions
 from ftlayer.restart import ExponentialDelay, RestartStrategy
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
-from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     Broke,
     Event,
@@ -24,6 +23,7 @@ from ftlayer.runtime.driver.events import (
 )
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.mode import JobMode
+from ftlayer.runtime.driver.slot_record import Crew
 from ftlayer.runtime.environment import UntrackedJob
 from ftlayer.runtime.protocol.messages import (
     Heartbeat,

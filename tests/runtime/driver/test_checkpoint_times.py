@@ -14,7 +14,7 @@ from ftlayer.checkpoint.coordinator.statistics import (
     CheckpointStats,
     SubtaskCheckpointStats,
 )
-from ftlayer.runtime.driver.checkpoint_times import WHOLE, CheckpointTimes
+from ftlayer.runtime.driver.job_status import WHOLE, CheckpointTimes
 
 PARTS = tuple(SubtaskCheckpointStats("count", index, 50, 50, 10, 20, 0.5, 30.0, 0, False) for index in (0, 1))
 DONE = CheckpointStats(

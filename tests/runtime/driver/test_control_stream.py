@@ -16,7 +16,7 @@ import pytest
 from pyarrow import flight
 
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.protocol.control_frames import PROTOCOL, encode
+from ftlayer.runtime.protocol.channel_frames import PROTOCOL, encode
 from ftlayer.runtime.protocol.messages import (
     AssignSplits,
     Cancel,
@@ -30,9 +30,9 @@ from ftlayer.runtime.protocol.messages import (
 )
 from ftlayer.runtime.slot.main import ControlClient
 from ftlayer.transport.address import Address
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import NO_COLUMNS
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.transport.streams import NO_COLUMNS
 from ftlayer.transport.tls import Certificate, make_certificate
 
 TOKEN = "a token of the tests, long enough".replace(" ", "-")
@@ -162,7 +162,7 @@ def test_a_killed_process_is_lost() -> None:
 import sys
 from ftlayer.runtime.slot.main import ControlClient
 from ftlayer.runtime.protocol.messages import Hello
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint
 client = ControlClient(Endpoint(sys.argv[1], {TOKEN!r}), job="job", slot=2, instance="child")
 client.start(print, print)
 client.send(Hello(2, "child", "grpc://127.0.0.1:1", "host", 7))

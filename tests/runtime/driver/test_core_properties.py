@@ -12,7 +12,6 @@ from ftlayer.config import TopologyOptions
 from ftlayer.restart import ExponentialDelay
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
-from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Broke,
@@ -38,6 +37,7 @@ from ftlayer.runtime.driver.events import (
 )
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.mode import JobMode
+from ftlayer.runtime.driver.slot_record import Crew
 from ftlayer.runtime.environment import UntrackedJob
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,

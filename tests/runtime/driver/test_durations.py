@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.histogram import LATENCY_BOUNDS, Histogram
-from ftlayer.runtime.driver.meter import Meter
-from ftlayer.runtime.protocol.durations import counters_of, exemplars_of, histograms_of
+from ftlayer.runtime.driver.job_status import Meter
+from ftlayer.runtime.protocol.messages import counters_of, exemplars_of, histograms_of
 
 TIMES = st.tuples(
     st.sampled_from(["a", "b"]), st.sampled_from(["orders", "with/slash"]), st.floats(0, 100), st.booleans()

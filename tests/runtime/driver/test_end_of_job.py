@@ -16,11 +16,11 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
-from ftlayer.runtime.driver.crew import Crew
-from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.job_thread import JobParts, JobReport, JobThread
+from ftlayer.runtime.driver.mode import JobContext
+from ftlayer.runtime.driver.slot_record import Crew
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex.calls import StreamStatus

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import MalformedRequestError
 from ftlayer.runtime.protocol import messages
-from ftlayer.runtime.protocol.control_frames import decode_from_slot, decode_to_slot, encode
+from ftlayer.runtime.protocol.channel_frames import decode_from_slot, decode_to_slot, encode
 
 small = st.integers(-(2**63), 2**63 - 1)
 st.register_type_strategy(int, small)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ftlayer.clock import Now
 from ftlayer.runtime.acker_mode.driver.job_vertex import FloorKeeper
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
-from ftlayer.runtime.connectors.positions import (
+from ftlayer.runtime.connectors.offset_reader import (
     PositionChain,
     RangeNote,
     SplitPosition,
@@ -25,7 +25,7 @@ from ftlayer.runtime.connectors.positions import (
     progress_of,
     unpack_split,
 )
-from ftlayer.runtime.driver.planner_events import (
+from ftlayer.runtime.driver.planner_rules import (
     AskBacklog,
     AskInitial,
     AskLag,
@@ -44,6 +44,7 @@ from ftlayer.runtime.driver.planner_events import (
     LatestIs,
     OffsetCommitted,
     PlannerEvent,
+    PlannerRules,
     PollDue,
     ProgressIs,
     RangeKept,
@@ -54,9 +55,7 @@ from ftlayer.runtime.driver.planner_events import (
     SubtaskDown,
     SubtaskUp,
 )
-from ftlayer.runtime.driver.planner_rules import PlannerRules
-from ftlayer.runtime.driver.position_keeper import PositionKeeper
-from ftlayer.runtime.driver.range_keeper import RangeKeeper
+from ftlayer.runtime.driver.range_keeper import PositionKeeper, RangeKeeper
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 
 MANY = 5_000

@@ -8,12 +8,15 @@ import pytest
 
 from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
-from ftlayer.runtime.connectors.positions import (
+from ftlayer.runtime.connectors.offset_reader import (
     SplitPosition,
     partition_key,
     progress_of,
 )
-from ftlayer.runtime.driver.planner_events import (
+from ftlayer.runtime.driver.planner_rules import (
+    LAG_MS,
+    MAX_POLL_MS,
+    POLL_MS,
     AskBacklog,
     AskInitial,
     AskLag,
@@ -34,6 +37,7 @@ from ftlayer.runtime.driver.planner_events import (
     OffsetCommitted,
     PlannerEvent,
     PlannerInstruction,
+    PlannerRules,
     PollDue,
     ProgressIs,
     ReaderAnswer,
@@ -46,9 +50,7 @@ from ftlayer.runtime.driver.planner_events import (
     TellBacklog,
     WarnReadAgain,
 )
-from ftlayer.runtime.driver.planner_rules import LAG_MS, MAX_POLL_MS, POLL_MS, PlannerRules
-from ftlayer.runtime.driver.position_keeper import PositionKeeper
-from ftlayer.runtime.driver.range_keeper import RangeKeeper
+from ftlayer.runtime.driver.range_keeper import PositionKeeper, RangeKeeper
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 
 

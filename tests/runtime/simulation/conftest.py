@@ -23,13 +23,12 @@ from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler
 from ftlayer.records.ids import ids_of
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
-from ftlayer.runtime.connectors.positions import partition_index
+from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
 from ftlayer.runtime.protocol.messages import EndReplays, ReplayNow
 from ftlayer.runtime.task import actions, latency
-from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.events import (
+from ftlayer.runtime.task.actions import (
     ChannelReset,
     ElementCame,
     RangesAnswered,
@@ -41,6 +40,7 @@ from ftlayer.runtime.task.events import (
     TaskStart,
     TimeCame,
 )
+from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.store import MemoryStore

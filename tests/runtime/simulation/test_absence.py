@@ -29,7 +29,6 @@ from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCa
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Broke,
@@ -44,6 +43,7 @@ from ftlayer.runtime.driver.events import (
     Tick,
 )
 from ftlayer.runtime.driver.job_core import JobCore
+from ftlayer.runtime.driver.slot_record import Crew
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Hello, PeersUp
 from ftlayer.runtime.slot import main as loop_module
 from ftlayer.runtime.slot.core import SlotCore
@@ -52,17 +52,17 @@ from ftlayer.runtime.slot.events import (
     CreditCame,
     FrameCame,
     LinkBroke,
+    Mailbox,
+    ModeInstruction,
     ReplaysCame,
     RootsAccepted,
 )
-from ftlayer.runtime.slot.instructions import ModeInstruction
-from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.main import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
+from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.events import SourceRows
 from ftlayer.store import MemoryStore
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions

@@ -25,7 +25,7 @@ from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.failures import FailException
 from ftlayer.runtime.acker_mode.driver.job_vertex import FloorKeeper
 from ftlayer.runtime.connectors.lane import SplitProgress
-from ftlayer.runtime.connectors.positions import (
+from ftlayer.runtime.connectors.offset_reader import (
     PositionChain,
     RangeNote,
     SplitPosition,
@@ -33,7 +33,7 @@ from ftlayer.runtime.connectors.positions import (
     progress_of,
     unpack_split,
 )
-from ftlayer.runtime.driver.planner_events import (
+from ftlayer.runtime.driver.planner_rules import (
     AskInitial,
     AskLag,
     AskLatest,
@@ -50,6 +50,7 @@ from ftlayer.runtime.driver.planner_events import (
     LatestIs,
     OffsetCommitted,
     PlannerEvent,
+    PlannerRules,
     PollDue,
     ProgressIs,
     RangeKept,
@@ -60,9 +61,8 @@ from ftlayer.runtime.driver.planner_events import (
     SubtaskDown,
     SubtaskUp,
 )
-from ftlayer.runtime.driver.planner_rules import PlannerRules
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
-from ftlayer.runtime.task.events import SourceOver
+from ftlayer.runtime.task.actions import SourceOver
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.vertex import calls

@@ -20,11 +20,11 @@ from ftlayer.runtime.slot.links import FLIGHT, UNIX, PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.transport.address import Address
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import NO_COLUMNS
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.transport.streams import NO_COLUMNS
 from ftlayer.transport.tls import make_certificate
-from ftlayer.transport.unix_listener import UnixListener, remove_dead_sockets
+from ftlayer.transport.unix_connection import UnixListener, remove_dead_sockets
 
 TOKEN = "a-token-of-the-job"
 WAIT_S = 600
@@ -407,7 +407,7 @@ import subprocess
 import sys
 from ftlayer.transport.address import Address
 from ftlayer.runtime.protocol.messages import Peer
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint
 from ftlayer.runtime.slot.links import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer

@@ -15,13 +15,20 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.histogram import LATENCY_BOUNDS
 from ftlayer.runtime.acker_mode.slot.shell import CALL_ROOTS, MAX_WAIT_MS
-from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.credit_frames import decode_grants, encode_grants
-from ftlayer.runtime.protocol.durations import PERSIST, histograms_of
+from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, encode_grants
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, Watermark
-from ftlayer.runtime.protocol.messages import ReplayNow
-from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted, RowsRead, TimePassed, Turn
-from ftlayer.runtime.slot.instructions import Grant, RowsDone, RunTask, Transmit
+from ftlayer.runtime.protocol.messages import PERSIST, ReplayNow, histograms_of
+from ftlayer.runtime.slot.events import (
+    Grant,
+    ReplaysCame,
+    RootsAccepted,
+    RowsDone,
+    RowsRead,
+    RunTask,
+    TimePassed,
+    Transmit,
+    Turn,
+)
 from ftlayer.runtime.slot.outgoing import AGES_A_FRAME, LONGEST_AGES
 from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls import Records

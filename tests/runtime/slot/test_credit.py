@@ -11,7 +11,7 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.errors import CodecError
 from ftlayer.runtime.protocol.channel_frames import HEADER_BYTES, ElementCodec
 from ftlayer.runtime.slot.credit import GrantBook, SendWindow
-from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.events import Mailbox
 from ftlayer.topology.job_graph import Channel
 
 FRAME_SIZES = st.integers(HEADER_BYTES, HEADER_BYTES + 150)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.task.actions import Action, HoldInput
-from ftlayer.runtime.task.events import ElementCame, TaskEvent, TimeCame
+from ftlayer.runtime.task.actions import Action, ElementCame, HoldInput, TaskEvent, TimeCame
 
 SOURCE = ("source", 0)
 PAUSE_MS = 2

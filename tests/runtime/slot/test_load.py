@@ -13,7 +13,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
 from ftlayer.runtime.protocol.messages import EdgeLoad, SubtaskLoad
 from ftlayer.runtime.slot.load import BusyTimes, LoadMeter, edge_loads
-from ftlayer.runtime.slot.outputs import RemoteOutput
+from ftlayer.runtime.slot.outgoing import RemoteOutput
 from ftlayer.topology.job_graph import Channel
 
 S = 1_000_000_000

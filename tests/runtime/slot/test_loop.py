@@ -12,8 +12,7 @@ import pytest
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import PeerLostError, PeerUnreachableError
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.credit_frames import encode_grants
+from ftlayer.runtime.protocol.channel_frames import ElementCodec, encode_grants
 from ftlayer.runtime.protocol.elements import Barrier, Watermark
 from ftlayer.runtime.protocol.messages import (
     Cancel,
@@ -36,14 +35,14 @@ from ftlayer.runtime.slot.events import (
     Event,
     FrameCame,
     LinkBroke,
+    Mailbox,
     PartFailed,
 )
-from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.main import SlotLoop, bears_barrier
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
-from ftlayer.runtime.task.events import SourceRows
+from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.topology.job_graph import Channel
 
 WAIT_S = 600

@@ -18,7 +18,7 @@ from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, Split, SplitDone
 from ftlayer.runtime.slot.events import RowsRead, SourceEnded
 from ftlayer.runtime.slot.sources import EARLY_ROWS, Reopening, Signal, Sources
-from ftlayer.runtime.task.events import SourceRows
+from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.vertex.calls import SourcePosition
 
 ROWS = 12

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
 from ftlayer.errors import CodecError
 from ftlayer.partitioning.partitioners import Rebalance
-from ftlayer.runtime.protocol.channel_frames import HEADER_BYTES, ElementCodec, is_barrier, roots_in
-from ftlayer.runtime.protocol.credit_frames import decode_grants, encode_grants, encode_limits, is_limits
+from ftlayer.runtime.protocol.channel_frames import (
+    HEADER_BYTES,
+    ElementCodec,
+    decode_grants,
+    encode_grants,
+    encode_limits,
+    is_barrier,
+    is_limits,
+    roots_in,
+)
 from ftlayer.runtime.protocol.elements import (
     Barrier,
     Batch,
@@ -25,7 +33,7 @@ from ftlayer.runtime.protocol.elements import (
     Splits,
     Watermark,
 )
-from ftlayer.runtime.slot.batching import can_join, cut, joined, rows_of
+from ftlayer.runtime.slot.inbox import can_join, cut, joined, rows_of
 from ftlayer.topology.job_graph import Channel, JobEdge
 
 NESTED = pa.schema(

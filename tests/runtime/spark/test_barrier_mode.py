@@ -27,8 +27,8 @@ from ftlayer import (
     Retention,
     StreamEnvironment,
 )
-from ftlayer.checkpoint.storage.last_reports import find_reports
 from ftlayer.checkpoint.storage.opening import load_checkpoint
+from ftlayer.checkpoint.storage.report import find_reports
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError, SlotLostError
 from ftlayer.runtime.environment import LATEST
 from ftlayer.vertex.calls import Deliverable, GetJob

@@ -21,21 +21,25 @@ from ftlayer.restart import ExponentialDelay, NoRestart
 from ftlayer.runtime.acker_mode.driver import driver_mode as suspicion
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.driver.driver_mode import OpenMode
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
+from ftlayer.runtime.driver.mode import OpenMode
 from ftlayer.runtime.driver.planners import Planners
-from ftlayer.runtime.driver.session import task_slots
-from ftlayer.runtime.driver.spark_checks import check_task_slots, pickled_order
-from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
+from ftlayer.runtime.driver.session import (
+    SlotRunner,
+    SlotSubmitter,
+    check_task_slots,
+    pickled_order,
+    task_slots,
+)
 from ftlayer.runtime.environment import UntrackedDriver, open_untracked
 from ftlayer.runtime.protocol.order import SlotOrder
-from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
+from ftlayer.runtime.slot.mode import UntrackedSlotFactory
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 from ftlayer.transport.address import Address
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint
 from ftlayer.vertex.calls import StreamStatus
 
 pytestmark = pytest.mark.spark

@@ -18,13 +18,21 @@ from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Filter, FlatMap, Map, Process
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey, Rebalance
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
-from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
+from ftlayer.runtime.task.actions import (
+    Acknowledge,
+    ElementCame,
+    FailRoots,
+    Send,
+    TaskEnded,
+    TaskStart,
+    TimeCame,
+    WakeAt,
+)
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
-from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import AssignWatermarks, FunctionSink, IterableSource, Sink, Source
 

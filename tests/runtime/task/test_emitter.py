@@ -26,7 +26,7 @@ from ftlayer.partitioning.partitioners import (
     Shuffle,
 )
 from ftlayer.records.ids import random_root_ids
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter

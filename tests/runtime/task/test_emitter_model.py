@@ -28,7 +28,7 @@ from ftlayer.partitioning.partitioners import (
     Rebalance,
     Shuffle,
 )
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.protocol.elements import Batch, RecordIds
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter

@@ -16,7 +16,7 @@ from ftlayer.clock import Now
 from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import Forward, Rebalance
 from ftlayer.runtime.connectors.lane import OpenSplits, SplitProgress
-from ftlayer.runtime.connectors.positions import PositionChain
+from ftlayer.runtime.connectors.offset_reader import PositionChain
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import (
     MAX_TIME_MS,
@@ -28,10 +28,9 @@ from ftlayer.runtime.protocol.elements import (
     Splits,
     Watermark,
 )
-from ftlayer.runtime.task.actions import Send
+from ftlayer.runtime.task.actions import ElementCame, Send, SourceOver, SourceRows, TaskStart
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.event_time import TimedInputs, WatermarkGenerator, times_of
-from ftlayer.runtime.task.events import ElementCame, SourceOver, SourceRows, TaskStart
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import AssignWatermarks, FunctionSink, IterableSource, Sink, Source

@@ -13,9 +13,17 @@ from ftlayer.config import FTStatus
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Watermark
 from ftlayer.runtime.protocol.messages import LoopWaits
-from ftlayer.runtime.task.actions import Action, DataEnded, Send, TaskEnded, WakeAt
+from ftlayer.runtime.task.actions import (
+    Action,
+    DataEnded,
+    ElementCame,
+    Send,
+    TaskEnded,
+    TaskStart,
+    TimeCame,
+    WakeAt,
+)
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
 from ftlayer.runtime.task.iteration import HeadTask, LoopGate, Quiet
 from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.runtime.task.untracked import UntrackedTaskMode

@@ -14,14 +14,23 @@ from ftlayer.errors import JobError
 from ftlayer.failures import FailException
 from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.partitioning.partitioners import Custom, HashByKey, Partitioner, Rebalance
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task import build as join
 from ftlayer.runtime.task import join_buffer
-from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
+from ftlayer.runtime.task.actions import (
+    Acknowledge,
+    ChannelReset,
+    ElementCame,
+    FailRoots,
+    Send,
+    TaskEnded,
+    TaskStart,
+    TimeCame,
+    WakeAt,
+)
 from ftlayer.runtime.task.build import JoinTask
 from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.events import ChannelReset, ElementCame, TaskStart, TimeCame
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Join, Sink, Source

@@ -8,7 +8,7 @@ import pytest
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
-from ftlayer.runtime.task.key_schemas import key_schemas
+from ftlayer.runtime.task.routes import key_schemas
 
 ROW = pa.schema([("key", pa.string()), ("n", pa.int64())])
 

@@ -14,13 +14,23 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.steps import Filter, Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, RecordIds, Watermark
-from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
+from ftlayer.runtime.task.actions import (
+    Acknowledge,
+    ElementCame,
+    FailRoots,
+    Send,
+    SourceOver,
+    SourceRows,
+    TaskEnded,
+    TaskStart,
+    TimeCame,
+    WakeAt,
+)
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
-from ftlayer.runtime.task.events import ElementCame, SourceOver, SourceRows, TaskStart, TimeCame
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import AssignWatermarks, FunctionSink, IterableSource, Join, Sink, Source

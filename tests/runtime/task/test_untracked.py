@@ -9,9 +9,16 @@ from ftlayer.clock import Now
 from ftlayer.errors import InvalidTopologyError, ProtocolError
 from ftlayer.partitioning.partitioners import Broadcast
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker
-from ftlayer.runtime.task.actions import Send, TaskEnded
+from ftlayer.runtime.task.actions import (
+    RowsPersisted,
+    Send,
+    SourceOver,
+    SourceRows,
+    TaskEnded,
+    TaskStart,
+    TimeCame,
+)
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.events import RowsPersisted, SourceOver, SourceRows, TaskStart, TimeCame
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedSourceTask, UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex

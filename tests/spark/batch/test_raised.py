@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from ftlayer.spark.batch.raised import StoppedError, hide_stops
+from ftlayer.spark.batch.sinks import StoppedError, hide_stops
 
 
 def test_py4j_logs_faults_and_no_stops(caplog: pytest.LogCaptureFixture) -> None:

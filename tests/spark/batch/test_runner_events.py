@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.spark.batch.runner import SparkRunner, resumed_events
-from ftlayer.spark.stages.carrier import CARRIER_DTYPE
+from ftlayer.spark.stages.pages import CARRIER_DTYPE
 from ftlayer.spark.stages.verdict import Verdict
 from ftlayer.vertex.calls import Fail, Failure, Report, Xor
 

@@ -18,8 +18,14 @@ from ftlayer.errors import ConfigError, FTLayerError, QueryError, SinkError
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.recovery import lasting
-from ftlayer.spark.batch.rejected import rejections
-from ftlayer.spark.batch.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, WriteTask
+from ftlayer.spark.batch.sinks import (
+    BatchFunctionSink,
+    BatchSink,
+    BatchWriterSink,
+    EmitSink,
+    WriteTask,
+    rejections,
+)
 
 SCHEMA = StructType().add("v", LongType())
 

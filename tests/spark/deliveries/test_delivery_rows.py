@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
 from ftlayer.errors import CodecError, ConfigError
-from ftlayer.records.tries import FIRST_TRY
+from ftlayer.records.ids import FIRST_TRY
 from ftlayer.spark.deliveries.source import (
     ALL,
     DeliveryOptions,
@@ -25,7 +25,7 @@ from ftlayer.spark.deliveries.source import (
     arrow_schema,
     delivered_rows,
 )
-from ftlayer.spark.stages.delivery_marks import SOURCE_FT, make_marks, read_marks
+from ftlayer.spark.stages.pages import SOURCE_FT, make_marks, read_marks
 from ftlayer.spark.stages.task import FT, Skip, StageTask
 from ftlayer.vertex.calls import (
     Deliverable,

@@ -19,7 +19,7 @@ from ftlayer.errors import (
     ProtocolError,
     VertexUnavailableError,
 )
-from ftlayer.spark.deliveries.ingest import IngestStream
+from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.tracked import struct_of
 from ftlayer.vertex.calls import Accepted, Ingest
 

@@ -10,7 +10,7 @@ from pyspark import SparkContext
 
 from ftlayer.errors import QueryError
 from ftlayer.restart import ExponentialDelay
-from ftlayer.spark.query.drained import LogEnds
+from ftlayer.spark.query.checkpoint import LogEnds
 from ftlayer.spark.query.supervisor import QuerySupervisor
 from ftlayer.vertex.calls import QueryStatus
 

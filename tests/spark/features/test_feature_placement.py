@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from ftlayer.records.keyhash import partition_of
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.spark.batch.runner import row_digests
 from ftlayer.vertex.calls import ReadDeliveries, RecordBatches, Records
 

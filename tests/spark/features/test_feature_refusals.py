@@ -19,7 +19,7 @@ from ftlayer.errors import (
 )
 from ftlayer.spark.deliveries.source import DeliverySource
 from ftlayer.spark.facade import FTLayer
-from ftlayer.spark.plan.checks import check_session
+from ftlayer.spark.plan.stream_plan import check_session
 
 pytestmark = pytest.mark.spark
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.spark.query.drained import Drain, LogEnds
+from ftlayer.spark.query.checkpoint import Drain, LogEnds
 from ftlayer.vertex.calls import QueryStatus
 
 IDLE = QueryStatus(0, 0, 0, 0, 3, -1)

@@ -13,9 +13,8 @@ from pyspark.errors import StreamingQueryException
 from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryError
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.spark.protocol import BatchReport
-from ftlayer.spark.query.drained import LogEnds
-from ftlayer.spark.query.handle import TrackedQuery
-from ftlayer.spark.query.supervisor import QuerySupervisor
+from ftlayer.spark.query.checkpoint import LogEnds
+from ftlayer.spark.query.supervisor import QuerySupervisor, TrackedQuery
 from ftlayer.vertex.calls import BatchState, QueryStatus
 
 IDLE = QueryStatus(0, 0, 0, 0, 0, -1)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError
-from ftlayer.spark.stages.carrier import (
+from ftlayer.spark.stages.pages import (
     CARRIER_BYTES,
     CARRIER_DTYPE,
     check_carriers,

@@ -16,8 +16,7 @@ from ftlayer.errors import CodecError
 from ftlayer.failures import RetryLater
 from ftlayer.functions.steps import FlatMap, Map
 from ftlayer.spark.stages import task as stage_task
-from ftlayer.spark.stages.carrier import make_carriers, read_carriers
-from ftlayer.spark.stages.pages import to_roots
+from ftlayer.spark.stages.pages import make_carriers, read_carriers, to_roots
 from ftlayer.spark.stages.task import EMITTED_ID, Skip, StageTask
 
 # ---------------------------------------------------------------- ids handed on

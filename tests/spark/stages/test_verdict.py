@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ftlayer.functions.steps import Map
 from ftlayer.spark.stages import task as stage_task
-from ftlayer.spark.stages.carrier import make_carriers
-from ftlayer.spark.stages.pages import FailedRow, PageHead
+from ftlayer.spark.stages.pages import FailedRow, PageHead, make_carriers
 from ftlayer.spark.stages.task import RootGiver, StageTask
 from ftlayer.spark.stages.verdict import (
     add_failures,

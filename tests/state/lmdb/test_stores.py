@@ -21,12 +21,9 @@ from ftlayer.state.lmdb import stores as lmdb
 from ftlayer.state.lmdb import stores as sweep
 from ftlayer.state.lmdb.stores import LmdbStores
 from ftlayer.state.opening import LayeredBackend, open_backend
-from ftlayer.state.snapshots.pace import Pace, giving_way
-from ftlayer.state.tables import memory
-from ftlayer.state.tables.footprint import footprint
-from ftlayer.state.tables.groups import KeyGroups
-from ftlayer.state.tables.layers import DELETED, LayeredTable, Sharing
-from ftlayer.state.tables.memory import StateMemory
+from ftlayer.state.snapshots.changelog import Pace, giving_way
+from ftlayer.state.tables import layers as memory
+from ftlayer.state.tables.layers import DELETED, KeyGroups, LayeredTable, Sharing, StateMemory, footprint
 
 SCHEMA = pa.schema([("k", pa.int64())])
 INFO = TableInfo(3, "op", "v", "value", "msgpack", 1)

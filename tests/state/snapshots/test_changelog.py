@@ -14,7 +14,7 @@ from ftlayer.state import opening
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
 from ftlayer.state.snapshots.changelog import Changelog
-from ftlayer.state.tables import memory
+from ftlayer.state.tables import layers as memory
 
 SPEC = BackendSpec(0, 16, 16, {"op": pa.schema([("k", pa.int64())])})
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.snapshots import StatePiece
+from ftlayer.checkpoint.snapshots import Piece, Scope, StatePiece
 from ftlayer.state.snapshots.lineage import PieceLineage, Written
 
 

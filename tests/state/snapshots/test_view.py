@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.records.kernels import native
-from ftlayer.state.snapshots import view
-from ftlayer.state.snapshots.view import newest_of
+from ftlayer.state.snapshots import entries as view
+from ftlayer.state.snapshots.entries import newest_of
 from ftlayer.state.tables.layers import DELETED
 
 keys = st.integers(0, 9) | st.sampled_from(["a", (1, "b"), None])

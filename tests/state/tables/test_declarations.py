@@ -15,10 +15,10 @@ from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRestore
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError
-from ftlayer.partitioning.key_groups import groups_of
+from ftlayer.partitioning.replay import groups_of
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
-from ftlayer.state.tables.groups import KeyGroups
+from ftlayer.state.tables.layers import KeyGroups
 
 GROUPS = 4
 KEYS = {"op": pa.schema([("k", pa.int64())])}

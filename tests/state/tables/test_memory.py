@@ -17,10 +17,18 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.records.kernels import native
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import LayeredBackend, open_backend
-from ftlayer.state.tables import memory
-from ftlayer.state.tables.footprint import ENTRY, footprint, measured
-from ftlayer.state.tables.layers import DELETED, LayeredTable, Sharing
-from ftlayer.state.tables.memory import MOST, FrontGauge, StateMemory
+from ftlayer.state.tables import layers as memory
+from ftlayer.state.tables.layers import (
+    DELETED,
+    ENTRY,
+    MOST,
+    FrontGauge,
+    LayeredTable,
+    Sharing,
+    StateMemory,
+    footprint,
+    measured,
+)
 
 SCHEMA = pa.schema([("k", pa.int64())])
 MAX = 100_000

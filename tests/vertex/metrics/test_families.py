@@ -18,9 +18,7 @@ from ftlayer.vertex.calls import (
     StreamList,
 )
 from ftlayer.vertex.metrics import catalogue
-from ftlayer.vertex.metrics.families import Families, Metric
-from ftlayer.vertex.metrics.of_jobs import SHOWN_AFTER_END_MS, add_jobs
-from ftlayer.vertex.metrics.of_vertex import add_vertex
+from ftlayer.vertex.metrics.catalogue import SHOWN_AFTER_END_MS, Families, Metric, add_jobs, add_vertex
 from ftlayer.vertex.rules.counters import ShardCounters, StreamCounters
 
 NOW_MS = 1_700_000_000_000

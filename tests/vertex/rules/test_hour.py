@@ -22,7 +22,7 @@ from ftlayer.vertex.calls.jobs import (
     JobKind,
     SubtaskDetails,
 )
-from ftlayer.vertex.rules.hour import POINTS, STEP_MS, JobHours, Ring
+from ftlayer.vertex.rules.audit import POINTS, STEP_MS, JobHours, Ring
 
 WALL_MS = 1_700_000_000_000
 

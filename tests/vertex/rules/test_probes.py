@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ftlayer.vertex.rules.probes import STUCK_AFTER_MS, Phase, ShardPulse, liveness, readiness
+from ftlayer.vertex.rules.operating import STUCK_AFTER_MS, Phase, ShardPulse, liveness, readiness
 
 NOW = 1_000_000
 WELL = ShardPulse(NOW - 20, is_recovering=False, is_over=False, intake_waits_for="", used_share=0.2)

@@ -14,7 +14,7 @@ import pytest
 
 from ftlayer.errors import ConfigError, UnknownJobError, VertexUnavailableError
 from ftlayer.vertex.calls import GetJob, ListJobs, ListStreams, Stats
-from ftlayer.vertex.metrics.families import Families
+from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.service.metrics import MAX_CONNECTIONS, Metrics, vertex_families
 
 

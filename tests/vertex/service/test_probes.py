@@ -26,9 +26,8 @@ from ftlayer.clock import Now
 from ftlayer.errors import IntakeTimeoutError, VertexUnavailableError
 from ftlayer.vertex.calls import Envelope, Ingest, OpenQuery
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.rules.probes import STUCK_AFTER_MS
-from ftlayer.vertex.service.metrics import Metrics
-from ftlayer.vertex.service.probes import Probes
+from ftlayer.vertex.rules.operating import STUCK_AFTER_MS
+from ftlayer.vertex.service.metrics import Metrics, Probes
 from ftlayer.vertex.service.rules import ShardParts
 from ftlayer.vertex.service.shard import Shard
 

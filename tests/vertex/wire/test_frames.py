@@ -20,7 +20,7 @@ from ftlayer import errors, failures
 from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError, UnsupportedError
 from ftlayer.histogram import Exemplar
 from ftlayer.records.ipc import as_stream
-from ftlayer.transport.failures import error_frame
+from ftlayer.transport.flight_connection import error_frame
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import (
     I32,

@@ -20,8 +20,6 @@ from ftlayer.runtime.acker_mode.driver.isolation import (
     Tell,
 )
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
-from ftlayer.runtime.driver.crew import Crew
-from ftlayer.runtime.driver.driver_mode import CheckpointCalls, JobContext, no_checkpoints
 from ftlayer.runtime.driver.events import (
     AckerInstruction,
     AskVertexStatus,
@@ -40,9 +38,22 @@ from ftlayer.runtime.driver.events import (
     Tick,
 )
 from ftlayer.runtime.driver.job_status import IsolationStatus
-from ftlayer.runtime.driver.mode import LossesForgiven, ModeInstruction, StopJob
-from ftlayer.runtime.driver.reasons import SOON_MS, SUSPICIOUS_LOSSES, conviction, given_up
-from ftlayer.runtime.driver.slot_record import SlotRecord
+from ftlayer.runtime.driver.mode import (
+    CheckpointCalls,
+    JobContext,
+    LossesForgiven,
+    ModeInstruction,
+    StopJob,
+    no_checkpoints,
+)
+from ftlayer.runtime.driver.slot_record import (
+    SOON_MS,
+    SUSPICIOUS_LOSSES,
+    Crew,
+    SlotRecord,
+    conviction,
+    given_up,
+)
 from ftlayer.runtime.protocol.messages import (
     Deploy,
     DropPeers,

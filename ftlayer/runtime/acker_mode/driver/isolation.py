@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from ftlayer.runtime.driver.job_status import IsolationStatus
-from ftlayer.runtime.driver.reasons import SOON_MS
+from ftlayer.runtime.driver.slot_record import SOON_MS
 from ftlayer.runtime.protocol.messages import AllowReplays, LetOut, ReplaysOut
 
 FACTOR = 8

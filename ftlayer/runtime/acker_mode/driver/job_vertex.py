@@ -8,13 +8,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
-from ftlayer.runtime.connectors.positions import RangeNote, RangeProgress, progress_of
-from ftlayer.runtime.driver.position_keeper import PositionKeeper
-from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper
-from ftlayer.runtime.driver.splits import PlannedRange
+from ftlayer.runtime.connectors.offset_reader import RangeNote, RangeProgress, progress_of
+from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper, PlannedRange, PositionKeeper
 from ftlayer.runtime.worker import Worker
-from ftlayer.topology.facts import reads_again
-from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.job_graph import JobGraph, reads_again
 from ftlayer.topology.operators import Source
 from ftlayer.vertex.calls import (
     ClaimJob,

@@ -13,34 +13,39 @@ from ftlayer import __version__
 from ftlayer.clock import Now
 from ftlayer.functions.failures import this_process
 from ftlayer.handler.handler import FTHandler
-from ftlayer.handler.record_ids import RecordIds, origins_of
-from ftlayer.handler.xor import joined_values
+from ftlayer.handler.xor import RecordIds, joined_values, origins_of
 from ftlayer.histogram import Exemplar, Histogram
 from ftlayer.records.ids import U64Array, ids_of, operator_key
 from ftlayer.records.traced import Sampler, attempt_span, record_span, span_within, trace_of
 from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
-from ftlayer.runtime.connectors.positions import partition_index
+from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.protocol.deaths import Death
-from ftlayer.runtime.protocol.durations import PERSIST, counters_of, exemplars_of
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
+    PERSIST,
     SETTLED,
     AllowReplays,
+    Death,
     Deploy,
     EndReplays,
     LetOut,
     PauseIntake,
     ReplayNow,
     ResumeIntake,
+    counters_of,
+    exemplars_of,
 )
-from ftlayer.runtime.slot.events import RangesCame, RangesRefused, ReplaysCame, RootsAccepted, RowsRead
-from ftlayer.runtime.slot.instructions import (
+from ftlayer.runtime.slot.events import (
     ModeInstruction,
     ModeWork,
+    RangesCame,
+    RangesRefused,
+    ReplaysCame,
+    RootsAccepted,
     RowsDone,
+    RowsRead,
     RunTask,
     SlotInstruction,
     TellCoordinator,
@@ -49,12 +54,12 @@ from ftlayer.runtime.slot.mode import (
     Instructions,
     ModeAction,
     ModeEvent,
+    SlotContext,
     SlotParts,
     misplaced,
     rows_of_sources,
 )
 from ftlayer.runtime.slot.seat import Seat
-from ftlayer.runtime.slot.shell import SlotContext
 from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,
@@ -62,19 +67,17 @@ from ftlayer.runtime.task.actions import (
     CallRanges,
     DataEnded,
     FailRoots,
-    PersistRoots,
-    ReplaysOut,
-)
-from ftlayer.runtime.task.contract import ReplayTask, TaskKey
-from ftlayer.runtime.task.events import (
     PeersAway,
     PeersThere,
+    PersistRoots,
     RangesAnswered,
     RangesLost,
     Replayed,
+    ReplaysOut,
     RowsPersisted,
     TaskEvent,
 )
+from ftlayer.runtime.task.contract import ReplayTask, TaskKey
 from ftlayer.telemetry.settings import Tracing
 from ftlayer.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
 from ftlayer.topology.job_graph import Channel
@@ -587,7 +590,7 @@ def _failed(decided: Sequence[SlotInstruction]) -> Iterator[Failure]:
 
 @dataclass(frozen=True)
 class AckerSlotFactory:
-    """`ftlayer.runtime.slot.shell.SlotModeFactory`. ``client`` is what the vertex is talked to with."""
+    """`ftlayer.runtime.slot.mode.SlotModeFactory`. ``client`` is what the vertex is talked to with."""
 
     client: VertexClient
     restarts_in_place = False
@@ -597,7 +600,7 @@ class AckerSlotFactory:
 
 
 class AckerSlotShell:
-    """`ftlayer.runtime.slot.shell.SlotModeShell` of a job whose records the vertex follows."""
+    """`ftlayer.runtime.slot.mode.SlotModeShell` of a job whose records the vertex follows."""
 
     def __init__(self, client: VertexClient, slot: SlotContext) -> None:
         self._client = client

@@ -20,36 +20,36 @@ from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
-from ftlayer.runtime.task.actions import Action, FailRoots, PersistRoots, Send, TaskEnded
-from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import ReplayTask, Settled, SinkBody, Task
-from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.events import (
+from ftlayer.runtime.task.actions import (
+    Action,
+    FailRoots,
+    PersistRoots,
     RowsPersisted,
+    Send,
     SourceOver,
     SourceRows,
+    TaskEnded,
     TaskEvent,
     TaskStart,
     TimeCame,
     refused,
 )
-from ftlayer.runtime.task.latency import SinkLatencies, SourceMarkers
+from ftlayer.runtime.task.chain_plan import ChainPlan
+from ftlayer.runtime.task.contract import ReplayTask, Settled, SinkBody, Task
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.event_time import SplitMarks
+from ftlayer.runtime.task.latency import SinkLatencies, SourceMarkers, failures_of, reports
 from ftlayer.runtime.task.lineages import BoolArray, ids_mask
 from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, unharmed
 from ftlayer.runtime.task.pipeline import Passed, Rows
-from ftlayer.runtime.task.reports import failures_of, reports
 from ftlayer.state.heap import HeapBackend
-from ftlayer.topology.facts import has_timers, reads_again
-from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.job_graph import JobGraph, has_timers, reads_again
 from ftlayer.topology.operators import Operator
 from ftlayer.vertex.calls import Failure
 
 
 class AckerCompanion:
-    """`ftlayer.runtime.task.companion.ChainCompanion` of acker mode."""
-
     rest_ms: int | None = None
 
     def __init__(self, xor: XorHandler) -> None:
@@ -70,7 +70,6 @@ class AckerCompanion:
         return []
 
     def data_ended(self) -> list[Action]:
-        """Return nothing: the vertex knows."""
         return []
 
     def tend(self, records: int, now: Now) -> list[Action]:
@@ -247,7 +246,6 @@ class AckingSinkOutlet:
         return []
 
     def accepted(self, ticket: int) -> list[Action]:
-        """Nothing is persisted here."""
         raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:

@@ -16,25 +16,30 @@ import pyarrow.compute as pc
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, SourceChangedError, SourceError
 from ftlayer.handler.handler import Handler
-from ftlayer.records.digests import digest_of
 from ftlayer.records.ids import I32Array, I64Array, U64Array
+from ftlayer.records.ipc import digest_of
 from ftlayer.runtime.protocol.elements import EndOfStream
-from ftlayer.runtime.task.actions import Action, CallRanges, FailRoots, PersistRoots, Send, TaskEnded, WakeAt
-from ftlayer.runtime.task.emitter import Emitter, RootEmission
-from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.events import (
+from ftlayer.runtime.task.actions import (
+    Action,
+    CallRanges,
+    FailRoots,
+    PersistRoots,
     RangesAnswered,
     RangesLost,
     RowsPersisted,
+    Send,
     SourceOver,
     SourceRows,
+    TaskEnded,
     TaskEvent,
     TaskStart,
     TimeCame,
+    WakeAt,
     refused,
 )
-from ftlayer.runtime.task.latency import SourceMarkers
-from ftlayer.runtime.task.reports import failures_of
+from ftlayer.runtime.task.emitter import Emitter, RootEmission
+from ftlayer.runtime.task.event_time import SplitMarks
+from ftlayer.runtime.task.latency import SourceMarkers, failures_of
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import (
     AskRanges,

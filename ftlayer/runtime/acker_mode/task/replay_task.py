@@ -11,9 +11,8 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.handler.handler import Handler
-from ftlayer.handler.record_ids import RecordIds
-from ftlayer.records.ids import U64Array
-from ftlayer.records.tries import pack_tries
+from ftlayer.handler.xor import RecordIds
+from ftlayer.records.ids import U64Array, pack_tries
 from ftlayer.runtime.connectors.rows import misfit_schema
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.protocol.messages import (
@@ -28,23 +27,21 @@ from ftlayer.runtime.task.actions import (
     Action,
     AskReplays,
     FailRoots,
-    ReplaysOut,
-    TaskEnded,
-    WakeAt,
-)
-from ftlayer.runtime.task.emitter import Emitter, columns_of
-from ftlayer.runtime.task.events import (
     PeersAway,
     PeersThere,
     Replayed,
+    ReplaysOut,
     RowsPersisted,
+    TaskEnded,
     TaskEvent,
     TaskStart,
     TimeCame,
+    WakeAt,
     refused,
 )
+from ftlayer.runtime.task.emitter import Emitter, columns_of
+from ftlayer.runtime.task.latency import reports
 from ftlayer.runtime.task.outlet import unharmed
-from ftlayer.runtime.task.reports import reports
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Replay
 from ftlayer.vertex.calls import Failure, Records

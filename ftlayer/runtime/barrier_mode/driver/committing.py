@@ -18,7 +18,7 @@ from ftlayer.errors import (
 )
 from ftlayer.functions.writers import call_commit
 from ftlayer.printable import text_of
-from ftlayer.runtime.barrier_mode.driver.range_log import reseal_captured
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import reseal_captured
 from ftlayer.runtime.protocol.sealed import reseal, unseal
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Sink, WriterSink

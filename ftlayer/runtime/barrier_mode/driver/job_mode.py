@@ -21,7 +21,6 @@ from typing import TypeAlias
 from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.errors import FTLayerError, SlotLostError
 from ftlayer.restart import FixedDelay, RestartStrategy, note_success
-from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AllRunning,
     BarrierInstruction,
@@ -40,10 +39,8 @@ from ftlayer.runtime.driver.events import (
 )
 from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.mode import FailureNoted, ModeInstruction, StopJob, failed
-from ftlayer.runtime.driver.reasons import convicted_by_deaths, died
-from ftlayer.runtime.driver.slot_record import SlotRecord
-from ftlayer.runtime.protocol.deaths import Conviction, Death
-from ftlayer.runtime.protocol.messages import Deploy, EndTasks, FromSlot, Hello, ResetTasks
+from ftlayer.runtime.driver.slot_record import Crew, SlotRecord, convicted_by_deaths, died
+from ftlayer.runtime.protocol.messages import Conviction, Death, Deploy, EndTasks, FromSlot, Hello, ResetTasks
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import ReaderSource, Source
 
@@ -177,8 +174,6 @@ class Region:
 
 
 class BarrierJob:
-    """`JobMode` of a job with checkpoints."""
-
     slot_restart = _AT_ONCE
 
     def __init__(

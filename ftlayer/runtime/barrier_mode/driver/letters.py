@@ -19,8 +19,7 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
-from ftlayer.checkpoint.letters_for_tools import attempts_of, payload_of
+from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind, attempts_of, payload_of
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.dead_letters import LetterFiles, LettersInMemory, StoredLetters
@@ -34,8 +33,8 @@ from ftlayer.errors import (
     MalformedRequestError,
     StaleOwnerError,
 )
-from ftlayer.partitioning.key_groups import HashByKeyGroup, key_groups, subtasks_of
 from ftlayer.partitioning.partitioners import OutgoingRows
+from ftlayer.partitioning.replay import HashByKeyGroup, key_groups, subtasks_of
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.records.keyhash import spark_hash
 from ftlayer.runtime.barrier_mode.driver.outbox import (
@@ -49,9 +48,9 @@ from ftlayer.runtime.barrier_mode.driver.outbox import (
     SendFile,
     WriteFile,
 )
-from ftlayer.runtime.driver.driver_mode import JobContext
+from ftlayer.runtime.driver.mode import JobContext
 from ftlayer.runtime.protocol.messages import Readmit
-from ftlayer.runtime.task.key_schemas import key_schemas
+from ftlayer.runtime.task.routes import key_schemas
 from ftlayer.runtime.worker import Worker
 from ftlayer.state.snapshots.serializer import unpack
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex

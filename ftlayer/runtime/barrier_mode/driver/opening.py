@@ -5,28 +5,26 @@ from __future__ import annotations
 import logging
 
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
-from ftlayer.checkpoint.coordinator.pending import JobFacts
+from ftlayer.checkpoint.coordinator.statistics import JobFacts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.contract import DriverStorage
-from ftlayer.checkpoint.storage.deleting import NAMED
+from ftlayer.checkpoint.storage.files import NAMED
 from ftlayer.checkpoint.storage.keys import key_of, storage_key
 from ftlayer.checkpoint.storage.layout import METADATA, checkpoint_number, last_name, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint, read_each
-from ftlayer.checkpoint.storage.metadata import remains
+from ftlayer.checkpoint.storage.metadata import JobResult, find_result, forget_result, remains
 from ftlayer.checkpoint.storage.opening import absolute, driver_storage
 from ftlayer.checkpoint.storage.ownership import take_over
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checkpoint.storage.results import JobResult, find_result, forget_result
 from ftlayer.checks import check_named
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, ConfigError
 from ftlayer.functions.ttl import SUFFIX as TTL_SUFFIX
+from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, resealed
-from ftlayer.runtime.barrier_mode.driver.compatibility import edge_infos, operator_infos
 from ftlayer.runtime.barrier_mode.driver.letters import open_letters
-from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
-from ftlayer.runtime.barrier_mode.driver.restoring import goes_back, restores
+from ftlayer.runtime.barrier_mode.driver.restoring import edge_infos, goes_back, operator_infos, restores
 from ftlayer.runtime.barrier_mode.overtaking import may_overtake
 from ftlayer.runtime.protocol.order import CheckpointPlan
 from ftlayer.topology.job_graph import JobGraph

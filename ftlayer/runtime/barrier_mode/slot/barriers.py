@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeAlias
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
-from ftlayer.checkpoint.handlers.contract import (
+from ftlayer.checkpoint.handlers.making import (
     AllBarriers,
     BarrierHandler,
     BlockChannel,
@@ -21,8 +21,8 @@ from ftlayer.checkpoint.handlers.contract import (
     StopCapture,
     TakeSnapshot,
     Unblock,
+    make_handler,
 )
-from ftlayer.checkpoint.handlers.making import make_handler
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.clock import Now
@@ -35,18 +35,16 @@ from ftlayer.runtime.barrier_mode.slot.instructions import (
     SnapshotCaptured,
     SnapshotWork,
 )
-from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, PendingSnapshot
+from ftlayer.runtime.barrier_mode.task.mode import Checkpointed, PendingSnapshot
 from ftlayer.runtime.protocol.elements import Batch, CancelMarker, Element, EndOfStream
 from ftlayer.runtime.protocol.messages import EndTasks
-from ftlayer.runtime.slot.feedback import FeedbackOutput, HeadInbox
-from ftlayer.runtime.slot.instructions import RunTask, SlotInstruction, Transmit
+from ftlayer.runtime.slot.events import RunTask, SlotInstruction, Transmit
+from ftlayer.runtime.slot.inbox import FeedbackOutput, HeadInbox
 from ftlayer.runtime.slot.mode import SlotParts
-from ftlayer.runtime.slot.outgoing import Departed
-from ftlayer.runtime.slot.outputs import RemoteOutput
+from ftlayer.runtime.slot.outgoing import Departed, RemoteOutput
 from ftlayer.runtime.slot.seat import Seat
-from ftlayer.runtime.task.actions import Action
+from ftlayer.runtime.task.actions import Action, ElementCame
 from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.runtime.task.events import ElementCame
 from ftlayer.topology.job_graph import Channel
 
 

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Restore
+from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Piece, Restore, Scope
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
-from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import OutgoingRows
+from ftlayer.partitioning.replay import HashByKeyGroup
 from ftlayer.runtime.protocol.channel_frames import VERSION, ElementCodec, rows_in, version_of
 from ftlayer.runtime.protocol.elements import Batch
-from ftlayer.runtime.slot.outputs import RemoteOutput
+from ftlayer.runtime.slot.outgoing import RemoteOutput
 from ftlayer.runtime.slot.seat import Seating
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.handlers.contract import TakeSnapshot
+from ftlayer.checkpoint.handlers.making import TakeSnapshot
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel
-from ftlayer.runtime.barrier_mode.task.contract import PendingSnapshot
-from ftlayer.runtime.slot.instructions import ModeInstruction, ModeWork
+from ftlayer.runtime.barrier_mode.task.mode import PendingSnapshot
+from ftlayer.runtime.slot.events import ModeInstruction, ModeWork
 from ftlayer.runtime.task.contract import TaskKey
 
 

@@ -22,15 +22,21 @@ from ftlayer.runtime.protocol.messages import (
     Readmit,
     TriggerCheckpoint,
 )
-from ftlayer.runtime.slot.crediting import Crediting
-from ftlayer.runtime.slot.events import RowsRead, SnapshotOver
-from ftlayer.runtime.slot.instructions import Grant, ModeWork, RowsDone, RunTask, TellCoordinator
+from ftlayer.runtime.slot.credit import Crediting
+from ftlayer.runtime.slot.events import (
+    Grant,
+    ModeWork,
+    RowsDone,
+    RowsRead,
+    RunTask,
+    SnapshotOver,
+    TellCoordinator,
+)
 from ftlayer.runtime.slot.mode import Instructions, ModeAction, ModeEvent, SlotParts, misplaced
-from ftlayer.runtime.slot.outputs import LIMIT_FRAMES
+from ftlayer.runtime.slot.outgoing import LIMIT_FRAMES
 from ftlayer.runtime.slot.seat import Seat, Seating
-from ftlayer.runtime.task.actions import Action, DataEnded
+from ftlayer.runtime.task.actions import Action, DataEnded, TaskEvent
 from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.runtime.task.events import TaskEvent
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.topology.operators import QueueSource, Source
 
@@ -240,8 +246,6 @@ class HeldRows:
 
 
 class BarrierSlot:
-    """`ftlayer.runtime.slot.mode.SlotMode` of a job with checkpoints."""
-
     def __init__(self, checkpoints: CheckpointParts, parts: SlotParts) -> None:
         """``checkpoints`` has a part of each task of the slot."""
         self.activity = 0

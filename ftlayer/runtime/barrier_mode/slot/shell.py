@@ -23,15 +23,21 @@ from pathlib import Path
 import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.pieces import Piece
-from ftlayer.checkpoint.snapshots import ChannelState, Restore, SnapshotTimes, SubtaskRestore, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import (
+    ChannelState,
+    Piece,
+    Restore,
+    SnapshotTimes,
+    SubtaskRestore,
+    SubtaskSnapshot,
+)
 from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
 from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.clock import system_now
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
 from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import this_process
-from ftlayer.partitioning.key_groups import groups_of
+from ftlayer.partitioning.replay import groups_of
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
@@ -48,16 +54,19 @@ from ftlayer.runtime.barrier_mode.slot.instructions import (
 from ftlayer.runtime.barrier_mode.slot.last_words import LastWords
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.barrier_mode.task.chain_suspects import ChainSuspects
-from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, PendingSnapshot
-from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
+from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode, Checkpointed, PendingSnapshot
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.protocol.deaths import Conviction, Death
-from ftlayer.runtime.protocol.messages import Deploy, FromSlot, SubtaskAcked, SubtaskDeclined
+from ftlayer.runtime.protocol.messages import (
+    Conviction,
+    Death,
+    Deploy,
+    FromSlot,
+    SubtaskAcked,
+    SubtaskDeclined,
+)
 from ftlayer.runtime.protocol.order import CheckpointPlan
-from ftlayer.runtime.slot.events import Event, SnapshotOver
-from ftlayer.runtime.slot.instructions import ModeInstruction
-from ftlayer.runtime.slot.mode import SlotParts, misplaced
-from ftlayer.runtime.slot.shell import SlotContext
+from ftlayer.runtime.slot.events import Event, ModeInstruction, SnapshotOver
+from ftlayer.runtime.slot.mode import SlotContext, SlotParts, misplaced
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.task.suspects import NO_SUSPECTS, Suspects
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
@@ -553,7 +562,7 @@ class _Opened:
 
 
 class BarrierSlotShell:
-    """`ftlayer.runtime.slot.shell.SlotModeShell` of a job with checkpoints.
+    """`ftlayer.runtime.slot.mode.SlotModeShell` of a job with checkpoints.
 
     Attributes:
         snapshots: writes them; None before there are tasks.

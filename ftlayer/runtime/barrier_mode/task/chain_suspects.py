@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ftlayer.functions.conversion import VALUES, records_in_form
-from ftlayer.records.alone import may_share, row_alone
-from ftlayer.runtime.protocol.deaths import Conviction
+from ftlayer.records.ipc import may_share, row_alone
+from ftlayer.runtime.protocol.messages import Conviction
 
 CHECKPOINTS_ARMED = 2
 """Rows are noted until so many checkpoints are complete: all that was on its way at the loss has passed by then."""
@@ -32,8 +32,6 @@ class RecordNotes(Protocol):
 
 
 class ChainSuspects:
-    """`ftlayer.runtime.task.suspects.Suspects` of one subtask; one instance's."""
-
     def __init__(
         self, chain: str, *, armed: bool, convictions: Iterable[Conviction], notes: RecordNotes
     ) -> None:

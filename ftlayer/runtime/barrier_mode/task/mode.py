@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +19,9 @@ from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt,
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
-from ftlayer.dead_letters.letter import DeadLetter, row_of, shown_record
-from ftlayer.dead_letters.schema import LETTER_SCHEMA
+from ftlayer.dead_letters.letter import LETTER_SCHEMA, DeadLetter, row_of, shown_record
 from ftlayer.errors import InvalidTopologyError, SnapshotCancelledError, SourceError
-from ftlayer.functions.aggregates.keyed import KeyedAggregate
+from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.chains.firing import Interrupted, never
 from ftlayer.functions.chains.topology import MAIN
@@ -30,20 +29,24 @@ from ftlayer.functions.keyed import MapTable
 from ftlayer.functions.steps import Process, Record, Reduce
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.handler.handler import Handler, NonFTHandler
-from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.partitioning.partitioners import Broadcast
+from ftlayer.partitioning.replay import groups_of
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.records.ipc import read_one_batch
-from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, CommittingSinkBody
 from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels
-from ftlayer.runtime.barrier_mode.task.failing.attempts import Given, RecordAttempts
-from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
-from ftlayer.runtime.barrier_mode.task.failing.keys import DRAWN_KEY, DrawnKeys, HeadKeys
-from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
-from ftlayer.runtime.barrier_mode.task.failing.payloads import RowPacker
-from ftlayer.runtime.barrier_mode.task.failing.timers import TimersAlone
-from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE, WaitingRecords
-from ftlayer.runtime.connectors.positions import partition_index
+from ftlayer.runtime.barrier_mode.task.failing.attempts import (
+    DRAWN_KEY,
+    WAITING_TABLE,
+    Breakers,
+    DrawnKeys,
+    Given,
+    HeadKeys,
+    RecordAttempts,
+    TimersAlone,
+    WaitingRecords,
+)
+from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters, RowPacker
+from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.protocol.elements import (
     MAX_TIME_MS,
     EndOfStream,
@@ -53,26 +56,97 @@ from ftlayer.runtime.protocol.elements import (
     Watermark,
 )
 from ftlayer.runtime.protocol.messages import EndTasks
-from ftlayer.runtime.task.actions import Action, DataEnded, HoldInput, Send, TaskEnded
+from ftlayer.runtime.task.actions import (
+    Action,
+    DataEnded,
+    HoldInput,
+    Send,
+    SourceOver,
+    SourceRows,
+    TaskEnded,
+    TaskEvent,
+    TaskStart,
+    TimeCame,
+    refused,
+)
 from ftlayer.runtime.task.chain_plan import ChainPlan, RowsAlone
 from ftlayer.runtime.task.chain_rows import NO_FAILURES, FailureCounts
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.contract import ReplayTask, SinkBody, Task, TaskKey
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.events import SourceOver, SourceRows, TaskEvent, TaskStart, TimeCame, refused
 from ftlayer.runtime.task.iteration import HeadTask
-from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.runtime.task.latency import SinkLatencies, SourceMarkers
 from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, Routed, SinkOutlet
 from ftlayer.runtime.task.pipeline import OperatorChain, Passed, Rows
+from ftlayer.runtime.task.routes import key_schemas
 from ftlayer.runtime.task.suspects import Suspects
 from ftlayer.state.contract import BackendSnapshot, CheckpointedBackend, Frozen
 from ftlayer.state.heap import HeapBackend
 from ftlayer.state.snapshots.serializer import unpack
-from ftlayer.topology.facts import LETTERS, rules_of_operator
-from ftlayer.topology.job_graph import JobGraph, stream_name
+from ftlayer.topology.job_graph import LETTERS, JobGraph, rules_of_operator, stream_name
 from ftlayer.topology.operators import CoProcess, Join, Operator, Sink, Source, WriterSink
+
+
+class PendingSnapshot(Protocol):
+    """A task's snapshot between its synchronous part, which is over, and its end."""
+
+    def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
+        """The asynchronous part; runs once, in another thread. ``channels`` and ``times`` are not filled in.
+
+        Raises as `ftlayer.state.contract.Frozen.write`; any exception declines the checkpoint.
+        """
+
+    def release(self) -> None:
+        """Give up what is kept for it; called once in the task's thread, behind `write` or in its place."""
+
+
+class Checkpointed(Protocol):
+    """One subtask's part in checkpoints; its methods belong to the task's thread.
+
+    `TaskStart` restores what the task was made with. Barriers never come to it as elements.
+    """
+
+    def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], PendingSnapshot]:
+        """The synchronous part. The actions come before the barrier on the task's outputs.
+
+        (They are `Send`s of what had to be flushed.) The caller sends the barrier on to all outputs by itself.
+        """
+
+    def completed(self, checkpoint: int) -> None:
+        """The checkpoint is complete, and its committables are committed."""
+
+    def aborted(self, checkpoint: int) -> None:
+        """The checkpoint was given up: the next one has to hold what it would have held."""
+
+    def discard(self, stands: int, acked: int) -> None:
+        """The task goes away before its end: close everything, abort what no checkpoint can hold.
+
+        ``stands`` is the latest checkpoint that may stand, ``acked`` the latest that the task has acknowledged: it is
+        in none behind that, and in no savepoint either.
+        """
+
+
+class CommittingSinkBody(SinkBody, Protocol):
+    """A sink whose rows become visible with the checkpoint that holds them.
+
+    ``refused``: how many rows its writer has refused so far. Any thread may look.
+    """
+
+    refused: int
+
+    def precommit(self, checkpoint: int) -> Callable[[], SinkPart]:
+        """Set aside the rows so far, and return what writes them (in another thread, once).
+
+        It returns every committable that this subtask has not been told to be committed, this checkpoint's last, and
+        the letters of rows that were refused on the way.
+        """
+
+    def completed(self, checkpoint: int) -> None:
+        """All committables for checkpoints up to this one are committed, and their letters are kept."""
+
+    def discard(self, restored: int) -> None:
+        """Abort what was written for checkpoints behind ``restored``, and what is gathered."""
 
 
 class SharedBackend:
@@ -192,7 +266,7 @@ Precommitted = Callable[[], SinkPart]
 
 
 class ChainCheckpoints:
-    """`ftlayer.runtime.barrier_mode.task.contract.Checkpointed` of a chain: its state, and its sink if that commits."""
+    """`ftlayer.runtime.barrier_mode.task.mode.Checkpointed` of a chain: its state, and its sink if that commits."""
 
     def __init__(
         self,
@@ -272,7 +346,7 @@ class ChainCheckpoints:
 
 
 class ChainSnapshot:
-    """`ftlayer.runtime.barrier_mode.task.contract.PendingSnapshot` of a chain.
+    """`ftlayer.runtime.barrier_mode.task.mode.PendingSnapshot` of a chain.
 
     The caller of `write` syncs the writer, and measures.
     """
@@ -373,7 +447,6 @@ class RowsToSink:
         return []
 
     def accepted(self, ticket: int) -> list[Action]:
-        """Nothing is persisted here."""
         raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
@@ -391,7 +464,6 @@ _ORIGIN_BYTES = 8
 
 
 def letter_rows(letters: Sequence[ChainLetter], job: str) -> pa.RecordBatch:
-    """Return letters as rows of `LETTER_SCHEMA`."""
     return pa.RecordBatch.from_pylist(
         [row_of(shown(letter, job)) for letter in letters], schema=LETTER_SCHEMA
     )
@@ -649,7 +721,7 @@ class CheckpointedSourceTask:
 
 
 class SourceSnapshot:
-    """`ftlayer.runtime.barrier_mode.task.contract.PendingSnapshot` of a source: all of it is metadata."""
+    """`ftlayer.runtime.barrier_mode.task.mode.PendingSnapshot` of a source: all of it is metadata."""
 
     def __init__(self, snapshot: SubtaskSnapshot) -> None:
         self._snapshot = snapshot

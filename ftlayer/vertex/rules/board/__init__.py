@@ -18,6 +18,4 @@ A board needs a store and no vertex: a driver that has none keeps one by itself,
 
 from __future__ import annotations
 
-from ftlayer.vertex.rules.board.board import Board
-
-__all__ = ["Board"]
+from ftlayer.vertex.rules.board.board import Board as Board

@@ -15,7 +15,7 @@ from ftlayer.errors import (
     UnknownJobError,
 )
 from ftlayer.store import board as tables
-from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
+from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.transport.codec import Codec, plain_codec
 from ftlayer.vertex.calls import (
     ORDER_EXPIRES_MS,
@@ -35,7 +35,7 @@ from ftlayer.vertex.calls import (
     OrderState,
 )
 from ftlayer.vertex.rules import audit
-from ftlayer.vertex.rules.hour import JobHours
+from ftlayer.vertex.rules.audit import JobHours
 
 KEEP_INCIDENTS = 200
 
@@ -418,7 +418,6 @@ class Board:
         return self._orders.known(txn, job, order, now) or self._orders.ask(txn, job, order, now)
 
     def jobs(self, now: Now) -> JobList:
-        """Return all jobs, the latest first."""
         latest_first = sorted(self._jobs.values(), key=lambda job: job.details.since_ms, reverse=True)
         return JobList(tuple(self._announced(job, listed(job.details), now) for job in latest_first))
 

@@ -28,7 +28,6 @@ from ftlayer.runtime.acker_mode.driver.isolation import (
     ReplayInput,
     Tell,
 )
-from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Broke,
@@ -49,6 +48,7 @@ from ftlayer.runtime.driver.events import (
 )
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.job_status import IsolationStatus
+from ftlayer.runtime.driver.slot_record import Crew
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
     Cancel,

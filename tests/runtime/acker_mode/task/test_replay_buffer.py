@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import SourceChangedError, SourceError
-from ftlayer.records.digests import digest_of
+from ftlayer.records.ipc import digest_of
 from ftlayer.runtime.acker_mode.task.range_source import BufferedRange, ReplayBuffer
-from ftlayer.runtime.task.events import SourceRows
+from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.vertex.calls import HeldPartition, OpenRange, RowRange, SourcePosition
 
 PARTITION, NUMBER = "p0", 7

@@ -15,7 +15,7 @@ from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Custom, HashByKey
 from ftlayer.records.ids import random_root_ids, xor_fold_by_root
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream
 from ftlayer.runtime.protocol.messages import (
@@ -31,12 +31,15 @@ from ftlayer.runtime.task.actions import (
     Action,
     AskReplays,
     FailRoots,
+    Replayed,
     ReplaysOut,
+    RowsPersisted,
     Send,
     TaskEnded,
+    TaskStart,
+    TimeCame,
     WakeAt,
 )
-from ftlayer.runtime.task.events import Replayed, RowsPersisted, TaskStart, TimeCame
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.job_graph_generator import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.operators import IterableSource, Source

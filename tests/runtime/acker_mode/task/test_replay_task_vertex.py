@@ -16,7 +16,7 @@ from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.keyhash import partition_of
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import PersistingSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
@@ -27,10 +27,13 @@ from ftlayer.runtime.task.actions import (
     AskReplays,
     FailRoots,
     PersistRoots,
+    Replayed,
+    RowsPersisted,
     Send,
+    SourceRows,
+    TaskStart,
     WakeAt,
 )
-from ftlayer.runtime.task.events import Replayed, RowsPersisted, SourceRows, TaskStart
 from ftlayer.store import MemoryStore
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.job_graph_generator import OpFTLayerBuilder, replay_uid

@@ -14,11 +14,21 @@ from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.ids import RootRange, ids_of, xor_fold_by_root
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import PersistingSourceTask
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker
-from ftlayer.runtime.task.actions import Action, FailRoots, PersistRoots, Send, TaskEnded
-from ftlayer.runtime.task.events import RowsPersisted, SourceOver, SourceRows, TaskStart, TimeCame
+from ftlayer.runtime.task.actions import (
+    Action,
+    FailRoots,
+    PersistRoots,
+    RowsPersisted,
+    Send,
+    SourceOver,
+    SourceRows,
+    TaskEnded,
+    TaskStart,
+    TimeCame,
+)
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.job_graph_generator import OpFTLayerBuilder
 from ftlayer.topology.operators import IterableSource, Source

@@ -14,11 +14,16 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.errors import JobError
 from ftlayer.runtime.connectors.lane import SplitProgress
-from ftlayer.runtime.connectors.offset_reader import read_split
-from ftlayer.runtime.connectors.positions import PositionChain, SplitPosition, partition_key, unpack_split
+from ftlayer.runtime.connectors.offset_reader import (
+    PositionChain,
+    SplitPosition,
+    partition_key,
+    read_split,
+    unpack_split,
+)
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.protocol.sealed import unseal
-from ftlayer.runtime.task.events import ElementCame, TaskStart
+from ftlayer.runtime.task.actions import ElementCame, TaskStart
 from ftlayer.topology.job_graph import Channel
 
 

@@ -17,10 +17,9 @@ from ftlayer.errors import CommitFailedError, JobError
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
-from ftlayer.runtime.barrier_mode.driver.range_log import unpack_captured
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints, unpack_captured
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
-from ftlayer.runtime.connectors.positions import partition_key, unpack_split
+from ftlayer.runtime.connectors.offset_reader import partition_key, unpack_split
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.driver.planner_rules import MAX_POLL_MS
 from ftlayer.runtime.driver.planners import Planners

@@ -16,13 +16,12 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.storage import opening
-from ftlayer.checkpoint.storage.keys import key_of, packed_key
+from ftlayer.checkpoint.storage.keys import Signer, key_of, packed_key
 from ftlayer.checkpoint.storage.layout import OWNERS, checkpoint_number, last_name, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.checkpoint.storage.metadata import encode
 from ftlayer.checkpoint.storage.ownership import Ownership
-from ftlayer.checkpoint.storage.signing import Signer
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,

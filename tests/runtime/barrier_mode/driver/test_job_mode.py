@@ -16,7 +16,6 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import CheckpointError, SlotLostError
 from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.barrier_mode.driver.job_mode import MOST_EXCUSED, BarrierJob
-from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AllRunning,
     Broke,
@@ -41,9 +40,10 @@ from ftlayer.runtime.driver.events import (
     Tick,
 )
 from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.protocol.deaths import Death
+from ftlayer.runtime.driver.slot_record import Crew
 from ftlayer.runtime.protocol.messages import (
     Cancel,
+    Death,
     Deploy,
     EndTasks,
     FromSlot,

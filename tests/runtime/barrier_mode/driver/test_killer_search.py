@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftlayer.runtime.barrier_mode.driver.job_mode import CHECKPOINTS, MOST_EXCUSED, KillerSearch
 from ftlayer.runtime.barrier_mode.task.chain_suspects import ChainSuspects
-from ftlayer.runtime.protocol.deaths import Conviction, Death
+from ftlayer.runtime.protocol.messages import Conviction, Death
 
 CHAIN = "explode"
 

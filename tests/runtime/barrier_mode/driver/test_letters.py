@@ -24,10 +24,10 @@ from ftlayer.checkpoint.storage.opening import FileDriverStorage
 from ftlayer.clock import system_now
 from ftlayer.errors import CheckpointStorageError, ConfigError, StaleOwnerError
 from ftlayer.functions.steps import Map
-from ftlayer.partitioning.key_groups import HashByKeyGroup, key_groups, subtasks_of
 from ftlayer.partitioning.partitioners import Rebalance
+from ftlayer.partitioning.replay import HashByKeyGroup, key_groups, subtasks_of
 from ftlayer.records.ipc import as_stream
-from ftlayer.records.selector import KeySelector
+from ftlayer.records.traced import KeySelector
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver import letters
@@ -40,12 +40,11 @@ from ftlayer.runtime.barrier_mode.driver.letters import (
     open_letters,
     target_of,
 )
-from ftlayer.runtime.driver.crew import Crew
-from ftlayer.runtime.driver.driver_mode import JobContext
+from ftlayer.runtime.driver.mode import JobContext
+from ftlayer.runtime.driver.slot_record import Crew
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.state.snapshots.serializer import Serializer
-from ftlayer.topology.facts import LETTERS
-from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.topology.job_graph import LETTERS, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex import calls
 

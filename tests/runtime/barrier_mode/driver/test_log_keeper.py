@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.runtime.barrier_mode.driver.range_log import Captured, unpack_captured
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import LogEvent, SourceCheckpoints
-from ftlayer.runtime.connectors.positions import RangeProgress, SplitPosition, partition_key
-from ftlayer.runtime.driver.range_keeper import Beginning
-from ftlayer.runtime.driver.splits import PlannedRange
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import (
+    Captured,
+    LogEvent,
+    SourceCheckpoints,
+    unpack_captured,
+)
+from ftlayer.runtime.connectors.offset_reader import RangeProgress, SplitPosition, partition_key
+from ftlayer.runtime.driver.range_keeper import Beginning, PlannedRange
 
 
 class World:

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
     Checkpoint,
     Committable,
     KeyedSnapshot,
     OperatorState,
+    Piece,
     Redistribution,
     StatePiece,
     SubtaskRestore,
@@ -28,14 +28,12 @@ from ftlayer.checkpoint.snapshots import (
 )
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.functions.steps import Map, Reduce
-from ftlayer.partitioning.key_groups import HashByKeyGroup, groups_of
 from ftlayer.partitioning.partitioners import Broadcast, Custom, Forward, Global, Rebalance, Shuffle
-from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.barrier_mode.driver.compatibility import edge_infos, operator_infos
-from ftlayer.runtime.barrier_mode.driver.restoring import goes_back, restores
-from ftlayer.runtime.barrier_mode.task.failing.waiting import WAITING_TABLE
-from ftlayer.topology.facts import keys_of
-from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.partitioning.replay import HashByKeyGroup, groups_of
+from ftlayer.records.traced import KeySelector
+from ftlayer.runtime.barrier_mode.driver.restoring import edge_infos, goes_back, operator_infos, restores
+from ftlayer.runtime.barrier_mode.task.failing.attempts import WAITING_TABLE
+from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex, keys_of
 from ftlayer.topology.operators import FunctionSink, IterableSource, Operator, Sink, Source
 
 SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64())])

@@ -14,7 +14,7 @@ import pytest
 
 from ftlayer import _native
 from ftlayer.runtime.barrier_mode.slot.shell import FORGOTTEN_S, BlackBox, box_directory, deaths_of
-from ftlayer.runtime.protocol.deaths import Death
+from ftlayer.runtime.protocol.messages import Death
 
 CHAINS = ("first", "explode")
 DIGEST = b"0123456789abcdef"

@@ -12,8 +12,7 @@ import pytest
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.snapshots import SnapshotTimes, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import Piece, Scope, SnapshotTimes, SubtaskSnapshot
 from ftlayer.errors import CheckpointStorageError, StateSerializationError
 from ftlayer.runtime.barrier_mode.slot.shell import SnapshotRunner
 from ftlayer.runtime.barrier_mode.task.mode import ChainSnapshot

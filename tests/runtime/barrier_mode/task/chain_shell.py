@@ -12,11 +12,12 @@ import pyarrow as pa
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter
-from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import (
     KeyedSnapshot,
     OperatorState,
+    Piece,
     Redistribution,
+    Scope,
     StatePiece,
     SubtaskRestore,
 )
@@ -24,15 +25,14 @@ from ftlayer.clock import Now
 from ftlayer.functions.keyed import StateCache
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process
-from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
-from ftlayer.records.selector import KeySelector
+from ftlayer.partitioning.replay import HashByKeyGroup
+from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Watermark
 from ftlayer.runtime.protocol.messages import Readmit
-from ftlayer.runtime.task.actions import Action, Send
+from ftlayer.runtime.task.actions import Action, ElementCame, Send, TaskStart, TimeCame
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
 from ftlayer.runtime.task.suspects import NO_SUSPECTS, Suspects
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend, HeapState

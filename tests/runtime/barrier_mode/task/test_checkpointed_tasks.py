@@ -26,20 +26,23 @@ from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
 from ftlayer.partitioning.partitioners import Broadcast, Rebalance
 from ftlayer.runtime.barrier_mode.task.mode import LOOK_MS, BarrierTaskMode
-from ftlayer.runtime.connectors.positions import pack_rows, partition_key
+from ftlayer.runtime.connectors.offset_reader import pack_rows, partition_key
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Splits, Watermark
 from ftlayer.runtime.protocol.messages import EndTasks
-from ftlayer.runtime.task.actions import HoldInput, Send, TaskEnded, WakeAt
-from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import Settled
-from ftlayer.runtime.task.events import (
+from ftlayer.runtime.task.actions import (
     ElementCame,
+    HoldInput,
     RowsPersisted,
+    Send,
     SourceOver,
     SourceRows,
+    TaskEnded,
     TaskStart,
     TimeCame,
+    WakeAt,
 )
+from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.contract import Settled
 from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.partitioning.key_groups import groups_of
-from ftlayer.runtime.barrier_mode.task.failing.keys import DRAWN_AT_ONCE, DRAWN_KEY, DrawnKeys
-from ftlayer.state.tables.groups import KeyGroups
+from ftlayer.partitioning.replay import groups_of
+from ftlayer.runtime.barrier_mode.task.failing.attempts import DRAWN_AT_ONCE, DRAWN_KEY, DrawnKeys
+from ftlayer.state.tables.layers import KeyGroups
 
 
 @given(st.integers(1, 300), st.data())

@@ -44,21 +44,18 @@ from ftlayer.checkpoint.snapshots import SubtaskRestore, SubtaskSnapshot
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.steps import CoProcess, Process
-from ftlayer.functions.windows.assigners import Fixed, Window
-from ftlayer.functions.windows.contents import Collected
-from ftlayer.functions.windows.function import window_function
-from ftlayer.partitioning.key_groups import HashByKeyGroup, groups_of, key_groups, subtasks_of
+from ftlayer.functions.windows.function import Collected, Fixed, Window, window_function
 from ftlayer.partitioning.partitioners import Custom
+from ftlayer.partitioning.replay import HashByKeyGroup, groups_of, key_groups, subtasks_of
 from ftlayer.records.ipc import read_one_batch
-from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.barrier_mode.task.failing.waiting import WaitingRecord, WaitingRecords
+from ftlayer.records.traced import KeySelector
+from ftlayer.runtime.barrier_mode.task.failing.attempts import WaitingRecord, WaitingRecords
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Watermark
 from ftlayer.runtime.protocol.sealed import unseal
-from ftlayer.runtime.task.actions import Action, Send
+from ftlayer.runtime.task.actions import Action, ElementCame, Send, TaskStart, TimeCame
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
 from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
-from ftlayer.dead_letters.schema import LETTER_SCHEMA
+from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.records.ipc import as_stream
 from ftlayer.runtime.barrier_mode.task.mode import letter_rows
 from ftlayer.state.snapshots.serializer import Serializer

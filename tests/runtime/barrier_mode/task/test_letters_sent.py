@@ -14,9 +14,8 @@ from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.driver.letters import target_of
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode, shown
 from ftlayer.runtime.protocol.elements import Batch
-from ftlayer.runtime.task.actions import Action, Send
+from ftlayer.runtime.task.actions import Action, ElementCame, Send, SourceRows, TaskStart, TimeCame
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.events import ElementCame, SourceRows, TaskStart, TimeCame
 from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend

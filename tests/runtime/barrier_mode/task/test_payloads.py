@@ -7,9 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.records.alone import may_share, row_alone
-from ftlayer.records.ipc import read_one_batch
-from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, RowPacker, rows_of
+from ftlayer.records.ipc import may_share, read_one_batch, row_alone
+from ftlayer.runtime.barrier_mode.task.failing.letters import OtherColumnsError, RowPacker, rows_of
 
 COLUMNS: list[Any] = [
     pa.array([1, None, 3]),

@@ -9,7 +9,7 @@ from chain_shell import FailingChain, batch, sent
 from ftlayer.checkpoint.letters import LetterKind
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.runtime.barrier_mode.task.chain_suspects import ChainSuspects, row_digests, timer_digest
-from ftlayer.runtime.protocol.deaths import Conviction
+from ftlayer.runtime.protocol.messages import Conviction
 
 
 class InHand:

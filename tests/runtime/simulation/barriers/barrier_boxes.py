@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftlayer.runtime.protocol.deaths import Death
+from ftlayer.runtime.protocol.messages import Death
 
 
 @dataclass(eq=False)

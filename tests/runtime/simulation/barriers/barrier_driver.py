@@ -15,8 +15,13 @@ from barrier_topologies import Case
 from pyspark import cloudpickle
 
 from ftlayer.checkpoint.barrier import SnapshotKind
-from ftlayer.checkpoint.coordinator.events import CheckpointEvent
-from ftlayer.checkpoint.coordinator.instructions import Answer, CheckpointInstruction, NotifyAborted, Trigger
+from ftlayer.checkpoint.coordinator.events import (
+    Answer,
+    CheckpointEvent,
+    CheckpointInstruction,
+    NotifyAborted,
+    Trigger,
+)
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.clock import Now
@@ -25,14 +30,14 @@ from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver import job_thread
-from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import JobState, Over
+from ftlayer.runtime.driver.mode import JobContext
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.environment import BarrierDriver
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.topology.job_graph_generator import job_graph
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint
 
 
 @dataclass(frozen=True)

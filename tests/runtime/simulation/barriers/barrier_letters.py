@@ -8,8 +8,7 @@ from typing import Any
 
 from rules_client import RulesClient
 
-from ftlayer.checkpoint.letters import ChainLetter
-from ftlayer.checkpoint.letters_for_tools import payload_of
+from ftlayer.checkpoint.letters import ChainLetter, payload_of
 from ftlayer.checkpoint.storage.dead_letters import LetterFiles
 from ftlayer.errors import CheckpointStorageError, VertexUnavailableError
 from ftlayer.vertex.calls import KeepLetters, ListRecords, RecordInfo, Requeue

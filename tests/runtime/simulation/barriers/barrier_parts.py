@@ -16,9 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.errors import CheckpointError
-from ftlayer.runtime.protocol.control_frames import decode_from_slot, decode_to_slot, encode
-from ftlayer.runtime.slot.events import CreditCame, FrameCame, LinkBroke
-from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.protocol.channel_frames import decode_from_slot, decode_to_slot, encode
+from ftlayer.runtime.slot.events import CreditCame, FrameCame, LinkBroke, Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
 
 

@@ -17,7 +17,7 @@ from ftlayer.runtime.slot import main
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.main import SlotLoop
-from ftlayer.runtime.slot.shell import Order
+from ftlayer.runtime.slot.mode import Order
 
 
 class Instance(main._Slot):

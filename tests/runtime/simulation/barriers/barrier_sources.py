@@ -9,10 +9,10 @@ import pyarrow as pa
 from barrier_faults import kill_others
 
 from ftlayer.runtime.connectors.lane import SplitProgress
-from ftlayer.runtime.connectors.positions import pack_rows, partition_key, unpack_rows
+from ftlayer.runtime.connectors.offset_reader import pack_rows, partition_key, unpack_rows
 from ftlayer.runtime.connectors.readers import SplitReader
 from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker
-from ftlayer.runtime.task.events import SourceRows
+from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.vertex.calls import SourcePosition
 
 

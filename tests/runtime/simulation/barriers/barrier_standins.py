@@ -30,7 +30,8 @@ from barrier_process import Runner
 from barrier_sources import step_reader
 from barrier_storage import FaultyFiles, FaultySlotStorage
 
-from ftlayer.checkpoint.storage import dead_letters, deleting
+from ftlayer.checkpoint.storage import dead_letters
+from ftlayer.checkpoint.storage import files as deleting
 from ftlayer.checkpoint.storage import opening as storage_driver
 from ftlayer.checkpoint.storage import opening as storage_slot
 from ftlayer.runtime.barrier_mode.driver import checkpointing, letters
@@ -39,14 +40,15 @@ from ftlayer.runtime.barrier_mode.driver import letters as readmission
 from ftlayer.runtime.barrier_mode.slot import shell
 from ftlayer.runtime.barrier_mode.slot import shell as snapshotting
 from ftlayer.runtime.barrier_mode.slot import shell as suspecting
-from ftlayer.runtime.barrier_mode.task.failing import attempts, keys
+from ftlayer.runtime.barrier_mode.task.failing import attempts
+from ftlayer.runtime.barrier_mode.task.failing import attempts as keys
 from ftlayer.runtime.driver import job_thread, planners
 from ftlayer.runtime.driver import job_thread as job_report
 from ftlayer.runtime.driver import planners as reader_planner
 from ftlayer.runtime.slot import links, main, pulse
 from ftlayer.runtime.slot import main as loop
 from ftlayer.state.snapshots import changelog
-from ftlayer.state.tables import memory
+from ftlayer.state.tables import layers as memory
 
 SHORT_LIVED = 4
 """So many entries the LMDB backend keeps in memory, so that it is used."""

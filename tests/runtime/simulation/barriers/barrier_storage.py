@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ftlayer.checkpoint.pieces import Piece
+from ftlayer.checkpoint.snapshots import Piece
 from ftlayer.errors import CheckpointStorageError
 
 

@@ -21,8 +21,8 @@ from ftlayer.histogram import LATENCY_BOUNDS, Histogram
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.protocol.durations import END_TO_END, histograms_of
 from ftlayer.runtime.protocol.messages import (
+    END_TO_END,
     Cancel,
     Deploy,
     DropPeers,
@@ -38,16 +38,17 @@ from ftlayer.runtime.protocol.messages import (
     SlotFailed,
     StopSources,
     ToSlot,
+    histograms_of,
 )
 from ftlayer.runtime.protocol.order import SlotOrder
-from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
+from ftlayer.runtime.slot.mode import UntrackedSlotFactory
 from ftlayer.telemetry.settings import Tracing
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.transport.address import Address
-from ftlayer.transport.client import Endpoint
+from ftlayer.transport.connection import Endpoint
 from ftlayer.transport.tls import Certificate, make_certificate
 from ftlayer.vertex.calls import ClaimJob, OpenStream, Recall, StreamOptions, StreamStatusCall
 from ftlayer.vertex.service.embedded import EmbeddedVertex

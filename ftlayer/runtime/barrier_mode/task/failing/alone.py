@@ -18,14 +18,17 @@ from ftlayer.clock import Now
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.functions.current import UNTRACKED, Known, Tries
-from ftlayer.functions.undo.log import LateFailure, UndoLog
-from ftlayer.functions.undo.pieces import in_pieces
-from ftlayer.records.tries import pack_tries
-from ftlayer.runtime.barrier_mode.task.failing.attempts import NO_SCHEMAS, Given, RecordAttempts
-from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
-from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, rows_of
-from ftlayer.runtime.barrier_mode.task.failing.timers import TimersAlone
-from ftlayer.runtime.barrier_mode.task.failing.waiting import WaitingRecord
+from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
+from ftlayer.records.ids import pack_tries
+from ftlayer.runtime.barrier_mode.task.failing.attempts import (
+    NO_SCHEMAS,
+    Breakers,
+    Given,
+    RecordAttempts,
+    TimersAlone,
+    WaitingRecord,
+)
+from ftlayer.runtime.barrier_mode.task.failing.letters import OtherColumnsError, rows_of
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.chain_rows import FailureCounts
@@ -77,7 +80,7 @@ class ToChannels:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows that went through together: `ftlayer.functions.undo.pieces.PieceOfWork`."""
+    """Rows that went through together: `ftlayer.functions.undo.log.PieceOfWork`."""
 
     given: Given
     routed: Routed

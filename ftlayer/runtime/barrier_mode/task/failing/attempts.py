@@ -2,27 +2,386 @@
 
 from __future__ import annotations
 
+import heapq
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from ftlayer.backoff import Ended, next_attempt
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterKind, with_attempt
+from ftlayer.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit, together
 from ftlayer.clock import Now
+from ftlayer.failures import PermanentFailure
+from ftlayer.functions.chains.firing import FIRED_AT_ONCE, DueTimers, Timer, TimerKind
+from ftlayer.functions.chains.prepared import KeyColumns
+from ftlayer.functions.conversion import VALUES, records_in_form
 from ftlayer.functions.failures import RowFailure
-from ftlayer.functions.keyed import Key
-from ftlayer.records.alone import may_share, row_alone
+from ftlayer.functions.keyed import Key, MapTable
+from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
+from ftlayer.functions.values import NAN
+from ftlayer.partitioning.replay import key_groups
 from ftlayer.records.ids import I64Array
-from ftlayer.runtime.barrier_mode.task.failing.breakers import Breakers
-from ftlayer.runtime.barrier_mode.task.failing.keys import NO_KEY, HeadKeys
-from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
-from ftlayer.runtime.barrier_mode.task.failing.payloads import OtherColumnsError, RowPacker, rows_of
-from ftlayer.runtime.barrier_mode.task.failing.waiting import WaitingRecord, WaitingRecords
+from ftlayer.records.ipc import may_share, row_alone
+from ftlayer.records.keyhash import spark_hash
+from ftlayer.runtime.barrier_mode.task.failing.letters import (
+    MadeLetters,
+    OtherColumnsError,
+    RowPacker,
+    rows_of,
+)
+from ftlayer.runtime.task.actions import Action
+from ftlayer.runtime.task.outlet import ChannelOutlet, Routed
+from ftlayer.runtime.task.pipeline import Fired, OperatorChain
+from ftlayer.runtime.task.suspects import Suspects
 from ftlayer.state.snapshots.serializer import Serializer, unpack
+from ftlayer.topology.job_graph import keys_of
+from ftlayer.topology.operators import Operator
+
+
+class Breakers:
+    """A breaker for each operator with a ``max_failing`` of its own, and the policy's for all others."""
+
+    def __init__(self, chain: str, policy: Limit | None, own: Mapping[str, Limit]) -> None:
+        """``chain`` is its uid; ``own`` are by operator uid."""
+        self._chain = chain
+        self._own = {operator: CircuitBreaker(limit) for operator, limit in own.items()}
+        self._rest = None if policy is None else CircuitBreaker(policy)
+
+    def __bool__(self) -> bool:
+        return bool(self._own) or self._rest is not None
+
+    def outcome(self, records: int, failures: Sequence[RowFailure], now_ms: int) -> None:
+        """So many records were tried. Failures that no attempt follows count for nothing, as in acker mode."""
+        failed: dict[str, int] = {}
+        for failure in failures:
+            if not failure.fatal:
+                operator = failure.operator if failure.operator in self._own else ""
+                failed[operator] = failed.get(operator, 0) + 1
+        for operator, breaker in self._own.items():
+            breaker.outcome(records, failed.get(operator, 0), now_ms)
+        if self._rest is not None:
+            self._rest.outcome(records, failed.get("", 0), now_ms)
+
+    def held(self, failure: RowFailure) -> RowFailure:
+        """Return a failure as it counts: while its breaker is open the failure uses up no attempt."""
+        breaker = self._own.get(failure.operator, self._rest)
+        if failure.fatal or breaker is None or breaker.state is not CircuitState.OPEN:
+            return failure
+        return replace(failure, uses_attempt=False, after_ms=failure.after_ms or 0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether one of them is not closed. Any thread may look."""
+        every = [*self._own.values(), *([] if self._rest is None else [self._rest])]
+        return any(breaker.state is not CircuitState.CLOSED for breaker in every)
+
+    def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
+        """Return where they are, by operator; the policy's is the chain's. Any thread may look."""
+        found = {operator: breaker.status(now_ms) for operator, breaker in self._own.items()}
+        if self._rest is not None:
+            of_chain = self._rest.status(now_ms)
+            head = found.get(self._chain)
+            found[self._chain] = of_chain if head is None else together([of_chain, head])
+        return found
+
+    def pause_ms(self, now_ms: int) -> int:
+        """Return for how long the chain takes nothing; 0: it goes on, if only for a trial."""
+        every = [*self._own.values(), *([] if self._rest is None else [self._rest])]
+        return max(
+            (breaker.status(now_ms).next_trial_in_ms for breaker in every if not breaker.may_try(now_ms)),
+            default=0,
+        )
+
+
+class _NoKey:
+    """Hashable, as keys are."""
+
+
+NO_KEY: Key = _NoKey()
+"""In the place of a key that a record should have, and cannot be read."""
+
+DRAWN_KEY = pa.schema([("number", pa.int64())])
+"""The type of the keys of records in a chain whose head has no key."""
+
+
+DRAWN_AT_ONCE = 64
+
+
+class DrawnKeys:
+    """Numbers in the place of keys, whose key groups are the subtask's own: state of other groups is not restored."""
+
+    def __init__(self, groups: range, max_parallelism: int) -> None:
+        """``groups`` are the subtask's, of ``max_parallelism``."""
+        self._groups = groups
+        self._max_parallelism = max_parallelism
+        self._drawn: list[int] = []
+
+    def draw(self) -> int:
+        while not self._drawn:
+            numbers = np.frombuffer(secrets.token_bytes(8 * DRAWN_AT_ONCE), np.int64)
+            found = key_groups(spark_hash([pa.array(numbers)]), self._max_parallelism)
+            mine = (found >= self._groups.start) & (found < self._groups.stop)
+            self._drawn = numbers[mine].tolist()
+        return self._drawn.pop()
+
+
+class HeadKeys:
+    """See the module.
+
+    Attributes:
+        inputs: the schemas of what the chain takes.
+        are_columns: records have keys of their own; False: a number is drawn for each.
+    """
+
+    def __init__(self, head: Operator | None, inputs: Sequence[pa.Schema], drawn: DrawnKeys) -> None:
+        """``head`` is the first operator of the chain that is a function, if there is one."""
+        self._drawn = drawn
+        self.inputs = tuple(inputs)
+        columns = [()] * len(inputs) if head is None else keys_of(head)
+        self._keys = [
+            _reader(KeyColumns.of("", names, schema)) if names else None
+            for names, schema in zip(columns, inputs, strict=True)
+        ]
+        self.are_columns = any(key is not None for key in self._keys)
+
+    def of(self, rows: pa.RecordBatch, input: int) -> list[Key]:
+        """Return the keys of rows that came by an input; `NO_KEY` for one that cannot be read, or hashed."""
+        read = self._keys[input]
+        if read is None:
+            return [self.drawn() for _ in range(rows.num_rows)]
+        return [_key_of(record, read) for record in records_in_form(rows, VALUES)]
+
+    def drawn(self) -> int:
+        """Return a number for a record without a key."""
+        return self._drawn.draw()
+
+
+def _key_of(record: Any, read: Callable[[Any], Any]) -> Key:
+    if isinstance(record, Exception):
+        return NO_KEY
+    key: Key = read(record)
+    return key if _is_hashable(key) else NO_KEY
+
+
+def _is_hashable(key: Any) -> bool:
+    if not isinstance(key, Hashable):
+        return False
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def _reader(columns: KeyColumns) -> Callable[[Any], Any]:
+    """Return a function of a record in the form VALUES."""
+    read: Callable[[Any], Any] = eval(f"lambda record: {columns.source('record')}", {"NAN": NAN})
+    return read
+
+
+# Records that wait for another attempt: a table of the chain's state, and in memory what is due when.
+#
+# The table is filed under the operator at the chain's head, by the records' keys there, so that a record is restored
+# where its key goes. Records of a chain without a key lie under numbers that are drawn. An operator that was a head
+# when a record failed, and has others before it now, has a table of its own: its records enter the chain there.
+
+
+WAITING_TABLE = "waiting for another attempt"
+"""Name of the table. A user's state of that name would be another kind of table, and is refused."""
+
+_ENTRY_BYTES = 256
+"""What an entry takes besides its texts and its payload, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRecord:
+    """A record, or a timer, that failed and is to be tried again.
+
+    Attributes:
+        name: random bytes; of the letter, if it becomes one.
+        key: in the chain's state.
+        kind: a record or a timer.
+        input: of the chain.
+        payload: an IPC stream with the one row; b"" for a timer.
+        event_time_ms: of the record, or the timer's time; None without one.
+        watermark_ms: the chain's when the record failed first.
+        attempt: the number of the next one.
+        due_ms: wall clock.
+        first_failed_ms: wall clock.
+        attempts: those that failed.
+        operator: whose timer it is; "" for a record.
+        is_event_timer: a timer of event time, not of processing time.
+        enters: uid of the operator that it goes to first; "" for the chain's head.
+    """
+
+    name: bytes
+    key: Key
+    kind: LetterKind
+    input: int
+    payload: bytes
+    event_time_ms: int | None
+    watermark_ms: int
+    attempt: int
+    due_ms: int
+    first_failed_ms: int
+    attempts: tuple[FailedAttempt, ...]
+    operator: str = ""
+    is_event_timer: bool = False
+    enters: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        size = _ENTRY_BYTES + len(self.payload)
+        for attempt in self.attempts:
+            size += len(attempt.reason) + len(attempt.traceback)
+        return size
+
+    def failed(self, attempts: tuple[FailedAttempt, ...], next_attempt: int, due_ms: int) -> WaitingRecord:
+        """Return it behind another failed attempt. (`dataclasses.replace` takes several times as long.)"""
+        return WaitingRecord(
+            self.name,
+            self.key,
+            self.kind,
+            self.input,
+            self.payload,
+            self.event_time_ms,
+            self.watermark_ms,
+            next_attempt,
+            due_ms,
+            self.first_failed_ms,
+            attempts,
+            self.operator,
+            self.is_event_timer,
+            self.enters,
+        )
+
+    def packed(self) -> tuple[object, ...]:
+        """Return it as the table holds it, without name, key and where it enters."""
+        attempts = tuple(
+            (each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)
+            for each in self.attempts
+        )
+        return (
+            self.kind.value,
+            self.input,
+            self.payload,
+            self.event_time_ms,
+            self.watermark_ms,
+            self.attempt,
+            self.due_ms,
+            self.first_failed_ms,
+            attempts,
+            self.operator,
+            self.is_event_timer,
+        )
+
+    @classmethod
+    def unpacked(cls, name: bytes, key: Key, packed: tuple[object, ...], enters: str = "") -> WaitingRecord:
+        kind, input, payload, time_ms, watermark_ms, attempt, due_ms, first_ms, attempts, operator, event = (
+            packed
+        )
+        return cls(
+            name,
+            key,
+            LetterKind(str(kind)),
+            input,  # type: ignore[arg-type]
+            payload,  # type: ignore[arg-type]
+            time_ms,  # type: ignore[arg-type]
+            watermark_ms,  # type: ignore[arg-type]
+            attempt,  # type: ignore[arg-type]
+            due_ms,  # type: ignore[arg-type]
+            first_ms,  # type: ignore[arg-type]
+            tuple(FailedAttempt(*each) for each in attempts),  # type: ignore[attr-defined]
+            operator,  # type: ignore[arg-type]
+            event,  # type: ignore[arg-type]
+            enters,
+        )
+
+
+class WaitingRecords:
+    """See the module. Not for several threads.
+
+    Attributes:
+        bytes: what all of them take, about.
+    """
+
+    def __init__(self, table_of: Callable[[str], MapTable], inside: Iterable[str] = ()) -> None:
+        """``table_of(enters)`` gives the table of records that enter there, see `WaitingRecord.enters`.
+
+        ``inside`` are the operators behind the chain's head that have restored ones: `restored` takes those in, too.
+        """
+        self.bytes = 0
+        self._table_of = table_of
+        # Restored tables are asked for before functions are open: the state is told as declared by then.
+        self._tables = {enters: table_of(enters) for enters in ("", *inside)}
+        self._all: dict[bytes, WaitingRecord] = {}
+        self._due: list[tuple[int, int, bytes]] = []
+        self._added = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[WaitingRecord]:
+        return iter(self._all.values())
+
+    def restored(self, latest_ms: int) -> None:
+        """Take in what the tables hold, all of it due at ``latest_ms`` or before."""
+        for enters, table in self._tables.items():
+            for key in list(table.keys()):
+                for name, packed in table.items(key).items():
+                    found = WaitingRecord.unpacked(name, key, packed, enters)
+                    self._take_in(replace(found, due_ms=min(found.due_ms, latest_ms)))
+
+    def put(self, waiting: WaitingRecord) -> None:
+        """Have a record wait; one of that name is replaced."""
+        old = self._all.get(waiting.name)
+        if old is not None:
+            self.bytes -= old.size
+        if waiting.enters not in self._tables:
+            self._tables[waiting.enters] = self._table_of(waiting.enters)
+        self._tables[waiting.enters].put(waiting.key, waiting.name, waiting.packed())
+        self._take_in(waiting)
+
+    def remove(self, waiting: WaitingRecord) -> None:
+        self.bytes -= self._all.pop(waiting.name).size
+        self._tables[waiting.enters].remove(waiting.key, waiting.name)
+
+    def no_later_than(self, latest_ms: int) -> None:
+        """All that wait now are due at ``latest_ms`` of the wall clock or before."""
+        self._due = [(min(due_ms, latest_ms), number, name) for due_ms, number, name in self._due]
+        heapq.heapify(self._due)
+
+    @property
+    def due_ms(self) -> int | None:
+        """Wall time (ms) at which the first is due; None if none waits."""
+        while self._due and not self._is_current(self._due[0]):
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def take_due(self, now_ms: int, most: int) -> list[WaitingRecord]:
+        """Return up to ``most`` that are due, the earliest first. Each has to be `put` again, or to be removed."""
+        found: list[WaitingRecord] = []
+        while len(found) < most and (due_ms := self.due_ms) is not None and due_ms <= now_ms:
+            found.append(self._all[heapq.heappop(self._due)[2]])
+        return found
+
+    def _take_in(self, waiting: WaitingRecord) -> None:
+        self._all[waiting.name] = waiting
+        self.bytes += waiting.size
+        self._added += 1
+        heapq.heappush(self._due, (waiting.due_ms, self._added, waiting.name))
+
+    def _is_current(self, due: tuple[int, int, bytes]) -> bool:
+        return due[2] in self._all
+
 
 NO_SCHEMAS: Mapping[str, pa.Schema] = {}
 
@@ -292,3 +651,124 @@ def first_of_each(failures: Sequence[RowFailure]) -> dict[int, RowFailure]:
     for failure in failures:
         first.setdefault(failure.row, failure)
     return first
+
+
+Waited = Mapping[Timer, WaitingRecord]
+"""Timers of one operator that failed before."""
+
+_NONE: Waited = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Timers that fired together: `ftlayer.functions.undo.log.PieceOfWork`."""
+
+    fired: Fired
+    routed: Routed
+
+    @property
+    def size(self) -> int:
+        return self.fired.size
+
+    @property
+    def has_failures(self) -> bool:
+        return bool(self.routed.failures)
+
+
+class TimersAlone:
+    """See the module. One subtask's; not for several threads."""
+
+    def __init__(
+        self,
+        pipeline: OperatorChain,
+        log: UndoLog,
+        outlet: ChannelOutlet,
+        attempts: RecordAttempts,
+        suspects: Suspects,
+    ) -> None:
+        self._pipeline = pipeline
+        self._log = log
+        self._outlet = outlet
+        self._attempts = attempts
+        self._suspects = suspects
+
+    def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
+        """Fire what is due in a stage of the pipeline."""
+        return self._fire(stage, self._pipeline.due_timers(stage, kind, now), _NONE, now)
+
+    def again(self, due: Sequence[WaitingRecord], now: Now) -> list[Action]:
+        """Fire timers whose next attempt is due."""
+        actions: list[Action] = []
+        for (operator, kind), group in groupby(sorted(due, key=_alike), key=_alike):
+            stage = self._pipeline.stage_of_timers(operator)
+            for waited in _each_once(group):
+                if stage is None:
+                    self._no_longer(operator, waited, now)
+                    continue
+                timers = self._pipeline.timers_again(stage, operator, kind, list(waited), now)
+                actions += self._fire(stage, timers, waited, now)
+        return actions
+
+    def _no_longer(self, operator: str, waited: Waited, now: Now) -> None:
+        reason = f"{operator!r} has no on_timer any more: nothing can fire for this timer"
+        for timer in waited.values():
+            failure = RowFailure(0, operator, reason, "", fatal=True)
+            self._attempts.timer_failed(timer, failure, now, waited=True)
+
+    def _fire(self, stage: int, due: DueTimers, waited: Waited, now: Now) -> list[Action]:
+        actions: list[Action] = []
+        self._log.traced = True
+        for _, piece in in_pieces(self._log, FIRED_AT_ONCE, partial(self._piece, stage, due, now)):
+            self._settle(piece, waited, now)
+            actions += self._outlet.send(None, piece.size, piece.routed)
+            self._suspects.over()
+        return actions
+
+    def _piece(self, stage: int, due: DueTimers, now: Now, start: int, most: int) -> _Piece | None:
+        suspects = self._suspects
+        if suspects.one_at_a_time:
+            most = 1
+        guard = self._check if suspects.looks_at_timers else None
+        try:
+            fired = self._pipeline.fire(stage, due, most, now, guard)
+            return None if fired is None else _Piece(fired, self._outlet.route(fired.passed, self._log))
+        except LateFailure as late:
+            raise LateFailure(start + late.row) from None
+
+    def _check(self, operator: str, kind: TimerKind, timer: Timer) -> None:
+        """Fail a timer that ends the process."""
+        conviction = self._suspects.fires(operator, kind, *timer)
+        if conviction is not None:
+            error = PermanentFailure(conviction.reason)
+            error.add_note(f"{conviction.place}: {conviction.traceback}")
+            raise error
+
+    def _settle(self, piece: _Piece, waited: Waited, now: Now) -> None:
+        failures = first_of_each(piece.routed.failures)
+        for place, timer in enumerate(piece.fired.timers) if waited else ():
+            if place not in failures and timer in waited:
+                self._attempts.timer_through(waited[timer])
+        for place, failure in failures.items():
+            key, time_ms = timer = piece.fired.timers[place]
+            entry = waited.get(timer)
+            if entry is None:
+                is_event = piece.fired.kind == "event"
+                entry = self._attempts.new_timer(piece.fired.operator, key, time_ms, now, is_event=is_event)
+            self._attempts.timer_failed(entry, failure, now, waited=timer in waited)
+
+
+def _each_once(timers: Iterable[WaitingRecord]) -> Iterator[Waited]:
+    """Cut timers into groups that have each once: one that waits may have been set again, and have failed again."""
+    left = [*timers]
+    while left:
+        group: dict[Timer, WaitingRecord] = {}
+        again: list[WaitingRecord] = []
+        for timer in left:
+            if group.setdefault((timer.key, timer.event_time_ms or 0), timer) is not timer:
+                again.append(timer)
+        yield group
+        left = again
+
+
+def _alike(timer: WaitingRecord) -> tuple[str, TimerKind]:
+    return timer.operator, "event" if timer.is_event_timer else "processing"

@@ -14,14 +14,13 @@ import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.pieces import Piece
-from ftlayer.checkpoint.snapshots import Restore, SnapshotTimes
+from ftlayer.checkpoint.snapshots import Piece, Restore, SnapshotTimes
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
-from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
-from ftlayer.records.selector import KeySelector
+from ftlayer.partitioning.replay import HashByKeyGroup
+from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight, read_batches
 from ftlayer.runtime.barrier_mode.slot.instructions import (
@@ -36,10 +35,17 @@ from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
 from ftlayer.runtime.protocol.messages import CheckpointAborted, EndTasks, TriggerCheckpoint
-from ftlayer.runtime.slot.instructions import ModeInstruction
-from ftlayer.runtime.task.actions import Action, Send, TaskEnded
+from ftlayer.runtime.slot.events import ModeInstruction
+from ftlayer.runtime.task.actions import (
+    Action,
+    ElementCame,
+    Send,
+    SourceOver,
+    SourceRows,
+    TaskEnded,
+    TaskEvent,
+)
 from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.runtime.task.events import ElementCame, SourceOver, SourceRows, TaskEvent
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 

@@ -11,8 +11,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.credit_frames import decode_grants
+from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, CancelMarker
 from ftlayer.runtime.protocol.messages import (
     CheckpointAborted,

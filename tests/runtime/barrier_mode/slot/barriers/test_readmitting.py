@@ -6,7 +6,7 @@ from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.protocol.messages import Readmit
-from ftlayer.runtime.slot.instructions import RunTask
+from ftlayer.runtime.slot.events import RunTask
 
 
 def test_letters_that_come_back_are_given_to_their_subtask() -> None:

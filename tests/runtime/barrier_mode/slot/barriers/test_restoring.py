@@ -12,14 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Alignment
-from ftlayer.checkpoint.pieces import Piece
-from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Restore, SubtaskRestore
+from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Piece, Restore, SubtaskRestore
 from ftlayer.errors import FTLayerError, IncompatibleCheckpointError
 from ftlayer.partitioning.partitioners import OutgoingRows, Rebalance
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, read_batches
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import Batch
-from ftlayer.runtime.task.events import SourceRows
+from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.topology.job_graph import Channel, JobEdge
 
 
