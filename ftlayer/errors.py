@@ -43,11 +43,13 @@ class FTLayerError(Exception):
             that depends on the outside or on chance, False where it meets the same program and the same data again,
             None where the error's cause has to be asked (and True where it has none that says otherwise).
         operator: uid of the operator or source whose function it comes from, "" where that is not known.
+        is_programs: whether it tells of a mistake in the program (`ftlayer.recovery.is_programs`), whatever its cause.
     """
 
     code: ClassVar[str] = "FTLAYER"
     recoverable: ClassVar[bool | None] = None
     operator: str = ""
+    is_programs: bool = False
 
 
 # ---------------------------------------------------------------- set-up

@@ -83,6 +83,8 @@ def is_programs(error: BaseException) -> bool:
     """
     each: BaseException | None = error
     while each is not None:
+        if isinstance(each, FTLayerError) and each.is_programs:
+            return True
         if (
             isinstance(each, FTLayerError)
             and each.recoverable is not None
@@ -92,11 +94,15 @@ def is_programs(error: BaseException) -> bool:
         if isinstance(each, _PROGRAM):
             return True
         if type(each).__module__.partition(".")[0] in ("pyspark", "py4j"):
-            text = str(each)
-            names = (name.rpartition(".")[2].removeprefix("PySpark") for name, _ in _raised(text))
-            return not _PROGRAM_TEXT.isdisjoint(names) or _PROGRAM_CONDITION.search(text) is not None
+            return is_programs_text(str(each))
         each = each.__cause__
     return False
+
+
+def is_programs_text(text: str) -> bool:
+    """Whether the tracebacks in ``text``, or a condition of Spark's there, tell of a mistake in the program."""
+    names = (name.rpartition(".")[2].removeprefix("PySpark") for name, _ in _raised(text))
+    return not _PROGRAM_TEXT.isdisjoint(names) or _PROGRAM_CONDITION.search(text) is not None
 
 
 def lasting_in_text(text: str) -> FTLayerError | None:

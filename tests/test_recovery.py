@@ -7,12 +7,14 @@ import pickle
 import re
 import traceback
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
 from ftlayer import errors, failures
+from ftlayer.clock import Now
 from ftlayer.errors import (
     CheckpointStorageError,
     CodecError,
@@ -28,9 +30,11 @@ from ftlayer.errors import (
     TimerFailedError,
     error_for_code,
 )
+from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.failures import failure_of
 from ftlayer.handler.xor import NonFTXorHandler
 from ftlayer.recovery import is_programs, lasting, lasting_in_text
+from ftlayer.runtime.task.outlet import SinkOutlet
 
 CLASSES: list[type[FTLayerError]] = [
     kind
@@ -230,6 +234,23 @@ def test_mistakes_of_the_program(error: Exception, programs: bool) -> None:
     assert is_programs(from_worker(error)) is programs
     aside = programs and isinstance(error, OSError)
     assert is_programs(raised(PeerRefusedError("slot 1 sent nonsense"), error)) is aside
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError("no attribute 'wirte'"), OSError("no space left on device")]
+)
+def test_a_mistake_in_a_function_that_writes_is_the_programs(error: Exception) -> None:
+    """One in a map may be a row's."""
+    failures = [failure_of(0, "write", raised(error))]
+    failing = SimpleNamespace(failures=failures, outputs={MAIN: None})
+    sink: Any = SimpleNamespace(flush=lambda now_ms, force: failing)
+    handler: Any = SimpleNamespace(xor=NonFTXorHandler())
+    with pytest.raises(JobError) as of_sink:
+        SinkOutlet(handler, sink).flush(Now(0, 0), force=True)
+    assert is_programs(of_sink.value) is isinstance(error, AttributeError)
+    with pytest.raises(JobError) as of_map:
+        SinkOutlet(handler, sink).take(None, 1, cast(Any, failing), Now(0, 0))
+    assert not is_programs(of_map.value)
 
 
 def test_conditions_of_spark_that_are_the_programs() -> None:

@@ -9,11 +9,13 @@ from typing import Protocol
 import numpy as np
 
 from ftlayer.clock import Now
+from ftlayer.errors import JobError
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
+from ftlayer.recovery import is_programs_text
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import SinkBody
@@ -195,7 +197,7 @@ class SinkOutlet:
         raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
-        self._handler.xor.fail(None, self._sink.flush(now.mono_ms, force=force).failures)
+        self._fail(self._sink.flush(now.mono_ms, force=force).failures)
 
     def close(self) -> None:
         self._sink.close()
@@ -206,7 +208,15 @@ class SinkOutlet:
 
     def _write(self, rows: Rows, now: Now) -> None:
         if rows.payload.num_rows:
-            self._handler.xor.fail(None, self._sink.write(rows.payload, now.mono_ms).failures)
+            self._fail(self._sink.write(rows.payload, now.mono_ms).failures)
+
+    def _fail(self, failures: Sequence[RowFailure]) -> None:
+        try:
+            self._handler.xor.fail(None, failures)
+        except JobError as error:
+            # A function that writes meets its own mistake with any row; one of a map may have met a row's.
+            error.is_programs = is_programs_text(failures[0].traceback)
+            raise
 
 
 def unharmed(records: int, failures: Sequence[RowFailure]) -> I64Array | None:
