@@ -47,6 +47,7 @@ class NoRestart:
     """Give up at the first failure."""
 
     def on_failure(self, now_ms: int) -> int | None:
+        """Give up."""
         return None
 
 

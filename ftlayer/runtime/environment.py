@@ -519,6 +519,7 @@ class StreamEnvironment:
 
     @property
     def name(self) -> str:
+        """The topology's name."""
         return self._builder.name
 
     @known_options

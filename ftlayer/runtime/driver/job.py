@@ -90,14 +90,17 @@ class Job:
 
     @property
     def job(self) -> str:
+        """The id of this execution."""
         return self._execution.job
 
     @property
     def name(self) -> str:
+        """The topology's name."""
         return self._execution.name
 
     @property
     def state(self) -> JobState:
+        """Where the job is."""
         return self._execution.state
 
     def status(self) -> JobStatus:

@@ -114,4 +114,5 @@ class StreamStatus:
 
     @property
     def drained(self) -> bool:
+        """Whether a bounded job could end."""
         return not (self.pending or self.due or self.waiting)
