@@ -687,7 +687,7 @@ def serve(
     from ftlayer.checks import duration_ms
     from ftlayer.config import ServeOptions, VertexOptions
     from ftlayer.transport.sockets import Notifier
-    from ftlayer.vertex.service.serve import serve as run
+    from ftlayer.vertex.service.directory import check_limits
 
     # systemd's watchdog ends with SIGABRT what has hung: the log then shows where.
     faulthandler.enable(file=2)
@@ -701,6 +701,9 @@ def serve(
         metrics_port=metrics_port,
         otlp_endpoint=otlp,
     )
+    check_limits(vertex)
+    from ftlayer.vertex.service.serve import serve as run
+
     options = ServeOptions(
         vertex,
         token_of(token_file),

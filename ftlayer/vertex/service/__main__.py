@@ -33,6 +33,9 @@ def main() -> int:
 
 def _serve(options: ServeOptions, stop: threading.Event) -> int:
     # Late, so that a driver that is gone already is noticed during these imports.
+    from ftlayer.vertex.service.directory import check_limits
+
+    check_limits(options.vertex)
     from ftlayer.vertex.service.serve import serve
 
     return serve(options, on_ready=lambda address: _report(ChildReport(address=address)), stop=stop)

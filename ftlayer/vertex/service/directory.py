@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 from ftlayer import __version__
-from ftlayer.errors import ConfigError, StorePathError, StoreVersionError, newer_format
+from ftlayer.config import VertexOptions
+from ftlayer.errors import ConfigError, MachineError, StorePathError, StoreVersionError, newer_format
 from ftlayer.store.directory import check_no_others
 from ftlayer.vertex.service.access import ACCESS_FILE, NEW_ACCESS_FILE
 
@@ -18,6 +20,34 @@ _NEW_DESCRIPTION = "vertex.new"
 _FORMAT = 1
 # Made by mkfs: a volume that has just been mounted is as good as empty.
 _LOST_AND_FOUND = "lost+found"
+
+# What a vertex has open at rest and while its kernels load, what each shard adds, callers of its metrics port, and
+# what stays for clients.
+_FILES, _FILES_PER_SHARD, _FILES_OF_METRICS, _FILES_OF_CLIENTS = 24, 5, 32, 24
+# Beside the stores: code, stacks, Arrow's pools, kernels that are compiled; with less gRPC or LLVM ends the process.
+_SPACE, _SPACE_PER_SHARD = 4 << 30, 128 << 20
+
+
+def check_limits(options: VertexOptions) -> None:
+    """Raise `MachineError` where the limits of this process keep a vertex from starting, or clients from it.
+
+    Before what needs much is imported: without descriptors or address space that ends in any way.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = _FILES + _FILES_PER_SHARD * options.shards + _FILES_OF_CLIENTS
+    least += 0 if options.metrics_port is None else _FILES_OF_METRICS
+    if files != resource.RLIM_INFINITY and files < least:
+        raise MachineError(
+            f"this process may open {files} files: a vertex with shards={options.shards} needs {least}, with "
+            "clients' connections. Raise the limit (ulimit -n; LimitNOFILE= in a unit)"
+        )
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    least = options.max_store_bytes + _SPACE + _SPACE_PER_SHARD * options.shards
+    if space != resource.RLIM_INFINITY and space < least:
+        raise MachineError(
+            f"this process may use {space} bytes of address space: too few for a vertex with a store of "
+            f"{options.max_store_bytes}, which needs {least}. Raise the limit (ulimit -v) or lower max_store_bytes"
+        )
 
 
 def prepare_vertex(path: Path) -> None:

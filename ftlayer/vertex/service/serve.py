@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -334,6 +335,7 @@ EXIT_FAULT = 70  # EX_SOFTWARE
 SWITCH_INTERVAL_S = 0.000_5
 _LOOK_FOR_SIGNALS_S = 0.1
 _TRIM_EVERY_S = 2.0
+_DESCRIPTORS_S = 60.0
 # What was answered should reach its client before the process ends.
 _LAST_ANSWERS_S = 0.5
 
@@ -380,7 +382,7 @@ def serve(
         # What is there now stays: looking at it for garbage would stop every thread for a tenth of a second.
         gc.freeze()
         threading.Thread(
-            target=_compile_kernels, args=(on_fatal,), name="ftlayer-kernels", daemon=True
+            target=_compile_kernels, args=(on_fatal, stop), name="ftlayer-kernels", daemon=True
         ).start()
         try:
             server = _listen(options, vertex)
@@ -445,21 +447,35 @@ def _wait(signals: list[int], stop: threading.Event, telling: _Telling) -> None:
             trim_at = time.monotonic() + _TRIM_EVERY_S
 
 
-def _compile_kernels(on_fatal: Callable[[Exception], None]) -> None:
+def _compile_kernels(on_fatal: Callable[[Exception], None], stop: threading.Event) -> None:
     """Compile the kernels beside the service, ten seconds the first time on a machine; later they are read from disk.
 
     A wrapped query starts without them: only records that are followed by XOR need the table. A call that needs a
-    kernel before it is there waits for it (numba compiles under one lock).
+    kernel before it is there waits for it (numba compiles under one lock). Callers may hold all descriptors for a
+    while: that alone ends no vertex.
     """
     began = time.monotonic()
     try:
-        warm_up()
+        while not _compiled(began):
+            if stop.wait(1):
+                return
     except Exception as error:
         logger.exception("the kernels of the acker table cannot be compiled")
         on_fatal(error)
         return
     gc.freeze()
     logger.info("the kernels of the acker table are ready after %.1f s", time.monotonic() - began)
+
+
+def _compiled(began: float) -> bool:
+    try:
+        warm_up()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() - began >= _DESCRIPTORS_S:
+            raise
+        logger.warning("the kernels of the acker table wait for a free descriptor: %s", error)
+        return False
+    return True
 
 
 def _listen(options: ServeOptions, vertex: Vertex) -> VertexServer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from ftlayer.vertex.service.child import ChildOrder
 
 from ftlayer import __version__
 from ftlayer.config import ServeOptions, VertexOptions
@@ -322,6 +324,61 @@ def test_kernels_that_cannot_be_compiled_end_the_vertex(tmp_path: Path) -> None:
     ended = subprocess.run(command, timeout=900, check=False, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == EXIT_FAULT
     assert "no compiler" in ended.stderr
+
+
+NO_DESCRIPTOR_AT_FIRST = """
+    import errno, os, sys, threading
+    import ftlayer.vertex.service.serve as serving
+    from ftlayer.config import ServeOptions, VertexOptions
+    stop, asked = threading.Event(), []
+    def warm_up():
+        asked.append(1)
+        if len(asked) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        stop.set()
+    serving.warm_up = warm_up
+    options = ServeOptions(VertexOptions(sys.argv[1]), token=sys.argv[2], listen="127.0.0.1:0")
+    os._exit(serving.serve(options, stop=stop))
+"""
+
+
+def test_kernels_wait_for_a_descriptor(tmp_path: Path) -> None:
+    """Callers without a token may hold all of them for a while."""
+    command = [sys.executable, "-c", textwrap.dedent(NO_DESCRIPTOR_AT_FIRST), str(tmp_path / "vertex"), TOKEN]
+    assert subprocess.run(command, timeout=900, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "said"),
+    [(resource.RLIMIT_NOFILE, 40, "40 files"), (resource.RLIMIT_AS, 1 << 30, "of address space")],
+)
+def test_a_start_that_limits_do_not_allow_is_one_sentence(
+    tmp_path: Path, kind: int, limit: int, said: str
+) -> None:
+    options = VertexOptions(str(tmp_path / "vertex"), max_store_bytes=64 << 20)
+    order = ChildOrder(ServeOptions(options, token=TOKEN, listen="127.0.0.1:0")).to_line()
+    served = [
+        sys.executable,
+        "-m",
+        "ftlayer.cli.main",
+        "serve",
+        str(tmp_path / "vertex"),
+        "--max-store=64MiB",
+    ]
+    for command in ([sys.executable, "-m", "ftlayer.vertex.service"], served):
+        ended = subprocess.run(
+            command,
+            input=order,
+            preexec_fn=lambda: resource.setrlimit(kind, (limit, limit)),
+            env=os.environ | {"FTLAYER_TOKEN": TOKEN},
+            capture_output=True,
+            timeout=900,
+            check=False,
+        )
+        assert ended.returncode == 1
+        assert said.encode() in ended.stdout + ended.stderr
+        assert ended.stderr.count(b"\n") == 1
+    assert not (tmp_path / "vertex").exists()
 
 
 INTERRUPTED = """
