@@ -1,4 +1,4 @@
-"""``python -m ftlayer.console``: the child process of a `ftlayer.console.child.ConsoleProcess`.
+"""``python -m ftlayer.console``: the child process of a `ftlayer.console.options.ConsoleProcess`.
 
 The first line of stdin is its order; the line printed tells how the start went. It ends when stdin does, or when its
 parent is not its parent any more.
@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 
-from ftlayer.console.child import ConsoleOrder
+from ftlayer.console.options import ConsoleOrder
 from ftlayer.errors import FTLayerError
 from ftlayer.monitor.sources import VertexSource, sources_here
 from ftlayer.vertex.service.embedded import ChildReport, watch_parent

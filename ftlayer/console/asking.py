@@ -1,15 +1,40 @@
-"""What can be asked of a job from here, and how an order comes about."""
+"""What callers ask of a console: forms, payloads that they edit, orders to jobs and how these come about."""
 
 from __future__ import annotations
 
+import hmac
+import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any
 
-from ftlayer.checks import duration_ms
+import pyarrow as pa
+from fastapi import Depends, Request
+from fastapi.routing import APIRoute
+from starlette.datastructures import FormData, UploadFile
+
+from ftlayer.checks import check_known, duration_ms
 from ftlayer.console.login import Caller
+from ftlayer.console.rendering import caller_of
+from ftlayer.console.searching import Console
 from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError
-from ftlayer.vertex.calls import AnnouncedJob, AskJob, JobDetails, JobKind, JobOrder, OrderAction, OrderRecord
+from ftlayer.monitor.plans import DEAD
+from ftlayer.monitor.row_json import row_of_json
+from ftlayer.vertex.calls import (
+    AnnouncedJob,
+    AskJob,
+    Changed,
+    Edit,
+    EditAndRequeue,
+    JobDetails,
+    JobKind,
+    JobOrder,
+    OrderAction,
+    OrderRecord,
+    RecordInfo,
+)
 
 MAX_ID_CHARS = 64
 
@@ -150,3 +175,117 @@ def _checked_directory(given: str, announced: AnnouncedJob) -> str:
             f"directory: a console's savepoints are below {own}; name others by `ftlayer savepoint`"
         )
     return f"{own}/{relative}"
+
+
+def check_editable(console: Console, info: RecordInfo) -> None:
+    """Raise `ConfigError` for a record that is no dead letter, or whose payload is masked."""
+    if console.options.mask_payloads:
+        raise ConfigError("this console masks payloads: it edits none")
+    if info.state != DEAD:
+        raise ConfigError(f"this record is {info.state}: only dead letters are edited")
+
+
+def parsed_payload(text: str, schema: pa.Schema) -> pa.RecordBatch:
+    """Read a payload as a form gives it. Raises `ConfigError` that says where it is wrong."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"payload: this is not JSON: {error}") from None
+    return row_of_json(values, schema)
+
+
+def requeue_edited(
+    console: Console, caller: Caller, vertex: str, info: RecordInfo, payload: pa.RecordBatch
+) -> bool:
+    """Give a letter this payload, and its attempts back; False where it was gone. Raises what the vertex raises."""
+    call = EditAndRequeue((Edit(info.key, payload),), by(caller))
+    changed = console.watch.client(vertex).call(call)
+    assert isinstance(changed, Changed)
+    console.watch.refresh()
+    return changed.count == 1
+
+
+def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the columns that differ: name, what was there, what will be."""
+    return [
+        (name, json.dumps(before.get(name), ensure_ascii=False), json.dumps(value, ensure_ascii=False))
+        for name, value in after.items()
+        if before.get(name) != value
+    ]
+
+
+CSRF_HEADER = "x-csrf-token"
+
+
+class RefusedError(Exception):
+    """A request that its maker may not make."""
+
+
+class SubmittedForm:
+    """The fields of a form, as text."""
+
+    def __init__(self, data: FormData) -> None:
+        self._data = data
+
+    def text(self, name: str) -> str:
+        """Return a field, "" where it is missing."""
+        value = self._data.get(name, "")
+        return "" if isinstance(value, UploadFile) else value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(value for value in self._data.getlist(name) if isinstance(value, str))
+
+
+async def _form(request: Request) -> SubmittedForm:
+    data = await request.form(max_files=0, max_fields=2_000)
+    form = SubmittedForm(data)
+    _check_csrf(caller_of(request), form.text("csrf"))
+    return form
+
+
+def checked_caller(request: Request) -> Caller:
+    """Return who makes a request of somebody logged in."""
+    caller = caller_of(request)
+    assert caller is not None, "the guard lets nobody through without one"
+    return caller
+
+
+def _operator(request: Request) -> Caller:
+    caller = checked_caller(request)
+    if not caller.user.is_operator:
+        raise RefusedError(f"{caller.user.name} is a reader, and readers change nothing; ask an operator")
+    return caller
+
+
+def _api_operator(request: Request) -> Caller:
+    """Return an operator who calls the API; one with a cookie has to bring the token of the forms as a header."""
+    caller = _operator(request)
+    if request.method != "GET":
+        _check_csrf(caller, request.headers.get(CSRF_HEADER, ""))
+    return caller
+
+
+def _check_csrf(caller: Caller | None, given: str) -> None:
+    if caller is None or caller.session is None:
+        return
+    if not hmac.compare_digest(caller.session.csrf.encode(), given.encode("utf-8", "replace")):
+        raise RefusedError(
+            "this form is not from one of the console's pages, or an earlier session's; load it again"
+        )
+
+
+def only_known(request: Request) -> None:
+    """Raise `ConfigError` for a parameter of the query that the path does not have: one misspelled would list all.
+
+    A dependency of routers.
+    """
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    known = [field.alias for field in route.dependant.query_params]
+    check_known(request.query_params, known, f"{request.method} {route.path}")
+
+
+PostedForm = Annotated[SubmittedForm, Depends(_form)]
+AnyCaller = Annotated[Caller, Depends(checked_caller)]
+Operator = Annotated[Caller, Depends(_operator)]
+ApiOperator = Annotated[Caller, Depends(_api_operator)]

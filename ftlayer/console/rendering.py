@@ -12,7 +12,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ftlayer.console import charts, formats, places
+from ftlayer.console import charts, formats
+from ftlayer.console import works as places
 from ftlayer.console.login import Caller, Notice
 from ftlayer.console.searching import Console
 

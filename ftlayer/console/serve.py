@@ -26,11 +26,11 @@ from ftlayer.checks import shown
 from ftlayer.clock import Now, system_now
 from ftlayer.console.api import jobs as api_jobs
 from ftlayer.console.api import records as api_records
-from ftlayer.console.forms import RefusedError
+from ftlayer.console.asking import RefusedError
 from ftlayer.console.live import events
 from ftlayer.console.login import API, EVENTS, LOGIN, METRICS, Guard, error_body
 from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.pages import audit, checkpoints, dead, edit, entry, jobs, overview, records
+from ftlayer.console.pages import dead, jobs, overview, records
 from ftlayer.console.rendering import STATIC_FILES, console_of, page
 from ftlayer.console.searching import Console
 from ftlayer.console.watch import Counted, console_families, exposition
@@ -127,7 +127,7 @@ def create_app(console: Console) -> ASGIApp:
         redoc_url=None,
     )
     app.state.console = console
-    for routes in (entry, overview, jobs, dead, records, edit, audit, checkpoints, api_jobs, api_records):
+    for routes in (overview, jobs, dead, records, api_jobs, api_records):
         app.include_router(routes.router)
     streams: set[object] = set()
     app.add_route(EVENTS, lambda request: events(request, LIVE_PAGES, streams), include_in_schema=False)

@@ -1,4 +1,4 @@
-"""What operators have the console do to many letters: counted, confirmed, carried out by a thread of its own.
+"""What operators have the console do to many letters: counted, confirmed, done by its thread; and where things are.
 
 A work is one operator's. It is forgotten after ten minutes in which nothing was asked of it.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from urllib.parse import quote, urlencode
 
 from ftlayer.clock import Now
 from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.monitor.facts import Facts, group_facts
+from ftlayer.monitor.health import Page
 from ftlayer.monitor.plans import (
     Carrying,
     Change,
@@ -27,6 +29,38 @@ from ftlayer.monitor.plans import (
     whole_groups,
 )
 from ftlayer.vertex.calls import Changed, RecordPage
+
+
+def job_href(job: str) -> str:
+    """Return the page of a job, ``<vertex>:<owner>``."""
+    return f"/jobs/{quote(job, safe=':')}"
+
+
+def record_href(vertex: str, key: str) -> str:
+    return f"/records/{quote(vertex, safe='')}/{quote(key, safe='')}"
+
+
+def with_query(path: str, fields: Mapping[str, str | int | None]) -> str:
+    """Return a path with those fields that say something."""
+    given = {name: value for name, value in fields.items() if value not in ("", None)}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def href_of(place: Mapping[str, str]) -> str:
+    """Return where a finding leads to, as `ftlayer.monitor.facts` gives its place."""
+    vertex, owner = place["vertex"], place["owner"]
+    filters = {"vertex": vertex, "stream": place["stream"], "operator": place["operator"]}
+    match place["page"]:
+        case Page.JOB:
+            return job_href(f"{vertex}:{owner}")
+        case Page.CHECKPOINTS:
+            return f"{job_href(f'{vertex}:{owner}')}/checkpoints"
+        case Page.DEAD:
+            return with_query("/dead", filters)
+        case Page.RECORDS:
+            return with_query("/records", {"state": "pending"} | filters)
+        case _:
+            return f"/#vertex-{quote(vertex, safe='')}"
 
 
 @dataclass(frozen=True, slots=True)

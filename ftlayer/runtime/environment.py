@@ -98,7 +98,7 @@ from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.client.client import VertexClient
 
 if TYPE_CHECKING:
-    from ftlayer.console.child import ConsoleProcess
+    from ftlayer.console.options import ConsoleProcess
     from ftlayer.spark.facade import FTLayer
 
 logger = logging.getLogger(__name__)
@@ -668,8 +668,7 @@ class StreamEnvironment:
 
     def _show(self, port: int) -> None:
         """Start the console of this program over the topology's vertex, or over the board that this process serves."""
-        from ftlayer.console.child import ConsoleProcess
-        from ftlayer.console.options import ConsoleOptions
+        from ftlayer.console.options import ConsoleOptions, ConsoleProcess
 
         options = ConsoleOptions(f"127.0.0.1:{port}")
         tracked = self._layer is not None and self._layer.status is FTStatus.ON

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from ftlayer.console.child import ConsoleProcess
+    from ftlayer.console.options import ConsoleProcess
     from ftlayer.dead_letters.reader import DeadLetterReader
 
 

@@ -37,8 +37,7 @@ from ftlayer.vertex.service.embedded import EmbeddedVertex
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from ftlayer.console.child import ConsoleProcess
-    from ftlayer.console.options import ConsoleOptions
+    from ftlayer.console.options import ConsoleOptions, ConsoleProcess
 
 CLOSED = "the layer is closed: use it, and what it gave out, before FTLayer.close, or make another one"
 
@@ -246,7 +245,7 @@ class FTLayerEngine:
 
     def console(self, options: ConsoleOptions) -> ConsoleProcess:
         """Start a console over the vertex, once: `FTLayer.console`."""
-        from ftlayer.console.child import ConsoleProcess
+        from ftlayer.console.options import ConsoleProcess
         from ftlayer.monitor.sources import source_of_client, sources_given
 
         self.check_open()

@@ -10,7 +10,7 @@ import pytest
 
 from ftlayer.console.login import IDLE_MS, SESSION_MS, Role, Sessions, Throttle, Users
 from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.pages.entry import own_path
+from ftlayer.console.pages.overview import own_path
 from ftlayer.console.searching import Console
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.gather import Gatherer

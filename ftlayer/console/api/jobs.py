@@ -8,10 +8,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from ftlayer.console.asking import OrderForm, ask, split_job
-from ftlayer.console.forms import AnyCaller, ApiOperator, only_known
-from ftlayer.console.pages.checkpoints import stored_checkpoints
+from ftlayer.console.asking import AnyCaller, ApiOperator, OrderForm, ask, only_known, split_job
 from ftlayer.console.pages.jobs import shown_job, shown_order
+from ftlayer.console.pages.overview import stored_checkpoints
 from ftlayer.console.rendering import console_of
 from ftlayer.monitor.facts import (
     Facts,

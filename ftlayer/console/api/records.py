@@ -8,10 +8,9 @@ from fastapi import APIRouter, Body, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from ftlayer.console.editing import check_editable, requeue_edited
-from ftlayer.console.forms import AnyCaller, ApiOperator, only_known
-from ftlayer.console.pages.audit import ENTRIES, MOST_ENTRIES, audit_of
+from ftlayer.console.asking import AnyCaller, ApiOperator, check_editable, only_known, requeue_edited
 from ftlayer.console.pages.dead import begin_change, begin_work, export, known_work
+from ftlayer.console.pages.overview import ENTRIES, MOST_ENTRIES, audit_of
 from ftlayer.console.pages.records import check_masking, explanation_of, known_record
 from ftlayer.console.rendering import console_of
 from ftlayer.console.searching import (

@@ -10,26 +10,93 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from ftlayer.console.asking import by
-from ftlayer.console.forms import Operator, PostedForm
+from ftlayer.console.asking import (
+    Operator,
+    PostedForm,
+    by,
+    check_editable,
+    differing,
+    parsed_payload,
+    requeue_edited,
+)
 from ftlayer.console.live import Context, LivePage, Visit
 from ftlayer.console.login import Caller
-from ftlayer.console.pages.entry import own_path
-from ftlayer.console.pages.records import check_masking, filter_of
-from ftlayer.console.places import with_query
-from ftlayer.console.rendering import console_of, go_to, say
+from ftlayer.console.pages.overview import own_path
+from ftlayer.console.pages.records import check_masking, filter_of, known_record, payload_text
+from ftlayer.console.rendering import console_of, go_to, page, say
 from ftlayer.console.searching import Choice, Console, choice_of
-from ftlayer.console.works import Wanted, Work, WorkState, dead_groups
-from ftlayer.errors import ConfigError
+from ftlayer.console.works import Wanted, Work, WorkState, dead_groups, with_query
+from ftlayer.errors import ConfigError, MalformedRequestError
 from ftlayer.monitor.exporting import Page, exported
-from ftlayer.monitor.facts import letter_group_facts
+from ftlayer.monitor.facts import letter_group_facts, payload_facts, record_facts
 from ftlayer.monitor.file_formats import ExportFormat
-from ftlayer.vertex.calls import MAX_SELECTED, RecordPage, SelectRecords
+from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/records/{vertex}/{key}/edit")
+def edit_page(request: Request, vertex: str, key: str, caller: Operator) -> Response:
+    """Show the payload in a form."""
+    console = console_of(request)
+    info = known_record(console, vertex, key)
+    check_editable(console, info)
+    return _page(request, vertex, info)
+
+
+@router.post("/records/{vertex}/{key}/edit")
+def edit(request: Request, vertex: str, key: str, caller: Operator, form: PostedForm) -> Response:
+    """Check a payload and show what would change; with ``confirmed`` requeue the letter with it.
+
+    ``again`` shows the form once more, with what was written.
+    """
+    console = console_of(request)
+    info = known_record(console, vertex, key)
+    check_editable(console, info)
+    text = form.text("payload")
+    if form.text("again"):
+        return _page(request, vertex, info, text=text)
+    try:
+        payload = parsed_payload(text, info.payload.schema)
+        if form.text("confirmed"):
+            if requeue_edited(console, caller, vertex, info, payload):
+                say(request, "The letter was requeued with its new payload.")
+            else:
+                say(request, "The letter was gone already: nothing was changed.", "warn")
+            return go_to("/dead")
+    except (ConfigError, MalformedRequestError) as error:
+        return _page(request, vertex, info, text=text, failure=str(error), status=400)
+    changes = differing(payload_facts(info.payload), payload_facts(payload))
+    return _page(request, vertex, info, text=text, changes=changes, is_checked=True)
+
+
+def _page(
+    request: Request,
+    vertex: str,
+    info: RecordInfo,
+    *,
+    text: str | None = None,
+    failure: str = "",
+    changes: list[tuple[str, str, str]] | None = None,
+    is_checked: bool = False,
+    status: int = 200,
+) -> Response:
+    facts = record_facts(vertex, info, console_of(request).watch.names())
+    return page(
+        request,
+        "edit.html",
+        here="/dead",
+        record=facts,
+        text=payload_text(facts["record"]) if text is None else text,
+        failure=failure,
+        changes=changes or [],
+        is_checked=is_checked,
+        status=status,
+    )
+
 
 _AT_ONCE_S = 0.15
 """A plan is shown with its count where that takes no longer."""
-
-router = APIRouter(include_in_schema=False)
 
 
 def _groups(visit: Visit) -> Context:

@@ -12,14 +12,22 @@ from fastapi.responses import Response
 from markupsafe import Markup
 
 from ftlayer.console import charts, formats
-from ftlayer.console.asking import OrderForm, actions_of, ask, check_savepoint, drawn_id, split_job
-from ftlayer.console.forms import Operator, PostedForm
+from ftlayer.console.asking import (
+    Operator,
+    OrderForm,
+    PostedForm,
+    actions_of,
+    ask,
+    check_savepoint,
+    drawn_id,
+    split_job,
+)
 from ftlayer.console.graph import GraphEdge, GraphNode, draw
 from ftlayer.console.live import Context, LivePage, Visit, known_hour, shown_hour
 from ftlayer.console.login import Caller
-from ftlayer.console.places import job_href
 from ftlayer.console.rendering import console_of, go_to, page, say
 from ftlayer.console.searching import Console
+from ftlayer.console.works import job_href
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.facts import Facts, job_facts
 from ftlayer.vertex.calls import AnnouncedJob, OrderAction

@@ -1,14 +1,188 @@
-"""The overview: how all is, jobs, vertices, the last hour."""
+"""How all is: signing in and out, the overview, the checkpoints in directories, the audit logs."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage.loading import check_directory, find_checkpoints, load_checkpoint, read_each
+from ftlayer.checkpoint.storage.report import summary
+from ftlayer.console.asking import PostedForm, SubmittedForm
 from ftlayer.console.live import Context, LivePage, Visit, shown_hour
-from ftlayer.monitor.facts import Facts, overview_facts
+from ftlayer.console.login import LOGIN, SESSION_MS, peer_of, session_key, too_many
+from ftlayer.console.rendering import console_of, go_to, page
+from ftlayer.console.watch import Watch
+from ftlayer.console.works import with_query
+from ftlayer.errors import CheckpointError, ConfigError, UnsupportedError, VertexUnavailableError
+from ftlayer.monitor.facts import Facts, audit_facts, iso, overview_facts, seconds
+from ftlayer.vertex.calls import AuditPage, ListAudit
 
 router = APIRouter(include_in_schema=False)
+
+
+ENTRIES = 100
+MOST_ENTRIES = 500
+
+
+@router.get("/audit")
+def audit_page(request: Request, vertex: str = "", after: str = "") -> Response:
+    """Show the log."""
+    watch = console_of(request).watch
+    found = audit_of(watch, vertex=vertex, after=after)
+    return page(
+        request,
+        "audit.html",
+        here="/audit",
+        found=found,
+        vertices=[view.vertex for view in watch.views() if view.has_records],
+        vertex=vertex,
+        more=with_query("/audit", {"vertex": vertex, "after": found.next}) if found.next else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAudit:
+    """Entries, the latest first; ``next`` goes on in the log of one vertex; ``troubles`` say why there may be more."""
+
+    entries: list[Facts]
+    next: str
+    troubles: list[str]
+
+
+def audit_of(watch: Watch, *, vertex: str = "", after: str = "", limit: int = ENTRIES) -> FoundAudit:
+    """Return the latest entries of all vertices, or of one, where ``after`` goes on. Raises `ConfigError`."""
+    if vertex:
+        watch.client(vertex)  # which says so where there is none
+    views = [view for view in watch.views() if not view.is_gone and vertex in ("", view.vertex)]
+    if after and len(views) != 1:
+        raise ConfigError("after: a page goes on in the log of one vertex; say which, by vertex")
+    entries: list[Facts] = []
+    troubles: list[str] = []
+    more = ""
+    for view in views:
+        try:
+            page = watch.client(view.vertex).call(ListAudit(_cursor(after), limit))
+        except UnsupportedError:
+            continue  # a driver's own board changes no records
+        except VertexUnavailableError as error:
+            troubles.append(f"{view.vertex} gives no answer: {error if view.is_up else view.failure}")
+            continue
+        assert isinstance(page, AuditPage)
+        entries += [{"vertex": view.vertex} | audit_facts(entry) for entry in page.entries]
+        more = page.more.hex() if len(views) == 1 else ""
+    entries.sort(key=lambda entry: entry["at"] or "", reverse=True)
+    return FoundAudit(entries[:limit], more, troubles)
+
+
+def _cursor(after: str) -> bytes:
+    try:
+        return bytes.fromhex(after)
+    except ValueError:
+        raise ConfigError("after: this is not where a page ended; begin anew") from None
+
+
+MOST_STORED = 200
+"""The latest so many of a directory are read."""
+
+
+@router.get("/checkpoints")
+def checkpoints_page(request: Request) -> Response:
+    """Show what lies in the directories that the console was given."""
+    found = stored_checkpoints(console_of(request).options.checkpoints)
+    return page(request, "stored.html", here="/checkpoints", found=found)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoints:
+    """What was found below ``url``, the latest first; ``failure`` says why nothing could be."""
+
+    url: str
+    items: list[Facts]
+    failure: str = ""
+
+
+def stored_checkpoints(urls: tuple[str, ...]) -> list[StoredCheckpoints]:
+    """Read what lies below each of ``urls``; one that cannot be read is said so."""
+    return [_below(url) for url in urls]
+
+
+def _below(url: str) -> StoredCheckpoints:
+    try:
+        check_directory(url)
+        each = read_each(islice(find_checkpoints(url), MOST_STORED), load_checkpoint)
+        return StoredCheckpoints(url, [_facts(location, read) for location, read in each])
+    except (CheckpointError, ConfigError) as error:
+        return StoredCheckpoints(url, [], str(error))
+
+
+def _facts(location: str, read: Checkpoint | CheckpointError) -> Facts:
+    if isinstance(read, CheckpointError):
+        return {"location": location, "failure": str(read)}
+    found = summary(read)
+    return {
+        "location": location,
+        "failure": "",
+        "checkpoint": found["checkpoint"],
+        "kind": found["kind"],
+        "job": found["job"],
+        "completed": iso(found["completed_ms"]),
+        "duration_seconds": seconds(found["duration_ms"]),
+        "state_bytes": found["state_bytes"],
+        "written_bytes": found["written_bytes"],
+        "restore": f"env.execute(restore_from={location!r})",
+    }
+
+
+@router.get(LOGIN)
+def login_page(request: Request, token: str = "", next: str = "/") -> Response:
+    """Show the form; the link that a console prints brings the token with it."""
+    return page(request, "login.html", token=token, next=own_path(next), failure="")
+
+
+@router.post(LOGIN)
+async def log_in(request: Request) -> Response:
+    console = console_of(request)
+    form = SubmittedForm(await request.form(max_files=0, max_fields=10))
+    wanted = own_path(form.text("next"))
+    token = form.text("token").strip()
+    user = console.users.of_token(token)
+    if user is None:
+        wait_ms = console.throttle.failed(peer_of(request.scope), token)
+        text, status = (too_many(wait_ms), 429) if wait_ms else ("No user has this token.", 403)
+        return page(request, "login.html", token="", next=wanted, failure=text, status=status)
+    answer = go_to(wanted)
+    answer.set_cookie(
+        console.cookie,
+        console.sessions.start(user),
+        max_age=SESSION_MS // 1_000,
+        path="/",
+        secure=console.options.has_tls,
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+@router.post("/logout")
+async def log_out(request: Request, form: PostedForm) -> Response:
+    """End the session."""
+    console = console_of(request)
+    console.sessions.end(session_key(request.headers, console.cookie))
+    answer = go_to(LOGIN)
+    answer.delete_cookie(
+        console.cookie, path="/", secure=console.options.has_tls, httponly=True, samesite="strict"
+    )
+    return answer
+
+
+def own_path(path: str) -> str:
+    """Return a path of this console, "/" for what would lead to another site."""
+    is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_own else "/"
 
 
 def _context(visit: Visit) -> Context:

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from ftlayer.console.forms import AnyCaller
-from ftlayer.console.places import with_query
+from ftlayer.console.asking import AnyCaller
 from ftlayer.console.rendering import console_of, page
 from ftlayer.console.searching import STATES, Console, RecordFilter, SearchResult, record_of, search
+from ftlayer.console.works import with_query
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.monitor.facts import Facts, explained_facts, job_summary_facts, record_facts
 from ftlayer.vertex.calls import Explain, Explained, RecordInfo

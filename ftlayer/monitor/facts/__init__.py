@@ -8,9 +8,16 @@ origins 16 hexadecimal digits, keys hexadecimal. With ``mask`` nothing that a re
 from __future__ import annotations
 
 from ftlayer.monitor.facts.common import Facts as Facts
+from ftlayer.monitor.facts.common import audit_facts as audit_facts
+from ftlayer.monitor.facts.common import explained_facts as explained_facts
+from ftlayer.monitor.facts.common import group_facts as group_facts
 from ftlayer.monitor.facts.common import hour_facts as hour_facts
 from ftlayer.monitor.facts.common import iso as iso
 from ftlayer.monitor.facts.common import latency_facts as latency_facts
+from ftlayer.monitor.facts.common import letter_group_facts as letter_group_facts
+from ftlayer.monitor.facts.common import payload_facts as payload_facts
+from ftlayer.monitor.facts.common import record_facts as record_facts
+from ftlayer.monitor.facts.common import record_stream as record_stream
 from ftlayer.monitor.facts.common import seconds as seconds
 from ftlayer.monitor.facts.jobs import job_facts as job_facts
 from ftlayer.monitor.facts.jobs import job_summary_facts as job_summary_facts
@@ -19,10 +26,3 @@ from ftlayer.monitor.facts.jobs import order_facts as order_facts
 from ftlayer.monitor.facts.jobs import overview_facts as overview_facts
 from ftlayer.monitor.facts.jobs import stream_facts as stream_facts
 from ftlayer.monitor.facts.jobs import vertex_facts as vertex_facts
-from ftlayer.monitor.facts.records import audit_facts as audit_facts
-from ftlayer.monitor.facts.records import explained_facts as explained_facts
-from ftlayer.monitor.facts.records import group_facts as group_facts
-from ftlayer.monitor.facts.records import letter_group_facts as letter_group_facts
-from ftlayer.monitor.facts.records import payload_facts as payload_facts
-from ftlayer.monitor.facts.records import record_facts as record_facts
-from ftlayer.monitor.facts.records import record_stream as record_stream
