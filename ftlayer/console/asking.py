@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData, UploadFile
 
 from ftlayer.checks import check_known, duration_ms
-from ftlayer.console.login import Caller
+from ftlayer.console.guard import Caller
 from ftlayer.console.rendering import caller_of
 from ftlayer.console.searching import Console
 from ftlayer.console.watch import Watch

@@ -20,7 +20,7 @@ from starlette.routing import compile_path
 
 from ftlayer.console import formats
 from ftlayer.console.asking import checked_caller
-from ftlayer.console.login import EVENTS, Caller, session_key
+from ftlayer.console.guard import EVENTS, Caller, session_key
 from ftlayer.console.rendering import console_of, page, render
 from ftlayer.console.searching import Console
 from ftlayer.console.watch import Watch

@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from ftlayer.console import charts, formats
 from ftlayer.console import works as places
-from ftlayer.console.login import Caller, Notice
+from ftlayer.console.guard import Caller
+from ftlayer.console.login import Notice
 from ftlayer.console.searching import Console
 
 HERE = Path(__file__).parent

@@ -27,8 +27,8 @@ from ftlayer.clock import Now, system_now
 from ftlayer.console.api import jobs as api_jobs
 from ftlayer.console.api import records as api_records
 from ftlayer.console.asking import RefusedError
+from ftlayer.console.guard import API, EVENTS, LOGIN, METRICS, Guard, error_body
 from ftlayer.console.live import events
-from ftlayer.console.login import API, EVENTS, LOGIN, METRICS, Guard, error_body
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.pages import dead, jobs, overview, records
 from ftlayer.console.rendering import STATIC_FILES, console_of, page

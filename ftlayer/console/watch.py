@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ftlayer import __version__
 from ftlayer.clock import Now
-from ftlayer.console.login import API, EVENTS, METRICS, STATIC, Sessions
+from ftlayer.console.guard import API, EVENTS, METRICS, STATIC
+from ftlayer.console.login import Sessions
 from ftlayer.errors import FTLayerError, UnknownJobError, VertexUnavailableError
 from ftlayer.histogram import Histogram
 from ftlayer.monitor.gather import Client, Gatherer

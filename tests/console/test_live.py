@@ -8,8 +8,9 @@ from typing import Any
 
 from starlette.datastructures import QueryParams
 
+from ftlayer.console.guard import Caller
 from ftlayer.console.live import LivePage, Visit, news
-from ftlayer.console.login import Caller, Role, User
+from ftlayer.console.login import Role, User
 from ftlayer.console.pages import jobs, overview
 
 READER = Caller(User("bob", Role.READER, "token"), None)

@@ -19,8 +19,8 @@ from ftlayer.console.asking import (
     parsed_payload,
     requeue_edited,
 )
+from ftlayer.console.guard import Caller
 from ftlayer.console.live import Context, LivePage, Visit
-from ftlayer.console.login import Caller
 from ftlayer.console.pages.overview import own_path
 from ftlayer.console.pages.records import check_masking, filter_of, known_record, payload_text
 from ftlayer.console.rendering import console_of, go_to, page, say

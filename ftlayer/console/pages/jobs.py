@@ -23,8 +23,8 @@ from ftlayer.console.asking import (
     split_job,
 )
 from ftlayer.console.graph import GraphEdge, GraphNode, draw
+from ftlayer.console.guard import Caller
 from ftlayer.console.live import Context, LivePage, Visit, known_hour, shown_hour
-from ftlayer.console.login import Caller
 from ftlayer.console.rendering import console_of, go_to, page, say
 from ftlayer.console.searching import Console
 from ftlayer.console.works import job_href

@@ -12,8 +12,9 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.loading import check_directory, find_checkpoints, load_checkpoint, read_each
 from ftlayer.checkpoint.storage.report import summary
 from ftlayer.console.asking import PostedForm, SubmittedForm
+from ftlayer.console.guard import LOGIN, peer_of, session_key, too_many
 from ftlayer.console.live import Context, LivePage, Visit, shown_hour
-from ftlayer.console.login import LOGIN, SESSION_MS, peer_of, session_key, too_many
+from ftlayer.console.login import SESSION_MS
 from ftlayer.console.rendering import console_of, go_to, page
 from ftlayer.console.watch import Watch
 from ftlayer.console.works import with_query
