@@ -27,7 +27,7 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
 STREAM = "scale/source"

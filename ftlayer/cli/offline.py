@@ -33,7 +33,7 @@ from ftlayer.vertex.calls import (
     StreamList,
 )
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 PAGE = 1_000
 

@@ -13,7 +13,7 @@ from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope
 from ftlayer.vertex.rules.layer import INTAKE, FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 STREAM = "job/source"
 

@@ -55,7 +55,7 @@ from ftlayer.vertex.calls import QueryStatus, Stats, StatsReply, StreamOptions, 
 from ftlayer.vertex.metrics import catalogue
 from ftlayer.vertex.metrics.catalogue import Metric, MetricKind
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -11,7 +11,7 @@ from ftlayer.errors import VertexUnavailableError
 from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 
 class RulesClient:

@@ -26,7 +26,7 @@ from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 FT_TYPE = pa.struct([("root", pa.int64())])
 GIVER = RootGiver("q", "run", "files", 0, 0, 1)

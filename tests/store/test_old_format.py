@@ -18,7 +18,7 @@ from ftlayer.store.ranges import StoredPartition, StoredRange, all_ranges, put_r
 from ftlayer.store.rows import pack, unpack
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 NEW = ("groups", "by_group", "by_root", "board", "audit")
 

@@ -22,7 +22,7 @@ from ftlayer.transport.tls import Certificate
 from ftlayer.vertex.calls import OpenStream, Persist, StreamOptions, Xor
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 from ftlayer.vertex.service.rules import ShardParts
 from ftlayer.vertex.service.serve import VertexServer, open_vertex

@@ -29,9 +29,8 @@ from ftlayer.functions.chains.firing import (
     never,
     timer_failed,
 )
-from ftlayer.functions.chains.preparing import ChainOperator, prepare
+from ftlayer.functions.chains.preparing import ChainOperator, gives_times, prepare, taken_off
 from ftlayer.functions.chains.record_segment import RecordSegment
-from ftlayer.functions.chains.retiming import gives_times, taken_off
 from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
 from ftlayer.functions.chains.window_segment import AggregateSegment, WindowSegment
 from ftlayer.functions.conversion import VALUES, concat

@@ -94,12 +94,11 @@ from ftlayer.runtime.slot.events import (
     Wake,
 )
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
-from ftlayer.runtime.slot.mode import Order, SlotContext
+from ftlayer.runtime.slot.mode import Order, RunTracer, SlotContext
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
-from ftlayer.runtime.slot.tracing import RunTracer
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Task, TaskKey
 from ftlayer.runtime.task.mode import TaskMode

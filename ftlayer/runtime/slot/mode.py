@@ -50,7 +50,6 @@ from ftlayer.runtime.slot.events import (
 )
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.seat import Seat, Seating
-from ftlayer.runtime.slot.tracing import RunTracer
 from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,
@@ -67,6 +66,14 @@ from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.vertex.calls import StreamOptions
+
+
+class RunTracer(Protocol):
+    """Makes spans of runs. Called by the loop, behind each."""
+
+    def ran(self, run: RunTask, decided: Sequence[SlotInstruction], start_ns: int, end_ns: int) -> None:
+        """A task has run from ``start_ns`` to ``end_ns`` (Unix), and this was decided in its course."""
+
 
 ModeEvent = (
     RootsAccepted

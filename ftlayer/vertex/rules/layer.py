@@ -86,23 +86,29 @@ from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.audit import VertexHour
 from ftlayer.vertex.rules.batches import Batches
 from ftlayer.vertex.rules.board import Board
-from ftlayer.vertex.rules.counters import StreamCounters
 from ftlayer.vertex.rules.dedupe import Dedupe
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.letters import BarrierLetters
 from ftlayer.vertex.rules.live import by_segment
-from ftlayer.vertex.rules.names import belongs_to, names_of
 from ftlayer.vertex.rules.operating import DeadLetters
-from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.range_calls import RangeCalls
 from ftlayer.vertex.rules.replay import Replays
 from ftlayer.vertex.rules.retry import check_timeout
-from ftlayer.vertex.rules.state import Group, ShardState, recover
-from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.rules.state import Group, LayerOptions, ShardState, recover
+from ftlayer.vertex.rules.streams import Stream, StreamCounters
 from ftlayer.vertex.rules.tracking import Tracking
-from ftlayer.vertex.rules.walked import NEVER_MS, PASSED_AT_ONCE, PassedRows, Record, Span, Walks
+from ftlayer.vertex.rules.walked import (
+    NEVER_MS,
+    PASSED_AT_ONCE,
+    PassedRows,
+    Record,
+    Span,
+    Walks,
+    belongs_to,
+    names_of,
+)
 
 
 class Opening:

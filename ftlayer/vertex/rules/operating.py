@@ -17,9 +17,9 @@ from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, Wri
 from ftlayer.store.streams import get_cursor, put_cursor, put_died_ms
 from ftlayer.vertex.calls import Changed, Cursor, Edit, EditAndRequeue, GetCursor, Purge, PutCursor, Requeue
 from ftlayer.vertex.rules import audit
-from ftlayer.vertex.rules.names import names_of
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.rules.walked import names_of
 
 # What a vertex answers to probes: whether to restart it (liveness), whether to send clients to it (readiness).
 #

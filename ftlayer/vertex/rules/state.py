@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
 from ftlayer.acker import AckerTable, BucketRotations, ExactTracker, Roots, Tracker
+from ftlayer.checks import LONGEST_MS, check_choice, check_int
 from ftlayer.circuit import LEAST_RECORDS, CircuitBreaker, CircuitState, CircuitStatus
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StoreDamagedError
-from ftlayer.records.ids import RowRoots, ids_of, root_ids
+from ftlayer.records.ids import RowRoots, ids_of, root_ids, shard_bits
 from ftlayer.records.traced import Sampler
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedTable
@@ -22,15 +24,42 @@ from ftlayer.store.rows import U64, TextChanges
 from ftlayer.store.segments import Mask, SegmentKind, Segments
 from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, get_died_ms
 from ftlayer.vertex.calls import Envelope, Reply, RowRange, StreamCircuit
-from ftlayer.vertex.rules.counters import ShardCounters
 from ftlayer.vertex.rules.followed import FollowedAttempts
 from ftlayer.vertex.rules.grouping import DeadIndex
 from ftlayer.vertex.rules.live import LiveSegments, by_segment, locations_of
-from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.owners import Owners, owner_of
 from ftlayer.vertex.rules.retry import MAX_REASON, MAX_TRACEBACK, Cause, cut
 from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange, SourceRanges
-from ftlayer.vertex.rules.streams import Stream, stream_of_record
+from ftlayer.vertex.rules.streams import ShardCounters, Stream, stream_of_record
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOptions:
+    """Options of one `FTLayerCore`.
+
+    ``shard`` of ``shards`` (a power of two) is in the top bits of its root ids. ``tracker`` "exact"
+    remembers every id, some hundred times slower, so that `Explain` can tell what a root waits for.
+    A root expires between its stream's timeout and timeout x (1 + 1 / (buckets - 1)). What completed is
+    written down ``flush_ms`` after it did; what is not written when the vertex is lost is replayed.
+    ``traced`` is the share of records whose attempts are followed (`FollowedAttempts`), 0 for none.
+
+    Raises `ConfigError` for a value out of range.
+    """
+
+    shard: int = 0
+    shards: int = 1
+    tracker: Literal["table", "exact"] = "table"
+    buckets: int = 3
+    flush_ms: int = 100
+    traced: float = 0.0
+
+    def __post_init__(self) -> None:
+        shard_bits(self.shards)
+        check_int(self.shard, "shard", least=0, most=self.shards - 1)
+        check_choice(self.tracker, "tracker", ("table", "exact"))
+        check_int(self.buckets, "buckets", least=2, most=1_000)
+        check_int(self.flush_ms, "flush_ms", least=0, most=LONGEST_MS)
+
 
 # Circuit breakers of topologies: while too many records of a stream fail, its records are held, and none dies.
 #

@@ -46,7 +46,7 @@ from ftlayer.vertex.calls import Reply
 from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.service.directory import fix_shards, prepare_vertex
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.vertex.service.metrics import Metrics, Probes, vertex_families

@@ -48,7 +48,7 @@ from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.topology.operators import Replay
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 RANGE_CALLS = calls.TakeOver | calls.Register | calls.AskRanges | calls.StoreRows
 

@@ -71,7 +71,7 @@ from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 STEP_MS = 50
 TIMEOUT_MS = 1_000

@@ -25,7 +25,7 @@ from ftlayer.store import MemoryStore
 from ftlayer.topology.operators import AssignWatermarks
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 N = pa.schema([("n", pa.int64())])
 

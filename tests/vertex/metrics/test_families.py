@@ -19,7 +19,7 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.metrics import catalogue
 from ftlayer.vertex.metrics.catalogue import SHOWN_AFTER_END_MS, Families, Metric, add_jobs, add_vertex
-from ftlayer.vertex.rules.counters import ShardCounters, StreamCounters
+from ftlayer.vertex.rules.streams import ShardCounters, StreamCounters
 
 NOW_MS = 1_700_000_000_000
 COUNTERS = dict.fromkeys(StreamCounters.__dataclass_fields__, 0)

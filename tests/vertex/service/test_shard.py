@@ -40,7 +40,7 @@ from ftlayer.vertex.calls import (
     Xored,
 )
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.service.rules import ShardParts
 from ftlayer.vertex.service.shard import Shard
 

@@ -477,7 +477,7 @@ MAX_A_RUN = 2_048
 
 
 class AckerTracer:
-    """`ftlayer.runtime.slot.tracing.RunTracer` of acker mode, where records have roots. For the loop's thread."""
+    """`ftlayer.runtime.slot.mode.RunTracer` of acker mode, where records have roots. For the loop's thread."""
 
     def __init__(self, sampler: Sampler, topology: str, slot: int, send: Callable[[EndedSpan], None]) -> None:
         self._sampler = sampler

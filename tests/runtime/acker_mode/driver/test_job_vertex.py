@@ -27,7 +27,7 @@ from ftlayer.topology.operators import IterableSource, Sink, Source
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 WAIT_S = 600
 ID = pa.schema([("id", pa.int64())])

@@ -41,7 +41,7 @@ from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import SourcePosition
 from ftlayer.vertex.rules.layer import FTLayerCore
-from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.state import LayerOptions
 
 SCHEMA = pa.schema([("n", pa.int64())])
 STREAM = "job/s"
