@@ -1,14 +1,45 @@
-"""Files with a token or a key: read only where no other user can."""
+"""Files of one user: secrets are read only where no other can, and what others put beside them does no harm."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ftlayer.errors import ConfigError
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def is_private(path: Path) -> bool:
+    """Whether it is a directory of this user that no other can enter, and no link to one.
+
+    In a directory for temporary files others may put anything under any name: of theirs nothing is looked at.
+    """
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
+
+
+@contextmanager
+def unused(path: Path, flags: int = os.O_RDONLY) -> Iterator[os.stat_result]:
+    """Lock what a killed process of this user may have left; OSError where it is another's, a link, or in use."""
+    # Not to wait: a pipe would take for ever to open.
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(file)
+        if status.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "another user's", str(path))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield status
+    finally:
+        os.close(file)
 
 
 def read_secret(path: Path, option: str) -> bytes:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ftlayer.errors import ConfigError, UnauthorizedError
+from ftlayer.secret_files import is_private, unused
 from ftlayer.transport.address import Address, is_socket_path
 from ftlayer.transport.frames import FrameKind, FrameSocket
 
@@ -230,16 +231,8 @@ def socket_directories() -> tuple[Path, ...]:
     """
     parents = dict.fromkeys(Path(parent).resolve() for parent in (tempfile.gettempdir(), FALLBACK))
     return tuple(
-        path for parent in parents for path in sorted(parent.glob(f"{_PREFIX}*")) if _is_private(path)
+        path for parent in parents for path in sorted(parent.glob(f"{_PREFIX}*")) if is_private(path)
     )
-
-
-def _is_private(path: Path) -> bool:
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
 
 
 def bounded_http(base: Any, most: int) -> type[Any]:
@@ -355,13 +348,8 @@ def remove_left(path: Path) -> None:
 @contextlib.contextmanager
 def _unused(path: Path) -> Iterator[float]:
     """Lock a directory, and give its age in seconds; OSError where it is in use, or not one to be removed."""
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        status = os.fstat(lock)
+    with unused(path, os.O_DIRECTORY) as status:
         age_s = time.time() - status.st_mtime
-        if status.st_uid != os.geteuid() or age_s < _YOUNG_S:
+        if age_s < _YOUNG_S:
             raise PermissionError(errno.EPERM, "not left behind")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield age_s
-    finally:
-        os.close(lock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import logging
@@ -72,6 +73,7 @@ from ftlayer.errors import (
     ConfigError,
     FTLayerError,
 )
+from ftlayer.secret_files import unused
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +127,7 @@ class LocalCopies:
 
 def _lock(directory: Path) -> int | None:
     """Hold the directory's lock while this process lives; None: another process (a zombie) still does."""
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -136,14 +138,11 @@ def _lock(directory: Path) -> int | None:
 
 def _remove_dead(job: Path, except_run: str) -> None:
     """Remove what slots of earlier runs have left on this machine."""
-    for directory in job.glob(f"*/slot-*/{LOCK}"):
-        slot = directory.parent
-        if slot.parent.name == except_run:
-            continue
-        descriptor = _lock(slot)
-        if descriptor is not None:
-            _remove(slot)
-            os.close(descriptor)
+    for slot in job.glob("*/slot-*"):
+        # Others may have put anything there: no link is followed, and what is theirs stays.
+        if slot.parent.name != except_run and not slot.parent.is_symlink():
+            with contextlib.suppress(OSError), unused(slot, os.O_DIRECTORY), unused(slot / LOCK, os.O_RDWR):
+                _remove(slot)
 
 
 def _remove(slot: Path) -> None:

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
@@ -27,6 +27,7 @@ from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError, StateSerializationError
 from ftlayer.functions.keyed import Key
+from ftlayer.secret_files import is_private, unused
 from ftlayer.state.lmdb.copies import (
     DATA,
     FORMAT,
@@ -70,19 +71,9 @@ class LocalDirectory:
 
 
 def _sweep(base: Path) -> None:
-    for lock in base.glob(f"{_PREFIX}*/{_LOCK}"):
-        try:
-            handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            # Another user's, or gone meanwhile.
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(handle)
+    for directory in filter(is_private, base.glob(f"{_PREFIX}*")):
+        with suppress(OSError), unused(directory / _LOCK, os.O_RDWR):
+            shutil.rmtree(directory)
 
 
 # The keys of a table's base in the order in which they lie in a store, found out bit by bit.

@@ -69,6 +69,7 @@ from ftlayer.runtime.slot.events import Event, ModeInstruction, SnapshotOver
 from ftlayer.runtime.slot.mode import SlotContext, SlotParts, misplaced
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.task.suspects import NO_SUSPECTS, Suspects
+from ftlayer.secret_files import is_private
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.opening import open_backend
 
@@ -89,7 +90,6 @@ FORGOTTEN_S = 86_400
 
 _PREFIX = "ftlayer-boxes-"
 _SUFFIX = ".box"
-_OTHERS = 0o077
 _PAGE = 4_096
 
 _HEAD, _HEAD_AT = struct.Struct("<8sI32s"), 0
@@ -152,19 +152,15 @@ class BlackBox:
 
 
 def box_directory(parent: str | None, job: str) -> Path:
-    """Make the directory of a job's boxes on this host, if it is not there; raises `OSError`.
+    """Make the directory of one box of a job on this host; raises `OSError`.
 
-    ``parent`` None: the system's directory for temporary files. It is this user's alone: who can write there has
-    records made dead letters.
+    ``parent`` None: the system's directory for temporary files. It is this user's alone, as who can write there has
+    records made dead letters, and its name is new: one that others know they could take.
     """
     base = Path(parent or tempfile.gettempdir())
     base.mkdir(parents=True, exist_ok=True)
     _sweep(base)
-    path = base / _name_of(job)
-    path.mkdir(mode=0o700, exist_ok=True)
-    if not _is_private(path):
-        raise PermissionError(f"{path} is not a directory of this user's alone")
-    return path
+    return Path(tempfile.mkdtemp(prefix=_name_of(job), dir=base))
 
 
 def deaths_of(parent: str | None, job: str, chains: Sequence[str]) -> tuple[Death, ...]:
@@ -172,11 +168,9 @@ def deaths_of(parent: str | None, job: str, chains: Sequence[str]) -> tuple[Deat
 
     ``parent`` as for `box_directory`. To be called while no box of this process is open.
     """
-    path = Path(parent or tempfile.gettempdir()) / _name_of(job)
-    if not path.exists() or not _is_private(path):
-        return ()
-    found = [_read_of_black_box(box, chains) for box in sorted(path.glob(f"*{_SUFFIX}"))]
-    _remove_if_empty(path)
+    directories = filter(is_private, Path(parent or tempfile.gettempdir()).glob(f"{_name_of(job)}*"))
+    boxes = [box for directory in directories for box in directory.glob(f"*{_SUFFIX}")]
+    found = [_read_of_black_box(box, chains) for box in sorted(boxes, key=lambda box: box.name)]
     return tuple(death for death in found if death is not None)
 
 
@@ -191,6 +185,7 @@ def _read_of_black_box(path: Path, chains: Sequence[str]) -> Death | None:
         if not os.fstat(file).st_nlink:
             return None
         path.unlink()
+        _remove_if_empty(path.parent)
         return _death(os.pread(file, _PAGE, 0), os.pread(file, 4 * MAX_STACK, _PAGE), chains)
     except (BlockingIOError, PermissionError):
         return None  # its process lives
@@ -224,26 +219,20 @@ def _death(page: bytes, words: bytes, chains: Sequence[str]) -> Death | None:
 
 
 def _name_of(job: str) -> str:
-    return _PREFIX + blake2b(job.encode(), digest_size=8).hexdigest()
-
-
-def _is_private(path: Path) -> bool:
-    status = path.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
+    return f"{_PREFIX}{blake2b(job.encode(), digest_size=8).hexdigest()}-"
 
 
 def _sweep(base: Path) -> None:
-    for directory in base.glob(f"{_PREFIX}*"):
-        # Others may put anything there that has such a name: of theirs nothing is looked at, let alone followed.
+    forgotten = time.time() - FORGOTTEN_S
+    for directory in filter(is_private, base.glob(f"{_PREFIX}*")):
         with contextlib.suppress(OSError):
-            if not _is_private(directory):
-                continue
             for path in directory.iterdir():
                 with contextlib.suppress(OSError):
                     status = path.lstat()
-                    if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= FORGOTTEN_S:
+                    if stat.S_ISREG(status.st_mode) and status.st_mtime <= forgotten:
                         _read_of_black_box(path, ())
-                        _remove_if_empty(directory)
+            if directory.lstat().st_mtime <= forgotten:
+                directory.rmdir()  # its process was killed before it had a box
 
 
 def _remove_if_empty(path: Path) -> None:
