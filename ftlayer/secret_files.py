@@ -62,7 +62,7 @@ def read_own_secret(path: Path, option: str) -> bytes:
 
     Raises `ConfigError` as `read_secret` does, and where the file is another user's, or no file.
     """
-    secret, status = _read(path, option)
+    secret, status = _read(path, option, os.O_NONBLOCK)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         raise ConfigError(
             f"{option}: {path} is not a file of yours (user {os.geteuid()}) but of user {status.st_uid}"
@@ -71,9 +71,9 @@ def read_own_secret(path: Path, option: str) -> bytes:
     return secret
 
 
-def _read(path: Path, option: str) -> tuple[bytes, os.stat_result]:
+def _read(path: Path, option: str, flags: int = 0) -> tuple[bytes, os.stat_result]:
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, os.O_RDONLY | flags), "rb") as file:
             # Of what was opened, and not of what has the name a moment later.
             return file.read(), os.fstat(file.fileno())
     except OSError as error:

@@ -10,10 +10,16 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numba
 import pytest
 
+from ftlayer.acker.compiler import _warn_about_the_cache, kernel
+from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.checkpoint.storage.opening import LOCK, LocalCopies
+from ftlayer.errors import ConfigError
 from ftlayer.runtime.barrier_mode.slot.shell import FORGOTTEN_S, BlackBox, box_directory, deaths_of
+from ftlayer.secret_files import read_own_secret
+from ftlayer.sources.tail.data_source import ROTATED, LocalDisk
 from ftlayer.state.lmdb.stores import LocalDirectory
 from ftlayer.transport.sockets import SocketDirectory, socket_directories
 
@@ -122,3 +128,45 @@ def test_no_sweep_is_stopped_by_or_takes_away_what_others_have_put_there(shared:
         left = {str(path) for path in shared.rglob("*")}
         assert planted <= left
         assert stat.S_ISFIFO(os.lstat(shared / "ftlayer-state-pipe").st_mode)
+
+
+def test_no_link_or_pipe_stops_who_reads_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "app.log").write_text("a\n")
+    (tmp_path / "app.log.1").symlink_to("app.log.1")
+    (tmp_path / "app.log.2").symlink_to("/nowhere")
+    os.mkfifo(tmp_path / "app.log.3")
+    disk = LocalDisk([str(tmp_path / "app.log")], ROTATED)
+    assert [seen.path for seen in disk.files([])] == [str(tmp_path / "app.log")]
+    os.mkfifo(tmp_path / "_metadata")
+    assert [entry.path for entry in LocalFiles(str(tmp_path)).walk()] == ["app.log"]
+    with pytest.raises(ConfigError, match="not a file of yours"):
+        read_own_secret(tmp_path / "_metadata", "access file")
+
+
+def kernel_of(number: int) -> int:
+    return number * 2
+
+
+@pytest.mark.parametrize("how", ["closed", "cut", "loop", "pipe", "others"])
+def test_a_cache_that_is_of_no_use_is_no_hindrance(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    assert kernel(kernel_of)(21) == 42
+    (index,) = tmp_path.glob("*/*.nbi")
+    content = index.read_bytes()
+    if how == "cut":
+        index.write_bytes(content[:20])
+    elif how in ("loop", "pipe"):
+        index.unlink()
+        index.symlink_to(index) if how == "loop" else os.mkfifo(index)
+    if how in ("others", "pipe"):
+        index.parent.chmod(0o777)
+    if how == "closed":
+        index.unlink()
+        index.mkdir()
+    _warn_about_the_cache.cache_clear()
+    with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR"):
+        assert kernel(kernel_of)(21) == 42
+    if how in ("cut", "loop"):
+        assert len(index.read_bytes()) == len(content)  # and is of use again

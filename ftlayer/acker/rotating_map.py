@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,9 @@ _SHRINK_BELOW = 0.4
 # Lines reserved (as address space) at first; a table that outgrows them is moved as a whole.
 RESERVED_LINES = 1 << 25
 _LEAST_RESERVED_LINES = 1 << 18
+# Where address space is limited, a table begins with this share of what is free: stores, threads and the compiler of
+# kernels need room, too.
+_SHARE = 64
 # A region of a power of two would put the same line of all segments into the same sets of the caches.
 _REGION_GRAIN = 64
 _BYTES_PER_LINE = 64 + 32 + 8
@@ -240,10 +244,13 @@ class RotatingHashMap:
 
     def _reserve(self, lines: int, least: int) -> None:
         """Take address space for ``lines``, or where it is limited for fewer, but not below ``least``."""
+        is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
         while True:
             stride = (lines // kernels.SEGMENTS // _REGION_GRAIN + 1) * _REGION_GRAIN + 1
             total = stride * kernels.SEGMENTS
             try:
+                if is_limited and lines > least:
+                    Arena(_SHARE * total, _BYTES_PER_LINE, np.uint8)  # is there so much?
                 self._arenas = (
                     Arena(total, 8, np.uint64),
                     Arena(total, kernels.PLACES, np.uint64),

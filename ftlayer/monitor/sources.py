@@ -120,7 +120,9 @@ def sources_here() -> FoundSources:
     left_out = []
     for directory in socket_directories():
         path = directory / FOUND_ACCESS_FILE
-        if not path.exists():
+        if not os.path.exists(
+            path
+        ):  # what it leads to may be in a directory that is closed to this user by now
             continue  # of slots, or of a driver that is about to begin or end
         try:
             source = _of_file(path.resolve())

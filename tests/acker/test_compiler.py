@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import pytest
 
 from ftlayer.acker import compiler
 
 
 def test_without_a_place_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    njit = numba.njit
+    def without_place(_function: Any) -> Any:
+        # Each reason is told once in a process.
+        raise RuntimeError("cannot cache function 'f': no locator available for file 'the_test_of_this.py'")
 
-    def njit_without_cache(*function: Any, **options: Any) -> Any:
-        if options.get("cache"):
-            # Each reason is told once in a process.
-            raise RuntimeError(
-                "cannot cache function 'f': no locator available for file 'the_test_of_this.py'"
-            )
-        return njit(*function, **options)
-
-    monkeypatch.setattr(numba, "njit", njit_without_cache)
+    monkeypatch.setattr(compiler, "_KernelCache", without_place)
     with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR"):
         doubled = compiler.kernel(lambda number: number * 2)
     assert doubled(21) == 42

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from io import BufferedWriter, FileIO
@@ -160,11 +160,16 @@ class LocalFiles:
             for directory, _, names in os.walk(self._root / path, onerror=_unless_missing):
                 for name in names:
                     file = Path(directory, name)
-                    # It may have been removed since it was listed.
-                    with contextlib.suppress(FileNotFoundError):
-                        stat = file.stat()
+                    try:
+                        status = file.stat()
+                    except OSError as error:
+                        # Removed since it was listed, or a link that leads round in a circle: no file of ours.
+                        if error.errno not in (errno.ENOENT, errno.ELOOP):
+                            raise
+                        continue
+                    if stat.S_ISREG(status.st_mode):
                         relative = file.relative_to(self._root).as_posix()
-                        found.append(FileStatus(relative, stat.st_size, stat.st_mtime_ns // 1_000_000))
+                        found.append(FileStatus(relative, status.st_size, status.st_mtime_ns // 1_000_000))
         return found
 
     def move(self, path: str, target: str) -> bool:

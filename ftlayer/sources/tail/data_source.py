@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import glob
 import hashlib
@@ -12,6 +11,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from stat import S_ISREG
 from typing import Any, NamedTuple, Protocol
 
 import msgpack
@@ -141,7 +141,8 @@ class LocalDisk:
 
     def open(self, path: str) -> LocalFile | None:
         try:
-            return LocalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            # A pipe that has taken its name would be waited for.
+            return LocalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -152,22 +153,27 @@ class LocalDisk:
     ) -> list[Seen]:
         try:
             with os.scandir(directory) as entries:
-                names = [(entry.path, entry.inode()) for entry in entries]
+                names = [(entry.path, entry.inode(), entry.is_symlink()) for entry in entries]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise SourceError(f"{directory} cannot be listed: {error}") from error
         found: list[Seen] = []
-        for path, inode in names:
+        for path, inode, is_link in names:
             log = _log_of(path, logs, patterns)
             if log is None and inode not in wanted:
                 continue
-            # It may be gone since it was listed.
-            with contextlib.suppress(FileNotFoundError):
-                stat = os.stat(path)
-                if os.path.isfile(path):
-                    # One of another name is that of the log whose file has this inode: the rules know which.
-                    found.append(Seen(log or "", path, stat.st_ino, stat.st_mtime_ns))
+            try:
+                status = os.stat(path)
+            except FileNotFoundError:
+                continue  # since it was listed
+            except OSError as error:
+                if is_link:
+                    continue  # it leads round in a circle, or to where this user cannot look
+                raise SourceError(f"{path} cannot be looked at: {error}") from error
+            if S_ISREG(status.st_mode):
+                # One of another name is that of the log whose file has this inode: the rules know which.
+                found.append(Seen(log or "", path, status.st_ino, status.st_mtime_ns))
         return found
 
     def _patterns(self, log: str) -> list[str]:
