@@ -43,10 +43,10 @@ class ExpiringValue(ValueHandle):
         key = self._context.key
         stamped = self._table.get(key, NOTHING)
         if stamped is NOTHING:
-            return self.default
+            return self._initial()
         if is_expired(stamped, self._context.now_ms):
             self._table.pop(key, None)
-            return self.default
+            return self._initial()
         if self._refreshes:
             self._table[key] = self._stamp(stamped[1])
         return stamped[1] if self._own is None else self._own(stamped[1])

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ftlayer.functions.keyed import Key, ListTable, MapTable
 from ftlayer.functions.ttl import StateTtl
-from ftlayer.functions.values import ATOMS, owned_all
+from ftlayer.functions.values import ATOMS, is_marker, owned, owned_all
 from ftlayer.records.kernels import native
 
 
@@ -44,8 +44,10 @@ class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C,
 
     def get(self) -> Any:
         """Return the value, the default if there is none. After changing it in place, `set` it."""
-        value = self._table.get(self._context.key, self.default)
-        return value if self._own is None or value is self.default else self._own(value)
+        value = self._table.get(self._context.key, NOTHING)
+        if value is NOTHING:
+            return self._initial()
+        return value if self._own is None else self._own(value)
 
     def set(self, value: Any) -> None:
         """Replace the value."""
@@ -54,6 +56,10 @@ class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C,
     def clear(self) -> None:
         """Remove the value."""
         self._table.pop(self._context.key, None)
+
+    def _initial(self) -> Any:
+        """Return the default, a copy for each caller: keys that shared a list would see each other's values."""
+        return self.default if is_marker(self.default) else owned(self.default)
 
 
 ValueHandle.register(native.DictValueHandle)

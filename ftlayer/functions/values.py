@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from enum import Enum
+from pickle import dumps, loads
 from typing import Any
 from uuid import UUID
 
@@ -115,17 +116,30 @@ def is_immutable(value: Any) -> bool:
     return isinstance(value, _IMMUTABLE_BASES) and not isinstance(value, _STRUCTURED)
 
 
+def is_marker(value: Any) -> bool:
+    """Return whether ``value`` has nothing that can be copied, as ``object()``: programs ask if it is this very one."""
+    reduce = type(value).__reduce_ex__
+    try:
+        return reduce is object.__reduce_ex__ and reduce(value, 4)[1:] == ((type(value),), None, None, None)
+    except TypeError:
+        # A function, a class, a lock.
+        return True
+
+
 def private_copy(value: Any) -> Any:
     """Return a value that shares nothing with ``value`` that can be changed."""
     kind = type(value)
     if kind is list and _all_immutable(value):
         return value.copy()
-    if kind is dict and _all_immutable(value.values()):
+    if kind is dict and _all_immutable(value.values()) and _all_immutable(value):
         return value.copy()
     if kind is set:
         # What can be hashed may be an object of the user's; sets of those are rare.
         return value.copy() if _all_immutable(value) else copy.deepcopy(value)
-    return value if is_immutable(value) else copy.deepcopy(value)
+    if is_immutable(value):
+        return value
+    # What pandas copies deeply goes on to share the objects in its columns.
+    return loads(dumps(value)) if kind.__module__.partition(".")[0] == "pandas" else copy.deepcopy(value)
 
 
 def owned(value: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -21,6 +22,7 @@ from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process, Reduce
 from ftlayer.functions.ttl import StateTtl
 from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.values import owned
 from ftlayer.functions.windows.function import Aggregated, Fixed, Session, window_function
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
@@ -238,6 +240,33 @@ def test_the_content_of_a_window_that_is_kept(tmp_path: Path, windows: Any) -> N
     (found,) = job.backend.state("op").maps("windows").items("a").values()
     assert (found if isinstance(windows, Fixed) else found[1]) == [1, 2]
     job.close()
+
+
+@pytest.mark.parametrize("logged", [False, True], ids=["plain", "undo log"])
+@pytest.mark.parametrize("ttl", [None, TTL], ids=["", "ttl"])
+def test_keys_do_not_share_a_default(tmp_path: Path, logged: bool, ttl: StateTtl | None) -> None:
+    missing = object()
+
+    class Appending(ProcessFunction):
+        def process(self, record: Any, ctx: Any) -> Any:
+            numbers = ctx.value("v", default, ttl=ttl).get()
+            numbers.append(record[1])
+            assert ctx.value("w", missing, ttl=ttl).get() is missing
+            return [numbers]
+
+    default: list[int] = []
+    job = Running(
+        tmp_path, "heap", "full", lambda: Process("op", Appending(), ("k",), RESULT), logged=logged
+    )
+    assert job.run(("a", 0), ("b", 0), ("a", 0)).outputs[""].batch.to_pylist() == [{"ns": [0]}] * 3
+    job.close()
+
+
+def test_a_frame_is_copied_with_the_objects_in_it() -> None:
+    frame = pd.DataFrame({"a": [[1], [2]]})
+    copied = owned(frame)
+    frame.loc[0, "a"].append(3)
+    assert copied.equals(pd.DataFrame({"a": [[1], [2]]}))
 
 
 def test_without_changes_in_place_nothing_is_copied(tmp_path: Path) -> None:

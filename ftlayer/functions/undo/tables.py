@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from ftlayer.functions.handles import Call, Own, ValueHandle
 from ftlayer.functions.keyed import Key, ListTable, MapTable
 from ftlayer.functions.undo.log import Changes
-from ftlayer.functions.values import ATOMS, is_immutable
+from ftlayer.functions.values import ATOMS, is_immutable, is_marker
 from ftlayer.records.kernels import native
 
 
@@ -211,6 +211,8 @@ def value_handle(
     context: Call, table: MutableMapping[Key, Any], default: Any, own: Own = None
 ) -> ValueHandle:
     """Return the handle of a single value; what it changes goes into a log where ``table`` has one."""
+    if not (is_marker(default) or is_immutable(default)):
+        return ValueHandle(context, table, default, own=own)
     if isinstance(table, UndoValues):
         if finds_as_dict(table.table):
             return native.DictValueHandle(
