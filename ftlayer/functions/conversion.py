@@ -7,7 +7,6 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
 from itertools import chain
-from numbers import Number
 from operator import attrgetter, itemgetter
 from typing import Any, Protocol, cast
 
@@ -355,6 +354,13 @@ _FITS: dict[int, set[type]] = {
 }
 """Of these very classes Arrow loses nothing, or it raises."""
 _NO_CLASSES: set[type] = {type(None)}
+_OCTETS = (str, bytes, bytearray, memoryview)
+_WHOLE = (int, np.integer, type(None), pa.Scalar)
+_TIMES = (
+    (pa.types.is_duration, (timedelta, np.timedelta64, pa.Scalar)),
+    (pa.types.is_time, (time, pa.Scalar)),
+    (pa.types.is_temporal, (date, np.datetime64, pa.Scalar)),
+)
 
 
 def check_values(values: Sequence[Any], kind: pa.DataType, what: str, *, lax: bool = False) -> None:
@@ -369,10 +375,13 @@ def check_values(values: Sequence[Any], kind: pa.DataType, what: str, *, lax: bo
     types = pa.types
     if types.is_integer(kind):
         _refuse(found, (np.bool_, np.datetime64, np.timedelta64), kind, what)
-        if any(issubclass(each, float | Decimal | np.floating) for each in found):
+        if any(not issubclass(each, _WHOLE) for each in found):
             _check_whole(values, what)
     elif types.is_floating(kind):
         _refuse(found, (bool, np.bool_), kind, what)
+        for value in values if np.uint64 in found else ():
+            if isinstance(value, np.uint64) and value > 1 << 53:  # Arrow takes its highest bit for a sign
+                raise ValueError(f"{what} is {kind}, which does not hold {value!r}")
         if kind.bit_width < 64 and pc.any(pc.is_inf(pa.array(values, kind))).as_py():
             check_finite(pa.array(values, pa.float64()), kind, what)
     elif kind_of(kind) == "text":
@@ -382,11 +391,11 @@ def check_values(values: Sequence[Any], kind: pa.DataType, what: str, *, lax: bo
     elif isinstance(kind, pa.DictionaryType):
         check_values(values, kind.value_type, what, lax=lax)
     elif types.is_temporal(kind) and not types.is_interval(kind):
-        _refuse(
-            found - {np.timedelta64} if types.is_duration(kind) else found, (Number, np.bool_), kind, what
-        )
+        timely = next(classes for of_kind, classes in _TIMES if of_kind(kind))
+        _refuse({each for each in found if not issubclass(each, timely)}, (object,), kind, what)
         _check_times(values, found, kind, what)
     elif types.is_map(kind):
+        _refuse(found, _OCTETS, kind, what)
         maps = _some(values)
         if found == {dict}:
             keys, items = (list(chain.from_iterable(parts)) for parts in (maps, map(dict.values, maps)))
@@ -398,9 +407,10 @@ def check_values(values: Sequence[Any], kind: pa.DataType, what: str, *, lax: bo
         check_values(keys, kind.key_type, f"{what}: a key", lax=lax)
         check_values(items, kind.item_type, f"{what}: a value", lax=lax)
     elif types.is_struct(kind):
+        _refuse(found, _OCTETS, kind, what)
         _check_structs(_some(values), found, kind, what, lax=lax)
     elif types.is_nested(kind) and kind.num_fields == 1:
-        _refuse(found, (str, bytes, bytearray, memoryview, Mapping), kind, what)
+        _refuse(found, (*_OCTETS, Mapping), kind, what)
         check_values(
             list(chain.from_iterable(_some(values))), kind.field(0).type, f"{what}: an item", lax=lax
         )
@@ -414,7 +424,8 @@ def _refuse(found: set[type], classes: tuple[type, ...], kind: pa.DataType, what
 
 def _check_whole(values: Sequence[Any], what: str) -> None:
     for value in values:
-        if isinstance(value, float | Decimal | np.floating) and value != int(value):
+        # What Arrow calls `int` of: a fraction, a UUID.
+        if not isinstance(value, _WHOLE) and value != int(value):
             raise ValueError(f"{what} is an integer, not {value!r}")
 
 
@@ -472,6 +483,8 @@ def _check_structs(values: list[Any], found: set[type], kind: pa.DataType, what:
             pairs = [
                 item for item in value if isinstance(item, tuple) and len(item) == 2 and item[0] in names
             ]
+            if isinstance(value, list) and not len({item[0] for item in pairs}) == len(value) > 0:
+                raise TypeError(f"{what} is {kind}, and takes no list: a dict, or a tuple")
             if len(pairs) == len(value):
                 value = [dict(pairs).get(name) for name in names]
             for column, item in zip(columns, value, strict=False):  # Arrow refuses another length

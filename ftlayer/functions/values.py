@@ -118,7 +118,7 @@ def is_immutable(value: Any) -> bool:
 
 def is_marker(value: Any) -> bool:
     """Return whether ``value`` has nothing that can be copied, as ``object()``: programs ask if it is this very one."""
-    reduce = type(value).__reduce_ex__
+    reduce: Any = type(value).__reduce_ex__
     try:
         return reduce is object.__reduce_ex__ and reduce(value, 4)[1:] == ((type(value),), None, None, None)
     except TypeError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import math
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -173,6 +175,13 @@ BENT: list[tuple[pa.DataType, Any]] = [
         for kind in (pa.int8(), pa.int64())
         for value in (1.5, Decimal("1.2"), np.bool_(True), "1", 2**70)
     ),
+    *((kind, UUID(int=5)) for kind in (pa.int64(), pa.date32(), TS, pa.duration("us"), pa.time64("us"))),
+    (pa.int64(), Fraction(1, 2)),
+    (pa.float64(), np.uint64(2**64 - 1)),
+    (pa.date32(), np.array(5)),
+    (pa.time64("us"), np.datetime64(5, "ns")),
+    *((kind, empty) for kind in (POINT, pa.map_(pa.string(), pa.int64())) for empty in ("", b"")),
+    *((POINT, value) for value in ([], [(None, 1)], [("x", 1), ("x", 2)])),
     (pa.int64(), np.datetime64(5, "ns")),
     (pa.int64(), np.timedelta64(5, "ns")),
     *(

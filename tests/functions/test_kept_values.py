@@ -255,9 +255,7 @@ def test_keys_do_not_share_a_default(tmp_path: Path, logged: bool, ttl: StateTtl
             return [numbers]
 
     default: list[int] = []
-    job = Running(
-        tmp_path, "heap", "full", lambda: Process("op", Appending(), ("k",), RESULT), logged=logged
-    )
+    job = Running(tmp_path, "heap", "full", lambda: Process("op", Appending(), ("k",), RESULT), logged=logged)
     assert job.run(("a", 0), ("b", 0), ("a", 0)).outputs[""].batch.to_pylist() == [{"ns": [0]}] * 3
     job.close()
 
