@@ -437,6 +437,16 @@ CSV = b"id,name\n1,a\n2,b\n"
 ROWS = [(1, "a"), (2, "b")]
 
 
+ZSTD = {"zst": "zstd", "lz4": "lz4"}
+
+
+def packed(content: bytes, kind: str) -> bytes:
+    made = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(made, kind) as stream:
+        stream.write(content)
+    return bytes(made.getvalue())
+
+
 def pairs(source: FilesSource) -> list[Any]:
     return [(row["id"], row["name"]) for row in all_rows(source)]
 
@@ -473,6 +483,8 @@ def test_a_csv_file_of_others(make: Make, inbox: Path, content: bytes, found: An
         ("none.csv.gz", b"nothing", "BadGzipFile", []),
         ("cut.csv.xz", b"\xfd7zXZ\0bad", "EOFError", []),
         ("no.csv.zip", b"PKbad", "BadZipFile", []),
+        *((f"cut.csv.{end}", packed(CSV, kind)[:-5], "Truncated", []) for end, kind in ZSTD.items()),
+        ("utf32.csv", CSV.decode().encode("utf-32"), "byte order mark of UTF-32: encoding='utf-32'", []),
         ("cr.csv", b"id,name\n1,a\r3,c\n2,b\n", "the line at byte 8 is no csv", [(2, "b")]),
         ("quote.csv", b'id,name\n1,"a\nb"\n2,b\n', "the line at byte 8 is no csv", [(2, "b")]),
         ("open.csv", b'id,name\n2,b\n1,"a', "the line at byte 12 is no csv", [(2, "b")]),
@@ -509,6 +521,16 @@ def test_a_file_system_that_fails_is_no_trouble_of_a_file(
         range_rows(source, *each)
 
 
+def test_packed_files_and_a_mark_at_the_beginning_of_text(make: Make, inbox: Path) -> None:
+    for end, kind in ZSTD.items():
+        put(inbox / f"a.{end}", packed(b"1\n", kind) * 2)
+    put(inbox / "b.txt", b"\xef\xbb\xbf1\n1\n", -1)
+    assert [(row["value"], row["offset"]) for row in all_rows(make())] == [("1", 0), ("1", 2)] * 2 + [
+        ("1", 3),
+        ("1", 5),
+    ]
+
+
 @pytest.mark.parametrize("format", ["text", "json", "csv"])
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "cp1252"])
 def test_encodings(make: Make, inbox: Path, format: str, encoding: str) -> None:
@@ -537,7 +559,7 @@ def test_what_is_none_of_the_encoding(make: Make, inbox: Path) -> None:
 
 
 def test_what_is_there_by_its_very_name_is_no_pattern(make: Make, inbox: Path) -> None:
-    for name in ("log[1].txt", "log1.txt", "d[1]/a.txt", "d1/a.txt", "d[1]/b*.txt", "star/x.txt"):
+    for name in ("log[1].txt", "log1.txt", "d[1]/a.txt", "d1/a.txt", "d[1]/b*.txt", "star/x.txt", "a::b"):
         put(inbox / name, name)
     found = {
         "log[1].txt": ["log[1].txt"],
@@ -548,6 +570,7 @@ def test_what_is_there_by_its_very_name_is_no_pattern(make: Make, inbox: Path) -
         "d[1]/b*.txt": ["d[1]/b*.txt"],
         "d[12]/*.txt": ["d1/a.txt"],
         "st?r/*": ["star/x.txt"],
+        "a::b": ["a::b"],
     }
     for path, names in found.items():
         assert sorted(row["value"] for row in all_rows(make(path=inbox / path))) == names, path

@@ -71,9 +71,10 @@ PATH, OFFSET, VALUE = "path", "offset", "value"
 POSITION = (pa.field(PATH, pa.string()), pa.field(OFFSET, pa.int64()))
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".snappy", ".zip")
+_ARROWS = {".zst": "zstd", ".lz4": "lz4"}  # others read a file that is cut off as if it ended there
 _PARQUET_ROWS = 1 << 16
 _BOM = b"\xef\xbb\xbf"
-_UTF_16_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+_OTHER_BOMS = {b"\xff\xfe\0\0": 32, b"\0\0\xfe\xff": 32, b"\xff\xfe": 16, b"\xfe\xff": 16}
 _HEAD_BYTES = 1 << 16
 _OPEN, _CLOSE, _NEWLINE, _RETURN = b"{}\n\r"
 _SPACE = np.isin(np.arange(256), list(b" \t\r\n\v\f"))
@@ -123,10 +124,13 @@ class FileFormat:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def open(self, fs: Any, path: str) -> Any:
-        is_packed = _is_compressed(path)
-        if is_packed and infer_compression(path) is None:
-            raise ImportError(f"no package is installed that unpacks {os.path.splitext(path)[1]}")
-        file = fs.open(path, "rb", compression="infer" if is_packed else None)
+        is_packed, end = _is_compressed(path), os.path.splitext(path)[1].lower()
+        if end in _ARROWS:
+            file = pa.CompressedInputStream(fs.open(path, "rb"), _ARROWS[end])
+        elif is_packed and infer_compression(path) is None:
+            raise ImportError(f"no package is installed that unpacks {end}")
+        else:
+            file = fs.open(path, "rb", compression="infer" if is_packed else None)
         return file if self.encoding == "utf-8" else _Decoded(file, self.encoding)
 
 
@@ -186,13 +190,14 @@ def _head(form: FileFormat, fs: Any, path: str) -> _Head:
     names = list(form.columns.names)
     with form.open(fs, path) as file:
         data = file.read(_HEAD_BYTES)
-        if form.encoding == "utf-8" and data.startswith(_UTF_16_BOMS):
+        bits = next((bits for bom, bits in _OTHER_BOMS.items() if data.startswith(bom)), 0)
+        if form.encoding == "utf-8" and bits:
             raise SourceError(
-                f"{valid(path)} begins with the byte order mark of UTF-16: encoding='utf-16' reads such files"
+                f"{valid(path)} begins with the byte order mark of UTF-{bits}: encoding='utf-{bits}' reads such files"
             )
-        if form.name == "text":
-            return _Head(b"\n", 0, names)
         begin = len(_BOM) if data.startswith(_BOM) else 0
+        if form.name == "text":
+            return _Head(b"\n", begin, names)
         # A first line that ends with a carriage return alone, which old Macs and some spreadsheets write.
         while (
             (newline := _newline_of(data)) is None

@@ -35,9 +35,10 @@ class Listing:
         """The file system. Raises `ConfigError` if fsspec has none for the URL, and `SourceError`."""
         if self._fs is None:
             place = shown_url(self.url)
-            url = f"file://{self.url}" if is_local(self.url) else self.url
+            local = is_local(self.url)
             try:
-                self._fs, self._root = file_system_of(url, **self._options)
+                self._fs, root = file_system_of("file:///" if local else self.url, **self._options)
+                self._root = self.url if local else root
             except (ImportError, ValueError, TypeError) as error:
                 failed = (
                     f"path: {place} cannot be reached: {error}. The scheme has to be one of fsspec's, and the "
