@@ -60,7 +60,23 @@ class ObjectReader:
         objects = table.to_struct_array().combine_chunks()
         if isinstance(objects, pa.ChunkedArray):
             objects = pa.concat_arrays(objects.chunks)
-        return objects.cast(self._kind)
+        found = objects.cast(self._kind)
+        _check_numbers(found)
+        return found
+
+
+def _check_numbers(found: pa.Array) -> None:
+    """Raise `pa.ArrowInvalid` for a number that its type has not: Arrow makes an infinity of it, or an odd decimal."""
+    kind, types = found.type, pa.types
+    if types.is_decimal(kind):
+        found.validate(full=True)
+    elif types.is_floating(kind) and pc.any(pc.is_inf(found)).as_py():
+        raise pa.ArrowInvalid(f"a number is too large for a {kind}")
+    elif types.is_struct(kind):
+        for part in found.flatten():
+            _check_numbers(part)
+    elif types.is_list(kind) or types.is_large_list(kind):
+        _check_numbers(found.flatten())
 
 
 class FromJson:
@@ -207,7 +223,8 @@ def _readable_type(kind: pa.DataType, path: str) -> pa.DataType:
         return pa.struct([_readable(inner, f"{path}.{inner.name}") for inner in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_readable_type(kind.value_type, f"{path}[]"))
-    if pa.types.is_date32(kind):
+    if pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.tz is None):
+        # Of which Arrow's reader would turn a time with a zone into one of UTC.
         return pa.string()
     if (
         pa.types.is_integer(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gzip
 import json
 import os
@@ -183,6 +184,42 @@ def test_parquet_row_groups(make: Make, inbox: Path, step: int) -> None:
         all_rows(make("parquet", schema="n bigint"))
     with pytest.raises(SourceError, match=r"a.parquet: it has no column 'm'"):
         all_rows(make("parquet", schema="m bigint"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "misfit"),
+    [
+        ("float", pa.array([1.5]), pa.array([1e300])),
+        ("date", pa.array([dt.date(2024, 1, 1)]), pa.array([dt.datetime(2024, 1, 1, 5)])),
+        ("timestamp", pa.array([dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]), pa.array([5])),
+        (
+            "timestamp_ntz",
+            pa.array([dt.datetime(2024, 1, 1)]),
+            pa.array([dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]),
+        ),
+        ("boolean", pa.array([True]), pa.array([3.5])),
+        ("bigint", pa.array([5]), pa.array(["5"])),
+        ("struct<x: bigint, y: bigint>", pa.array([{"x": 1, "y": 2}]), pa.array([{"x": 1, "z": 2}])),
+    ],
+)
+def test_parquet_of_other_types(make: Make, inbox: Path, kind: str, fits: pa.Array, misfit: pa.Array) -> None:
+    pq.write_table(pa.table({"v": fits}), inbox / "a.parquet")
+    assert [row["v"] for row in all_rows(make("parquet", schema=f"v {kind}"))] == fits.to_pylist()
+    pq.write_table(pa.table({"v": misfit}), inbox / "b.parquet")
+    with pytest.raises(SourceError, match=r"b.parquet: it cannot be read: "):
+        all_rows(make("parquet", schema=f"v {kind}"))
+
+
+def test_numbers_of_text_that_a_type_has_not(make: Make, inbox: Path) -> None:
+    put(inbox / "a.csv", b"f,i\n1e39,1\ninf,2\nnan,3\nNA,NA\n1.5,nan\n", 1)
+    rows = all_rows(make("csv", schema="f float, i int", malformed="bad"))
+    assert [(str(row["f"]), row["i"], row["bad"]) for row in rows] == [
+        ("None", None, "1e39,1"),
+        ("inf", 2, None),
+        ("nan", 3, None),
+        ("None", None, None),
+        ("None", None, "1.5,nan"),
+    ]
 
 
 def test_a_file_that_changes_before_it_is_read_fails_the_source(make: Make, inbox: Path) -> None:

@@ -82,6 +82,23 @@ def test_a_message_that_does_not_fit_fails_and_is_shown(value: bytes | None) -> 
     assert str(raised.value).endswith(f": {shown}")
 
 
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("float", "1.5", "1e39"),
+        ("decimal(5, 2)", "1", "1000"),
+        ("timestamp_ntz", '"2024-01-01T10:00:00"', '"2024-01-01T10:00:00+05:30"'),
+    ],
+)
+@pytest.mark.parametrize("nested", ["{}", "array<{}>", "struct<v: {}>"])
+def test_a_value_that_its_type_has_not_fails(kind: str, good: str, bad: str, nested: str) -> None:
+    text = {"{}": "%s", "array<{}>": "[%s]", "struct<v: {}>": '{"v": %s}'}[nested]
+    read = FromJson(f"v {nested.format(kind)}")
+    read(messages(b'{"v": %s}' % (text % good).encode())).validate(full=True)
+    with pytest.raises(ValueError, match="the message does not fit the schema: "):
+        read(messages(b'{"v": %s}' % (text % bad).encode()))
+
+
 def test_a_null_where_the_schema_has_none_fails() -> None:
     parse = FromJson(pa.schema([pa.field("n", pa.int64(), nullable=False)]))
     assert parse(messages(b'{"n": 1}')).to_pylist() == [{"n": 1}]

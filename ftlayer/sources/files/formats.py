@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 from fsspec.utils import infer_compression
 
 from ftlayer.config import MIB
 from ftlayer.errors import SourceError
+from ftlayer.functions.conversion import cast_strictly
 from ftlayer.records.beside import note, valid
 from ftlayer.sources.files.pieces import Piece
 from ftlayer.sources.from_json import ObjectReader, line_starts, texts_of
@@ -76,6 +78,7 @@ _PARQUET_ROWS = 1 << 16
 _BOM = b"\xef\xbb\xbf"
 _OTHER_BOMS = {b"\xff\xfe\0\0": 32, b"\0\0\xfe\xff": 32, b"\xff\xfe": 16, b"\xfe\xff": 16}
 _HEAD_BYTES = 1 << 16
+_NULLS = ["", "NA", "N/A", "n/a", "#NA", "#N/A", "NULL", "null"]  # of Arrow's own, without those of NaN
 _OPEN, _CLOSE, _NEWLINE, _RETURN = b"{}\n\r"
 _SPACE = np.isin(np.arange(256), list(b" \t\r\n\v\f"))
 
@@ -341,19 +344,27 @@ class _Parser:
             data *= 2
         elif data.count(b'"', data.rfind(b"\n", 0, -1) + 1) % 2:
             raise pa.ArrowInvalid("a quote is open at the end of a line")
-        table = arrow_csv.read_csv(
-            io.BytesIO(data),
-            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self._names),
-            arrow_csv.ParseOptions(delimiter=self._form.delimiter),
-            arrow_csv.ConvertOptions(column_types=types, include_columns=list(types)),
-        )
+        table = self._table(data, types)
         if table.num_rows != max(2, count):
             raise pa.ArrowInvalid(
                 "a quote is open at its end, or a carriage return within it"
                 if count == 1
                 else "lines are no rows"
             )
+        for name, kind in types.items():
+            if pa.types.is_floating(kind) and pc.any(large := pc.is_inf(table.column(name))).as_py():
+                texts = self._table(data, {name: pa.string()}).column(name).filter(large)
+                if not pc.all(pc.match_substring(texts, "inf", ignore_case=True)).as_py():
+                    raise pa.ArrowInvalid(f"a number in {name!r} is too large for its type")
         return [_whole(table.column(name)).slice(0, count) for name in types]
+
+    def _table(self, data: bytes, types: dict[str, pa.DataType]) -> pa.Table:
+        return arrow_csv.read_csv(
+            io.BytesIO(data),
+            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self._names),
+            arrow_csv.ParseOptions(delimiter=self._form.delimiter),
+            arrow_csv.ConvertOptions(column_types=types, include_columns=list(types), null_values=_NULLS),
+        )
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -378,7 +389,10 @@ def _parquet(form: FileFormat, fs: Any, piece: Piece) -> Iterator[pa.RecordBatch
             if piece.start <= _begin(described) < piece.end:
                 row = first
                 for batch in parquet.iter_batches(_PARQUET_ROWS, [group], names, use_threads=False):
-                    columns = [batch.column(field.name).cast(field.type) for field in form.columns]
+                    columns = [
+                        cast_strictly(batch.column(field.name), field.type, f"column {field.name!r}")
+                        for field in form.columns
+                    ]
                     yield form.batch(piece.path, np.arange(row, row + batch.num_rows), columns)
                     row += batch.num_rows
             first += described.num_rows
