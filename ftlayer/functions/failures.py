@@ -66,7 +66,6 @@ def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
 
 
 def _is_chained(error: BaseException) -> bool:
-    """Whether the text has other errors in it."""
     context = error.__context__ is not None and not error.__suppress_context__
     return context or error.__cause__ is not None or isinstance(error, BaseExceptionGroup)
 
@@ -260,5 +259,4 @@ def without_rows(batch: pa.RecordBatch, parents: I64, failed: I64) -> tuple[pa.R
 
 
 def failed_rows(failures: Iterable[RowFailure]) -> I64:
-    """Return the input rows that failed, ascending: int64[n]."""
     return np.array(sorted({failure.row for failure in failures}), dtype=np.int64)

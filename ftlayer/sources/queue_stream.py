@@ -74,7 +74,6 @@ class Spool:
         self._url = url
 
     def numbers(self) -> range:
-        """Return the numbers of the files that are there."""
         found = sorted(
             int(entry.path.removesuffix(_SUFFIX))
             for entry in self._files.walk()

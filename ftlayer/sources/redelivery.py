@@ -79,7 +79,6 @@ class RedeliveryWindow:
         return are_new
 
     def knows(self, name: str | None) -> bool:
-        """Whether a message of this name was taken."""
         return name is not None and short(name) in self._turns
 
     @property

@@ -197,7 +197,6 @@ class TrackedStream:
         to: StructType,
         options: StepOptions,
     ) -> TrackedStream:
-        """Add an operator that calls ``function`` for each record."""
         rules = self._rules(options, uid)
         rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
         step = kind(uid, function, arrow_schema(to), rules, rate)

@@ -714,7 +714,6 @@ class CheckpointCoordinator:
 
     @property
     def _refusal(self) -> str:
-        """Why no user's request is taken now, "" where one is."""
         if self._completion.last_done or any(pending.stops for pending in self._flight.all):
             return "the job is coming to its end"
         if self._phase is not _CoordinatorPhase.RUNNING:

@@ -540,7 +540,6 @@ class TrackingHandler:
         return decisions
 
     def _limit(self) -> list[Decision]:
-        """Let the earliest ones go if there are too many."""
         decisions: list[Decision] = []
         while len(self._tracked) > MAX_TRACKED:
             earliest = next(iter(self._tracked))

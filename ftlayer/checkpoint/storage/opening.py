@@ -316,7 +316,6 @@ class SlotStorageBase:
     # ---------------------------------------------------------------- reading
 
     def _source(self, location: str) -> tuple[Files | None, Signer]:
-        """Return the directory and what its pieces are signed with."""
         if not location:
             return None, self._signer
         location = normal(location)
@@ -596,7 +595,6 @@ class DriverStorageBase:
         del self._undecided[checkpoint]
 
     def _discard_savepoint(self, location: str) -> None:
-        """Remove what is left of one that was given up."""
         files = open_files(location)
         raise_together(delete_savepoint(files, self._crew), location)
 

@@ -64,7 +64,6 @@ class KeyNumbers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
         chunks = sum(int(chunk.nbytes) for chunk in self._chunks)
         return self._index.nbytes + chunks
 
@@ -230,7 +229,6 @@ class AggregateTable:
         accumulators.restore(before)
 
     def write_back(self) -> None:
-        """Write what has changed into the table."""
         changed = self._values.take_changed()
         if len(changed):
             self._table.update(zip(self._keys.of(changed), self._values.state_of(changed), strict=True))

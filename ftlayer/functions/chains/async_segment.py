@@ -180,7 +180,6 @@ class _Calls:
             self._count()
 
     async def _wait(self) -> None:
-        """Wait for the turn of the next call."""
         if self._pace is not None:
             async with self._waiting:
                 await self._pace.wait_async()

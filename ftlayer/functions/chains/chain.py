@@ -99,7 +99,6 @@ class Chain:
         return done.without_failed()
 
     def _row(self) -> int | None:
-        """Return the row that a function of one record works on now."""
         rows = (segment.row for segment in self._segments if isinstance(segment, RecordSegment))
         return next((row for row in rows if row is not None), None)
 

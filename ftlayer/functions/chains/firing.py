@@ -235,7 +235,6 @@ class OperatorTimers:
     def _behind(
         self, timers: list[Timer], rows: list[Any], parents: I64, times: I64, failures: list[RowFailure]
     ) -> FiredTimers:
-        """Run what timers gave through the rest of the chain."""
         firing, log = self._firing, self._firing.log
         timed = times if self._kind == "event" else None
 

@@ -99,7 +99,6 @@ PreparedStep = Map | FlatMap | Filter | Reducing | Processing
 
 
 def unhashable(uid: str, key: Any) -> UnhashableKeyError:
-    """Return the error of a record whose key no dict can hold."""
     kind = type(key).__name__
     return UnhashableKeyError(
         f"{uid!r} cannot use a {kind} as a key ({key!r:.100}): Python cannot hash it; "

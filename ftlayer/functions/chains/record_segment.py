@@ -279,8 +279,6 @@ class RecordSegment:
 
 
 class _SegmentRun:
-    """One batch on its way through a segment."""
-
     def __init__(self, segment: RecordSegment, parents: I64, times: I64 | None) -> None:
         self._segment = segment
         self._log = segment._log
@@ -448,14 +446,12 @@ class _SegmentRun:
         return set(rows[counts > 1].tolist())
 
     def _refuse(self, failure: RowFailure) -> None:
-        """A result does not fit its schema."""
         if self._log is not None:
             self._log.late(failure.row)
             self._fail_siblings(failure.row)
         self._failures.append(failure)
 
     def _convert(self) -> None:
-        """Convert the results since the last time."""
         schema, form, uid = self._segment._schema, self._segment._form, self._segment._maker
         rules = self._segment._maker_rules
         parents = self._parents[self._converted : len(self._counts)]

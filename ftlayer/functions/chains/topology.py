@@ -249,7 +249,6 @@ class TopologyChain:
         return TopologyResult(kept, [first[row] for row in sorted(first)])
 
     def _from(self, uid: str) -> list[Segment]:
-        """Return the segments of the operators from this one on."""
         found = self._inside.get(uid)
         if found is None:
             place = next(place for place, step in enumerate(self._path) if step.uid == uid)
@@ -370,7 +369,6 @@ class TopologyChain:
 
 
 def _without(output: OutputRows, failed: I64) -> OutputRows:
-    """Leave out what comes from the input rows ``failed``."""
     keep = ~np.isin(output.parents, failed)
     if keep.all():
         return output

@@ -77,8 +77,6 @@ class _Pushed:
 
 @dataclass(frozen=True)
 class _PushedBatch:
-    """Rows of one push that travel together."""
-
     pushed: _Pushed
     payload: pa.RecordBatch
 

@@ -149,7 +149,6 @@ class RowMaker:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _columns(self, rows: Sequence[Any], kinds: set[type]) -> list[Sequence[Any]]:
-        """Return the values of tuples column by column."""
         if kinds - _TUPLES:
             rows = self._by_name(rows)
             kinds = set(map(type, rows))
@@ -187,7 +186,6 @@ class RowMaker:
         return Misfit(payload, reason, self._offset_of(row))
 
     def _offset_of(self, row: Any) -> int | None:
-        """Return the offset of a row that may be anything."""
         found = None
         if isinstance(row, dict):
             found = row.get(self._offset_column)

@@ -168,7 +168,6 @@ class WriterSinkBody:
         """See `SinkBody.close`; stream writers have nothing to close."""
 
     def _write_out(self, mono_ms: int, *, keep: int) -> Settled:
-        """Write all rows but the last ``keep``."""
         gathered = concat(self._gathered, self._schema)
         rows = self._rows - keep
         self._gathered = [gathered.slice(rows)] if keep else []

@@ -324,7 +324,6 @@ class JobStatus:
         return f"{vertex.pending + vertex.due:,} pending, {vertex.waiting:,} waiting, {dead}"
 
     def _failing(self) -> list[str]:
-        """Say what failed in chains with a policy, if anything did."""
         retried, waiting, dead = (
             sum(getattr(chain, name) for chain in self.chains) for name in ("retried", "waiting", "dead")
         )
@@ -460,7 +459,6 @@ def _most(counter: str, slots: Sequence[SlotRecord]) -> dict[str, int]:
 
 
 def _now(counter: str, slots: Sequence[SlotRecord]) -> int:
-    """Add up what slots that run said last."""
     return sum(beat.counters.get(counter, 0) for beat in _beats(slots))
 
 

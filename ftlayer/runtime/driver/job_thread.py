@@ -564,7 +564,6 @@ class JobThread:
             self._tell_changed()
 
     def _close(self) -> None:
-        """Close all parts, whatever becomes of each."""
         parts = self._parts
         with ExitStack() as stack:
             stack.callback(self._hand_back)

@@ -391,7 +391,6 @@ class PlannerRules:
 
     @property
     def _first_unread(self) -> int:
-        """The number of the first range that is not known to be read."""
         planned = self._splits.range
         if planned is not None and self._splits.reading:
             return planned.number
@@ -510,7 +509,6 @@ class PlannerRules:
     # ------------------------------------------------------------ going on
 
     def _go_on(self, now: Now) -> list[PlannerInstruction]:
-        """Return what is to be done now that no call is under way."""
         if self._asked is not None or self._is_over:
             return []
         if self._closing:

@@ -259,7 +259,6 @@ def _incident(incident: Incident) -> Incident:
 
 
 def _failed(history: tuple[CheckpointStats, ...]) -> list[Incident]:
-    """Return checkpoints that have failed, the oldest first."""
     failed = [each for each in history if each.state is CheckpointState.FAILED][:MAX_FAILED_CHECKPOINTS]
     return [
         Incident(

@@ -333,7 +333,6 @@ class _Header:
 def _read_arrays(
     frame: pa.Buffer, header: _Header
 ) -> tuple[RecordIds | None, npt.NDArray[np.int64] | None, int | None, int]:
-    """Return lineage, times, split, and where the payload begins."""
     rows, ids, flags = header.rows, header.ids, header.flags
     at = HEADER_BYTES
 

@@ -552,8 +552,6 @@ def _run_instance(slot: _Slot) -> bool:
 
 
 class _Slot:
-    """The parts of one instance of a slot."""
-
     def __init__(self, order: Order) -> None:
         self._order = order
         self._instance = uuid.uuid4().hex
@@ -622,7 +620,6 @@ class _Slot:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Tell the coordinator why this slot ends."""
         logger.error("slot %s fails", self._order.slot, exc_info=error)
         final = lasting(error)
         said = error if final is None else final
@@ -649,7 +646,6 @@ class _Slot:
         return "" if working is None else working.uid
 
     def close(self) -> None:
-        """End all threads and streams of this instance."""
         if self._sources is not None:
             self._sources.stop()
         self._mode.end(over=self._is_over, stands=self._stands)
@@ -705,7 +701,6 @@ class _Slot:
     # ------------------------------------------------------------ deployed
 
     def _deploy(self, deploy: Deploy, pulse: Pulse, links: SlotLinks) -> SlotLoop:
-        """Make the tasks, and what runs them."""
         order = self._order
         tasks = build_tasks(order.graph, order.slot, self._mode.open(deploy))
         core = SlotCore(order.graph, order.slot, tasks, order.options, self._mode.rules)

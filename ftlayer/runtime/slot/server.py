@@ -156,7 +156,6 @@ class _FlightChannels(TokenServer):
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        """Hand over everything that a sender sends."""
         try:
             self._senders.serve(descriptor.command or b"", frames_of(reader), writer.write_metadata)
         except FTLayerError as error:

@@ -78,7 +78,6 @@ class _Running:
         self.assigned = [each for each in left if each.mine or not each.splits]
 
     def took(self, rows: SourceRows) -> None:
-        """Note how far the source was taken."""
         self.failed_ms = None
         note_success(self.reopening.strategy)
         self.trickles = rows.payload.num_rows < EARLY_ROWS
@@ -86,7 +85,6 @@ class _Running:
             self.positions[rows.position.partition] = rows.position.end
 
     def is_away(self, mono_ms: int) -> bool:
-        """Whether the source's system cannot be read now."""
         failed_ms = self.failed_ms
         if self.again_ms is not None or self.reader.is_away:
             return True

@@ -422,7 +422,6 @@ class JoinTask:
         return actions
 
     def _evict(self, now: Now) -> list[Action]:
-        """Acknowledge what nothing can match any more."""
         for buffer, past in zip(self._buffers, self._past, strict=True):
             for run, rows in buffer.expire(self._gate.time_ms, now.mono_ms):
                 self._settle(run, rows)

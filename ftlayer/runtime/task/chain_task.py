@@ -376,7 +376,6 @@ class ChainTask:
         return [HoldInput(now.mono_ms + pause_ms)] if pause_ms else []
 
     def _wake(self, now: Now) -> list[Action]:
-        """Ask to be called for what is due next."""
         if self._closing:
             return []
         due = [ms for ms in (self._outlet.due_ms, self._rows.due_ms(now)) if ms is not None]

@@ -291,7 +291,6 @@ class StoredRouting:
 
 
 def _outdated(stored: I32Array, partitioner: Partitioner, *, edited: bool) -> I64Array:
-    """Return the rows whose number has to be made anew."""
     if edited and not isinstance(partitioner, Forward):
         return np.arange(len(stored), dtype=np.int64)
     return np.flatnonzero(stored == REFUSED) if isinstance(partitioner, Custom) else np.zeros(0, np.int64)

@@ -298,7 +298,6 @@ class AmqpReader:
         return int(answers[0].method.message_count) if answers else None
 
     def _known_of(self, count: int) -> int:
-        """Return how many of the first that were delivered, and not fetched, are known."""
         if not self._source.unique_ids:
             return 0
         return sum(
@@ -317,7 +316,6 @@ class AmqpReader:
             raise ConnectionError("the consumer was cancelled: the queue was deleted, or has moved")
 
     def _take(self, max_rows: int) -> Fetched | None:
-        """Take what was delivered, without what is known."""
         count = min(max_rows, len(self._delivered))
         deliveries = [self._delivered.popleft() for _ in range(count)]
         if not deliveries:

@@ -421,7 +421,6 @@ def _place(split: str) -> tuple[str, int]:
 
 
 def _checked_start(start: object, topics: Sequence[str]) -> dict[str, int]:
-    """Return offsets by split; "" is for those that are not named."""
     if isinstance(start, str) and start.lstrip().startswith("{"):
         try:
             start = json.loads(start)

@@ -814,7 +814,6 @@ class NatsReader:
     # ------------------------------------------------------------ fetching
 
     def _take(self, messages: list[Any]) -> Fetched | None:
-        """Take what was delivered, without what is known."""
         if not messages:
             return None
         found = [(message, delivery) for message in messages if (delivery := delivery_of(message.reply))]

@@ -470,7 +470,6 @@ class ReplicationStream:
             self._pg.consume_input()
 
     def _receive(self) -> bool:
-        """Take what has come; return whether that was something."""
         came: list[Received] = []
         size = 0
         while size < MOST_BUFFERED:
@@ -517,7 +516,6 @@ class ReplicationStream:
         self._reported, self._is_asked = confirmed, False
 
     def _end(self) -> Exception:
-        """Return why the server has ended the stream."""
         result = self._pg.get_result()
         if result is not None and result.error_message:
             found: Exception = psycopg_library().errors.error_from_result(result, encoding="utf-8")

@@ -402,7 +402,6 @@ class PostgresTableReader:
         return sql.SQL("{} AS {}").format(sql.SQL(self._options.table), sql.Identifier(_ALIAS))
 
     def _behind(self) -> Any:
-        """The condition of rows that were not read."""
         sql = psycopg_library().sql
         options = self._options
         if self._last is not None:

@@ -440,7 +440,6 @@ class Transactions:
         self._rows += len(unit.rows)
 
     def _advance(self, lsn: int) -> None:
-        """There is nothing of the table up to here."""
         if not self._units:
             self.passed = max(self.passed, lsn)
             return

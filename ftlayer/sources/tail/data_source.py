@@ -501,7 +501,6 @@ class Follower:
         return None
 
     def _is_complete(self, file: _File, stat: Stat, now_ns: int) -> bool:
-        """Whether a last line without a newline is one."""
         return not stat.is_there or (file.seen.is_rotated and now_ns - stat.modified_ns >= self._quiet_ns)
 
     def _lines(self, file: _File, *, is_complete: bool) -> bytes:

@@ -310,7 +310,6 @@ class WebhookApp:
         return 503, "it may be stored or not: send it again"
 
     def settle(self, requests: list[Request], *, stored: bool) -> None:
-        """Answer requests, from another thread."""
         if requests and self._loop is not None:
             # In a loop that is closed no task waits.
             with contextlib.suppress(RuntimeError):

@@ -89,7 +89,6 @@ class _Stops(logging.Filter):
     """Keeps what Py4J logs of a call that ended with `StoppedError` out of its log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is to be logged."""
         return not (record.exc_info and isinstance(record.exc_info[1], StoppedError))
 
 

@@ -314,7 +314,6 @@ class QueryTelling:
         )
 
     def _fate(self, counters: Mapping[str, int]) -> str:
-        """Return what became of records, in words."""
         return (
             f", {counters.get('delivered', 0):,} of them from the vertex · "
             f"{counters.get('failed', 0):,} failed · {counters.get('dead', 0):,} died"

@@ -60,7 +60,6 @@ def run_isolated(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainRes
 def _in_child(
     batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult]
 ) -> tuple[ChainResult | None, str]:
-    """Run in a child; return its result, or None and how it died."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -138,7 +137,6 @@ def _child(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult], 
 
 
 def _exit_code(error: SystemExit) -> int:
-    """Return the code that Python itself would exit with."""
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1

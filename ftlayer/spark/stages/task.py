@@ -273,7 +273,6 @@ class _Page:
         return rows, roots, delivered, known
 
     def _left_out(self, ordinal: int, roots: U64, delivered: Flags) -> Flags:
-        """Return which rows an earlier run of the batch has taken out."""
         n = len(roots)
         skip = self._task.skip
         places = skip.ordinals.get(self._partition, frozenset())

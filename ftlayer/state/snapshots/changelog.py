@@ -506,7 +506,6 @@ class Changelog:
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Forget the log: the next snapshot is a full one."""
         self._begun += 1
         self._pending.clear()
         self._materialized = None

@@ -115,7 +115,6 @@ class Failing:
         return len(new)
 
     def _causes(self, stream: Stream, roots: U64, causes: list[Cause], now: Now) -> list[Cause]:
-        """Tell the stream's circuit breakers; return the causes as they count then."""
         if not self._state.circuits.ended(stream, roots.tolist(), causes, now.mono_ms):
             return causes
         return [held(cause) for cause in causes]

@@ -122,7 +122,6 @@ class FollowedAttempts:
         )
 
     def _of(self, roots: U64Array) -> U64Array:
-        """Return those of some roots whose attempts are followed, if they are open."""
         if not self._open:
             return roots[:0]
         mask = self._sampler.mask(roots)

@@ -250,8 +250,6 @@ def listed(state: ShardState, txn: ReadTransaction, call: ListRecords) -> Record
 
 
 class _Wanted:
-    """What a call asks of single records."""
-
     def __init__(self, call: SelectRecords, span: Span) -> None:
         self._span = span
         self._operator = call.operator

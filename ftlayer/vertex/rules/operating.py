@@ -189,7 +189,6 @@ class DeadLetters:
         return self._changed(txn, "edit", call.by, tuple(new), taken, now)
 
     def _new_payload(self, txn: ReadTransaction, edit: Edit, index: int) -> pa.RecordBatch | None:
-        """Return a checked payload, None where the letter is gone."""
         record = failed.get(txn, FailedTable.DEAD, edit.key)
         if record is None:
             return None
@@ -211,7 +210,6 @@ class DeadLetters:
         taken: Sequence[tuple[Stream, FailedRecord]],
         now: Now,
     ) -> Changed:
-        """Write the line of a change, and return how much it was."""
         asked = len(keys)
         if not asked:
             return Changed(0)

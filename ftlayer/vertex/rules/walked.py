@@ -474,7 +474,6 @@ class Walks:
 
     @cached_property
     def _due(self) -> dict[int, list[I64]]:
-        """Return the rows that are due, by segment."""
         due: dict[int, list[I64]] = {}
         for stream in self._state.streams.values():
             for sequence, rows in stream.due:
@@ -513,7 +512,6 @@ class Walks:
                         yield from self._delivered_at(key)
 
     def _at_rows(self, keys: Sequence[bytes], *, is_due: bool) -> Iterator[Record]:
-        """Return rows of one segment by their keys."""
         if len(keys[0]) == _KEY_OF_ROW_BYTES:
             which = np.array([int.from_bytes(key[8:], "big") for key in keys], np.int64)
             yield from self._tracked_at(int.from_bytes(keys[0][:8], "big"), which, is_due=is_due)

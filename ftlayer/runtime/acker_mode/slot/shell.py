@@ -306,7 +306,6 @@ class AckerSlot:
         return [RunTask(seat.key, event, counts=counts) for seat in self._replaying()]
 
     def _replaying(self) -> list[Seat]:
-        """Return the replays that have not ended."""
         return [seat for seat in self._seats.values() if seat.is_replay and not seat.ended]
 
     # ------------------------------------------------------------ tasks

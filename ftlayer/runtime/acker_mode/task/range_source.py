@@ -242,7 +242,6 @@ class ReplayBuffer:
 
 
 def _rows_before(rows: SourceRows, place: tuple[int, int]) -> int:
-    """Return how many rows are before a place."""
     count: int = rows.payload.num_rows
     if rows.number != place[0]:
         return count if rows.number < place[0] else 0

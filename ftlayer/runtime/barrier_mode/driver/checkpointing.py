@@ -833,7 +833,6 @@ class _Requests:
         return self._last
 
     def answer(self, answer: Answer) -> None:
-        """Say what became of one; nothing if that was said."""
         future = self._waiting.pop(answer.request, None)
         if future is None:
             return
@@ -843,7 +842,6 @@ class _Requests:
             future.set_exception(answer.error or CheckpointError("there is no checkpoint"))
 
     def refuse_all(self, reason: str) -> None:
-        """Say of all that there is no checkpoint."""
         for number in list(self._waiting):
             self.answer(Answer(number, error=CheckpointError(reason)))
 

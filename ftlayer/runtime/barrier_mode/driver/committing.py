@@ -242,7 +242,6 @@ class Committer:
         )
 
     def _writer(self, sink: str) -> Any:
-        """Return the driver's copy of a writer, made as Spark makes its own."""
         from pyspark import cloudpickle
 
         if sink not in self._writers:

@@ -664,7 +664,6 @@ class JobLetters:
         wait_s: float,
         close_by_s: float | None,
     ) -> None:
-        """Do what there is to be done until it is enough, or too late."""
         until = time.monotonic() + wait_s
         if close_by_s is not None:
             until = min(until, close_by_s)

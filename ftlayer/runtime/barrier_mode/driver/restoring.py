@@ -394,7 +394,6 @@ class _Whole:
 
 
 def _states_of(checkpoint: Checkpoint) -> dict[str, dict[str, _Whole]]:
-    """Return operator state by operator and name."""
     parallelism = {info.uid: info.parallelism for info in checkpoint.operators}
     found: dict[str, dict[str, _Whole]] = {}
     for part in checkpoint.subtasks:
@@ -480,7 +479,6 @@ def goes_back(damage: str, newest: Checkpoint | None, older: Checkpoint) -> str:
 
 
 def _positions(checkpoint: Checkpoint, vertex: JobVertex) -> dict[str, bytes]:
-    """Return the positions of all partitions of a chain that is a source."""
     merged: dict[str, bytes] = {}
     for part in checkpoint.subtasks:
         if part.uid != vertex.uid:

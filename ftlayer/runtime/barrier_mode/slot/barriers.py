@@ -305,7 +305,6 @@ class Barriers:
         return instructions
 
     def _do_next(self, *steps: Step) -> None:
-        """Take these steps ahead of those that there are."""
         self._steps.extendleft(reversed(steps))
 
     def _settle(self, now: Now) -> Sequence[SlotInstruction]:
@@ -339,7 +338,6 @@ class Barriers:
     # ------------------------------------------------------------ decisions
 
     def _to_decide(self, mine: SeatBarriers, decisions: list[Decision]) -> list[Step]:
-        """Return the steps that carry decisions out."""
         steps: list[Step] = [partial(self._decide, mine, decision) for decision in decisions]
         return [*steps, self._clocks] if steps else []
 

@@ -145,7 +145,6 @@ def _batches(
 
 
 def _kept(graph: JobGraph, batch: Batch, edge: JobEdge, subtask: int, keep: str) -> Batch:
-    """Return the rows of a batch that belong to a subtask."""
     if keep != KEEP_GROUPS:
         return batch
     if not isinstance(edge.partitioner, HashByKeyGroup):

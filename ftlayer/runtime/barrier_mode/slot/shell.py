@@ -524,8 +524,6 @@ class Suspecting:
 
 
 class _NoNotes:
-    """Of a process that cannot have a box."""
-
     def about_to(self, chain: str, digest: bytes) -> None:
         """No process would read it."""
 
@@ -544,8 +542,6 @@ class BarrierSlotFactory:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What is there once the slot is deployed."""
-
     storage: SlotStorage
     checkpointed: Mapping[TaskKey, Checkpointed]
 

@@ -269,7 +269,6 @@ class RecordsAlone:
             raise LateFailure(start + late.row) from None
 
     def _without_condemned(self, given: Given, now: Now) -> Given:
-        """Take out the rows that end their process."""
         convicted = self._suspects.convicted(given.payload, given.input)
         if not convicted:
             return given

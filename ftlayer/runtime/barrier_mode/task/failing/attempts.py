@@ -181,7 +181,6 @@ def _is_hashable(key: Any) -> bool:
 
 
 def _reader(columns: KeyColumns) -> Callable[[Any], Any]:
-    """Return a function of a record in the form VALUES."""
     read: Callable[[Any], Any] = eval(f"lambda record: {columns.source('record')}", {"NAN": NAN})
     return read
 
@@ -736,7 +735,6 @@ class TimersAlone:
             raise LateFailure(start + late.row) from None
 
     def _check(self, operator: str, kind: TimerKind, timer: Timer) -> None:
-        """Fail a timer that ends the process."""
         conviction = self._suspects.fires(operator, kind, *timer)
         if conviction is not None:
             error = PermanentFailure(conviction.reason)
