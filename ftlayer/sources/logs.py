@@ -21,10 +21,6 @@ Offsets = dict[str, int]
 """By split: the offset of the next record."""
 
 
-MOST_PLACES = 64
-"""Of more splits those alone are in a topology's range that have records: each one costs a position to be stored."""
-
-
 @dataclass(frozen=True)
 class LogRange(InputPartition):
     """Records [start, end) of a split."""
@@ -124,16 +120,13 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             LogRange(split, begin[split], offset) for split, offset in end.items() if begin[split] < offset
         ]
 
-    def log_ranges(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """Return what a topology reads: `partitions`, and empty ranges of the other splits, unless there are very many.
+    def log_ranges(self, start: Offsets, end: Offsets) -> Sequence[InputPartition | None]:
+        """Return what a topology reads: `partitions`, and None in the places of splits that have no records.
 
         So each split has the same place in every range, and stays with the subtask whose watermark it holds back.
         """
-        found = self.partitions(start, end)
-        if not found or len(end) > MOST_PLACES:
-            return found
-        ranges = {each.split: each for each in found if isinstance(each, LogRange)}
-        return [ranges.get(split, LogRange(split, offset, offset)) for split, offset in end.items()]
+        ranges = {each.split: each for each in self.partitions(start, end) if isinstance(each, LogRange)}
+        return [ranges.get(split) for split in end] if ranges else []
 
     def commit(self, end: Offsets) -> None:
         self.committed(end)

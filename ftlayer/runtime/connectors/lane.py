@@ -125,14 +125,32 @@ class BatchLimits:
     keeps_misfits: bool = False
 
 
+MOST_ENDS_TOLD = 16
+"""Where more splits are open, what is told of them is told anew when half of them have ended: it names them all."""
+
+
 class OpenSplits:
-    """The splits of one range that a subtask reads in turns, and those that have nothing in this range."""
+    """The splits of one range that a subtask reads in turns, and those that have nothing in this range.
+
+    Attributes:
+        now: what is told of them.
+    """
 
     def __init__(self, splits: Iterable[int], quiet: Iterable[int] = ()) -> None:
-        self.now = Splits(tuple(splits), (), tuple(quiet), endless=False)
+        self._open = dict.fromkeys(splits)
+        self._done: list[int] = []
+        self._quiet = list(quiet)
+        self.now = self._all()
 
     def end(self, split: int, *, empty: bool) -> None:
-        self.now = self.now.without(split, empty=empty)
+        """A split was read to its end; an ``empty`` one had nothing."""
+        self._open.pop(split, None)
+        (self._quiet if empty else self._done).append(split)
+        if len(self._open) <= max(MOST_ENDS_TOLD, len(self.now.open) // 2):
+            self.now = self._all()
+
+    def _all(self) -> Splits:
+        return Splits(tuple(self._open), tuple(self._done), tuple(self._quiet), endless=False)
 
 
 class SplitProgress:
@@ -186,11 +204,22 @@ class SplitProgress:
             if self._rows - first != payload.num_rows:
                 places = payload.column(column).to_numpy().astype(np.int64) - start
         position = self._chain.advance(self._partition, self._position_of(self._rows, done))
-        splits = None if self._beside is None else self._beside.now
+        splits = left = None if self._beside is None else self._beside.now
         if done and self._beside is not None:
             self._beside.end(self._split, empty=not self._rows)
+            left = self._beside.now
         return SourceRows(
-            self._partition, self._number, first, payload, position, places, done, splits, self._split, misfit
+            self._partition,
+            self._number,
+            first,
+            payload,
+            position,
+            places,
+            done,
+            splits,
+            left,
+            self._split,
+            misfit,
         )
 
     def can_pass(self, misfit: Misfit) -> bool:

@@ -20,6 +20,7 @@ from types import FunctionType
 from typing import Any, Protocol
 
 import msgpack
+import numpy as np
 
 from ftlayer.errors import ConfigError, SourceChangedError
 from ftlayer.topology.checks import lag_behind, lies_before
@@ -98,6 +99,7 @@ class SplitPosition:
         digest: of its partition objects; equal digests mean that they are the same ones.
         rows: of this split, how many are accepted.
         done: whether those are all.
+        places: as `places_of` returns them.
     """
 
     range: int
@@ -107,20 +109,27 @@ class SplitPosition:
     digest: bytes
     rows: int
     done: bool
+    places: bytes = b""
 
     def pack(self) -> bytes:
         """Return the position as the vertex stores it."""
+        places = [self.places] if self.places else []
         packed: bytes = msgpack.packb(
-            [self.range, self.start, self.end, self.splits, self.digest, self.rows, self.done]
+            [self.range, self.start, self.end, self.splits, self.digest, self.rows, self.done, *places]
         )
         return packed
+
+
+def places_of(payloads: Sequence[bytes]) -> bytes:
+    """Return a bit for each split, whether it has records in this range; b"" where all have."""
+    return b"" if all(payloads) else np.packbits([payload != b"" for payload in payloads]).tobytes()
 
 
 def unpack_split(source: str, packed: bytes) -> SplitPosition:
     """Read what `SplitPosition.pack` wrote; `ConfigError` for the position of another kind of source."""
     found = _unpack(packed)
-    kinds = (int, str, str, int, bytes, int, bool)
-    if not isinstance(found, list) or tuple(map(type, found)) != kinds:
+    kinds = (int, str, str, int, bytes, int, bool, bytes)
+    if not isinstance(found, list) or tuple(map(type, found)) not in (kinds, kinds[:-1]):
         raise _another_kind(source)
     return SplitPosition(*found)
 
@@ -165,10 +174,12 @@ class RangeNote:
     end: str
     splits: int
     digest: bytes
+    places: bytes = b""
 
     def pack(self) -> bytes:
         """Return the note as the vertex stores it."""
-        packed: bytes = msgpack.packb([self.range, self.start, self.end, self.splits, self.digest])
+        places = [self.places] if self.places else []
+        packed: bytes = msgpack.packb([self.range, self.start, self.end, self.splits, self.digest, *places])
         return packed
 
 
@@ -187,7 +198,9 @@ def progress_of(
     notes = {note.range: note for note in map(unpack_note, planned)}
     last = max(found.values(), key=lambda position: position.range, default=None)
     if last is not None and last.range > max(notes, default=0):
-        notes[last.range] = RangeNote(last.range, last.start, last.end, last.splits, last.digest)
+        notes[last.range] = RangeNote(
+            last.range, last.start, last.end, last.splits, last.digest, last.places
+        )
     ranges = [_progress_in(notes[number], found) for number in sorted(notes)]
     return tuple(each for each in ranges if each is ranges[-1] or not each.complete)
 
@@ -195,11 +208,13 @@ def progress_of(
 def _progress_in(note: RangeNote, positions: Mapping[str, SplitPosition]) -> RangeProgress:
     """Return how far a range was accepted; a partition that is in a later one has passed it."""
     rows, done = [], []
+    has_records = np.unpackbits(np.frombuffer(note.places, np.uint8)) if note.places else [1] * note.splits
     for index in range(note.splits):
         split = positions.get(partition_key(index))
         is_here = split is not None and split.range == note.range
         rows.append(split.rows if split is not None and is_here else 0)
-        done.append(split is not None and (split.done if is_here else split.range > note.range))
+        passed = split is not None and (split.done if is_here else split.range > note.range)
+        done.append(passed or not has_records[index])
     return RangeProgress(note.range, note.start, note.end, note.digest, tuple(rows), tuple(done))
 
 
@@ -239,7 +254,7 @@ class OffsetReader(Protocol):
         """Have the reader take what is there now for all there will be; False if it knows no such thing."""
 
     def splits(self, start: str, end: str) -> list[Any]:
-        """Return the objects that `read_split` takes, one a split."""
+        """Return the objects that `read_split` takes, one a split; None for one of a log that has no records."""
 
     def lag(self, at: str) -> int | None:
         """Return how many records there are behind this offset now; None if the reader cannot tell."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import queue
 import secrets
 import threading
@@ -12,9 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import compress, islice
-from operator import not_
+from functools import lru_cache, partial
+from itertools import islice
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -605,6 +605,7 @@ class SplitReader:
         self,
         source: Source,
         subtask: int,
+        parallelism: int,
         positions: Mapping[str, bytes],
         key: bytes,
         limits: BatchLimits,
@@ -613,7 +614,7 @@ class SplitReader:
     ) -> None:
         assert isinstance(source.connector, ReaderSource)
         self._uid = source.uid
-        self._subtask = subtask
+        self._subtask, self._parallelism = subtask, parallelism
         self._reader = source.connector.reader
         # That of a `LogReader`.
         self._offset_column: str = getattr(self._reader, "offset_column", "")
@@ -690,8 +691,12 @@ class SplitReader:
             number_of_name(part.split) if isinstance(getattr(part, "split", None), str) else number
             for part, number in zip(parts, numbers, strict=True)
         ]
-        quiet = [self._offset_column != "" and part.start == part.end for part in parts]
-        beside = OpenSplits(compress(names, map(not_, quiet)), compress(names, quiet))
+        quiet: set[int] = set()
+        if self._offset_column:
+            # All splits of the log that have their places here, also those that are done, or have nothing to be read.
+            places = list(json.loads(assigned.end))[self._subtask :: self._parallelism]
+            quiet = {number_of_name(name) for name in places}.difference(names)
+        beside = OpenSplits(names, quiet)
         for split, part, number, name in zip(assigned.mine, parts, numbers, names, strict=True):
             yield self._begin(assigned, split, part, number, name, beside)
 
@@ -702,7 +707,14 @@ class SplitReader:
 
         def position_of(rows: int, done: bool) -> bytes:
             return SplitPosition(
-                assigned.range, assigned.start, assigned.end, assigned.splits, assigned.digest, rows, done
+                assigned.range,
+                assigned.start,
+                assigned.end,
+                assigned.splits,
+                assigned.digest,
+                rows,
+                done,
+                assigned.places,
             ).pack()
 
         key = partition_key(split.number)
@@ -743,6 +755,7 @@ class SplitReader:
         return split.rows, False
 
 
+@lru_cache(1 << 16)
 def number_of_name(name: str) -> int:
     """Return the number of a split that has a name: the same in all processes and runs."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
@@ -792,7 +805,7 @@ def open_reader(
     if isinstance(source.connector, IterableSource):
         return IterableReader(source, subtask, parallelism, positions, limits, wake)
     if isinstance(source.connector, ReaderSource):
-        return SplitReader(source, subtask, positions, key, limits, wake)
+        return SplitReader(source, subtask, parallelism, positions, key, limits, wake)
     if isinstance(source.connector, QueueSource):
         member = Member(f"{job}/{source.uid}", subtask, parallelism)
         return QueueSourceReader(source, member, positions, limits, wake, stored=not again)

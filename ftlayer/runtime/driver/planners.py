@@ -287,7 +287,7 @@ class ReaderPlanner:
                 assert_never(call)
 
     def _sealed(self, call: AskSplits, splits: list[Any]) -> SplitsAre:
-        payloads = tuple(seal(split, self._key) for split in splits)
+        payloads = tuple(b"" if split is None else seal(split, self._key) for split in splits)
         bare = [without_rows(split) for split in splits]
         kept = tuple(
             payload if one is split else seal(one, self._key)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
-from ftlayer.runtime.connectors.offset_reader import RangeProgress
+from ftlayer.runtime.connectors.offset_reader import RangeProgress, places_of
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.topology.operators import Source
 
@@ -24,7 +24,10 @@ from ftlayer.topology.operators import Source
 
 @dataclass(frozen=True)
 class PlannedRange:
-    """A range with its splits. ``payloads`` are sealed, ``digest`` is that of the partition objects."""
+    """A range with its splits. ``payloads`` are sealed, ``digest`` is that of the partition objects.
+
+    A split of a log that has no records has its place, with b"" as its payload, and is not assigned.
+    """
 
     number: int
     start: str
@@ -86,7 +89,7 @@ class SplitPlanner:
         """
         assert not self.reading, f"range {self._range} of {self._source!r} is still read"
         self._range = planned
-        self._done = set()
+        self._done = {split for split, payload in enumerate(planned.payloads) if not payload}
         if not self._keeps:
             self.kept.clear()
         self.kept.append(kept or planned)
@@ -142,7 +145,7 @@ class SplitPlanner:
             mine = tuple(
                 Split(split, payload, rows.get(split, 0))
                 for split, payload in enumerate(planned.payloads)
-                if split % self._parallelism == subtask and split not in done
+                if split % self._parallelism == subtask and payload and split not in done
             )
             if mine:
                 messages.append(
@@ -155,6 +158,7 @@ class SplitPlanner:
                         planned.digest,
                         len(planned.payloads),
                         mine,
+                        places_of(planned.payloads),
                     )
                 )
         return messages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -61,15 +61,6 @@ class Splits:
     done: tuple[int, ...] = ()
     quiet: tuple[int, ...] = ()
     endless: bool = True
-
-    def without(self, split: int, *, empty: bool) -> Splits:
-        """Return them with one that was read to its end; an ``empty`` one had nothing."""
-        left = tuple(each for each in self.open if each != split)
-        if split not in self.open:
-            return self
-        if empty:
-            return replace(self, open=left, quiet=(*self.quiet, split))
-        return replace(self, open=left, done=(*self.done, split))
 
 
 NAMED_SPLIT = 1 << 62

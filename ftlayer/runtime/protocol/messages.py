@@ -405,7 +405,8 @@ class Split:
 class AssignSplits:
     """Read these splits of a reader source. ``start`` and ``end`` are the range's offsets as JSON.
 
-    ``splits`` counts those of the whole range, 0 of them: the source ends here. ``subtask`` reads them.
+    ``splits`` counts those of the whole range, 0 of them: the source ends here. ``subtask`` reads them. ``places`` says
+    which of them have records (`ftlayer.runtime.connectors.offset_reader.places_of`).
     """
 
     source: str
@@ -416,6 +417,7 @@ class AssignSplits:
     digest: bytes
     splits: int
     mine: tuple[Split, ...]
+    places: bytes = b""
 
     def without(self, split: int) -> AssignSplits:
         """Return the message with one split less."""

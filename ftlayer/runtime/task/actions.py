@@ -89,7 +89,8 @@ class SourceRows:
     ``first_ordinal`` counts the rows this run has read of it before: both go into the root ids.
     ``position`` None: the source cannot rewind. ``places``, int64[n], ascending, is what each row's ordinal is where
     they have gaps; None: they follow each other. ``ends``: the split ends behind them. ``splits``: those that are read
-    now, this one among them, which is called ``split`` there; None: this one alone, by its number.
+    now, this one among them, which is called ``split`` there; None: this one alone, by its number. ``left``: those that
+    are behind these rows.
     ``misfit``: why the one row, whose ``payload`` says what it looks like, does not fit the source's schema; ``aside``:
     such rows that were read with these, without positions of their own.
     """
@@ -102,6 +103,7 @@ class SourceRows:
     places: I64Array | None = None
     ends: bool = False
     splits: Splits | None = None
+    left: Splits | None = None
     split: int | None = None
     misfit: str = ""
     aside: tuple[SourceRows, ...] = ()

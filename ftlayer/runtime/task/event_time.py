@@ -97,6 +97,8 @@ class WatermarkGenerator:
         self._since_ms = dict.fromkeys(parts, 0)
         self._combined = CombinedWatermark(parts, idle_count=False)
         self._over: set[Channel] = set()
+        # When any part had news last, and before which time none has to be looked at for idleness; 0: that is unknown.
+        self._last_ms = self._due_ms = 0
         # The highest time of each split, by source; also of those that are not known to be read here.
         self._times: dict[tuple[str, int], int] = {}
 
@@ -128,6 +130,7 @@ class WatermarkGenerator:
 
     def start(self, mono_ms: int) -> None:
         self._since_ms = dict.fromkeys(self._since_ms, mono_ms)
+        self._due_ms = 0
 
     def splits(self, channel: Channel, splits: Splits, mono_ms: int) -> None:
         """Take which splits a subtask of a source reads."""
@@ -139,6 +142,7 @@ class WatermarkGenerator:
         rests |= dict.fromkeys([(channel, split) for split in (*splits.done, *known)], True)
         if not rests:
             return
+        self._due_ms = 0
         gone = [part for part in self._may_rest if part[0] == channel and part not in rests]
         come: dict[_Part, int] = {
             part: self._claim(source, part[1]) for part in rests if part not in self._may_rest
@@ -160,6 +164,7 @@ class WatermarkGenerator:
     def reset(self, channel: Channel, mono_ms: int) -> None:
         """Another sender begins afresh: it holds the watermark back until it says what it reads."""
         self._over.discard(channel)
+        self._due_ms = 0
         if channel in self._inputs.sources:
             gone = [part for part in self._may_rest if part[0] == channel]
             for part in gone:
@@ -173,6 +178,7 @@ class WatermarkGenerator:
     def over(self, channel: Channel) -> None:
         """Nothing new comes on a channel any more. That all is over comes by `end`, when the chain is ready for it."""
         self._over.add(channel)
+        self._due_ms = 0
         if channel in self._inputs.sources:
             ended = [part for part in self._may_rest if part[0] == channel]
         else:
@@ -208,8 +214,10 @@ class WatermarkGenerator:
             return
         claimed = self._combined.claimed(part)
         time_ms = min(max(highest - self._disorder, MIN_TIME_MS), MAX_TIME_MS - 1)
+        if part not in self._combined.active or (self._idle_ms and 2 * (mono_ms - self._last_ms) >= self._idle_ms):
+            self._due_ms = 0
         if fresh:
-            self._since_ms[part] = mono_ms
+            self._since_ms[part] = self._last_ms = mono_ms
         if fresh or time_ms > claimed:
             self._combined.watermark(part, time_ms)
 
@@ -220,26 +228,35 @@ class WatermarkGenerator:
 
     def mark(self, mono_ms: int) -> Watermark | Idle | None:
         """Return what is to be said now, once; None: nothing."""
-        if silent := [part for due_ms, part in self._dues() if mono_ms >= due_ms]:
-            self._combined.become_idle(*silent)
+        if self._idle_ms is not None and mono_ms >= self._due_ms and self.time_ms != MAX_TIME_MS:
+            self._find_idle(mono_ms, self._idle_ms)
         return self._combined.news()
 
     @property
     def due_ms(self) -> int | None:
         """The monotone time (ms) at which something becomes idle; None: never."""
-        return min((due_ms for due_ms, _ in self._dues()), default=None)
+        if self._idle_ms is None or self.time_ms == MAX_TIME_MS:
+            return None
+        if not self._due_ms:
+            self._find_idle(MIN_TIME_MS, self._idle_ms)
+        return None if self._due_ms == MAX_TIME_MS else self._due_ms
 
-    def _dues(self) -> list[tuple[int, _Part]]:
-        idle_ms = self._idle_ms
-        if idle_ms is None or self.time_ms == MAX_TIME_MS:
-            return []
+    def _find_idle(self, mono_ms: int, idle_ms: int) -> None:
+        """Let those be idle that have had nothing for so long. Others are looked at again when one of them may be."""
         active = {part: self._since_ms[part] for part in self._combined.active}
-        last_ms = max(active.values(), default=0)
-        return [
-            ((since_ms if 2 * (last_ms - since_ms) >= idle_ms else last_ms) + idle_ms, part)
-            for part, since_ms in active.items()
-            if self._may_rest[part]
-        ]
+        self._last_ms = last_ms = max(active.values(), default=0)
+        self._due_ms, silent = MAX_TIME_MS, []
+        for part, since_ms in active.items():
+            if self._may_rest[part]:
+                due_ms = since_ms + idle_ms
+                if due_ms <= mono_ms and 2 * (last_ms - since_ms) < idle_ms:
+                    due_ms = last_ms + idle_ms
+                if due_ms <= mono_ms:
+                    silent.append(part)
+                else:
+                    self._due_ms = min(self._due_ms, due_ms)
+        if silent:
+            self._combined.become_idle(*silent)
 
     def _claim(self, source: str, split: int | None) -> int:
         time = MIN_TIME_MS if split is None else self._times.get((source, split), MIN_TIME_MS)
@@ -255,13 +272,8 @@ class SplitMarks:
 
     def around(self, rows: SourceRows, sends: list[Send]) -> list[Send]:
         """Return the batches of these rows with what is to be said before and behind them."""
-        splits = rows.splits or Splits((rows.in_time,))
-        found = [*self._say(splits), *sends]
-        if rows.ends:
-            found += self._say(
-                splits.without(rows.in_time, empty=not rows.first_ordinal + rows.payload.num_rows)
-            )
-        return found
+        found = [*self._say(rows.splits or Splits((rows.in_time,))), *sends]
+        return found if rows.left is None else [*found, *self._say(rows.left)]
 
     def _say(self, splits: Splits) -> list[Send]:
         if splits == self._told:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
+from itertools import count
 from typing import Generic, Self, TypeVar
 
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, EndOfStream, Idle, Mark, Watermark
@@ -26,6 +28,7 @@ class _Claim:
     idle: bool = False
     over: bool = False
     ended: bool = False
+    listed: bool = False
 
 
 class CombinedWatermark(Generic[K]):
@@ -48,7 +51,12 @@ class CombinedWatermark(Generic[K]):
         self.time_ms = self.reached_ms = MIN_TIME_MS
         self.idle = False
         self._claims: dict[K, _Claim] = {part: _Claim() for part in parts}
-        self.active = dict(self._claims)
+        self.active: dict[K, _Claim] = {}
+        # A heap that has each active claim once, with its time or an earlier one.
+        self._listed: list[tuple[int, int, _Claim]] = []
+        self._numbers = count()
+        for part, claim in self._claims.items():
+            self._activate(part, claim)
         self._lowest_ms = MIN_TIME_MS
         self._told_ms = MIN_TIME_MS
         self._told_idle = False
@@ -60,11 +68,11 @@ class CombinedWatermark(Generic[K]):
     def replace(self, gone: Iterable[K], come: Mapping[K, int]) -> None:
         """Let parts take the place of others; each of them holds the watermark back at its time."""
         for part in gone:
-            del self._claims[part]
+            self._claims.pop(part).over = True
             self.active.pop(part, None)
-        claims = {part: _Claim(time_ms) for part, time_ms in come.items()}
-        self._claims.update(claims)
-        self.active.update(claims)
+        for part, time_ms in come.items():
+            claim = self._claims[part] = _Claim(time_ms)
+            self._activate(part, claim)
         self._update()
 
     def claimed(self, part: K) -> int:
@@ -120,15 +128,33 @@ class CombinedWatermark(Generic[K]):
         if claim.over or claim.idle:
             self.active.pop(part, None)
         else:
-            self.active[part] = claim
+            self._activate(part, claim)
         self._update()
 
+    def _activate(self, part: K, claim: _Claim) -> None:
+        self.active[part] = claim
+        if not claim.listed:
+            claim.listed = True
+            heappush(self._listed, (claim.time_ms, next(self._numbers), claim))
+
+    def _lowest(self) -> int:
+        """Return the lowest time of the active claims, of which there are some."""
+        while True:
+            time_ms, number, claim = self._listed[0]
+            if claim.over or claim.idle:
+                heappop(self._listed)
+                claim.listed = False
+            elif claim.time_ms > time_ms:
+                heapreplace(self._listed, (claim.time_ms, number, claim))
+            else:
+                return time_ms
+
     def _update(self) -> None:
-        claims = self._claims.values()
         if self.active:
             self.idle = False
-            time_ms = self._lowest_ms = min(claim.time_ms for claim in self.active.values())
+            time_ms = self._lowest_ms = self._lowest()
         else:
+            claims = self._claims.values()
             self.idle = any(not claim.over for claim in claims)
             ever = (claim.time_ms for claim in claims if claim.over or self._idle_count)
             time_ms = max(ever, default=MIN_TIME_MS) if self.idle else MAX_TIME_MS
@@ -187,7 +213,7 @@ class StatusWatermarkValve(CombinedWatermark[Channel]):
         if channel in self._replays:
             self._replays[channel] = False
         else:
-            self._claims[channel] = self.active[channel] = _Claim()
+            self.replace([channel], {channel: MIN_TIME_MS})
         self._update()
 
     def _update(self) -> None:

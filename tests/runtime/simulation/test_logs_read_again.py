@@ -30,6 +30,7 @@ from ftlayer.runtime.connectors.offset_reader import (
     RangeNote,
     SplitPosition,
     partition_key,
+    places_of,
     progress_of,
     unpack_split,
 )
@@ -108,11 +109,11 @@ class Log:
 
     def payloads(self, start: dict[str, int], end: dict[str, int]) -> tuple[bytes, ...]:
         assert all(start[name] >= self.forgotten[name] for name in start), "planned again, and forgotten"
-        return tuple(
-            json.dumps([name, start[name], end[name]]).encode()
+        found = tuple(
+            json.dumps([name, start[name], end[name]]).encode() if start[name] < end[name] else b""
             for name in sorted(start)
-            if start[name] < end[name]
         )
+        return found if any(found) else ()
 
     def read(self, name: str, start: int, end: int) -> list[tuple[int, int]]:
         assert start >= self.forgotten[name], "read again, and forgotten"
@@ -162,7 +163,14 @@ class Reader:
 
         def position_of(rows: int, done: bool) -> bytes:
             return SplitPosition(
-                message.range, message.start, message.end, message.splits, message.digest, rows, done
+                message.range,
+                message.start,
+                message.end,
+                message.splits,
+                message.digest,
+                rows,
+                done,
+                message.places,
             ).pack()
 
         number = message.range << 20 | split.number
@@ -256,7 +264,12 @@ class Cluster:
                 return planned
             case KeepRange(planned, first):
                 note = RangeNote(
-                    planned.number, planned.start, planned.end, len(planned.payloads), planned.digest
+                    planned.number,
+                    planned.start,
+                    planned.end,
+                    len(planned.payloads),
+                    planned.digest,
+                    places_of(planned.payloads),
                 )
                 self.run.apply(calls.NoteRange(self.stream, planned.number, note.pack(), first))
                 return RangeKept()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
-from ftlayer.runtime.connectors.offset_reader import RangeNote, RangeProgress, progress_of
+from ftlayer.runtime.connectors.offset_reader import RangeNote, RangeProgress, places_of, progress_of
 from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper, PlannedRange, PositionKeeper
 from ftlayer.runtime.worker import Worker
 from ftlayer.topology.job_graph import JobGraph, reads_again
@@ -115,7 +115,12 @@ class JobVertexCalls:
     def note(self, stream: str, planned: PlannedRange, first: int) -> None:
         """Note a range that is about to be opened; those below ``first`` are forgotten."""
         note = RangeNote(
-            planned.number, planned.start, planned.end, len(planned.payloads), planned.digest
+            planned.number,
+            planned.start,
+            planned.end,
+            len(planned.payloads),
+            planned.digest,
+            places_of(planned.payloads),
         ).pack()
         self.client.call(NoteRange(stream, planned.number, note, first, self._run))
 

@@ -102,7 +102,7 @@ def reseal_captured(packed: bytes, old: bytes, new: bytes) -> bytes:
     if captured is None:
         return b""
     ranges = (
-        replace(one, payloads=tuple(reseal(payload, old, new) for payload in one.payloads))
+        replace(one, payloads=tuple(payload and reseal(payload, old, new) for payload in one.payloads))
         for one in captured.ranges
     )
     return replace(captured, ranges=tuple(ranges)).pack()
@@ -187,6 +187,8 @@ def _read_of(planned: PlannedRange, split: int, read: Positions) -> tuple[int, b
 
     The splits of one number are read one after the other, by one subtask: a later one says that this one is done.
     """
+    if not planned.payloads[split]:
+        return 0, True
     position = read.get(partition_key(split))
     if position is None or position.range < planned.number:
         return 0, False

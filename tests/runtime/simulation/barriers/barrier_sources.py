@@ -30,7 +30,7 @@ def step_reader(
     """Return the reader of a subtask (`ftlayer.runtime.connectors.readers.open_reader`)."""
     if hasattr(source.connector, "partitions"):
         return StepReader(world, source, subtask, parallelism, positions, limits)
-    return StepSplitReader(world, source, subtask, positions, key, limits)
+    return StepSplitReader(world, source, subtask, parallelism, positions, key, limits)
 
 
 class StepReader:
@@ -87,9 +87,16 @@ class StepSplitReader(SplitReader):
     """`SplitReader` whose lane reads on when it is asked."""
 
     def __init__(
-        self, world: Any, source: Any, subtask: int, positions: Any, key: bytes, limits: Any
+        self,
+        world: Any,
+        source: Any,
+        subtask: int,
+        parallelism: int,
+        positions: Any,
+        key: bytes,
+        limits: Any,
     ) -> None:
-        super().__init__(source, subtask, positions, key, limits, lambda: None)
+        super().__init__(source, subtask, parallelism, positions, key, limits, lambda: None)
         self._lane = StepLane(world, self, SparkRowMaker(source.uid, source.schema), limits)  # type: ignore[assignment]
 
     def begin_split(self) -> bool:
