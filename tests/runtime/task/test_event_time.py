@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate, chain
+from itertools import accumulate, chain, count
 from random import Random
 
 import numpy as np
@@ -15,8 +17,10 @@ from hypothesis import strategies as st
 from ftlayer.clock import Now
 from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import Forward, Rebalance
-from ftlayer.runtime.connectors.lane import OpenSplits, SplitProgress
+from ftlayer.runtime.connectors.lane import BatchLimits, OpenSplits, SplitProgress
 from ftlayer.runtime.connectors.offset_reader import PositionChain
+from ftlayer.runtime.connectors.readers import SplitReader
+from ftlayer.runtime.driver.range_keeper import PlannedRange, SplitPlanner
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import (
     MAX_TIME_MS,
@@ -28,14 +32,25 @@ from ftlayer.runtime.protocol.elements import (
     Splits,
     Watermark,
 )
+from ftlayer.runtime.protocol.messages import SplitDone
+from ftlayer.runtime.protocol.sealed import seal
 from ftlayer.runtime.task.actions import ElementCame, Send, SourceOver, SourceRows, TaskStart
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.event_time import TimedInputs, WatermarkGenerator, times_of
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
+from ftlayer.sources.logs import LogReader, Offsets
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.topology.operators import AssignWatermarks, FunctionSink, IterableSource, Sink, Source
+from ftlayer.topology.operators import (
+    AssignWatermarks,
+    FunctionSink,
+    IterableSource,
+    ReaderSource,
+    Sink,
+    Source,
+)
 
 NOW = Now(0, 0)
+KEY = b"k" * 32
 SCHEMA = pa.schema([("at", pa.int64())])
 
 
@@ -148,10 +163,10 @@ class SplitsInTurns:
     Of each split records are at most 3 ms out of order, and each range has some.
     """
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, senders: int = 0, receivers: int = 0) -> None:
         self.random = random
-        receivers = random.randint(1, 2)
-        self.graph = graph_of(random.randint(1, 2), receivers, mapped=random.random() < 0.5)
+        receivers = receivers or random.randint(1, 2)
+        self.graph = graph_of(senders or random.randint(1, 2), receivers, mapped=random.random() < 0.5)
         self.chain = self.graph.vertices[1].uid
         mode = UntrackedTaskMode(None)
         self.senders = [
@@ -307,3 +322,82 @@ def test_a_split_that_has_a_name_holds_the_watermark_while_it_has_no_records():
     made.splits(channel, Splits((one, other), (), (never,), endless=False), 0)
     made.observe(times(30), True, 0, (channel, other))
     assert made.mark(0) == Watermark(30)
+
+
+class TimedLog(LogReader):
+    """The times of its records by split, of which the first ones are there."""
+
+    schema = pa.schema([("at", pa.int64()), ("offset", pa.int64())])
+
+    def __init__(self, records: dict[str, list[int]], there: dict[str, int], max_rows: int) -> None:
+        super().__init__(max_rows)
+        self.records, self.there = records, there
+
+    def starts(self) -> Offsets:
+        return dict.fromkeys(self.records, 0)
+
+    def ends(self) -> Offsets:
+        return dict(self.there)
+
+    def first_of(self, splits: Sequence[str]) -> Offsets:
+        raise AssertionError("there are no new ones")
+
+    def read_split(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([self.records[split][start:end], range(start, end)], self.schema)
+
+
+@settings(max_examples=16, deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from([3, 65, 100]))
+def test_no_record_of_a_log_is_late_however_many_splits_it_has_and_while_some_have_none(random, splits):
+    senders = random.randint(1, 3)
+    world = SplitsInTurns(random, senders, senders)
+    records = {
+        str(split): list(accumulate(random.choices(range(60), k=random.choice([0, 1, 5, 20]))))
+        for split in range(splits)
+    }
+    for times in records.values():
+        begin = random.randint(0, 1_000)
+        times[:] = [begin + time for time in times]
+    there = {split: min(len(times), random.randint(1, 9)) for split, times in records.items()}
+    log = TimedLog(records, there, random.choice([1, 100, 1_000]))
+    planner, start = SplitPlanner("source", senders), log.starts()
+    source = Source("source", ReaderSource(log), log.schema)
+    readers = [
+        SplitReader(source, each, senders, {}, KEY, BatchLimits(4, 1), print) for each in range(senders)
+    ]
+    for subtask in range(senders):
+        planner.slot_up(subtask, ())
+    for number in count(1):
+        end = log.latestOffset(start, log.getDefaultReadLimit())
+        ranges = log.log_ranges(start, end)
+        if not ranges and there == {split: len(times) for split, times in records.items()}:
+            break
+        payloads = tuple(b"" if each is None else seal(each, KEY) for each in ranges)
+        planned = PlannedRange(number, json.dumps(start), json.dumps(end), b"", payloads)
+        turns = deque(
+            (message.subtask, progress, next(items))
+            for message in (planner.open(planned, None) if payloads else ())
+            for items, progress in readers[message.subtask]._progress(message)
+        )
+        while turns:
+            subtask, progress, rows = turns.popleft()
+            most = random.randint(1, 9)
+            taken = progress.advance(rows.slice(0, most), done=rows.num_rows <= most)
+            if rows.num_rows > most:
+                turns.append((subtask, progress, rows.slice(most)))
+            world.came += taken.payload.column(0).to_pylist()
+            world.send(
+                world.senders[subtask].handle(replace(taken, payload=taken.payload.select(["at"])), NOW)
+            )
+            world.deliver()
+        for split in range(len(payloads)):
+            planner.split_done(SplitDone("source", number, split))
+        start = end
+        for split, times in records.items():
+            there[split] = min(len(times), there[split] + random.choice([0, 0, 9]))
+    for sender in world.senders:
+        world.send(sender.handle(SourceOver(), NOW))
+    world.deliver(some=False)
+    assert sorted(world.came) == sorted(chain(*records.values()))
+    assert world.late == []
+    assert world.reached == [MAX_TIME_MS] * len(world.receivers)
