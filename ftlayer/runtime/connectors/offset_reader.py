@@ -198,9 +198,7 @@ def progress_of(
     notes = {note.range: note for note in map(unpack_note, planned)}
     last = max(found.values(), key=lambda position: position.range, default=None)
     if last is not None and last.range > max(notes, default=0):
-        notes[last.range] = RangeNote(
-            last.range, last.start, last.end, last.splits, last.digest, last.places
-        )
+        notes[last.range] = RangeNote(last.range, last.start, last.end, last.splits, last.digest, last.places)
     ranges = [_progress_in(notes[number], found) for number in sorted(notes)]
     return tuple(each for each in ranges if each is ranges[-1] or not each.complete)
 

@@ -214,7 +214,9 @@ class WatermarkGenerator:
             return
         claimed = self._combined.claimed(part)
         time_ms = min(max(highest - self._disorder, MIN_TIME_MS), MAX_TIME_MS - 1)
-        if part not in self._combined.active or (self._idle_ms and 2 * (mono_ms - self._last_ms) >= self._idle_ms):
+        if part not in self._combined.active or (
+            self._idle_ms and 2 * (mono_ms - self._last_ms) >= self._idle_ms
+        ):
             self._due_ms = 0
         if fresh:
             self._since_ms[part] = self._last_ms = mono_ms
