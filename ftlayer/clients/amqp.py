@@ -27,7 +27,6 @@ _REFUSED = 406  # Of a channel: among others that acknowledgements took longer t
 
 
 def amqp_library() -> Any:
-    """Return pika. Raises `ConfigError` if it is missing."""
     return client_library("pika", "AMQP", "pika", "amqp")
 
 

@@ -39,7 +39,6 @@ _SIGNS = {
 
 
 def delta_library() -> Any:
-    """Return deltalake. Raises `ConfigError` if it is missing."""
     try:
         import deltalake
         import deltalake.exceptions

@@ -15,7 +15,6 @@ RETRIES = "commit.retry.num-retries"
 
 
 def iceberg_library() -> Any:
-    """Return pyiceberg. Raises `ConfigError` if it is missing."""
     try:
         import pyiceberg
         import pyiceberg.catalog

@@ -37,7 +37,6 @@ OURS_OF_PRODUCERS = frozenset(
 
 
 def kafka_library() -> Any:
-    """Return confluent-kafka. Raises `ConfigError` if it is missing."""
     return client_library("confluent_kafka", "Kafka", "confluent-kafka", "kafka")
 
 
@@ -264,7 +263,6 @@ def way_out(error: Any) -> str:
 
 
 def is_away(error: Any) -> bool:
-    """Whether an error means that brokers cannot be reached now, or have no leader for a partition yet."""
     said = _error_of(error)
     if not hasattr(said, "code"):
         return isinstance(error, TimeoutError)

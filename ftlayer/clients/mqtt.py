@@ -35,7 +35,6 @@ _SOON = frozenset(
 
 
 def mqtt_library() -> Any:
-    """Return paho's client. Raises `ConfigError` if it is missing."""
     client = client_library("paho.mqtt.client", "MQTT", "paho-mqtt 2", "mqtt")
     if not hasattr(client, "CallbackAPIVersion"):
         raise ConfigError("MQTT needs paho-mqtt 2: pip install 'ftlayer[mqtt]'")

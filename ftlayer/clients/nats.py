@@ -26,7 +26,6 @@ Result = TypeVar("Result")
 
 
 def nats_library() -> Any:
-    """Return nats-py. Raises `ConfigError` if it is missing."""
     client_library("nats.js.errors", "NATS", "nats-py", "nats")
     return client_library("nats", "NATS", "nats-py", "nats")
 
@@ -73,7 +72,6 @@ class NatsAwayError(Exception):
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether an error means that the server cannot be reached now, or is not ready yet."""
     errors = nats_library().errors
     away = (
         errors.ConnectionClosedError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,24 +21,47 @@ _SESSION = (
     "SET bytea_output = 'hex'; SET extra_float_digits = 1; SET statement_timeout = 0"
 )
 
-# Classes and codes of SQLSTATE: connection lost, shut down, starting, too many connections, a slot that another has.
-_AWAY = ("08", "57P01", "57P02", "57P03", "53300", "55006")
+
+class Fault(enum.Enum):
+    """What an error of PostgreSQL's is about, and so whether what failed may be tried again."""
+
+    AWAY = "the server cannot be reached now, or cannot serve yet"
+    PASSES = "chance, or what else runs: another try may succeed"
+    CLOSED = "the server does not let in who connects like that"
+    TARGET = "a table, a column, a right: no rows go there until someone mends it"
+    ROW = "rows: it comes again with them, wherever they go in"
+
+
+# By classes and codes of SQLSTATE, of which the longest decides. PASSES are transactions that are read-only, ended or
+# rolled back, resources, locks, operators, disks, foreign servers, internal errors (but damaged data and indexes).
+# ROW are values, constraints, views' and triggers' checks, and what goes wrong within functions (20, 21, 2F, 38).
+_FAULTS = {
+    state: fault
+    for fault, states in {
+        Fault.AWAY: "08 57P01 57P02 57P03 53300 55006",
+        Fault.PASSES: "25 40 53 55P03 57 58 72 HV XX",
+        Fault.CLOSED: "28",
+        Fault.TARGET: "54 55 57P04 XX001 XX002",
+        Fault.ROW: "20 21 22 23 2F 38 44 45 54000",
+    }.items()
+    for state in states.split()
+}
 
 # What a server says before there is a SQLSTATE to see, and will say again.
-_LASTING = (
-    "password authentication failed",
-    "no password supplied",
-    "no pg_hba.conf entry",
-    "authentication failed for user",
-    "permission denied",
-    "must be superuser or replication role",
-    "does not exist",
-    "certificate",
-)
+_UNSTATED = {
+    "password authentication failed": Fault.CLOSED,
+    "no password supplied": Fault.CLOSED,
+    "no pg_hba.conf entry": Fault.CLOSED,
+    "authentication failed for user": Fault.CLOSED,
+    "certificate": Fault.CLOSED,
+    "must be superuser or replication role": Fault.CLOSED,
+    "permission denied": Fault.TARGET,
+    "not permitted to log in": Fault.TARGET,
+    "does not exist": Fault.TARGET,
+}
 
 
 def psycopg_library() -> Any:
-    """Return psycopg. Raises `ConfigError` if it is missing."""
     client_library("psycopg.conninfo", "PostgreSQL", "psycopg 3", "postgres")
     return client_library("psycopg", "PostgreSQL", "psycopg 3", "postgres")
 
@@ -80,24 +104,29 @@ def connect(dsn: str, *, replication: bool = False) -> Any:
     return connection
 
 
+def fault_of(error: BaseException | None) -> Fault:
+    """Return what an error is about; of one that is not psycopg's, or says nothing, that it passes."""
+    psycopg = psycopg_library()
+    if not isinstance(error, psycopg.Error):
+        return Fault.PASSES
+    state = error.sqlstate
+    if state is None:
+        if not isinstance(error, psycopg.OperationalError):
+            return Fault.PASSES
+        return next((fault for said, fault in _UNSTATED.items() if said in str(error)), Fault.AWAY)
+    for end in (5, 2):
+        if state[:end] in _FAULTS:
+            return _FAULTS[state[:end]]
+    # The standard has the classes up to 4 and H; others are chosen by who wrote a trigger.
+    return Fault.ROW if "4" < state[0] < "A" or state[0] > "H" else Fault.TARGET
+
+
 def is_away(error: Exception) -> bool:
-    """Whether an error of psycopg means that the server cannot be reached now, or cannot serve yet."""
-    if not isinstance(error, psycopg_library().OperationalError):
-        return False
-    state = getattr(error, "sqlstate", None)
-    if state is not None:
-        return bool(state.startswith(_AWAY))
-    return not any(said in str(error) for said in _LASTING)
+    return fault_of(error) is Fault.AWAY
 
 
-def is_refusal(error: Any) -> bool:
-    """Whether an error of psycopg says that rows will not do: it comes again with them, wherever they go in."""
-    state = getattr(error, "sqlstate", None) or ""
-    if state[:1].isalpha():
-        # P0: raised in PL/pgSQL. Others that the standard leaves free are chosen by who wrote a trigger.
-        return state > "I" and not state.startswith("XX")
-    # 54000: a value too large for an index; 38: raised in another language.
-    return state == "54000" or state[:2] in ("22", "23", "38", "44", "45") or state[:1] > "5"
+def is_refusal(error: Exception) -> bool:
+    return fault_of(error) is Fault.ROW
 
 
 def refusal(error: Any, columns: Iterable[str] = ()) -> str:
@@ -126,6 +155,7 @@ def refusal(error: Any, columns: Iterable[str] = ()) -> str:
 
 
 def reason(error: Any) -> str:
-    """Return what an error of psycopg says, in one line."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    return f"{said} (SQLSTATE {error.sqlstate})" if getattr(error, "sqlstate", None) else said
+    """Return what an error of psycopg says, in one line, without the statement and its values."""
+    told = (error.diag.message_primary, error.diag.message_hint) if error.sqlstate else (error,)
+    said = " ".join(" ".join(str(each) for each in told if each).split()) or type(error).__name__
+    return f"{said} (SQLSTATE {error.sqlstate})" if error.sqlstate else said

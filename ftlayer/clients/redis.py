@@ -15,7 +15,6 @@ TIMEOUT_S = 10.0
 
 
 def redis_library() -> Any:
-    """Return redis-py. Raises `ConfigError` if it is missing."""
     return client_library("redis", "Redis", "redis-py", "redis")
 
 
@@ -56,7 +55,6 @@ def _as_it_came(reply: Any, **_: Any) -> Any:
 
 
 def is_away(error: Exception) -> bool:
-    """Whether an error of redis-py means that the server cannot be reached now, or is not ready yet."""
     redis = redis_library()
     away = (redis.ConnectionError, redis.TimeoutError)
     # A password that is refused will be refused again.

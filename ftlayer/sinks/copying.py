@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv
 
+SUFFIX = "_ftlayer_staging"
+"""Of the staging table's name, behind the target's."""
 MESSAGE_COLUMN = "ftlayer_message"
 """Of the staging table: whose rows they are."""
 ROW_COLUMN = "ftlayer_row"

@@ -15,10 +15,19 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checks import check_text
-from ftlayer.clients.postgres import check_dsn, database_of, is_refusal, psycopg_library, reason, refusal
-from ftlayer.errors import SinkError, UncommittableError
+from ftlayer.clients.postgres import (
+    Fault,
+    check_dsn,
+    database_of,
+    fault_of,
+    psycopg_library,
+    reason,
+    refusal,
+)
+from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets, secrets_of
+from ftlayer.sinks.copying import SUFFIX
 from ftlayer.sinks.fitting import chunked
 
 if TYPE_CHECKING:
@@ -83,12 +92,6 @@ DAY_S = 86_400.0
 TRIES = 3
 """How often a commit or abort is tried whose connection is lost; each has its effect once."""
 TRY_AGAIN_S = 0.2
-COMMITTED = "committed"
-_WAY_OUT = (
-    "They will not do until the table, or what is in it, is another one: change that and start the job again, or see "
-    "which rows they are, and drop or divert them, by `ftlayer checkpoints refused`"
-)
-
 Result = TypeVar("Result")
 
 
@@ -185,13 +188,24 @@ class PostgresSink(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Move the staged rows into the table, all of them or none.
 
-        Raises `UncommittableError` if rows are gone that were never committed, or the table refuses some. Raises
-        `SinkError` if the database cannot be reached (it is tried some times); then it is unknown whether it happened:
-        call it again.
+        Raises `UncommittableError` if rows are gone that were never committed, the table refuses some, or it is not
+        there, closed, or another one than it was. Raises `SinkError` if the database cannot be reached (it is tried
+        some times); then it is unknown whether it happened: call it again.
         """
         found = by_query(messages, PostgresMessage, "PostgresSink")
-        if found:
+        if not found:
+            return
+        try:
             self._trying(lambda: self._commit(found, batch_id))
+        except SinkError as error:
+            if fault_of(error.__cause__) not in (Fault.TARGET, Fault.ROW):
+                raise
+            rows = sum(one.rows for written in found.values() for one in written)
+            raise UncommittableError(
+                f"{error}. The {rows:,} rows of {'batch' if any(found) else 'checkpoint'} {batch_id} wait in "
+                f"{self._table}{SUFFIX}. Make the table take them (as it was, with its columns and rights) and start "
+                "again; or see which it refuses, and drop or divert them, by `ftlayer checkpoints refused`"
+            ) from error.__cause__
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged rows of messages; what is committed stays."""
@@ -240,27 +254,28 @@ class PostgresSink(DataSourceStreamArrowWriter):
     ) -> list[RefusedRow]:
         """Return the staged rows of messages that the table, as it is now, refuses if they are committed together.
 
-        They are removed if ``take_out`` says so, which is called with them in the same transaction: a commit of the
-        messages moves the others. Raises `SinkError`.
+        All of them if it is not there, closed, or another one than it was. They are removed if ``take_out`` says so,
+        which is called with them in the same transaction: a commit of the messages moves the others.
         """
         from ftlayer.sinks import staging
 
-        tables, found = self._tables(), by_query(messages, PostgresMessage, "PostgresSink")
+        psycopg, tables = psycopg_library(), self._tables()
+        found = by_query(messages, PostgresMessage, "PostgresSink")
         with self._transaction("looked at") as connection:
-            staging.prepare(connection, tables)
+            with contextlib.suppress(SinkTargetError, psycopg.Error), connection.transaction():
+                staging.prepare(connection, tables)
             written = staging.uncommitted(connection, tables, self._name, chain.from_iterable(found.values()))
-            by_id = {one.id: one for one in written}
+            why = staging.refused_rows(connection, tables, written, wait=False)
             refused = [
-                RefusedRow(id, row, why, staging.staged_row(connection, tables, by_id[id], row))
-                for (id, row), why in staging.refused_rows(connection, tables, written, wait=False).items()
+                RefusedRow(id, row, why[id, row], values)
+                for (id, row), values in staging.staged_rows(connection, tables, written, why).items()
             ]
             if refused and take_out(refused):
-                for one in refused:
-                    staging.take_out(connection, tables, one.message, one.row)
+                staging.take_out(connection, tables, why)
         return refused
 
     def _commit(self, found: dict[str, list[PostgresMessage]], batch_id: int) -> None:
-        with self._transaction(COMMITTED) as connection:
+        with self._transaction("committed") as connection:
             for query, written in found.items():
                 if query:
                     self._commit_batch(connection, f"{query}/{batch_id}", written, batch_id)
@@ -305,12 +320,11 @@ class PostgresSink(DataSourceStreamArrowWriter):
 
     def _trying(self, work: Callable[[], Result]) -> Result:
         """Do it, again if the connection is lost: each transaction has its effect once."""
-        psycopg = psycopg_library()
         for left in reversed(range(TRIES)):
             try:
                 return work()
             except SinkError as error:
-                if not left or not isinstance(error.__cause__, psycopg.OperationalError):
+                if not left or fault_of(error.__cause__) not in (Fault.AWAY, Fault.PASSES):
                     raise
                 logger.warning("%s; it is tried again", hidden(error, secrets_of(self._dsn)))
                 time.sleep(TRY_AGAIN_S)
@@ -323,8 +337,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
             with psycopg.connect(self._dsn) as connection:
                 yield connection
         except psycopg.Error as error:
-            if doing == COMMITTED and is_refusal(error):
-                raise UncommittableError(
-                    f"{self._place}: rows cannot be {doing}: {refusal(error)}. {_WAY_OUT}"
-                ) from error
-            raise SinkError(f"{self._place}: rows cannot be {doing}: {reason(error)}") from error
+            fault = fault_of(error)
+            kind = SinkTargetError if fault in (Fault.CLOSED, Fault.TARGET) else SinkError
+            said = (refusal if fault is Fault.ROW else reason)(error)
+            raise kind(f"{self._place}: rows cannot be {doing}: {said}") from error

@@ -23,12 +23,11 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from ftlayer.clients.postgres import is_refusal, refusal
+from ftlayer.clients.postgres import Fault, fault_of, is_refusal, refusal
 from ftlayer.errors import ConfigError, SinkTargetError
-from ftlayer.sinks.copying import MESSAGE_COLUMN, ROW_COLUMN, to_csv
+from ftlayer.sinks.copying import MESSAGE_COLUMN, ROW_COLUMN, SUFFIX, to_csv
 from ftlayer.sinks.fitting import MISFITS, halved
 
-SUFFIX = "_ftlayer_staging"
 STAGED = "ftlayer_staged"
 COMMITS = "ftlayer_commits"
 _MESSAGE, _ROW = sql.Identifier(MESSAGE_COLUMN), sql.Identifier(ROW_COLUMN)
@@ -43,11 +42,11 @@ _COMPUTED = """
     SELECT attname, attgenerated <> '' FROM pg_attribute
     WHERE attrelid = to_regclass(%s) AND attname = ANY(%s) AND (attgenerated <> '' OR attidentity = 'a')
 """
-# Whether more than the types of its columns can make a table refuse a row, and it takes rows back.
+# Whether a table takes rows back, and whether more than the types of its columns can make it refuse one.
 _JUDGES = """
     SELECT relkind <> 'f'
-        AND NOT EXISTS (SELECT FROM pg_partition_tree(c.oid) JOIN pg_class p ON p.oid = relid WHERE p.relkind = 'f')
-        AND (relkind <> 'r' OR relhastriggers OR relhasrules OR relrowsecurity OR relhasindex
+        AND NOT EXISTS (SELECT FROM pg_partition_tree(c.oid) JOIN pg_class p ON p.oid = relid WHERE p.relkind = 'f'),
+        (relkind <> 'r' OR relhastriggers OR relhasrules OR relrowsecurity OR relhasindex
             OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = c.oid)
             OR EXISTS (SELECT FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND attnotnull))
     FROM pg_class c WHERE oid = to_regclass(%s)
@@ -171,11 +170,13 @@ def refused_rows(
 
     Returns by message and number why the target takes a row not: found by halving; those before it are there meanwhile,
     so of rows that exclude each other the first one passes. ``wait``: for rows that a foreign key asks for in a table
-    that has a `PostgresSink`, too; they may come, so that it is no reason.
+    that has a `PostgresSink`, too; they may come, so that it is no reason. Without it a target that takes none at all
+    refuses each.
     """
     name = tables.target.as_string(connection)
     found: dict[tuple[str, int], str] = {}
-    if not connection.execute(_JUDGES, (name,)).fetchone()[0]:
+    goes_back, judges = connection.execute(_JUDGES, (name,)).fetchone() or (False, False)
+    if wait and not (goes_back and judges):
         return found
 
     def moved(message: Staged, start: int, end: int) -> str:
@@ -196,14 +197,19 @@ def refused_rows(
                 wait and _comes_later(connection, error)
             ):
                 return ""
-            if not is_refusal(error) and not _is_policys(connection, name, error):
+            is_shut = not wait and fault_of(error) is Fault.TARGET
+            if not is_shut and not is_refusal(error) and not _is_policys(connection, name, error):
                 raise
             return refusal(error, message.columns)
         return ""
 
     with connection.transaction(force_rollback=True):
         for message in messages:
-            refused = halved(message.rows, partial(moved, message))
+            closed = "" if wait else moved(message, 0, 0)
+            if closed:
+                refused = dict.fromkeys(range(message.rows), closed)
+            else:
+                refused = halved(message.rows, partial(moved, message)) if goes_back else {}
             found |= {(message.id, row): why for row, why in refused.items()}
     return found
 
@@ -229,57 +235,70 @@ def uncommitted(connection: Any, tables: Tables, sink: str, messages: Iterable[S
     return open_still
 
 
-def staged_row(connection: Any, tables: Tables, message: Staged, row: int) -> str:
-    """Return a staged row as PostgreSQL writes it as JSON; "" if it is not there."""
-    found = connection.execute(
-        sql.SQL("SELECT row_to_json(r)::text FROM (SELECT {} FROM {} WHERE {} = {} AND {} = {}) r").format(
-            _names(message.columns), tables.staging, _MESSAGE, message.id, _ROW, row
+def staged_rows(
+    connection: Any, tables: Tables, messages: Iterable[Staged], numbers: Iterable[tuple[str, int]]
+) -> dict[tuple[str, int], str]:
+    """Return those of the rows, by message and number, that are there, as PostgreSQL writes them as JSON."""
+    columns = {one.id: one.columns for one in messages}
+    found: dict[tuple[str, int], str] = {}
+    for id, rows in _by_message(numbers).items():
+        statement = sql.SQL(
+            "SELECT {row}, (SELECT row_to_json(r)::text FROM (SELECT {names}) r) FROM {staging} "
+            "WHERE {message} = {id} AND {row} = ANY({rows}) ORDER BY {row}"
+        ).format(
+            row=_ROW, names=_names(columns[id]), staging=tables.staging, message=_MESSAGE, id=id, rows=rows
         )
-    ).fetchone()
-    return found[0] if found else ""
+        found |= {(id, row): values for row, values in connection.execute(statement)}
+    return found
 
 
-def take_out(connection: Any, tables: Tables, message: str, row: int) -> None:
-    """Remove a staged row for good: its message is committed without it."""
-    connection.execute(
-        sql.SQL("DELETE FROM {} WHERE {} = {} AND {} = {}").format(
-            tables.staging, _MESSAGE, message, _ROW, row
+def take_out(connection: Any, tables: Tables, numbers: Iterable[tuple[str, int]]) -> None:
+    """Remove staged rows for good: their messages are committed without them."""
+    for message, rows in _by_message(numbers).items():
+        gone = connection.execute(
+            sql.SQL("DELETE FROM {} WHERE {} = {} AND {} = ANY({})").format(
+                tables.staging, _MESSAGE, message, _ROW, rows
+            )
+        ).rowcount
+        connection.execute(
+            sql.SQL("UPDATE {} SET rows = rows - {} WHERE message = {}").format(tables.staged, gone, message)
         )
-    )
-    connection.execute(
-        sql.SQL("UPDATE {} SET rows = rows - 1 WHERE message = {}").format(tables.staged, message)
-    )
+
+
+def _by_message(numbers: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for message, row in numbers:
+        found.setdefault(message, []).append(row)
+    return found
 
 
 def move(
     connection: Any, tables: Tables, columns: list[str], messages: list[str]
 ) -> tuple[int, dict[str, int]]:
     """Move the staged rows of messages into the target; returns how many there were, and had to be of each message."""
-    if not messages:
-        return 0, {}
-    names = _names(columns)
-    moved = connection.execute(
-        sql.SQL(
-            "WITH moved AS (DELETE FROM {staging} WHERE {message} = ANY({messages}) RETURNING {names}) "
-            "INSERT INTO {target} ({names}) SELECT {names} FROM moved"
-        ).format(
-            staging=tables.staging,
-            message=_MESSAGE,
-            messages=_texts(messages),
-            names=names,
-            target=tables.target,
+    names, theirs = _names(columns), sql.SQL("{} = ANY({})").format(_MESSAGE, _texts(messages))
+    # Two statements: how many the table has taken, rules and triggers may say otherwise.
+    connection.execute(
+        sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} WHERE {}").format(
+            tables.target, names, names, tables.staging, theirs
         )
     )
-    return int(moved.rowcount), _forget(connection, tables, messages)
+    return drop(connection, tables, messages)
 
 
-def drop(connection: Any, tables: Tables, messages: list[str]) -> None:
+def drop(connection: Any, tables: Tables, messages: list[str]) -> tuple[int, dict[str, int]]:
+    """Remove the staged rows of messages; returns how many there were, and had to be of each message."""
     if not messages:
-        return
-    connection.execute(
+        return 0, {}
+    gone = connection.execute(
         sql.SQL("DELETE FROM {} WHERE {} = ANY({})").format(tables.staging, _MESSAGE, _texts(messages))
+    ).rowcount
+    forgotten = connection.execute(
+        sql.SQL("DELETE FROM {} WHERE message = ANY({}) RETURNING message, rows").format(
+            tables.staged, _texts(messages)
+        )
     )
-    _forget(connection, tables, messages)
+    return gone, dict(forgotten.fetchall())
 
 
 def enter(connection: Any, tables: Tables, sink: str, ids: list[str], checkpoint: int) -> set[str]:
@@ -325,17 +344,6 @@ def dead_messages(
         ).format(tables.staged, *map(sql.Literal, (sink, execution, older_than_s)))
     )
     return [row[0] for row in found]
-
-
-def _forget(connection: Any, tables: Tables, messages: list[str]) -> dict[str, int]:
-    """Remove what is noted of messages; returns of each how many rows it has."""
-    return dict(
-        connection.execute(
-            sql.SQL("DELETE FROM {} WHERE message = ANY({}) RETURNING message, rows").format(
-                tables.staged, _texts(messages)
-            )
-        ).fetchall()
-    )
 
 
 def _comes_later(connection: Any, error: psycopg.Error) -> bool:

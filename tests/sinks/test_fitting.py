@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ftlayer.errors import SinkError
-from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, is_held_by
+from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, halved, is_held_by
 
 POINT = pa.struct([("x", pa.int32()), ("y", pa.int32())])
 WIDE_POINT = pa.struct([("x", pa.int64()), ("y", pa.int64())])
@@ -106,3 +109,20 @@ def test_rows_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [pa.record_batch({"a": pa.array(list(range(size)), pa.int64())}) for size in (0, 1, 2, 0, 1, 5)]
     assert [part.num_rows for part in chunked(iter(batches))] == [3, 6]
     assert list(chunked(iter(batches[:1]))) == []
+
+
+@given(st.integers(1, 3000), st.data())
+def test_what_is_refused_is_found_in_bounded_tries(rows: int, data: st.DataObject) -> None:
+    """As the page of PostgreSQL says."""
+    step = data.draw(st.integers(1, rows))
+    refused = set(range(0, rows, step)) | data.draw(st.sets(st.integers(0, rows - 1), max_size=20))
+    tries = 0
+
+    def why(start: int, end: int) -> str:
+        nonlocal tries
+        tries += 1
+        return "no" if any(row in refused for row in range(start, end)) else ""
+
+    assert list(halved(rows, why)) == sorted(refused)
+    bad = len(refused)
+    assert tries <= min(2 * rows, 2 * bad * (1 + math.ceil(math.log2(rows / bad))) + 1)

@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -20,7 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import ConfigError, SinkError, UncommittableError
+from ftlayer.clients.postgres import Fault, fault_of
+from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.sinks import FileMessage, PostgresSink, postgres, staging
 
@@ -388,6 +390,166 @@ def test_a_commit_that_the_table_refuses_is_final_and_whole(
     server.execute(f"DELETE FROM {table} WHERE n = 3")
     sink.commit([other], 2)
     assert numbers_in(server, table) == [1, 2, 3]
+
+
+CLOSED_BETWEEN = {
+    "dropped": ("DROP TABLE {}", "CREATE TABLE {} (n bigint, v text); GRANT INSERT ON {} TO {}", "42P01"),
+    "renamed": ("ALTER TABLE {} RENAME TO {}_old", "ALTER TABLE {}_old RENAME TO {}", "42P01"),
+    "a column dropped": ("ALTER TABLE {} DROP v", "ALTER TABLE {} ADD v text", "42703"),
+    "another type": (
+        "ALTER TABLE {} ALTER v TYPE date USING now()",
+        "ALTER TABLE {} ALTER v TYPE text",
+        "42804",
+    ),
+    "a narrower type": (
+        "ALTER TABLE {} ALTER v TYPE varchar(1)",
+        "ALTER TABLE {} ALTER v TYPE text",
+        "22001",
+    ),
+    "a right revoked": ("REVOKE INSERT ON {} FROM {}", "GRANT INSERT ON {} TO {}", "42501"),
+    "a constraint": (
+        "ALTER TABLE {} ADD CONSTRAINT c CHECK (n > 2)",
+        "ALTER TABLE {} DROP CONSTRAINT c",
+        "23514",
+    ),
+    "a trigger": (
+        "ALTER TABLE {} ADD k bigint GENERATED ALWAYS AS (n) STORED; "
+        "CREATE TRIGGER t AFTER INSERT ON {} FOR EACH ROW EXECUTE FUNCTION no_two()",
+        "DROP TRIGGER t ON {}",
+        "P0001",
+    ),
+    "a column that must be": ("ALTER TABLE {} ADD must text NOT NULL", "ALTER TABLE {} DROP must", "23502"),
+    "a column of its own": (
+        "ALTER TABLE {} ALTER n SET NOT NULL, ALTER n ADD GENERATED ALWAYS AS IDENTITY",
+        "ALTER TABLE {} ALTER n DROP IDENTITY",
+        "428C9",
+    ),
+    "a view": (
+        "ALTER TABLE {} RENAME TO {}_old; CREATE VIEW {} AS SELECT DISTINCT * FROM {}_old",
+        "DROP VIEW {}; ALTER TABLE {}_old RENAME TO {}",
+        "55000",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CLOSED_BETWEEN)
+def test_a_table_that_closes_between_the_phases_is_told_at_once(
+    refusing: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows wait, are shown, and are committed when it is as it was."""
+    monkeypatch.setattr(time, "sleep", Mock(side_effect=AssertionError("it was tried again")))
+    broken, mended, state = CLOSED_BETWEEN[kind]
+    table = made(refusing, "(n bigint, v text)")
+
+    def run(statements: str) -> None:
+        for statement in statements.replace("{}", table).split("; "):
+            refusing.execute(statement)
+
+    run("CREATE ROLE {} LOGIN; GRANT INSERT, SELECT ON {} TO {}; GRANT ALL ON SCHEMA public TO {}")
+    PostgresSink(refusing.dsn, table).write(rows(9))
+    for name in (f"{table}_ftlayer_staging", "ftlayer_staged", "ftlayer_commits"):
+        refusing.execute(f"GRANT ALL ON {name} TO {table}")
+    sink = PostgresSink(refusing.dsn.replace("user=postgres", f"user={table}"), table)
+    message = sink.write(iter([pa.record_batch({"n": [1, 2], "v": ["secret-1", "b"]})]))
+    run(broken)
+    with pytest.raises(UncommittableError) as caught:
+        sink.commit([message], 7)
+    said = str(caught.value)
+    for each in (
+        f"table {table}",
+        "2 rows of checkpoint 7",
+        state,
+        f"{table}_ftlayer_staging",
+        "checkpoints refused",
+    ):
+        assert each in said
+    assert "secret" not in said
+    found = sink.refused([message])
+    some = {"a constraint": [0, 1], "a trigger": [1], "a narrower type": [0]}.get(kind, [0, 1])
+    assert [(one.row, json.loads(one.values)["n"]) for one in found] == [(row, row + 1) for row in some]
+    assert all(state in one.why for one in found)
+    run(mended)
+    sink.commit([message], 7)
+    assert numbers_in(refusing, table) == [1, 2]
+
+
+def test_a_table_that_makes_other_rows_of_them_is_no_loss(refusing: Any) -> None:
+    """Rules and triggers that put them elsewhere: what counts is what was staged."""
+    table = made(refusing, "(n bigint); CREATE TABLE {}_too (n bigint)")
+    sink = PostgresSink(refusing.dsn, table)
+    refusing.execute(f"CREATE RULE r AS ON INSERT TO {table} DO ALSO INSERT INTO {table}_too VALUES (NEW.n)")
+    sink.commit([sink.write(rows(1))], 1)
+    refusing.execute(f"DROP RULE r ON {table}")
+    refusing.execute(
+        f"CREATE OR REPLACE FUNCTION elsewhere() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN INSERT INTO {table}_too VALUES (NEW.n); RETURN NULL; END $$"
+    )
+    refusing.execute(f"CREATE TRIGGER t BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION elsewhere()")
+    sink.commit([sink.write(rows(2))], 2)
+    assert numbers_in(refusing, table) == [1]
+    assert numbers_in(refusing, f"{table}_too") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("states", "is_final"),
+    [
+        ("08006 25006 40001 40P01 53100 53200 53300 55006 55P03 57014 57P01 57P03 58030 HV00N XX000", False),
+        (
+            "0A000 20000 21000 22003 23505 2F005 38000 42P01 42703 42501 42804 44000 54000 54001 55000 57P04",
+            True,
+        ),
+        ("P0001 UR001 7X001 XX001 XX002", True),
+    ],
+)
+def test_what_another_try_may_mend_is_no_end(
+    refusing: Any, states: str, is_final: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the server itself says: each class of SQLSTATE."""
+    pauses = Mock()
+    monkeypatch.setattr(time, "sleep", pauses)
+    table = made(refusing, "(n bigint)")
+    sink = PostgresSink(refusing.dsn, table)
+    message = sink.write(rows(1))
+    refusing.execute(
+        "CREATE OR REPLACE FUNCTION raises() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE 'no' USING ERRCODE = TG_ARGV[0]; END $$"
+    )
+    for state in states.split():
+        refusing.execute(f"CREATE TRIGGER r BEFORE INSERT ON {table} EXECUTE FUNCTION raises('{state}')")
+        pauses.reset_mock()
+        with pytest.raises(SinkError, match=state) as caught:
+            sink.commit([message], 1)
+        assert (type(caught.value) is UncommittableError) is is_final, state
+        assert pauses.call_count == (0 if is_final else postgres.TRIES - 1)
+        refusing.execute(f"DROP TRIGGER r ON {table}")
+    sink.commit([message], 1)
+    assert numbers_in(refusing, table) == [1]
+
+
+def test_a_database_that_is_gone_is_final_and_a_password_is_not(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", Mock())
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE short_lived")
+        connection.execute("CREATE ROLE short_lived SUPERUSER LOGIN")
+    dsn = server.dsn.replace("dbname=postgres user=postgres", "dbname=short_lived user=short_lived")
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE t (n bigint)")
+    sink = PostgresSink(dsn, "t")
+    message = sink.write(rows(1))
+    server.execute("ALTER ROLE short_lived NOLOGIN")
+    with pytest.raises(UncommittableError, match="not permitted to log in"):
+        sink.commit([message], 1)
+    server.execute("ALTER ROLE short_lived LOGIN")
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("ALTER DATABASE short_lived RENAME TO gone")
+    with pytest.raises(UncommittableError, match='database "short_lived" does not exist'):
+        sink.commit([message], 1)
+    with pytest.raises(SinkTargetError, match="does not exist"):
+        sink.write(rows(2))
+    failed = psycopg.OperationalError('FATAL:  password authentication failed for user "ada"')
+    assert fault_of(failed) is Fault.CLOSED
 
 
 def test_rows_that_block_a_commit_are_taken_out(server: Any, sink: PostgresSink, table: str) -> None:
