@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from ftlayer.vertex.service.child import ChildOrder
 
 from ftlayer import __version__
 from ftlayer.config import ServeOptions, VertexOptions
@@ -28,7 +27,7 @@ from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Accepted, Stats, StreamOpened, Xored
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service import embedded as embedded_module
-from ftlayer.vertex.service.embedded import EmbeddedVertex
+from ftlayer.vertex.service.embedded import ChildOrder, EmbeddedVertex
 from ftlayer.vertex.service.serve import EXIT_FAULT, serve
 
 TOKEN = "t" * 32
