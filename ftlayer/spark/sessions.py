@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 # A machine that is there refuses or accepts in milliseconds (s).
 CONNECT_TIMEOUT_S = 5.0
+DELIVERIES = "ftlayer_deliveries"
+"""The name that the source of deliveries has beside a query's own."""
+
 SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 # What Spark says to a client whose session the server does not know any more.
 _LOST_HANDLES = "INVALID_HANDLE.SESSION_"
@@ -62,13 +65,11 @@ def stream_reader(spark: Any, name: str) -> Any:
 
 
 def reads_in_python(frame: Any) -> bool:
-    """Whether all sources of a streaming DataFrame are Python Data Sources."""
+    """Whether a streaming DataFrame has Python Data Sources, and none that may have been told to go on behind losses."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     streams = [leaf for leaf in map(leaves.apply, range(leaves.length())) if leaf.isStreaming()]
-    return all(
-        _class_of(leaf) == "StreamingRelationV2" and _class_of(leaf.table()) == "PythonTable"
-        for leaf in streams
-    )
+    tables = [_class_of(leaf.table()) for leaf in streams if _class_of(leaf) == "StreamingRelationV2"]
+    return "PythonTable" in tables and "KafkaTable" not in tables
 
 
 def _class_of(it: Any) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftlayer import __version__
 from ftlayer.errors import CheckpointMismatchError, SourceChangedError, newer_format
+from ftlayer.spark.sessions import DELIVERIES
 from ftlayer.topology.checks import lies_before
 from ftlayer.vertex.calls import QueryStatus
 
@@ -110,7 +111,7 @@ class CheckpointDirectory:
         self._root = jvm.org.apache.hadoop.fs.Path(path)
         self._files = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
         self._jvm = jvm
-        self._planned: tuple[int, list[Any]] = (-1, [])
+        self._planned: tuple[int, dict[Any, Any]] = (-1, {})
 
     def claim(self, source: str) -> CheckpointMark:
         """Return the checkpoint's mark; makes one if the checkpoint is new.
@@ -171,7 +172,8 @@ class CheckpointDirectory:
         """
         before = self._planned[1] if self._planned[0] == batch - 1 else self._offsets(batch - 1)
         now = self._offsets(batch)
-        for start, end in zip(before, now, strict=False):
+        for source in before.keys() & now.keys():
+            start, end = before[source], now[source]
             if lies_before(end, start):
                 raise SourceChangedError(
                     f"checkpoint {self.path}: the source was read up to {json.dumps(start)}, and its reader says that "
@@ -181,15 +183,20 @@ class CheckpointDirectory:
                 )
         self._planned = batch, now
 
-    def _offsets(self, batch: int) -> list[Any]:
-        """Return the offsets of all sources but the last one, that of deliveries, behind a batch."""
+    def _offsets(self, batch: int) -> dict[Any, Any]:
+        """Return the offsets of all sources but that of deliveries behind a batch, by their places or names."""
         path = self._child(f"offsets/{batch}")
         if batch < 0 or not self._files.exists(path):
-            return []
-        _version, _metadata, *lines = self._read(path).splitlines()
-        # In a log of sources with names each is before its offset.
-        texts = (re.sub(r"^[A-Za-z_]\w*:", "", line) for line in lines[:-1])
-        return [json.loads(text) if text[:1] in '{["0123456789' else text for text in texts]
+            return {}
+        version, _metadata, *lines = self._read(path).splitlines()
+        texts: dict[Any, str] = dict(enumerate(lines[:-1]))
+        if version != "v1":
+            texts = dict(line.split(":", 1) for line in lines)
+            texts.pop(DELIVERIES, None)
+        return {
+            source: json.loads(text) if text[:1] in '{["0123456789' else text
+            for source, text in texts.items()
+        }
 
     def remove_torn_offsets(self) -> None:
         """Remove what a stop in the middle of the first batch's offsets left, before a run starts.

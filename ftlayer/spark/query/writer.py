@@ -46,7 +46,14 @@ from ftlayer.spark.protocol import JUDGED, BatchProtocol, BatchReport
 from ftlayer.spark.query.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
 from ftlayer.spark.query.supervisor import QuerySupervisor, TrackedQuery, letter_queries, note_wrapped
-from ftlayer.spark.sessions import how_it_ended, links_of, reads_in_python, stream_reader, tells_of_its_end
+from ftlayer.spark.sessions import (
+    DELIVERIES,
+    how_it_ended,
+    links_of,
+    reads_in_python,
+    stream_reader,
+    tells_of_its_end,
+)
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.steps import plan_stages
 from ftlayer.spark.stages.task import FT
@@ -732,7 +739,7 @@ class TrackedWriter:
             required=tuple(field.name for field in own.schema if not field.nullable),
         )
         schema = all_nullable(own.schema)
-        reader = stream_reader(spark, "ftlayer_deliveries").format(FORMAT).schema(schema)
+        reader = stream_reader(spark, DELIVERIES).format(FORMAT).schema(schema)
         delivered = reader.options(**options.to_spark()).load()
         rows = delivered if source.ingest else own.union(delivered)
         # Each row once, though a batch be read again; Spark's numInputRows counts every reading.
