@@ -65,7 +65,7 @@ def stream_reader(spark: Any, name: str) -> Any:
 
 
 def reads_in_python(frame: Any) -> bool:
-    """Whether a streaming DataFrame has Python Data Sources, and none that may have been told to go on behind losses."""
+    """Whether a streaming DataFrame has Python Data Sources, and none that may have been told to pass over losses."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     streams = [leaf for leaf in map(leaves.apply, range(leaves.length())) if leaf.isStreaming()]
     tables = [_class_of(leaf.table()) for leaf in streams if _class_of(leaf) == "StreamingRelationV2"]
