@@ -361,7 +361,8 @@ class ChainTask:
             if due is not None and due <= now.wall_ms:
                 actions.extend(self._rows.fire(place, "processing", now))
         actions.extend(self._event_time_moved(now))
-        actions.extend(self._again(now))
+        if self._cut is None:
+            actions.extend(self._again(now))
         due_ms = self._outlet.due_ms
         if due_ms is not None and due_ms <= now.mono_ms:
             self._outlet.flush(now, force=False)

@@ -346,6 +346,11 @@ class BarrierSlot:
         told = () if self._debloating is None else self._debloating.look(now.mono_ms)
         return [*told, *self._barriers.on_time(now)]
 
+    def interrupts(self, barrier_waits: bool, now_ms: int) -> bool:
+        """Whether timers that fire are to wait: a barrier has come meanwhile, or one that has waited may overtake."""
+        due_ms = self.due_ms
+        return barrier_waits or (due_ms is not None and due_ms <= now_ms)
+
     def rest(self, now_ms: int) -> Instructions:
         return ()
 

@@ -654,11 +654,8 @@ class BarrierSlotShell:
         """See `SlotModeShell.close`: `end` has closed everything."""
 
     def _is_interrupted(self) -> bool:
-        """Return whether a barrier has come while a task runs, or one that was to wait may now overtake."""
-        if self._slot.barrier_waits():
-            return True
-        due_ms = None if self._rules is None else self._rules.due_ms
-        return due_ms is not None and due_ms <= system_now().mono_ms
+        rules = self._rules
+        return rules is not None and rules.interrupts(self._slot.barrier_waits(), system_now().mono_ms)
 
     def _open_state(
         self, storage: SlotStorage, uid: str, subtask: int, keys: Mapping[str, pa.Schema]

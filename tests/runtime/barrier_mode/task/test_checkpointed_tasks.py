@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -553,9 +554,11 @@ class Ringing(ProcessFunction):
 class InterruptedChain:
     """A chain with timers whose barriers come at drawn places; a watermark that it is given waits for its turn."""
 
-    def __init__(self, interruptions: Iterator[bool], policy: FailurePolicy | None, *ahead: Any) -> None:
+    def __init__(
+        self, interruptions: Iterator[bool], policy: FailurePolicy | None, *ahead: Any, function: Any = None
+    ) -> None:
         self.interruptions, self.policy = interruptions, policy
-        self.operators = (*ahead, Process("p", Ringing(), ("key",), ROW))
+        self.operators = (*ahead, Process("p", function or Ringing(), ("key",), ROW))
         self.fired: list[tuple[str, int]] = []
         self.start(None, None)
 
@@ -641,3 +644,34 @@ def test_timers_left_in_a_snapshot_fire_behind_a_restore_though_nothing_comes() 
     assert chain.fired == [("a", 1), ("b", 2), ("a", 3), ("a", 9)]
     assert chain.passed == 9
     assert not chain.is_held
+
+
+class Retried(ProcessFunction):
+    """Has timers of event time due at once by one of the wall clock, and a record that fails once."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def process(self, record: Any, ctx: Any) -> None:
+        if record[0] == "b":
+            ctx.timers.processing(1)
+        elif ctx.attempt == 1:
+            raise ValueError("once")
+        else:
+            self.seen.append("again")
+
+    def on_timer(self, time_ms: int, ctx: Any) -> None:
+        self.seen.append(time_ms)
+        if ctx.timestamp is None:
+            for due_ms in (2, 3, 4):
+                ctx.timers.event(due_ms)
+
+
+def test_a_record_that_is_tried_again_comes_behind_timers_that_were_interrupted() -> None:
+    function = Retried()
+    chain = InterruptedChain(repeat(True), RETRYING, function=function)
+    chain.take(ElementCame(IN, Watermark(10)))
+    chain.take(ElementCame(IN, batch(("a", 1), ("b", 2))))
+    for _ in range(4):
+        chain.task.handle(TimeCame(), now(100_000))
+    assert function.seen == [1, 2, 3, 4, "again"]

@@ -189,6 +189,71 @@ class Sorting(ProcessFunction):
             yield counted
 
 
+class Ringing(ProcessFunction):
+    """Keeps records until a timer, and checks that each fires once, in its order, and before what came behind it.
+
+    Some timers are set again at their own time, some are deleted by earlier ones, and some race one of the wall clock.
+    """
+
+    def __init__(self, world: int, exact: bool) -> None:
+        self.world, self.exact = world, exact
+
+    def process(self, record: Any, ctx: Any) -> Iterator[Any]:
+        waiting = ctx.map("waiting")
+        over = [time for time in waiting if time <= ctx.watermark]
+        self._check(not over, f"{record} came at {ctx.watermark}, before timers {over}")
+        time = (record[4] // 400 + 1) * 400
+        if time <= ctx.watermark:
+            yield record
+            return
+        waiting[time] = [*waiting.get(time, []), record]
+        ctx.timers.event(time)
+        if record[3] % 4 == 1:
+            soon = ctx.now_ms + record[3] % 3
+            races = ctx.map("races")
+            races[soon] = [*races.get(soon, []), record]
+            ctx.timers.processing(soon)
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Iterator[Any]:
+        waiting, races = ctx.map("waiting"), ctx.map("races")
+        if ctx.timestamp is None:
+            self._check(time_ms in races, f"the clock's timer {time_ms} fired, and is not set")
+            for record in races.pop(time_ms, []):
+                yield record
+                # An earlier timer may have moved it on.
+                (time,) = (time for time, its in waiting.items() if record in its)
+                self._wait(waiting, ctx, time, [each for each in waiting[time] if each != record])
+            return
+        first = min(waiting, default=None)
+        self._check(first == time_ms, f"timer {time_ms} fired, and the first one is {first}")
+        here, *rest = waiting.pop(time_ms, [None])
+        yield here
+        for soon, racing in [*races.items()]:
+            left = [each for each in racing if each != here]
+            if left:
+                races[soon] = left
+            elif racing:
+                del races[soon]
+                ctx.timers.delete_processing(soon)
+        self._wait(waiting, ctx, time_ms, rest)
+        if here[3] % 3 == 0:
+            later = time_ms + 400
+            moved = waiting.get(later, [])
+            self._wait(waiting, ctx, later, [])
+            if moved:
+                self._wait(waiting, ctx, later + 400, [*waiting.get(later + 400, []), *moved])
+
+    def _wait(self, waiting: Any, ctx: Any, time: int, records: list[Any]) -> None:
+        if records:
+            waiting[time] = records
+            ctx.timers.event(time)
+        elif waiting.pop(time, None) is not None:
+            ctx.timers.delete_event(time)
+
+    def _check(self, holds: bool, text: str) -> None:
+        Outside.worlds[self.world].check(holds, text)
+
+
 def _windowed(key: Any, window: Any, records: list[Any]) -> Iterator[Any]:
     for _, source, part, number, _ in records:
         yield key, window.start_ms, source, part, number
@@ -301,6 +366,15 @@ class Case:
         self._sink(windowed, "out", parallelism)
         self._sink(windowed.side_output("late"), "late", parallelism)
 
+    def _timers(self, env: GraphBuilder, parallelism: int) -> None:
+        timed = self._read(env, "a", parallelism).assign_watermarks(
+            "at", "500ms", uid="times", parallelism=min(self.parts, parallelism)
+        )
+        function = Ringing(self.outside.number, self.exact)
+        rung = timed.key_by("key").process(function, NUMBERED, uid="ringing")
+        # What fails behind a timer fails in its chain.
+        self._sink(rung.map(Passing(self.outside.number, "process"), NUMBERED, uid="rung"), "out", parallelism)
+
     def _forward(self, env: GraphBuilder, parallelism: int) -> None:
         passing = min(self.parts, parallelism)
         self._sink(self._read(env, "a", parallelism), "out", passing)
@@ -326,7 +400,7 @@ class Case:
         self._check_places(self._places(counts), extent)
         if self.name == "windows":
             self._check_windows(counts)
-        elif self.name != "forward" and extent is not Extent.CUT:
+        elif self.name not in {"forward", "timers"} and extent is not Extent.CUT:
             self._check_counts([row for sink in SINKS for row in self.outside.visible(sink, counts)])
 
     def _places(self, counts: Counts) -> Counter[tuple[str, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -255,3 +256,12 @@ def test_anything_happens(runs: Any, seeds: range) -> None:
 def test_campaign(runs: Any, first: int) -> None:
     for seed in range(first, first + 100):
         runs.Run(runs.drawn(seed)).run()
+
+
+@seeds(range(6), range(6, 200))
+def test_each_timer_fires_once_in_its_turn(runs: Any, seeds: range) -> None:
+    """Also where barriers interrupt them, some are deleted meanwhile or set again, and whatever happens."""
+    for seed in seeds:
+        plan = runs.drawn(seed, names=["timers"])
+        interruptible = plan.config.get("unaligned", False)
+        runs.Run(replace(plan, config={**plan.config, "interruptible_timers": interruptible})).run()

@@ -24,6 +24,7 @@ from ftlayer.topology.connectors import partitions
 GOING = pa.schema([("key", pa.string()), ("part", pa.int64()), ("n", pa.int64()), ("rounds", pa.int64())])
 COUNTED = pa.schema([*GOING, ("count", pa.int64())])
 MODES = ("aligned", "at-least-once", "unaligned", "turning")
+RINGS = pa.schema([("what", pa.string()), ("key", pa.string()), ("time", pa.int64())])
 ACTS = ("kill", "kill-all", "function", "driver", "savepoint", "stop", "commit-middle")
 CAMPAIGN = int(os.environ.get("FTLAYER_SEEDS", "3000")) // 10
 """Each of these runs takes as long as several of other topologies."""
@@ -53,6 +54,33 @@ class Rounds(ProcessFunction):
         if rounds:
             ctx.output("back", (*name, rounds - 1))
         yield (*record, count.get())
+
+
+class Ringing(Rounds):
+    """Sets timers beside, and checks that records, also those that came back, find none that is due."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+
+    def process(self, record: Any, ctx: Any) -> Iterator[Any]:
+        waiting = ctx.map("waiting")
+        self._check(not [time for time in waiting if time <= ctx.watermark], f"{record} came before timers")
+        time = max(record[2] // 5 * 5, ctx.watermark) + 1 + record[3]
+        if time not in waiting:
+            waiting[time] = True
+            ctx.timers.event(time)
+            ctx.output("rings", ("set", ctx.key[0], time))
+        yield from super().process(record, ctx)
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Iterator[Any]:
+        waiting = ctx.map("waiting")
+        self._check(time_ms == min(waiting, default=None), f"{time_ms} fired before {list(waiting)}")
+        waiting.pop(time_ms, None)
+        ctx.output("rings", ("fired", ctx.key[0], time_ms))
+        return iter(())
+
+    def _check(self, holds: bool, text: str) -> None:
+        sys.modules["barrier_outside"].Outside.worlds[self.world].check(holds, text)
 
 
 class Beside(CoProcessFunction):
@@ -89,6 +117,8 @@ class Loop:
         reading = min(self.parts, parallelism)
         read = env.source(partitions(*lists), GOING, uid="a", parallelism=reading)
         passing = topologies.Passing(self.outside.number)
+        if self.name == "ringing":
+            read = read.assign_watermarks("n", 0, uid="times", parallelism=reading)
         loop = read.iterate("500ms", uid="loop")
         entered = loop.process(Logging(), GOING, side={"log": GOING}, uid="entering")
         self._sink(entered.side_output("log"), "entered")
@@ -96,8 +126,12 @@ class Loop:
         if self.name == "beside":
             other = env.source(partitions(*lists), GOING, uid="b", parallelism=1)
             body = body.rebalance().connect(other.broadcast()).process(Beside(), GOING, uid="beside")
-        counted = body.key_by("key").process(Rounds(), COUNTED, side={"back": GOING}, uid="counting")
+        rings = self.name == "ringing"
+        function, side = (Ringing(self.outside.number), {"rings": RINGS}) if rings else (Rounds(), {})
+        counted = body.key_by("key").process(function, COUNTED, side={"back": GOING, **side}, uid="counting")
         self._sink(counted, "out")
+        if rings:
+            self._sink(counted.side_output("rings"), "rings")
         leaving = (
             counted.side_output("back")
             .rebalance()
@@ -131,6 +165,11 @@ class Loop:
         self.checked = True
         read = {record for part in range(self.parts) for record in numbers(part, self.count, self.keys)}
         entered, left = self._seen("entered"), self._seen("left")
+        if self.exact and extent.name != "CUT":
+            rings = self.outside.visible("rings")
+            assert sorted(ring[1:] for ring in rings if ring[0] == "set") == sorted(
+                ring[1:] for ring in rings if ring[0] == "fired"
+            ), "each timer fires once"
         if extent.name == "WHOLE":
             assert read <= set(entered), "something was read, and never entered"
         if not self.exact:
@@ -249,3 +288,12 @@ def test_no_head_lets_its_loop_end_while_records_wait_in_it_for_another_attempt_
     assert waited == [0, 0, 0]
     assert not run.case.lost
     assert not run.world.letters
+
+
+@seeds(range(2), range(2, 60))
+def test_records_that_come_back_find_no_timer_that_is_due(loops: Any, seeds: range) -> None:
+    """Those that a barrier has interrupted fire before anything is taken, wherever it comes from."""
+    exact = {"mode": "exactly-once", "max_concurrent": 1, "timeout": "2s"}
+    for seed in seeds:
+        plan = loops.drawn(seed, names=["ringing"])
+        loops.Run(replace(plan, config={**plan.config, **exact, **loops.MODES["unaligned"]})).run()
