@@ -63,7 +63,6 @@ class StreamTeller:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before the next step."""
         return min(POLL_S * float(2 ** min(self.failures, 10)), LONGEST_PAUSE_S)
 
     def _page(self) -> bool:

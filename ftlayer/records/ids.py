@@ -167,7 +167,6 @@ class RootRange:
         return self.count
 
     def ids(self) -> U64Array:
-        """Return them as uint64[count]."""
         return np.arange(self.count, dtype=np.uint64) + np.uint64(self.first)
 
 
@@ -176,7 +175,6 @@ RowRoots: TypeAlias = U64Array | RootRange
 
 
 def ids_of(roots: RowRoots) -> U64Array:
-    """Return roots as uint64[n]."""
     return roots.ids() if isinstance(roots, RootRange) else roots
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch as one of plain strings and binary, whose rows share nothing; the same where it has no views."""
     if not _has_views(batch.schema):
         return batch
-    columns = [_cast(column, _plain(column.type)) for column in batch.columns]
+    columns = [_cast(column, retyped(column.type, _PLAIN.get)) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
@@ -118,7 +118,7 @@ def kinds_within(kinds: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
 
 
 def _is_taken_apart(kind: pa.DataType) -> bool:
-    """Whether `_plain` looks into a type. A dictionary stays whole whichever of its rows are taken."""
+    """Whether `retyped` looks into a type. A dictionary stays whole whichever of its rows are taken."""
     types = pa.types
     return (
         kind.id in _IDS
@@ -131,26 +131,26 @@ def _is_taken_apart(kind: pa.DataType) -> bool:
     )
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return a type of the same values without views."""
+def retyped(kind: pa.DataType, other: Callable[[pa.DataType], pa.DataType | None]) -> pa.DataType:
+    """Return a type in which each one within is the ``other`` one; None: it stays, and is looked into."""
     types = pa.types
-    if kind in _PLAIN:
-        return _PLAIN[kind]
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(retyped(field.type, other))
+
+    if (found := other(kind)) is not None:
+        return found
     if types.is_struct(kind):
-        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+        return pa.struct([inner(field) for field in kind])
     if types.is_map(kind):
-        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
+        return pa.map_(inner(kind.key_field), inner(kind.item_field), kind.keys_sorted)
     if types.is_fixed_size_list(kind):
-        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+        return pa.list_(inner(kind.value_field), kind.list_size)
     if types.is_large_list(kind):
-        return pa.large_list(_plain_field(kind.value_field))
+        return pa.large_list(inner(kind.value_field))
     if types.is_list(kind):
-        return pa.list_(_plain_field(kind.value_field))
+        return pa.list_(inner(kind.value_field))
     return kind
-
-
-def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_plain(field.type))
 
 
 # ---------------------------------------------------------------- values
@@ -194,14 +194,15 @@ def row_alone(batch: pa.RecordBatch, row: int, *, shares: bool) -> pa.RecordBatc
     """Return a row of ``batch`` as one that owns all of its memory; ``shares`` is `may_share` of its schema."""
     part = batch.slice(row, 1)
     if not shares:
-        return _copied(part)
+        return copied(part)
     plain = without_views(part)
-    columns = [_own(column) for column in _copied(plain).columns]
+    columns = [_own(column) for column in copied(plain).columns]
     own = pa.RecordBatch.from_arrays(columns, schema=plain.schema)
     return own if plain is part else with_views(own, batch.schema)
 
 
-def _copied(part: pa.RecordBatch) -> pa.RecordBatch:
+def copied(part: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a slice without the values beside it, which Arrow casts and validates too where they are in lists."""
     # A batch that is put together with nothing is copied, and faster than rows are taken.
     return pa.concat_batches([part, part.slice(0, 0)])
 
@@ -389,7 +390,6 @@ _CONTINUATION = 0xFFFFFFFF
 
 
 def as_stream(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return ``batch`` as an IPC stream of its own."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -617,12 +617,10 @@ class _FlatbufferTable:
         self._fields_size = _U16.unpack_from(data, self._fields)[0]
 
     def byte(self, slot: int) -> int:
-        """Return an unsigned byte, or a boolean."""
         at = self._place(slot)
         return 0 if at is None else self.data[at]
 
     def integer(self, slot: int) -> int:
-        """Return a signed integer of 64 bits."""
         at = self._place(slot)
         return 0 if at is None else int(_I64.unpack_from(self.data, at)[0])
 
@@ -631,7 +629,6 @@ class _FlatbufferTable:
         return None if at is None else _FlatbufferTable(self.data, self._target(at))
 
     def length(self, slot: int) -> int:
-        """Return the length of a vector or a text."""
         at = self._place(slot)
         return 0 if at is None else int(_U32.unpack_from(self.data, self._target(at))[0])
 
@@ -643,7 +640,6 @@ class _FlatbufferTable:
                 yield _FlatbufferTable(self.data, self._target(start + 4 + 4 * index))
 
     def structs(self, slot: int, size: int) -> memoryview:
-        """Return the bytes of a vector of structs."""
         at = self._place(slot)
         if at is None:
             return self.data[:0]

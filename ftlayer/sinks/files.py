@@ -28,7 +28,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus, StoragePool, raise_together
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.errors import ConfigError, FTLayerError, UncommittableError
+from ftlayer.errors import ConfigError, FTLayerError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import MISFITS, whole_or_refused
 from ftlayer.sinks.formats import format_named
@@ -44,6 +44,7 @@ from ftlayer.sinks.postgres import streaming_query
 
 
 DIRECTORY = "_ftlayer-commits"
+UNHELD = (*MISFITS, pa.ArrowNotImplementedError)
 KEPT = 100
 """Entries of so many batches are kept; Spark runs only the last one again."""
 
@@ -159,7 +160,7 @@ class FileSink(DataSourceStreamArrowWriter):
             stream.output.close()
         except BaseException as error:
             stream.output.abandon()
-            if isinstance(error, MISFITS) and not isinstance(error, FTLayerError) and not rows.are_broken:
+            if isinstance(error, UNHELD) and not isinstance(error, FTLayerError) and not rows.are_broken:
                 self._refuse(rows, first.schema)
             raise
         target = f"part-{unique}{self._format.suffix}"
@@ -218,7 +219,15 @@ class FileSink(DataSourceStreamArrowWriter):
         return [join(files.url, path) for path in dead]
 
     def _refuse(self, passing: _Passing, schema: pa.Schema) -> None:
-        """Raise `RowsRejected` for those of the last rows that the format cannot hold."""
+        """Raise `RowsRejected` for those of the last rows that the format cannot hold, `SinkTargetError` for a type."""
+        for field in schema:
+            try:
+                self._format.encode([], pa.schema([field]), io.BytesIO(), {})
+            except UNHELD as error:
+                raise SinkTargetError(
+                    f"{shown_url(self._path)}: column {field.name!r} is {field.type}, which {self._format.suffix} "
+                    f"files cannot hold ({error}); make it another type in a function before"
+                ) from None
         if any(batch.schema != schema for batch in passing.last):
             return
         last = pa.Table.from_batches(passing.last, schema)

@@ -83,10 +83,19 @@ def fitted(rows: pa.Table, table: pa.Schema, place: str, first: int) -> pa.Table
 def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if column.type != kind:
-        column = column.cast(kind)
-    column.validate(full=True)
-    return column
+
+    def cast(column: pa.ChunkedArray) -> pa.ChunkedArray:
+        column = column if column.type == kind else column.cast(kind)
+        column.validate(full=True)
+        return column
+
+    try:
+        return cast(column)
+    except pa.ArrowInvalid:
+        # See `copied`.
+        return cast(
+            pa.chunked_array([pa.concat_arrays([chunk, chunk.slice(0, 0)]) for chunk in column.chunks])
+        )
 
 
 MISFITS = (pa.ArrowInvalid, ValueError, ArithmeticError, RecursionError)

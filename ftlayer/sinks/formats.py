@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from ftlayer.errors import ConfigError
+from ftlayer.records.ipc import copied, retyped
 
 ROW_GROUP_ROWS = 1 << 17
 """Small batches are put together to Parquet row groups of at least so many rows."""
@@ -51,17 +52,40 @@ def _parquet(
     with pq.ParquetWriter(file, schema, **options) as writer:
         gathered: list[pa.RecordBatch] = []
         for batch in batches:
-            batch.validate(full=True)  # Texts that are none are written, and no reader takes them.
-            for column in batch.columns:
-                if pa.types.is_timestamp(column.type) and column.type.unit == "s":
-                    # Parquet has milliseconds; before version 21 Arrow lets those overflow.
-                    column.cast(pa.timestamp("ms", column.type.tz))
-            gathered.append(batch)
+            # Parquet has milliseconds, which before version 21 Arrow lets overflow.
+            gathered.append(_checked(batch, "s"))
             if sum(one.num_rows for one in gathered) >= ROW_GROUP_ROWS:
                 writer.write_table(pa.Table.from_batches(gathered, schema))
                 gathered = []
         if gathered:
             writer.write_table(pa.Table.from_batches(gathered, schema))
+
+
+def _checked(batch: pa.RecordBatch, lacks: str = "") -> pa.RecordBatch:
+    """Return a batch whose texts are some (other ones are written, and no reader takes them), and whose times fit.
+
+    ``lacks``: timestamps in ``"s"`` are written in milliseconds, times of day in ``"ns"`` in microseconds.
+    """
+
+    def held(kind: pa.DataType) -> pa.DataType | None:
+        if pa.types.is_dictionary(kind):
+            found = retyped(kind.value_type, held)
+            return None if found == kind.value_type else found
+        if lacks == "s" and pa.types.is_timestamp(kind) and kind.unit == "s":
+            return pa.timestamp("ms", kind.tz)
+        return pa.time64("us") if lacks == "ns" and kind == pa.time64("ns") else None
+
+    def look(rows: pa.RecordBatch) -> pa.RecordBatch:
+        rows.validate(full=True)
+        for column in rows.columns:
+            if (kind := retyped(column.type, held)) != column.type:
+                column.cast(kind)
+        return rows
+
+    try:
+        return look(batch)
+    except pa.ArrowInvalid:
+        return look(copied(batch))
 
 
 def _csv(
@@ -71,8 +95,7 @@ def _csv(
 
     with csv.CSVWriter(file, schema, write_options=csv.WriteOptions(**options)) as writer:
         for batch in batches:
-            batch.validate(full=True)
-            writer.write_batch(batch)
+            writer.write_batch(_checked(batch))
 
 
 def _json(
@@ -81,6 +104,8 @@ def _json(
     if options:
         raise TypeError("JSON lines have no options")
     for batch in batches:
+        # Python's times of day have microseconds.
+        batch = _checked(batch, "ns")
         lines = (
             json.dumps(_plain(row), ensure_ascii=False) for row in batch.to_pylist(maps_as_pydicts="lossy")
         )

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.storage import remote_files
 from ftlayer.checkpoint.storage.local_files import LocalFiles
-from ftlayer.errors import CheckpointStorageError, ConfigError, UncommittableError
+from ftlayer.errors import CheckpointStorageError, ConfigError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.sinks import FileMessage, FileSink, PostgresMessage, files, formats
 
@@ -114,6 +115,7 @@ def test_a_write_that_fails_leaves_nothing(url: str) -> None:
     assert names_in(url) == []
 
 
+SECONDS = pa.timestamp("s")
 NO_TEXT = pa.Array.from_buffers(
     pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
 )
@@ -152,25 +154,56 @@ def test_rows_that_the_format_cannot_hold_are_refused_by_their_numbers(url: str,
 
 
 @pytest.mark.parametrize(
-    ("format", "kind", "value"),
+    ("format", "kind", "fine", "value"),
     [
-        ("json", pa.timestamp("us"), 2**62),
-        ("json", pa.date32(), 2**30),
-        ("json", pa.list_(pa.timestamp("s")), [2**40]),
-        ("parquet", pa.timestamp("s"), 10**17),
+        ("json", pa.timestamp("us"), 0, 2**62),
+        ("json", pa.date32(), 0, 2**30),
+        ("json", pa.list_(SECONDS), [0], [2**40]),
+        ("json", pa.struct([("a", pa.time64("ns"))]), {"a": 1_000}, {"a": 1}),
+        ("parquet", SECONDS, 0, 10**17),
+        ("parquet", pa.list_(SECONDS), [0], [10**17]),
+        ("parquet", pa.list_(SECONDS, 1), [0], [10**17]),
+        ("parquet", pa.map_(pa.string(), pa.large_list(SECONDS)), [("k", [0])], [("k", [10**17])]),
+        ("parquet", pa.struct([("a", pa.list_(SECONDS))]), {"a": [0]}, {"a": [10**17]}),
+        ("parquet", pa.dictionary(pa.int8(), SECONDS), 0, 10**17),
     ],
 )
 def test_a_time_that_the_format_lacks_is_refused(
-    url: str, format: str, kind: pa.DataType, value: Any
+    url: str, format: str, kind: pa.DataType, fine: Any, value: Any
 ) -> None:
-    fine = [0] if pa.types.is_list(kind) else 0
     sink = FileSink(url, format)
-    values = pa.array([fine, value, fine], kind)
+    if pa.types.is_dictionary(kind):
+        values = pa.array([fine, value, fine], kind.value_type).dictionary_encode()
+    else:
+        values = pa.array([fine, value, fine], kind)
     with pytest.raises(RowsRejected) as refused:
         sink.write(iter([pa.record_batch({"v": values})]))
     assert list(refused.value.errors) == [1]
     message = sink.write(iter([pa.record_batch({"v": values.take(pa.array([0, 2]))})]))
     assert message.rows == 2
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_a_row_is_not_refused_for_what_lies_beside_it_in_a_list(url: str, format: str) -> None:
+    texts = pa.concat_arrays([pa.array(["good", "good"]), NO_TEXT, pa.array(["good"])])
+    rows = pa.record_batch({"v": pa.ListArray.from_arrays(pa.array([0, 1, 2, 3, 4], pa.int32()), texts)})
+    sink = FileSink(url, format)
+    with pytest.raises(RowsRejected) as refused:
+        sink.write(iter([rows]))
+    assert list(refused.value.errors) == [2]
+    message = sink.write(iter([rows.slice(0, 2), rows.slice(3)]))
+    assert message.rows == 3
+
+
+@pytest.mark.parametrize(
+    ("format", "kind"), [("parquet", pa.month_day_nano_interval()), ("csv", pa.list_(pa.int64()))]
+)
+def test_a_type_that_the_format_lacks_is_named_with_its_column(
+    url: str, format: str, kind: pa.DataType
+) -> None:
+    rows = pa.record_batch({"n": pa.array([1]), "odd": pa.nulls(1, kind)})
+    with pytest.raises(SinkTargetError, match=re.escape(f"column 'odd' is {kind}, which .{format} files")):
+        FileSink(url, format).write(iter([rows]))
 
 
 @pytest.mark.parametrize("moment", ["before", "behind"])

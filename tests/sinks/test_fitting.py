@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import SinkError
+from ftlayer.failures import RowsRejected
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, halved, is_held_by
 
 POINT = pa.struct([("x", pa.int32()), ("y", pa.int32())])
@@ -126,3 +127,13 @@ def test_what_is_refused_is_found_in_bounded_tries(rows: int, data: st.DataObjec
     assert list(halved(rows, why)) == sorted(refused)
     bad = len(refused)
     assert tries <= min(2 * rows, 2 * bad * (1 + math.ceil(math.log2(rows / bad))) + 1)
+
+
+def test_rows_beside_one_that_does_not_fit_are_not_refused_for_its_sake() -> None:
+    """Arrow casts lists with all the values that lie beside those of a slice."""
+    lists = pa.array([[1], [2], [2**62], [3], None], pa.list_(pa.timestamp("ms")))
+    table = pa.schema([("a", pa.list_(pa.timestamp("us")))])
+    with pytest.raises(RowsRejected) as rejected:
+        fitted(pa.table({"a": lists}), table, "it", 10)
+    assert list(rejected.value.errors) == [12]
+    assert fitted(pa.table({"a": lists}).slice(3), table, "it", 0).num_rows == 2

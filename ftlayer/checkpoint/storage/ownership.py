@@ -25,18 +25,15 @@ from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, StaleOwnerError
 from ftlayer.printable import shown_url
 
+MOST_TRIES = 100
+"""So often a driver claims the same epoch, which a listing that takes its time shows later."""
+
 
 class Ownership:
     """The claim of one execution of a job. For several threads at once."""
 
     def __init__(self, files: Files, job: str, run: str) -> None:
-        """Take the directory over. Raises `CheckpointStorageError`, and `StaleOwnerError` if another one just has.
-
-        Args:
-            files: the job's directory.
-            job: its name.
-            run: unique name of this execution.
-        """
+        """Take the directory over. Raises `CheckpointStorageError`, and `StaleOwnerError` if another one just has."""
         self._files = files
         self._job = job
         claim = {
@@ -81,8 +78,10 @@ class Ownership:
         )
 
     def _take(self) -> int:
-        while True:
+        last, tries = 0, 0
+        while tries < MOST_TRIES:
             epoch = 1 + max(self._epochs(), default=0)
+            last, tries = epoch, tries + 1 if epoch == last else 0
             self._files.put_new(_path(epoch), self._claim)
             # Of two that do not wait for each other one at least sees the other's claim behind its own: then it is
             # refused, or removes that one.
@@ -94,6 +93,11 @@ class Ownership:
                 for old in sorted(set(there) - {epoch}):
                     self._files.delete(_path(old))
                 return epoch
+        raise CheckpointStorageError(
+            f"{shown_url(self._files.url)}: topology {self._job!r} cannot be claimed: {_path(epoch)} was written "
+            f"{MOST_TRIES} times, and is not listed, or not read as it was written. Two drivers could have one job "
+            "on such a storage; see what ftlayer.checkpoint.storage.conformance says of it"
+        )
 
     def _epochs(self) -> list[int]:
         names = (entry.path.rpartition("/")[2] for entry in self._files.walk(OWNERS))

@@ -112,7 +112,6 @@ class SplitPosition:
     places: bytes = b""
 
     def pack(self) -> bytes:
-        """Return the position as the vertex stores it."""
         places = [self.places] if self.places else []
         packed: bytes = msgpack.packb(
             [self.range, self.start, self.end, self.splits, self.digest, self.rows, self.done, *places]
@@ -177,7 +176,6 @@ class RangeNote:
     places: bytes = b""
 
     def pack(self) -> bytes:
-        """Return the note as the vertex stores it."""
         places = [self.places] if self.places else []
         packed: bytes = msgpack.packb([self.range, self.start, self.end, self.splits, self.digest, *places])
         return packed
@@ -295,7 +293,6 @@ def offset_reader(source: str, reader: Any) -> OffsetReader:
 
 
 def read_split(reader: Any, split: Any) -> Iterator[Any]:
-    """Read one of `OffsetReader.splits`, in a slot."""
     if not isinstance(split, SimpleSplit):
         return iter(reader.read(split))
     if split.rows is not None:

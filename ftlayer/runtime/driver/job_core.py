@@ -139,14 +139,12 @@ class Upkeep:
         note_success(self._restart)
 
     def submit(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:
-        """Start a Spark job for the slot."""
         slot.attempt += 1
         slot.submitted, slot.cancelled, slot.submit_at_ms, slot.lost_ms = True, False, None, None
         slot.patience_ms = now_ms + self._options.start_timeout_ms
         return [SubmitSlot(slot.number, slot.attempt)]
 
     def cancel(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:
-        """End the slot's Spark job, whatever it does."""
         slot.cancelled = True
         slot.patience_ms = now_ms + CANCEL_GRACE_MS
         return [CancelSlot(slot.number, slot.attempt)] if slot.submitted else []

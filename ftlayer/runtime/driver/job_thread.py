@@ -211,12 +211,10 @@ class Stacks:
         return AskStack(number), answer
 
     def forget(self, asked: AskStack) -> None:
-        """A question is waited for no longer."""
         with self._lock:
             self._asked.pop(asked.number, None)
 
     def taken(self, answer: StackTaken) -> None:
-        """A slot has answered."""
         with self._lock:
             asked = self._asked.pop(answer.number, None)
         if asked is not None:
@@ -377,20 +375,16 @@ class JobThread:
         self._events.put(Said(slot, instance, message))
 
     def slot_lost(self, slot: int, instance: str, reason: str) -> None:
-        """Take the end of a slot's control stream."""
         self._events.put(Broke(slot, instance, reason))
 
     def spark_job_ended(self, slot: int, attempt: int, error: str | None) -> None:
-        """Take the end of a slot's Spark job."""
         needed_by = "" if error is None else operators_needing(missing_in(error), self._parts.graph)
         self._events.put(SparkJobEnded(slot, attempt, error, needed_by))
 
     def session_over(self, error: FTLayerError) -> None:
-        """Take that the Spark session has ended."""
         self._events.put(SessionOver(error))
 
     def tasks_counted(self, counts: TaskCounts | None) -> None:
-        """Take what Spark says of task slots."""
         self._events.put(TasksCounted(counts))
 
     def send_splits(self, splits: AssignSplits) -> None:
@@ -439,7 +433,6 @@ class JobThread:
 
     @property
     def verdict(self) -> Over | None:
-        """What has become of the job; None while it runs."""
         return self._verdict
 
     @property

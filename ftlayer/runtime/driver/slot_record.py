@@ -90,7 +90,6 @@ class SlotRecord:
         return Peer(self.number, self.hello.instance, self.hello.address, self.hello.socket)
 
     def is_instance(self, instance: str) -> bool:
-        """Whether this is the instance that is connected."""
         return self.hello is not None and self.hello.instance == instance
 
     def start_again(self) -> None:
@@ -141,7 +140,6 @@ class Crew:
 
     @property
     def instances(self) -> frozenset[str]:
-        """The names of those that are connected."""
         return frozenset(slot.hello.instance for slot in self.slots if slot.hello is not None)
 
     @property
@@ -150,7 +148,6 @@ class Crew:
 
     @property
     def all_started(self) -> bool:
-        """Whether the tasks of all run, or have ended."""
         return all(slot.started or slot.ended for slot in self.slots)
 
     def tell(self, slot: SlotRecord, message: ToSlot) -> list[JobInstruction]:
@@ -200,7 +197,6 @@ def with_spark_error(reason: str, spark_error: str | None) -> str:
 
 
 def reason_of(failed: SlotFailed) -> str:
-    """Return what a slot said of its own failure."""
     where = f" in {failed.operator}" if failed.operator else ""
     trace = f"\n{failed.traceback}" if failed.traceback else ""
     return f"it failed{where}: {failed.reason}{trace}"
@@ -298,7 +294,6 @@ def convicted_by_deaths(death: Death) -> Conviction:
 
 
 def died(death: Death) -> str:
-    """Return what became of a slot's process."""
     in_hand = f", with a record of {death.chain!r} in hand" if death.digest else ""
     stack = f"\n{death.stack}" if death.stack else ""
     return f"slot {death.slot}: its process ended itself{in_hand}: {death.cause}{stack}"

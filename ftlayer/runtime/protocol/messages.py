@@ -420,7 +420,6 @@ class AssignSplits:
     places: bytes = b""
 
     def without(self, split: int) -> AssignSplits:
-        """Return the message with one split less."""
         return replace(self, mine=tuple(each for each in self.mine if each.number != split))
 
 

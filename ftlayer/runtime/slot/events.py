@@ -108,7 +108,6 @@ class Mailbox(Generic[T]):
             self._wake.put(None)
 
     def take(self) -> T | None:
-        """Return the next item; None if there is none."""
         try:
             item = self._items.popleft()
         except IndexError:

@@ -210,7 +210,6 @@ class Inbox:
         return any(self.records_of(channel) for channel in self._queues)
 
     def records_of(self, channel: Channel) -> int:
-        """Return how many records of a channel wait."""
         return self._queues[channel].rows
 
     def queued(self) -> list[tuple[Channel, int, int]]:
@@ -448,7 +447,6 @@ class HeadInbox(Inbox):
 
 
 def inbox_for(graph: JobGraph, uid: str, channels: Iterable[Channel], options: TopologyOptions) -> Inbox:
-    """Return the inbox of a chain's subtask."""
     if isinstance(graph.vertex(uid).operators[0], IterationHead):
         back = frozenset(edge.number for edge in graph.edges_into(uid) if edge.feedback)
         return HeadInbox(channels, back, options.batch_rows, options.channel_bytes)

@@ -170,7 +170,6 @@ class SlotLinks:
 
     @property
     def reached(self) -> tuple[int, ...]:
-        """The slots there is a stream to."""
         return tuple(self._links)
 
     def deploy(self, deploy: Deploy) -> None:
@@ -233,7 +232,6 @@ class SlotLinks:
 
 
 def receivers_of(graph: JobGraph, slot: int) -> set[int]:
-    """Return the slots that tasks of ``slot`` send to."""
     return {
         graph.slot_of(edge.target, channel.receiver)
         for edge in graph.edges

@@ -24,7 +24,6 @@ class BusyTimes:
         self._running = key, now_ns
 
     def ended(self, now_ns: int) -> None:
-        """The task that began last runs no more."""
         running = self._running
         if running is not None:
             key, since_ns = running

@@ -32,7 +32,6 @@ class StreamHeader:
 
     @classmethod
     def unpack(cls, data: bytes) -> StreamHeader:
-        """Read a header; `CodecError` for anything else."""
         try:
             fields = unpack(data)
         except ValueError as error:
@@ -81,7 +80,6 @@ class Roster:
         return self._current.get(slot) == instance
 
     def close(self) -> None:
-        """Admit no instance any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -110,7 +110,6 @@ class Found:
         return cls(np.concatenate(mine)[order], np.concatenate(theirs)[order], taken, tuple(parts))
 
     def kill(self, places: list[int]) -> None:
-        """Take some of the ``rows`` out of the buffer."""
         gone = np.zeros(len(self.rows), np.bool_)
         gone[places] = True
         start = 0

@@ -130,7 +130,6 @@ class ChainTask:
         return actions
 
     def flush(self, now: Now) -> list[Action]:
-        """Settle all that waits in the chain."""
         self._outlet.flush(now, force=True)
         return self._companion.reports()
 

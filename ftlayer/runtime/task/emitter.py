@@ -230,11 +230,9 @@ class Emitter:
         return Emission(sends, children.owed, failures)
 
     def reads(self, tag: str) -> bool:
-        """Whether there is an edge for this output."""
         return tag in self._by_tag
 
     def mark(self, element: Watermark | Idle | EndOfStream) -> list[Send]:
-        """Send a mark to all channels of all edges."""
         return [Send(channel, element) for out in self._edges for channel in out.channels]
 
     def splits(self, splits: Splits) -> list[Send]:

@@ -62,7 +62,6 @@ class CombinedWatermark(Generic[K]):
         self._told_idle = False
 
     def restore(self, time_ms: int) -> None:
-        """Begin at a time that was reached before."""
         self.time_ms = self.reached_ms = time_ms
 
     def replace(self, gone: Iterable[K], come: Mapping[K, int]) -> None:
@@ -76,14 +75,12 @@ class CombinedWatermark(Generic[K]):
         self._update()
 
     def claimed(self, part: K) -> int:
-        """Return how far a part has come."""
         return self._claims[part].time_ms
 
     def is_idle(self, part: K) -> bool:
         return self._claims[part].idle
 
     def is_over(self, part: K) -> bool:
-        """Whether nothing more comes of a part."""
         return self._claims[part].over
 
     def watermark(self, part: K, time_ms: int) -> None:
@@ -109,7 +106,6 @@ class CombinedWatermark(Generic[K]):
         self._update()
 
     def end(self, part: K) -> None:
-        """Nothing more comes of a part."""
         claim = self._claims[part]
         claim.over = claim.ended = True
         self._changed(part, claim)

@@ -143,7 +143,6 @@ class Run:
         return [key_column(self.rows.payload, name) for name in names]
 
     def compacted(self) -> Run:
-        """Return a run without the rows that were taken out."""
         return Run(self.rows.take(np.flatnonzero(self.alive)))
 
     @property

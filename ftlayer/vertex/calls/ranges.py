@@ -35,12 +35,10 @@ class RowRange:
 
     @property
     def begins(self) -> tuple[int, int]:
-        """The place from which on the rows are."""
         return self.number, self.first
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The place behind the last row."""
         return self.number, self.first + self.span
 
 

@@ -384,7 +384,6 @@ OwnerLabels = Mapping[str, Mapping[str, str]]
 
 
 def owner_labels(streams: StreamList) -> OwnerLabels:
-    """Return the labels of each owner of streams."""
     return {each.owner: owner_label(each.kind, each.title) for each in streams.streams if each.owner}
 
 

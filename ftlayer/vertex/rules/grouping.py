@@ -95,7 +95,6 @@ class DeadIndex:
 
     @property
     def is_built(self) -> bool:
-        """Whether all dead letters are in it."""
         return self._state.rules == RULES and self._state.built is None
 
     # ------------------------------------------------------------ letters
@@ -106,7 +105,6 @@ class DeadIndex:
             self._add(txn, key, record)
 
     def remove(self, txn: WriteTransaction, key: bytes, record: FailedRecord) -> None:
-        """Follow a letter that is taken away."""
         if not self._covers(key):
             return
         self._new.write(txn)

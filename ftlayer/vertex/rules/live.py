@@ -102,7 +102,6 @@ class LiveSegments:
             self._finished.add(sequence)
 
     def get(self, sequence: int) -> LiveSegment | None:
-        """Return a segment that has rows left."""
         return self._live.get(sequence)
 
     def oldest_ms(self) -> dict[int, int]:

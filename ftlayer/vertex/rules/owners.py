@@ -31,7 +31,6 @@ class Owners:
         self._runs = dict(all_jobs(txn))
 
     def claim(self, txn: WriteTransaction, call: ClaimJob) -> JobClaimed:
-        """Give a job to a new run."""
         previous = self._runs.get(call.job, "")
         put_job(txn, call.job, call.run)
         self._runs[call.job] = call.run

@@ -177,7 +177,6 @@ class Replays:
 
 
 def records_of(rows: StoredBatch) -> Records:
-    """Return rows as a reply has them."""
     info = rows.info
     first_failed = None
     if info.histories:

@@ -129,12 +129,10 @@ class SourcePartition:
     written_below: int | None = None
 
     def add(self, added: SourceRange) -> None:
-        """Append a range, which begins at the head."""
         self.ranges[added.segment] = added
         self.head, self.head_at = added.facts.end, added.facts.ends
 
     def known(self, facts: RowRange) -> SourceRange | None:
-        """Return a range that was registered before."""
         for each in reversed(self.ranges.values()):
             if each.facts == facts:
                 return each
@@ -191,7 +189,6 @@ class SourceRanges:
         return [each for (number, _), each in self._partitions.items() if number == stream.number]
 
     def get(self, stream: Stream, name: str) -> SourcePartition | None:
-        """Return a partition; None before it was taken over."""
         return self._partitions.get((stream.number, name))
 
     def opened(self, txn: ReadTransaction, stream: Stream, name: str) -> SourcePartition:

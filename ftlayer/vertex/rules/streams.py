@@ -169,5 +169,4 @@ class Stream:
 
 
 def stream_of_record(name: str, record: StreamRecord) -> Stream:
-    """Return a stream as it was stored."""
     return Stream(name, record.number, StreamOptions(*record.options), record.query)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from ftlayer.checkpoint import custom_storage
 from ftlayer.checkpoint.custom_storage import FileStatus
 from ftlayer.checkpoint.storage.conformance import CheckpointStorageConformance
 from ftlayer.checkpoint.storage.opening import load_checkpoint, slot_storage
+from ftlayer.checkpoint.storage.ownership import Ownership
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.cli.main import app
 from ftlayer.errors import CheckpointStorageError, ConfigError
@@ -223,6 +224,20 @@ def test_whatever_it_raises_is_the_storages_failure() -> None:
         CheckpointStorageError, match="breaks://x/file cannot be written: the database is away"
     ):
         open_files("breaks://x").publish("file", b"")
+
+
+class Blind(Kept):
+    def list(self, path: str) -> Any:
+        return [entry for entry in super().list(path) if "_owners" not in entry.path]
+
+
+def test_a_storage_that_does_not_show_a_claim_is_not_claimed_without_end() -> None:
+    CheckpointConfig(storage=Blind, directory="blind://x")
+    Ownership(open_files("blind://x"), "job", "one")
+    with pytest.raises(
+        CheckpointStorageError, match="topology 'job' cannot be claimed: _owners/1 was written"
+    ):
+        Ownership(open_files("blind://x"), "job", "two")
 
 
 def test_an_installed_package_tells_its_storage(table_storage: Any, monkeypatch: Any) -> None:

@@ -54,11 +54,9 @@ class GroupSizes:
         self.suspects = rows
 
     def convicted(self) -> None:
-        """The one suspect there was is dead."""
         self.suspects, self._grown = 0, FACTOR
 
     def recalled(self, rows: int) -> None:
-        """So many records were recalled since the loss."""
         if self._all_suspect:
             self._all_suspect = False
             self.suspects = rows
@@ -164,7 +162,6 @@ class Isolation:
 
     @property
     def found(self) -> int:
-        """How many records were found since it began."""
         return self._found
 
     @property

@@ -78,7 +78,6 @@ class PersistOrder:
 
 
 def size_of(call: Persist | Register) -> int:
-    """Return about how many bytes a call has."""
     if isinstance(call, Register):
         return 16 * len(call.roots)
     return int(call.payload.get_total_buffer_size())
@@ -112,7 +111,6 @@ class PersistQueue:
         self._behind: list[PersistOrder] = []  # came while something was refused
 
     def put(self, key: TaskKey, ticket: int, call: Persist | Register, asked_s: float = 0.0) -> None:
-        """Send a call behind those before it."""
         with self._lock:
             self._numbers += 1
             order = PersistOrder(self._numbers, key, ticket, call, asked_s)
@@ -154,7 +152,6 @@ class PersistQueue:
 
 
 def answer_to(queue: PersistQueue, order: PersistOrder) -> Callable[[Future[Reply]], None]:
-    """Return the callback of a call's future."""
     return partial(queue.answered, order)
 
 

@@ -125,17 +125,14 @@ class SettleQueue:
 
     @property
     def given(self) -> int:
-        """How many rows were added in all."""
         return self._given
 
     @property
     def settled(self) -> int:
-        """How many of them the sink has settled."""
         return self._settled
 
     @property
     def empty(self) -> bool:
-        """Whether the sink has settled all it was given."""
         return not self._waiting
 
     def add(self, lineage: RecordIds, row_record: I64Array, alive: I64Array) -> Done:

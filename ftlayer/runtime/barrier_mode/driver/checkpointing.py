@@ -296,7 +296,6 @@ class CheckpointIo:
         self._io.do(work)
 
     def abort(self, gone: Sequence[SubtaskSnapshot]) -> None:
-        """Abort what these parts hold of sinks."""
         self._io.do(lambda: self._parts.committer.abort(gone))
 
     def keep_result(self, completed: Sequence[Checkpoint]) -> None:
@@ -352,13 +351,11 @@ class CheckpointIo:
         self.clean(work)
 
     def discard(self, old: Checkpoint, keep: Sequence[Checkpoint]) -> None:
-        """Remove a checkpoint, save what others need of it."""
         self.clean(lambda: self._parts.storage.discard(old, keep))
 
     def discard_parts(
         self, number: int, parts: Sequence[SubtaskSnapshot], keep: Sequence[Checkpoint], location: str
     ) -> None:
-        """Remove parts of a checkpoint that was given up."""
         self.clean(lambda: self._parts.storage.discard_parts(number, parts, keep, location))
 
     # ------------------------------------------------------------ the end

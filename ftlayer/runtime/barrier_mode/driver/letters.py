@@ -109,7 +109,6 @@ class LetterCalls:
                     self._client.call(KeepLetters(stream, file, number, kept, self._run))
 
     def forget(self, file: str) -> None:
-        """Have the vertex forget the name of a file."""
         with self._claimed():
             self._client.call(ForgetLetters(self._job, file, self._run))
 
@@ -136,7 +135,6 @@ class LetterCalls:
                 self._client.call(Readmitted(self._job, some, self._run))
 
     def give_back(self, keys: Sequence[bytes], reason: str) -> None:
-        """Have the vertex make letters dead again."""
         with self._claimed():
             for some in _cut(keys):
                 self._client.call(ReturnLetters(self._job, some, reason, self._run))
@@ -616,7 +614,6 @@ class JobLetters:
     # ------------------------------------------------------------ work
 
     def tick(self) -> None:
-        """Do what there is to be done now."""
         if self._closed or self._is_taken_over:
             return
         now_ms = system_now().mono_ms

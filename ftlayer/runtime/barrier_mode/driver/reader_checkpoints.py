@@ -160,7 +160,6 @@ class RangeLog:
         return Captured(at, last, tuple(begun))
 
     def restore(self, restored: Restored) -> None:
-        """Go back to a checkpoint; without one to the begin."""
         captured = restored.captured
         if captured is None and self._origin is not None:
             captured = Captured(self._origin, 0, ())
@@ -344,7 +343,6 @@ class SourceCheckpoints:
         return self.keeper.capture(positions)
 
     def completed(self, captured: bytes | None) -> None:
-        """The checkpoint that holds this is complete."""
         end = unpack_captured(captured).end if captured else None
         if end is not None:
             self._happened(ReadUpTo(end))

@@ -224,7 +224,6 @@ class BarrierCompanion:
         self.last_barrier: int | None = None
 
     def opened(self) -> None:
-        """Tell the backend that all states are declared."""
         if self.backend is not None:
             self.backend.backend.opened()
 
@@ -470,7 +469,6 @@ def letter_rows(letters: Sequence[ChainLetter], job: str) -> pa.RecordBatch:
 
 
 def sent_letters(emitter: Emitter, job: str, letters: Sequence[ChainLetter]) -> list[Action]:
-    """Return what sends letters on as records."""
     rows = np.arange(len(letters), dtype=np.int64)
     return [*emitter.derived(LETTERS, letter_rows(letters, job), None, rows).sends]
 
@@ -692,7 +690,6 @@ class CheckpointedSourceTask:
 
     @property
     def failures(self) -> FailureCounts:
-        """What `Seat` shows of it."""
         return NO_FAILURES if self._letters is None else FailureCounts(dead=self._letters.made)
 
     def held_roots(self) -> U64Array:

@@ -373,7 +373,9 @@ class Case:
         function = Ringing(self.outside.number, self.exact)
         rung = timed.key_by("key").process(function, NUMBERED, uid="ringing")
         # What fails behind a timer fails in its chain.
-        self._sink(rung.map(Passing(self.outside.number, "process"), NUMBERED, uid="rung"), "out", parallelism)
+        self._sink(
+            rung.map(Passing(self.outside.number, "process"), NUMBERED, uid="rung"), "out", parallelism
+        )
 
     def _forward(self, env: GraphBuilder, parallelism: int) -> None:
         passing = min(self.parts, parallelism)

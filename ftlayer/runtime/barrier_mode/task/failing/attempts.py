@@ -494,7 +494,6 @@ class RecordAttempts:
         self._decide(timer, failure, now, waited=waited)
 
     def new_timer(self, operator: str, key: Key, time_ms: int, now: Now, *, is_event: bool) -> WaitingRecord:
-        """Return a timer that fails for the first time."""
         return WaitingRecord(
             secrets.token_bytes(LETTER_BYTES),
             key,
@@ -645,7 +644,6 @@ class RecordAttempts:
 
 
 def first_of_each(failures: Sequence[RowFailure]) -> dict[int, RowFailure]:
-    """Return the first failure of each row."""
     first: dict[int, RowFailure] = {}
     for failure in failures:
         first.setdefault(failure.row, failure)
@@ -692,11 +690,9 @@ class TimersAlone:
         self._suspects = suspects
 
     def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
-        """Fire what is due in a stage of the pipeline."""
         return self._fire(stage, self._pipeline.due_timers(stage, kind, now), _NONE, now)
 
     def again(self, due: Sequence[WaitingRecord], now: Now) -> list[Action]:
-        """Fire timers whose next attempt is due."""
         actions: list[Action] = []
         for (operator, kind), group in groupby(sorted(due, key=_alike), key=_alike):
             stage = self._pipeline.stage_of_timers(operator)

@@ -109,7 +109,6 @@ class MadeLetters:
         return tuple(self._letters), tuple(self._readmitted)
 
     def completed(self, checkpoint: int) -> None:
-        """The driver has what this checkpoint holds."""
         self._letters = [letter for letter in self._letters if not 0 < letter.checkpoint <= checkpoint]
         self._readmitted = {
             name: first for name, first in self._readmitted.items() if not 0 < first <= checkpoint

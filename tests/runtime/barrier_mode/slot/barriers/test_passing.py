@@ -56,9 +56,11 @@ def test_an_aligned_barrier_turns_unaligned_where_it_waits_too_long(kit: Any, to
     kit.pass_on(world)
     assert not world.complete(1)
     rules = world.slots[0].core._mode
-    assert [rules.interrupts(*when) for when in ((False, 19), (True, 19), (False, 20))] == [False, True, True], (
-        "timers wait for a barrier that has just come, or that may overtake by now"
-    )
+    assert [rules.interrupts(*when) for when in ((False, 19), (True, 19), (False, 20))] == [
+        False,
+        True,
+        True,
+    ], "timers wait for a barrier that has just come, or that may overtake by now"
     world.clock = 20
     assert kit.pass_on(world) < 10
     assert world.complete(1)
