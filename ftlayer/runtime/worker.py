@@ -10,7 +10,7 @@ from collections.abc import Callable
 class Worker:
     """Runs functions in the order they were given; what one raises goes to ``on_error``, and the next follows."""
 
-    def __init__(self, name: str, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
         self._name = name
         self._on_error = on_error
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -37,5 +37,5 @@ class Worker:
         while (work := self._todo.get()) is not None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - the owner decides what becomes of it
+            except BaseException as error:  # noqa: BLE001 - the owner decides what becomes of it
                 self._on_error(error)

@@ -424,7 +424,7 @@ class JobThread:
             self.begin()
             while self._verdict is None:
                 self.step()
-        except Exception as error:
+        except BaseException as error:
             # A fault of ours: without this the job would stand still unnoticed.
             logger.exception("the coordinator of job %r has failed", self.name)
             self._verdict = Over(JobState.FAILED, JobError(f"the coordinator has failed: {error!r}"))
@@ -545,7 +545,7 @@ class JobThread:
         self._report.ending()
         try:
             self._close()
-        except Exception as error:
+        except BaseException as error:
             # Callers that wait for the job have to hear of it.
             logger.exception("the end of job %r has failed", self.name)
             self._verdict = Over(

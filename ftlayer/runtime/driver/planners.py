@@ -241,7 +241,7 @@ class ReaderPlanner:
         except FTLayerError as error:
             self._failed(self._uid, error)
             return False
-        except Exception as error:  # noqa: BLE001 - whatever a reader raises is reported
+        except BaseException as error:  # noqa: BLE001 - whatever a reader raises is reported
             failure = SourceError(
                 f"source {self._uid!r}: its reader failed in the driver: {type(error).__name__}: {text_of(error)}"
             )
@@ -308,7 +308,7 @@ class ReaderPlanner:
         try:
             if reader is not None:
                 reader.stop()
-        except Exception:
+        except BaseException:
             logger.warning("source %r: its reader did not stop cleanly", self._uid, exc_info=True)
 
 

@@ -398,7 +398,7 @@ class SlotRunner:
         return task
 
 
-def _unexpected(error: Exception) -> None:
+def _unexpected(error: BaseException) -> None:
     logger.error("a question to Spark failed in a way it never should", exc_info=error)
 
 

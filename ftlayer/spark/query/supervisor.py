@@ -309,7 +309,7 @@ class QuerySupervisor:
                 try:
                     run = run or self._begin()
                     self._await_end(run)
-                except Exception as error:  # noqa: BLE001 - any failure of the run is the strategy's to judge
+                except BaseException as error:  # noqa: BLE001 - any failure of the run is the strategy's to judge
                     if self._stopping.is_set():
                         return
                     if not self.interrupted and not self._wait_to_restart(error):

@@ -353,12 +353,18 @@ def test_close_stops_the_reader(start: Any, broker: Any) -> None:
     assert broker.stops == 1
 
 
-@pytest.mark.parametrize("method", ["initialOffset", "latestOffset", "partitions", "commit"])
+@pytest.mark.parametrize(
+    ("method", "raised"),
+    [
+        *((name, OSError) for name in ("initialOffset", "latestOffset", "partitions", "commit")),
+        ("latestOffset", SystemExit),
+    ],
+)
 def test_an_error_of_the_reader_is_told_and_can_be_gone_on_from(
-    start: Any, broker: Any, vertex: Any, method: str
+    start: Any, broker: Any, vertex: Any, method: str, raised: type[BaseException]
 ) -> None:
     broker.rows = list(range(30))
-    broker.fail[method] = OSError("no route")
+    broker.fail[method] = raised("no route")
     job = start(ListReader(broker))
 
     def failed() -> Any:
@@ -368,7 +374,7 @@ def test_an_error_of_the_reader_is_told_and_can_be_gone_on_from(
     job.driver.until(failed)
     (error,) = job.errors
     assert isinstance(error, SourceError)
-    assert "source 'numbers': its reader failed in the driver: OSError: no route" in str(error)
+    assert f"source 'numbers': its reader failed in the driver: {raised.__name__}: no route" in str(error)
     job.driver.until(lambda: job.planner.unanswered_ms > 0)
     job.errors.clear()
     job.kill(0)

@@ -188,7 +188,7 @@ class JobVertexCalls:
 
         self._worker.do(guarded)
 
-    def _lost_error(self, error: Exception) -> None:
+    def _lost_error(self, error: BaseException) -> None:
         logger.error("a call of the vertex failed in a way it never should", exc_info=error)
 
 

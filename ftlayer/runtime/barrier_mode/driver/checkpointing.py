@@ -67,7 +67,7 @@ from ftlayer.errors import (
     StaleOwnerError,
     error_for_code,
 )
-from ftlayer.printable import shown_url
+from ftlayer.printable import shown_url, text_of
 from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, GivenUp, resealed
 from ftlayer.runtime.barrier_mode.driver.letters import JobLetters, LetterPlaces
@@ -139,7 +139,7 @@ class JobCheckpointParts:
         self.check_owner()
         try:
             yield
-        except Exception:
+        except BaseException:
             with contextlib.suppress(CheckpointStorageError):
                 self.check_owner()
             raise
@@ -273,7 +273,7 @@ class CheckpointIo:
                 published = self.publisher.publish(checkpoint, location)
             except StaleOwnerError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
                 self._tell(PublishFailed(checkpoint.checkpoint, _said(error), lasting(error)))
             else:
                 self._tell(Published(published))
@@ -288,7 +288,7 @@ class CheckpointIo:
                 self.publisher.commit(checkpoint)
             except StaleOwnerError:
                 raise
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 self._tell(CommitFailed(checkpoint.checkpoint, _said(error), lasting(error)))
             else:
                 self._tell(SinksCommitted(checkpoint.checkpoint))
@@ -394,7 +394,7 @@ class CheckpointIo:
             )
         take_events()
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         if isinstance(error, StaleOwnerError):
             self._happened(Broken(error))
         elif isinstance(error, CheckpointError):
@@ -403,12 +403,12 @@ class CheckpointIo:
             logger.error("checkpoints failed in a way they never should", exc_info=error)
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """Return the reason to give; what should never have been raised is logged with where it comes from."""
     if isinstance(error, FTLayerError):
         return str(error)
     logger.error("checkpoints failed in a way they never should", exc_info=error)
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 class RestorePoints:
@@ -461,10 +461,10 @@ class RestorePoints:
                 final = lasting(error)
                 self._happened(RestoreFailed(number, final or error, lasting=final is not None))
                 return
-            except Exception as error:
+            except BaseException as error:
                 logger.error("a restore failed in a way it never should", exc_info=error)
                 self._happened(
-                    RestoreFailed(number, JobError(f"{type(error).__name__}: {error}"), lasting=True)
+                    RestoreFailed(number, JobError(f"{type(error).__name__}: {text_of(error)}"), lasting=True)
                 )
                 return
             self._later(lambda: self._restored(asked, chosen, made))

@@ -85,7 +85,7 @@ def resealed(checkpoint: Checkpoint, old: bytes, new: bytes) -> Checkpoint:
     )
 
 
-def _raise(failed: dict[str, Exception], checkpoint: int) -> NoReturn:
+def _raise(failed: dict[str, BaseException], checkpoint: int) -> NoReturn:
     """Raise one error for the sinks that could not commit a checkpoint; what no restart mends comes first."""
     never = [sink for sink, error in failed.items() if isinstance(error, UncommittableError)]
     said = []
@@ -173,12 +173,12 @@ class Committer:
         by_sink = self._by_sink(subtasks)
         for sink in by_sink.keys() - self._connectors.keys():
             self._refuse_unknown(sink, checkpoint, len(by_sink.pop(sink)))
-        failed: dict[str, Exception] = {}
+        failed: dict[str, BaseException] = {}
         for sink, committables in by_sink.items():
             try:
                 messages = [at_home(unseal(committable.message, self._key)) for committable in committables]
                 call_commit(self._writer(sink), messages, checkpoint)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other sinks commit theirs
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the other sinks commit theirs
                 failed[sink] = error
         if failed:
             _raise(failed, checkpoint)
@@ -207,7 +207,7 @@ class Committer:
                     self._writer(sink).abort(
                         [at_home(unseal(message, self._key)) for message in sealed], checkpoint
                     )
-                except Exception:
+                except BaseException:
                     logger.warning(
                         "sink %r: abort of what it wrote for checkpoint %d failed; it may have left something behind",
                         sink,

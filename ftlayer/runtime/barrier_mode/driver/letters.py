@@ -35,6 +35,7 @@ from ftlayer.errors import (
 )
 from ftlayer.partitioning.partitioners import OutgoingRows
 from ftlayer.partitioning.replay import HashByKeyGroup, key_groups, subtasks_of
+from ftlayer.printable import text_of
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.records.keyhash import spark_hash
 from ftlayer.runtime.barrier_mode.driver.outbox import (
@@ -798,7 +799,7 @@ class JobLetters:
         def run() -> None:
             try:
                 answer = work()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
                 said = _said(error)
                 over(lambda: failed(said))
             else:
@@ -808,12 +809,12 @@ class JobLetters:
         worker.do(run)
 
 
-def _said(error: Exception) -> FTLayerError:
+def _said(error: BaseException) -> FTLayerError:
     if isinstance(error, FTLayerError):
         return error
     logger.error("dead letters failed in a way they never should", exc_info=error)
-    return CheckpointError(f"{type(error).__name__}: {error}")
+    return CheckpointError(f"{type(error).__name__}: {text_of(error)}")
 
 
-def _failed(error: Exception) -> None:
+def _failed(error: BaseException) -> None:
     logger.error("dead letters failed in a way they never should", exc_info=error)

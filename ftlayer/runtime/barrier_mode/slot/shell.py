@@ -38,6 +38,7 @@ from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCanc
 from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import this_process
 from ftlayer.partitioning.replay import groups_of
+from ftlayer.printable import text_of
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
@@ -393,7 +394,7 @@ class SnapshotRunner:
             write(self._storage.writer(part.barrier))
         except SnapshotCancelledError:
             return
-        except (Exception, MemoryError) as error:  # noqa: BLE001 - declines the checkpoint, with this reason
+        except BaseException as error:  # noqa: BLE001 - declines the checkpoint, with this reason
             self._decline(part, error)
             return
         if part.snapshot is not None and part.channels is not None and part.times is not None:
@@ -419,7 +420,7 @@ class SnapshotRunner:
                     writer.close()
                 else:
                     writer.sync()
-            except (Exception, MemoryError) as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 for part, _ in mine:
                     self._decline(part, error)
                 continue
@@ -435,7 +436,11 @@ class SnapshotRunner:
         )
         if not part.cancelled:
             part.cancelled = True
-            reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            reason = (
+                str(error)
+                if isinstance(error, CheckpointError)
+                else f"{type(error).__name__}: {text_of(error)}"
+            )
             final = lasting(error)
             code = "" if final is None else final.code
             declined = SubtaskDeclined(

@@ -76,7 +76,7 @@ def running() -> Iterator[Running]:
     running.runner.close()
 
 
-def raising(error: Exception) -> Pending:
+def raising(error: BaseException) -> Pending:
     def write() -> Any:
         raise error
 
@@ -93,10 +93,11 @@ def raising(error: Exception) -> Pending:
         ),
         (CheckpointStorageError("no space left"), "no space left", ""),
         (OSError("no such device"), "OSError: no such device", ""),
+        (SystemExit("no"), "SystemExit: no", ""),
     ],
 )
 def test_a_part_that_cannot_be_taken_is_declined_with_the_code_of_what_no_restart_mends(
-    running: Running, error: Exception, reason: str, code: str
+    running: Running, error: BaseException, reason: str, code: str
 ) -> None:
     declined = SubtaskDeclined(1, *KEY, reason, counts=True, code=code, lasting=bool(code))
     assert running.take(raising(error)) == declined
