@@ -620,6 +620,12 @@ def concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=schema)
 
 
+def misfit_text(error: BaseException) -> str:
+    """Return why a value does not fit, with the name of what a user's object in it has raised."""
+    kind, said = type(error), text_of(error)
+    return said if issubclass(kind, TypeError | ValueError | OverflowError) else f"{kind.__name__}: {said}"
+
+
 def schema_text(schema: pa.Schema) -> str:
     """Return a schema's columns and types in one line."""
     return ", ".join(f"{field.name} {field.type}" for field in schema)

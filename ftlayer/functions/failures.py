@@ -67,7 +67,7 @@ def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
 
 def _is_chained(error: BaseException) -> bool:
     context = error.__context__ is not None and not error.__suppress_context__
-    return context or error.__cause__ is not None or isinstance(error, BaseExceptionGroup)
+    return context or error.__cause__ is not None or issubclass(type(error), BaseExceptionGroup)
 
 
 MAX_REASON = 512
@@ -100,12 +100,11 @@ def failure_of(
     Whatever a function raises fails its record, what is no `Exception` too. An error that a signal's handler has raised
     is not the function's, and is raised: it ends the process.
 
-
     ``traced``: with its traceback, whose text takes more time than all else here; what is fatal has it anyhow.
     """
     raise_signalled(error)
     said = text_of(error)
-    if isinstance(error, FailException):
+    if issubclass(type(error), FailException):  # its `__class__` may be anything
         reason = said or type(error).__name__
     else:
         reason = f"{type(error).__name__}: {said}"
@@ -126,7 +125,7 @@ def failure_of(
 
 def raise_signalled(error: BaseException) -> None:
     """Raise ``error``, which a user's function has raised, if it came from a signal's handler while that ran."""
-    if isinstance(error, KeyboardInterrupt | SystemExit) and _signalled(error):
+    if issubclass(type(error), KeyboardInterrupt | SystemExit) and _signalled(error):
         raise error
 
 
@@ -146,7 +145,7 @@ def _signalled(error: BaseException) -> bool:
             if dis.opname[code.co_code[at]] != "RAISE_VARARGS":
                 return True
         # What the function made of it while it was handled is of the signal too.
-        each = each.__cause__ or each.__context__
+        each = each.__context__ if each.__cause__ is None else each.__cause__
     return False
 
 

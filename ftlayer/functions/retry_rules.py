@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 from ftlayer.checks import check_choice, check_function, check_ran
 from ftlayer.circuit import Limit, limit_of
@@ -101,10 +101,12 @@ class RetryRules:
         `PermanentFailure` and `RetryLater` decide by themselves. So does a `ConfigError` (of a `RetryLater` that is
         made wrongly, say): the function would make it again. A record whose rule raises is tried again.
         """
-        if isinstance(error, PermanentFailure | ConfigError):
+        kind = type(error)  # what its `__class__` says may be anything
+        if issubclass(kind, PermanentFailure | ConfigError):
             return Decision(fatal=True)
-        if isinstance(error, RetryLater):
-            return Decision(after_ms=error.after_ms, uses_attempt=error.uses_attempt)
+        if issubclass(kind, RetryLater):
+            later = cast(RetryLater, error)
+            return Decision(after_ms=later.after_ms, uses_attempt=later.uses_attempt)
         for level in self.levels:
             try:
                 answer = level.worth_a_retry(error)

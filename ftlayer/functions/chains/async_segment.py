@@ -15,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import ResultRowError
-from ftlayer.functions.conversion import Form, records_in_form, schema_text
+from ftlayer.functions.conversion import Form, misfit_text, records_in_form, schema_text
 from ftlayer.functions.current import for_calls
 from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failure_of
 from ftlayer.functions.steps import MapAsync, RecordStep
 from ftlayer.functions.token_bucket import TokenBucket
 from ftlayer.functions.values import convert
-from ftlayer.printable import text_of
 
 
 def monotonic_ms() -> float:
@@ -125,7 +124,8 @@ class AsyncSegment:
 
         def misfit(place: int, error: BaseException) -> None:
             said = ResultRowError(
-                f"what {step.uid!r} returned does not fit its schema ({schema_text(step.schema)}): {text_of(error)}; "
+                f"what {step.uid!r} returned does not fit its schema ({schema_text(step.schema)}): "
+                f"{misfit_text(error)}; "
                 f"{self._form.expected(step.schema)}"
             )
             failures.append(failure_of(int(came[place]), step.uid, said, step.rules))

@@ -24,6 +24,7 @@ from ftlayer.functions.conversion import (
     codes_of,
     column_of,
     concat,
+    misfit_text,
     python_values,
     records_in_form,
     schema_text,
@@ -34,7 +35,6 @@ from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.undo.tables import UndoValues, finds_as_dict, logged_lookup
 from ftlayer.functions.values import NAN, convert
-from ftlayer.printable import text_of
 from ftlayer.records.kernels import native
 
 # The loop over per-record functions in C, where records, results and functions are such that it can run them.
@@ -458,7 +458,7 @@ class _SegmentRun:
 
         def misfit(place: int, error: BaseException) -> None:
             said = ResultRowError(
-                f"what {uid!r} returned does not fit its schema ({schema_text(schema)}): {text_of(error)}; "
+                f"what {uid!r} returned does not fit its schema ({schema_text(schema)}): {misfit_text(error)}; "
                 f"{form.expected(schema)}"
             )
             self._refuse(failure_of(int(parents[place]), uid, said, rules))

@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.chains.prepared import Processing
-from ftlayer.functions.conversion import Form, schema_text
+from ftlayer.functions.conversion import Form, misfit_text, schema_text
 from ftlayer.functions.failures import I64, RowFailure, SideOutput, failure_of
 from ftlayer.functions.values import convert
-from ftlayer.printable import text_of
 
 
 def take_side_outputs(
@@ -41,7 +40,8 @@ def _converted(
 ) -> SideOutput:
     def misfit(place: int, error: BaseException) -> None:
         said = ResultRowError(
-            f"what {step.uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): {text_of(error)}"
+            f"what {step.uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): "
+            f"{misfit_text(error)}"
         )
         refuse(failure_of(int(parents[place]), step.uid, said, step.rules))
 

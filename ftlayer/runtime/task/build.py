@@ -11,13 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.clock import Now
-from ftlayer.functions.conversion import VALUES, concat, records_in_form, to_batch
+from ftlayer.functions.conversion import VALUES, concat, misfit_text, records_in_form, to_batch
 from ftlayer.functions.current import CurrentRecord, running, worst
 from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
 from ftlayer.handler.handler import Handler
 from ftlayer.histogram import Histogram
 from ftlayer.partitioning.partitioners import Forward
-from ftlayer.printable import text_of
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
 from ftlayer.runtime.protocol.elements import (
@@ -213,7 +212,7 @@ def pair_up(
             except BaseException as error:  # noqa: BLE001 - as above
                 raise_signalled(error)
                 misfit = TypeError(
-                    f"what {operator.uid!r} returned does not fit its schema: {text_of(error)}; "
+                    f"what {operator.uid!r} returned does not fit its schema: {misfit_text(error)}; "
                     f"{VALUES.expected(operator.schema)}"
                 )
                 fail(int(left_of[pair]), int(right_of[pair]), misfit)

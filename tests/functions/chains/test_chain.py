@@ -107,8 +107,15 @@ class PanicException(BaseException):
         raise KeyboardInterrupt
 
 
-NO_EXCEPTIONS = [
+class Disguised(BaseException):
+    @property
+    def __class__(self) -> Any:
+        raise ValueError("no class")
+
+
+NO_EXCEPTIONS: list[Any] = [
     PanicException(),
+    Disguised,
     MemoryError("m"),
     SystemExit(3),
     KeyboardInterrupt(),
@@ -118,7 +125,11 @@ NO_EXCEPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("error", NO_EXCEPTIONS, ids=lambda error: type(error).__name__)
+def name_of(error: Any) -> str:
+    return error.__name__ if type(error) is type else type(error).__name__
+
+
+@pytest.mark.parametrize("error", NO_EXCEPTIONS, ids=name_of)
 @pytest.mark.parametrize(
     "kind", ["map", "flat_map", "late", "filter", "arrow", "result", "async", "async task"]
 )
@@ -157,7 +168,7 @@ def test_whatever_a_function_raises_fails_its_record(error: BaseException, kind:
     }[kind]
     result = run_chain(ints([1, 2, 3]), [step])
     assert first_failures(result) == {1: "o"}
-    said = "ResultRowError: what 'o' returned" if kind == "result" else type(error).__name__
+    said = "ResultRowError: what 'o' returned" if kind == "result" else name_of(error)
     assert result.failures[0].reason.startswith(said)
     assert {row for row, _ in rows_out(result)} == {0, 2}
 
