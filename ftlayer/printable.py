@@ -12,6 +12,7 @@ import functools
 import inspect
 import json
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import GeneratorType
@@ -103,10 +104,21 @@ def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode()
 
 
-def text_of(error: BaseException) -> str:
-    """Return an exception's text, whatever its class does to hide it."""
+MAX_TEXT = 1 << 16
+
+
+def encodable(text: str, most: int = MAX_TEXT) -> str:
+    """Return a text without lone surrogates (of undecodable file names, say), which UTF-8 cannot carry, and bounded."""
+    if len(text) > most:
+        half = (most - 64) // 2
+        text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def text_of(error: BaseException, most: int = MAX_TEXT) -> str:
+    """Return an exception's text, whatever its class does to hide it, as one that can be sent."""
     try:
-        return str(error)
+        return encodable(str(error), most)
     except BaseException as broken:  # noqa: BLE001 - a user's exception may fail to describe itself
         return f"(its text cannot be had: {type(broken).__name__})"
 
@@ -248,7 +260,7 @@ def _hide(error: BaseException, secrets: Sequence[str], seen: set[int]) -> BaseE
             quiet = error.__suppress_context__
             setattr(error, name, _hide(led, secrets, seen))
             error.__suppress_context__ = quiet
-    told = text_of(error)
+    told = text_of(error, sys.maxsize)
     if (shown := without_secrets(told, secrets)) == told and without_secrets(repr(error), secrets) == repr(
         error
     ):

@@ -52,15 +52,24 @@ _HANDLING = "During handling of the above exception, another exception occurred:
 _RAISED = re.compile(r"([A-Za-z_][\w.<>]*)(?:: (.*))?")
 
 
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield ``error``, and what it came from: once each, for ``raise error from error`` goes in a circle."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        yield each
+        each = each.__cause__
+
+
 def lasting(error: BaseException) -> FTLayerError | None:
     """Return what to end with if starting again cannot mend ``error``, None if it may.
 
     The first error that knows decides, from ``error`` itself over its causes; of Spark's errors, what their text says.
     What is returned has the ``operator`` of the outermost error that names one.
     """
-    each: BaseException | None = error
     operator = ""
-    while each is not None:
+    for each in _causes(error):
         if isinstance(each, FTLayerError):
             operator = operator or each.operator
             if each.recoverable is not None:
@@ -71,7 +80,6 @@ def lasting(error: BaseException) -> FTLayerError | None:
             found.__cause__ = error
             found.operator = operator
             return found
-        each = each.__cause__
     return None
 
 
@@ -81,8 +89,7 @@ def is_programs(error: BaseException) -> bool:
     Before anything has succeeded starting again only repeats it; behind a success it may have been the data's, or of
     the moment. The first error that knows decides, as in `lasting`; but a path that is none is so in any storage.
     """
-    each: BaseException | None = error
-    while each is not None:
+    for each in _causes(error):
         if isinstance(each, FTLayerError) and each.is_programs:
             return True
         if (
@@ -95,7 +102,6 @@ def is_programs(error: BaseException) -> bool:
             return True
         if type(each).__module__.partition(".")[0] in ("pyspark", "py4j"):
             return is_programs_text(str(each))
-        each = each.__cause__
     return False
 
 

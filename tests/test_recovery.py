@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
-from ftlayer import errors, failures
+from ftlayer import errors, failures, printable
 from ftlayer.clock import Now
 from ftlayer.errors import (
     CheckpointStorageError,
@@ -31,9 +31,12 @@ from ftlayer.errors import (
     error_for_code,
 )
 from ftlayer.functions.chains.topology import MAIN
-from ftlayer.functions.failures import failure_of
+from ftlayer.functions.failures import failure_of, traceback_of
 from ftlayer.handler.xor import NonFTXorHandler
+from ftlayer.printable import MAX_TEXT
 from ftlayer.recovery import is_programs, lasting, lasting_in_text
+from ftlayer.runtime.protocol.channel_frames import encode
+from ftlayer.runtime.protocol.messages import SlotFailed
 from ftlayer.runtime.task.outlet import SinkOutlet
 
 CLASSES: list[type[FTLayerError]] = [
@@ -282,3 +285,20 @@ def test_conditions_of_spark_that_are_the_programs() -> None:
 def test_mistakes_of_the_program_that_java_tells(said: str, programs: bool) -> None:
     kind = type("Py4JJavaError", (Exception,), {"__module__": "py4j.protocol"})
     assert is_programs(kind(f"An error occurred while calling o1.parquet.\n{said}\n\tat org.x.Y")) is programs
+
+
+@pytest.mark.timeout(60)
+def test_errors_that_came_from_each_other() -> None:
+    one, other = ValueError("one"), OSError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert lasting(one) is None
+    assert not is_programs(one)
+    interrupt = KeyboardInterrupt()
+    interrupt.__cause__ = interrupt
+    assert failure_of(0, "o", interrupt).reason == "KeyboardInterrupt: "
+
+
+@pytest.mark.parametrize("text", ["a\udcffb", "x" * 20_000_000])
+def test_what_a_slot_fails_with_can_be_sent(text: str) -> None:
+    reason, trace = printable.text_of(ValueError(text)), traceback_of(ValueError(text), MAX_TEXT)
+    assert len(encode(SlotFailed(reason, traceback=trace))) < 1 << 18

@@ -22,7 +22,7 @@ import pyarrow as pa
 from ftlayer.errors import ConfigError
 from ftlayer.failures import FailException, RowsRejected
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.printable import text_of
+from ftlayer.printable import encodable, text_of
 
 # Tracebacks as text. Frames are formatted once for each place that is raised at, and only what was raised each time.
 #
@@ -111,12 +111,12 @@ def failure_of(
     decision = rules.decide(error)
     if decision.note:
         reason = f"{reason[: MAX_REASON // 2]} ({decision.note})"
-    text = _traceback_of(error) if traced or decision.fatal else ""
+    text = traceback_of(error) if traced or decision.fatal else ""
     return RowFailure(
         row,
         operator,
-        _encodable(reason[:MAX_REASON]),
-        _encodable(text),
+        reason[:MAX_REASON],
+        text,
         decision.fatal,
         decision.after_ms,
         decision.uses_attempt,
@@ -135,7 +135,9 @@ def _signalled(error: BaseException) -> bool:
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {code for handler in handlers if (code := _code_of(handler)) is not None}
     each: BaseException | None = error
-    while each is not None:
+    seen: list[BaseException] = []
+    while each is not None and not any(each is one for one in seen):
+        seen.append(each)
         frames = _places_of(each)
         if any(code in codes for code, _ in frames):
             return True
@@ -186,7 +188,7 @@ def rejections_of(
             "the order in which they come"
         )
     return [
-        RowFailure(row, operator, _encodable(error[:MAX_REASON]), "")
+        RowFailure(row, operator, encodable(error, MAX_REASON), "")
         if isinstance(error, str)
         else failure_of(row, operator, error, rules)
         for row, error in sorted(errors.items(), key=lambda pair: pair[0])
@@ -201,7 +203,7 @@ def _number(row: object) -> int:
     return index(row)
 
 
-def _traceback_of(error: BaseException) -> str:
+def traceback_of(error: BaseException, most: int = MAX_TRACEBACK) -> str:
     frames = error.__traceback__
     if frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
         # The loop's in Python; called from C, the user's own code begins at once.
@@ -211,20 +213,12 @@ def _traceback_of(error: BaseException) -> str:
     except BaseException as broken:  # noqa: BLE001 - a user's exception may fail to describe itself
         raise_signalled(broken)
         return f"(its traceback cannot be had: {type(broken).__name__})"
-    if len(text) > MAX_TRACEBACK:
-        half = (MAX_TRACEBACK - 64) // 2
-        text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
-    return text
+    return encodable(text, most)
 
 
 def this_process(what: str) -> str:
     """Return where failures of this process happen, in words; ``what`` the process is."""
     return f"{what} on {socket.gethostname()}, pid {os.getpid()}"
-
-
-def _encodable(text: str) -> str:
-    """Replace lone surrogates (from undecodable file names, say), which UTF-8 cannot carry."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 I64 = npt.NDArray[np.int64]

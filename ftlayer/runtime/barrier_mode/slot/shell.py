@@ -436,11 +436,8 @@ class SnapshotRunner:
         )
         if not part.cancelled:
             part.cancelled = True
-            reason = (
-                str(error)
-                if isinstance(error, CheckpointError)
-                else f"{type(error).__name__}: {text_of(error)}"
-            )
+            said = text_of(error)
+            reason = said if isinstance(error, CheckpointError) else f"{type(error).__name__}: {said}"
             final = lasting(error)
             code = "" if final is None else final.code
             declined = SubtaskDeclined(
