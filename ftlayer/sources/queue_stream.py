@@ -268,7 +268,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return count
 
     def _keep(self, reader: QueueReader, file: Sequence[Fetched]) -> int:
-        """Make messages durable together, and acknowledge them; return how many they are."""
         positions = self._positions | {fetched.of: fetched.position for fetched in file}
         rows = pa.concat_batches([fetched.rows for fetched in file])
         self._spool.put(self._end, rows, positions)

@@ -255,7 +255,6 @@ class AlignedHandler:
         return checkpoint <= self._over or checkpoint in self._aborted
 
     def _forget(self, checkpoint: int) -> None:
-        """Nothing up to ``checkpoint`` matters any more."""
         self._over = max(self._over, checkpoint)
         self._aborted = {aborted for aborted in self._aborted if aborted > self._over}
 
@@ -349,7 +348,6 @@ class AlternatingHandler(AlignedHandler):
         return first if first is not None and _turns(first) else None
 
     def _live(self) -> list[Barrier]:
-        """Return the barriers that wait, of checkpoints that are not over."""
         return [
             barrier
             for barriers in self._waiting.values()
@@ -549,7 +547,6 @@ class TrackingHandler:
         return decisions
 
     def _forget(self, checkpoint: int) -> None:
-        """Nothing up to ``checkpoint`` matters any more."""
         self._over = max(self._over, checkpoint)
         self._tracked = {later: tracked for later, tracked in self._tracked.items() if later > self._over}
 

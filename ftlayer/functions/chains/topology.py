@@ -292,7 +292,6 @@ class TopologyChain:
 
     @property
     def timed(self) -> frozenset[str]:
-        """The uids of the operators with timers."""
         return frozenset(process.step.uid for process in self._firings)
 
     def due_event_timers(self, watermark_ms: int, now_wall_ms: int) -> DueTimers:

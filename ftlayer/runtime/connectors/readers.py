@@ -228,7 +228,6 @@ class PushReader:
     # ------------------------------------------------------------ the loop's thread
 
     def _next_parts(self) -> Iterator[_PushedBatch]:
-        """Take parts that have room in one batch, the first in any case."""
         rows = size = 0
         while self._waiting:
             payload = self._waiting[0].payload
@@ -684,7 +683,6 @@ class SplitReader:
                 reading.extend(islice(waiting, 1))
 
     def _progress(self, assigned: AssignSplits) -> Iterator[tuple[Iterator[Any], SplitProgress]]:
-        """Return what is to be read of each split, and where it is."""
         parts = [unseal(split.payload, self._key) for split in assigned.mine]
         numbers = [assigned.range << _SPLIT_BITS | split.number for split in assigned.mine]
         names = [

@@ -373,7 +373,6 @@ class PlannerRules:
 
     @property
     def _complete(self) -> str | None:
-        """The offset up to which all ranges are read; None while one is not."""
         return None if self._splits.reading or self._restored else self._at
 
     @property

@@ -304,7 +304,6 @@ class ChainTask:
         return [] if last is None else self._behind(place, last, now)
 
     def _behind(self, place: int, mark: Watermark | Idle, now: Now) -> list[Action]:
-        """Take a mark into a stage: timers fire, then it goes on."""
         actions: list[Action] = []
         if isinstance(mark, Watermark):
             self._pipeline.stages[place].watermark_ms = mark.time_ms

@@ -222,7 +222,6 @@ class HeadTask:
         return self._bell.set(self._quiet.due_ms)
 
     def _go_on(self, now: Now) -> list[Action]:
-        """Let what was kept go round, if the rest is over."""
         if self._companion.rest_ms is not None or self._chain.is_over:
             return []
         kept, self._kept = self._kept, []

@@ -299,7 +299,6 @@ def _outdated(stored: I32Array, partitioner: Partitioner, *, edited: bool) -> I6
 def _numbers(
     partitioner: Partitioner, payload: pa.RecordBatch, channels: int
 ) -> tuple[I32Array, list[tuple[int, BaseException]]]:
-    """Return what is stored with rows for an edge, and what its function raises."""
     if isinstance(partitioner, Custom):
         return partitioner.route(payload, channels)
     numbers = partitioner.routing(OutgoingRows(payload, np.zeros(payload.num_rows, np.uint64)), channels)

@@ -271,7 +271,6 @@ class InitialCopy:
         self._connection.close()
 
     def _read(self, rows: int) -> None:
-        """Have so many rows ahead, if there are."""
         while len(self._ahead) < rows and (more := self._cursor.fetchmany(max(rows, READ_ROWS))):
             self._ahead += more
         self.is_over = not self._ahead
@@ -863,7 +862,6 @@ class PostgresChangesReader:
         )
 
     def _receive(self, wait_s: float) -> bool:
-        """Take what was received; return whether there was something."""
         assert self._stream is not None
         received = self._stream.take(wait_s)
         for lsn, data in received:

@@ -281,7 +281,6 @@ class SparkRunner:
         )
 
     def _failed_rows(self, result: StagesResult, failures: dict[int, Failure]) -> Iterable[SealedRows]:
-        """Collect the source rows of failed roots; one `SealedRows`, or none."""
         if not failures:
             return
         at_hand = result.verdict.failed_rows

@@ -327,7 +327,6 @@ class QueryTelling:
         )
 
     def _lag(self) -> dict[str, int]:
-        """Return ``lag/<source>`` behind the last batch, of a source whose reader can tell."""
         supervisor = self._supervisor
         # A query that has ended may have no session to ask any more.
         last = supervisor.query.lastProgress if supervisor.isActive else None

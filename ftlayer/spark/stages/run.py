@@ -107,7 +107,6 @@ class Pages:
         return self._data().mapInArrow(unpack, shape)
 
     def _data(self) -> DataFrame:
-        """Return the pages' data, each where `Spread` wants its rows."""
         if self._spread is None:
             return self._frame.select(NAME, "data")
         # Each further step would be one more analysis of the frame. Of a page's head, whose data are in other rows, its

@@ -96,7 +96,6 @@ class Failing:
         *,
         timed_out: bool,
     ) -> int:
-        """Want rows that their holder has; return how many were not wanted before."""
         assert live.source is not None
         source = live.source
         new = [

@@ -99,7 +99,6 @@ class RangeCalls:
         return Registered(sequence)
 
     def _want_all(self, stream: Stream, added: SourceRange, now: Now) -> None:
-        """Want all rows of a range: they were out before this incarnation."""
         rows = len(added.done)
         self._state.live.add(added.segment, stream, added.done, now, now.wall_ms, added)
         added.recall(np.arange(rows))

@@ -139,7 +139,6 @@ class _Circuit:
         return self.breaker.status(now_ms).next_trial_in_ms
 
     def try_with(self, roots: Iterable[int], now_ms: int) -> None:
-        """These records are the trial, or more of it."""
         if self.trial is None:
             self.trial = _Trial(set(), now_ms)
         self.trial.roots.update(roots)

@@ -515,7 +515,6 @@ class RangeSourceTask:
         return [CallRanges(self._calls, AskRanges(self._stream, self._holder, self._incarnation))]
 
     def _wake(self, now: Now) -> list[Action]:
-        """Be woken while something is kept, or read again."""
         due_ms = now.mono_ms + (LAST_POLL_MS if self._ending else POLL_MS)
         if now.mono_ms < self._wakes_ms <= due_ms or self._polling or not (self.keeps or self.rereads):
             return []

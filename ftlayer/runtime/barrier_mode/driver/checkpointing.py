@@ -674,7 +674,6 @@ class JobCheckpoints:
         self._end(state, take_events, close_by_s)
 
     def _end(self, state: JobState, take_events: Callable[[], None], close_by_s: float | None) -> None:
-        """End the threads; what the rules know as complete stays."""
         self._letters.close(take_events, close_by_s)
         self._io.close_storage(self._rules.completed, take_events)
         self._requests.refuse_all(f"the job is {state}")

@@ -396,7 +396,6 @@ class Readmission:
         return len(self._sent)
 
     def _forget(self, letters: Collection[bytes]) -> None:
-        """The vertex has these no more, so checkpoints need not name them."""
         if letters:
             self._held = {number: held - frozenset(letters) for number, held in self._held.items()}
 

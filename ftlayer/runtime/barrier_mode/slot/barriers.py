@@ -463,7 +463,6 @@ class Barriers:
             underway.unaligned = True
 
     def _look(self, mine: SeatBarriers, checkpoint: int) -> Sequence[SlotInstruction]:
-        """Hand over what is in flight if all of it is known."""
         underway = mine.underway.get(checkpoint)
         if underway is None or underway.inputs or underway.outputs:
             return ()
