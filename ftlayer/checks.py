@@ -73,7 +73,6 @@ def check_int(value: object, option: str, *, least: int, most: int = MOST) -> No
 
 
 def check_number(value: object, option: str, *, least: float, most: float = math.inf) -> None:
-    """Raise `ConfigError` unless ``value`` is a number, and in this range."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not least <= value <= most or math.isinf(value):  # type: ignore[operator, arg-type]
         upper = "" if math.isinf(most) else f" to {most:g}"
@@ -128,7 +127,6 @@ def check_bytes(value: object, option: str, *, least: int = 1) -> None:
 
 
 def check_choice(value: object, option: str, choices: Collection[str]) -> None:
-    """Raise `ConfigError` unless ``value`` is one of these texts."""
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(
             f"{option}: expected one of {', '.join(choices)}, got {shown(value)}{_nearest(value, choices)}"
@@ -170,7 +168,6 @@ def check_function(
 
 
 def check_instance(value: object, option: str, kind: type) -> None:
-    """Raise `ConfigError` unless ``value`` is an instance of this class."""
     if isinstance(value, type) and issubclass(value, kind):
         raise ConfigError(f"{option}: expected an instance, got the class; write {value.__name__}(…)")
     if not isinstance(value, kind):

@@ -30,7 +30,6 @@ class DataSourceOptions:
         return self._options.get(name.lower())
 
     def text(self, name: str, default: str) -> str:
-        """Return an option's text, or the default."""
         found = self.get(name)
         return default if found is None else found
 

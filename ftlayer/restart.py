@@ -30,7 +30,6 @@ def note_success(strategy: RestartStrategy) -> None:
 
 
 def check_strategy(value: object, option: str) -> None:
-    """Raise `ConfigError` unless ``value`` is None or a restart strategy."""
     if isinstance(value, type):
         raise ConfigError(f"{option}: expected a restart strategy, got the class; write {value.__name__}(…)")
     if value is not None and not callable(getattr(value, "on_failure", None)):

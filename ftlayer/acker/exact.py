@@ -104,7 +104,6 @@ class ExactTracker:
         bucket: int = NEVER,
         ids: IdLists | None = None,
     ) -> Roots:
-        """XOR values into pending roots; see `Tracker.xor`."""
         roots, values = as_u64(roots, "roots"), as_u64(values, "values", len(roots))
         as_stamp(bucket)
         complete: list[tuple[int, int]] = []
@@ -144,7 +143,6 @@ class ExactTracker:
         return Located(pending, locations)
 
     def touch(self, roots: U64, bucket: int) -> Mask:
-        """Move pending roots to ``bucket``; see `Tracker.touch`."""
         as_stamp(bucket)
         found = self.contains(roots)
         for root in roots[found].tolist():
@@ -152,7 +150,6 @@ class ExactTracker:
         return found
 
     def expire(self, buckets: Sequence[int], *, keep_as: int | None = None) -> Roots:
-        """Take the pending roots of ``buckets``; see `Tracker.expire`."""
         taken = [(root, entry.location) for root, entry in self._in(buckets) if entry.registered]
         for root, _ in taken:
             if keep_as is None:
@@ -162,30 +159,25 @@ class ExactTracker:
         return _roots(taken)
 
     def drop_orphans(self, buckets: Sequence[int]) -> int:
-        """Drop the orphans in ``buckets``; see `Tracker.drop_orphans`."""
         orphans = [root for root, entry in self._in(buckets) if not entry.registered]
         for root in orphans:
             del self._entries[root]
         return len(orphans)
 
     def locate(self, roots: U64) -> Located:
-        """Return where roots were registered; see `Tracker.locate`."""
         pending = self.contains(roots)
         found = zip(roots.tolist(), pending.tolist(), strict=True)
         locations = [self._entries[root].location if is_pending else 0 for root, is_pending in found]
         return Located(pending, np.array(locations, np.uint64))
 
     def contains(self, roots: U64) -> Mask:
-        """Return which roots are pending; see `Tracker.contains`."""
         return np.array([self._is_pending(root) for root in as_u64(roots, "roots").tolist()], np.bool_)
 
     def values(self, roots: U64) -> U64:
-        """Return the values of roots; see `Tracker.values`."""
         wanted = as_u64(roots, "roots").tolist()
         return np.array([self._entries[r].folded if self._is_pending(r) else 0 for r in wanted], np.uint64)
 
     def pending(self) -> Roots:
-        """Return a copy of all pending roots; see `Tracker.pending`."""
         return _roots((root, entry.location) for root, entry in self._entries.items() if entry.registered)
 
     @property

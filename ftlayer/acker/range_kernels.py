@@ -115,7 +115,6 @@ def restamp(directory: Any, used: Any, keys: Any, stamp: Any, found: Any) -> Non
 
 @kernel
 def count_stamped(directory: Any, used: Any, stamp: Any, any_stamp: Any) -> Any:
-    """Count the roots that carry ``stamp``, or all."""
     total = np.int64(0)
     for at in range(used):
         if any_stamp:

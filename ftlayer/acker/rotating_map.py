@@ -157,7 +157,6 @@ class RotatingHashMap:
     def fold_and_take(
         self, keys: U64, values: U64, zeros: U64, words: U64, missing: npt.NDArray[np.int64]
     ) -> tuple[int, int]:
-        """See `kernels.fold_and_take`; the outputs have room for n items."""
         taken, missed = kernels.fold_and_take(self._table, keys, values, zeros, words, missing)
         return int(taken), int(missed)
 

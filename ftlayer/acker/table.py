@@ -112,7 +112,6 @@ class AckerTable:
         bucket: int = NEVER,
         ids: IdLists | None = None,
     ) -> Roots:
-        """XOR values into pending roots; see `Tracker.xor`."""
         roots = as_u64(roots, "roots")
         values = as_u64(values, "values", roots.size)
         stamp = as_stamp(bucket)
@@ -157,7 +156,6 @@ class AckerTable:
         return Located(lookup.found, lookup.words)
 
     def touch(self, roots: U64, bucket: int) -> Mask:
-        """Move pending roots to ``bucket``; see `Tracker.touch`."""
         roots = as_u64(roots, "roots")
         if not self._ranges.has_ranges:
             return self._table.restamp(roots, as_stamp(bucket))
@@ -188,7 +186,6 @@ class AckerTable:
         )
 
     def drop_orphans(self, buckets: Sequence[int]) -> int:
-        """Drop the orphans in ``buckets``; see `Tracker.drop_orphans`."""
         if self._orphans is None:
             return 0
         dropped = 0
@@ -200,20 +197,16 @@ class AckerTable:
         return dropped
 
     def locate(self, roots: U64) -> Located:
-        """Return where roots were registered; see `Tracker.locate`."""
         lookup = self._look_up(roots)
         return Located(lookup.found, lookup.words)
 
     def contains(self, roots: U64) -> Mask:
-        """Return which roots are pending; see `Tracker.contains`."""
         return self._look_up(roots).found
 
     def values(self, roots: U64) -> U64:
-        """Return the values of roots; see `Tracker.values`."""
         return self._look_up(roots).values
 
     def pending(self) -> Roots:
-        """Return a copy of all pending roots; see `Tracker.pending`."""
         entries, ranges = self._table.entries(), self._ranges.entries()
         return Roots(
             np.concatenate([entries.keys, ranges.keys]), np.concatenate([entries.words, ranges.words])

@@ -341,7 +341,6 @@ def _check_keys(letters: Letters, wanted: tuple[bytes, ...]) -> None:
 
 
 def _selections(gatherer: Gatherer, where: str, keys: tuple[bytes, ...] = ()) -> list[Selection]:
-    """Return what is meant, of each vertex."""
     from ftlayer.monitor.plans import Selection
 
     filter_ = parsed_where(where)

@@ -79,7 +79,6 @@ def warn_of_killed(views: Iterable[VertexView]) -> None:
 
 
 def parsed_where(text: str) -> Where:
-    """Return the filter of ``--where``."""
     from ftlayer.monitor.where import parse_where
 
     return parse_where(text)
@@ -199,7 +198,6 @@ def _print_head(console: Console, record: FoundRecords, names: JobNames, now_ms:
 
 
 def print_record(console: Console, record: FoundRecords, names: JobNames, *, several: bool) -> None:
-    """Print all that is known of a record."""
     from ftlayer.monitor.facts import record_stream
 
     info = record.info
@@ -248,7 +246,6 @@ def payload_text(info: RecordInfo, longest: int | None = None) -> str:
 
 
 def table_of_groups(groups: list[LetterGroup], names: JobNames, now_ms: int) -> Any:
-    """Return a table of dead letters that were counted together."""
     from ftlayer.monitor.names import spoken
 
     table = new_table("count", "stream", "operator", "last", "reason", numbers=("count",), cut="reason")

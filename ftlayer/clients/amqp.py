@@ -31,7 +31,6 @@ def amqp_library() -> Any:
 
 
 def check_amqp_url(url: object) -> None:
-    """Raise `ConfigError` unless pika can read it."""
     url_parts(url, "url", "amqp://user:password@host:5672/%2F, or amqps://…", ("amqp", "amqps"))
     with contextlib.suppress(ValueError, TypeError):  # What it says quotes what it could not read.
         amqp_library().URLParameters(url)

@@ -58,7 +58,6 @@ def check_name(name: object, option: str, expected: str) -> None:
 
 
 def check_subject(subject: object, option: str, *, wildcards: bool) -> None:
-    """Raise `ConfigError` unless it is a subject."""
     check_text(subject, option, "a subject")
     tokens = str(subject).split(".")
     if not all(tokens) or _INVALID_IN_SUBJECTS & set(str(subject)):

@@ -67,7 +67,6 @@ def psycopg_library() -> Any:
 
 
 def check_dsn(dsn: object) -> None:
-    """Raise `ConfigError` unless libpq can read it."""
     psycopg = psycopg_library()
     if not isinstance(dsn, str):
         raise ConfigError(f"dsn: expected a connection string of PostgreSQL's as text, got {shown(dsn)}")

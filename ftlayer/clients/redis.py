@@ -19,7 +19,6 @@ def redis_library() -> Any:
 
 
 def check_redis_url(url: object) -> None:
-    """Raise `ConfigError` unless redis-py can read it."""
     check_text(url, "url", "a URL like redis://host:6379/0")
     with contextlib.suppress(ValueError):  # What it says quotes what it could not read.
         redis_library().connection.parse_url(url)

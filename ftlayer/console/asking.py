@@ -228,7 +228,6 @@ class SubmittedForm:
         self._data = data
 
     def text(self, name: str) -> str:
-        """Return a field, "" where it is missing."""
         value = self._data.get(name, "")
         return "" if isinstance(value, UploadFile) else value
 

@@ -13,7 +13,6 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 
 
 def count(value: float | None) -> str:
-    """Return a whole number with its thousands set off."""
     return DASH if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
@@ -83,6 +82,5 @@ def of(number: int, one: str, many: str) -> str:
 
 
 def _three(value: float) -> str:
-    """Return three digits of a number below 1,024."""
     size = abs(value)
     return f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"

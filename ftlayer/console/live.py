@@ -169,7 +169,6 @@ class LivePage:
         return None if found is None else found.groupdict()
 
     def render(self, visit: Visit) -> dict[str, Markup]:
-        """Return all parts as they are now."""
         context = self._context(visit)
         return {f"part-{name}": _part(visit, name, context) for name in self._parts}
 

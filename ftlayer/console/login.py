@@ -165,12 +165,10 @@ class Sessions:
         return session
 
     def count(self) -> int:
-        """Return how many sessions have not ended."""
         now = self._clock().mono_ms
         return sum(_lives(session, now) for session in list(self._sessions.values()))
 
     def end(self, key: str) -> None:
-        """End a session, if it is one."""
         self._sessions.pop(key, None)
 
 

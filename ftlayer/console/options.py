@@ -159,7 +159,6 @@ class ConsoleOrder:
     sources: tuple[VertexSource, ...] = ()
 
     def to_line(self) -> bytes:
-        """Return the order as a line of JSON."""
         options = dataclasses.asdict(self.options)
         for name in _PATHS:
             options[name] = None if options[name] is None else str(options[name])
@@ -223,7 +222,6 @@ class ConsoleProcess:
         self.link = report.address
 
     def stop(self) -> None:
-        """End it. A second call does nothing."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is dead already
             self._process.stdin.close()

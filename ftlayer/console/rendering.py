@@ -92,7 +92,6 @@ def say(request: Request, text: str, kind: str = "ok") -> None:
 
 
 def go_to(place: str) -> Response:
-    """Send the browser to another page after a form."""
     return RedirectResponse(place, 303)
 
 
@@ -103,7 +102,6 @@ def csrf_field(caller: Caller | None) -> Markup:
 
 
 def console_of(request: Request) -> Console:
-    """Return the console that a request is for."""
     console = request.app.state.console
     assert isinstance(console, Console)
     return console

@@ -96,7 +96,6 @@ class Watch:
         return self._gatherer.views()
 
     def names(self) -> JobNames:
-        """Return what jobs and streams are called."""
         return JobNames(self._gatherer.views())
 
     def refresh(self) -> None:

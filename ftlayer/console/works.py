@@ -32,7 +32,6 @@ from ftlayer.vertex.calls import Changed, RecordPage
 
 
 def job_href(job: str) -> str:
-    """Return the page of a job, ``<vertex>:<owner>``."""
     return f"/jobs/{quote(job, safe=':')}"
 
 
@@ -41,7 +40,6 @@ def record_href(vertex: str, key: str) -> str:
 
 
 def with_query(path: str, fields: Mapping[str, str | int | None]) -> str:
-    """Return a path with those fields that say something."""
     given = {name: value for name, value in fields.items() if value not in ("", None)}
     return f"{path}?{urlencode(given)}" if given else path
 

@@ -107,13 +107,11 @@ class DeadLetterSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return `LETTER_SCHEMA` as Spark has it."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         return from_arrow_schema(LETTER_SCHEMA)
 
     def streamReader(self, schema: StructType) -> DeadLetterReader:  # noqa: N802 - Spark's name
-        """Return the reader; `ConfigError` for an option that is missing."""
         for name in ("address", "token", "streams"):
             if not self.options.get(name):
                 raise ConfigError(f'format("{FORMAT}"): option {name!r} is missing')

@@ -121,7 +121,6 @@ class Service:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what ftlayer writes down as the reason of a failure."""
     return f"{type(error).__name__}: {error}"
 
 

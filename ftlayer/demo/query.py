@@ -45,12 +45,10 @@ class EnrichRecord:
     service: Service
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return the record with its ``kind``."""
         return {**record, "kind": self.service.kind(record["line"], record["word"])}
 
 
 def run(spark: SparkSession, directory: RunDirectory, tell: Tell) -> None:
-    """Run the query until nothing is left to do."""
     with FTLayer.embedded(directory.store, max_attempts=MAX_ATTEMPTS, backoff=BACKOFF) as layer:
         tell(Starting("the vertex"))
         layer.client_for(spark)

@@ -440,7 +440,6 @@ def _ledger_table(kind: Kind, ledger: Ledger) -> Table:
 
 
 def _checkpoint_table(checkpoints: Checkpoints) -> Table:
-    """Return a table of the last checkpoints, in their order."""
     table = Table(
         title="Checkpoints (times in ms, sizes in KiB)", title_justify="left", box=None, padding=(0, 1)
     )

@@ -52,7 +52,6 @@ class ExpiringValue(ValueHandle):
         return stamped[1] if self._own is None else self._own(stamped[1])
 
     def set(self, value: Any) -> None:
-        """Replace the value, whose time begins."""
         self._table[self._context.key] = self._stamp(value if self._own is None else self._own(value))
 
 
@@ -67,11 +66,9 @@ class ExpiringList(ListHandle):
         self._refreshes = ttl.refresh_on_read
 
     def append(self, value: Any) -> None:
-        """Add a value at the end."""
         self.extend((value,))
 
     def extend(self, values: Iterable[Any]) -> None:
-        """Add values at the end."""
         added = list(values) if self._own is None else owned_all(list(values))
         self._table.extend(self._context.key, list(map(self._stamp, added)))
 
@@ -118,11 +115,9 @@ class ExpiringMap(MapHandle):
             return default
 
     def items(self) -> ItemsView[Any, Any]:
-        """Return a view of the items that are not over."""
         return ItemsView(self)
 
     def values(self) -> ValuesView[Any]:
-        """Return a view of the values that are not over."""
         return ValuesView(self)
 
     def __setitem__(self, field: Any, value: Any) -> None:

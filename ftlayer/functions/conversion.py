@@ -66,7 +66,6 @@ def plain_columns(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array | lis
 
 
 def codes_of(schema: pa.Schema) -> bytes:
-    """Return the C extension's letter for each column."""
     return b"".join(PLAIN_CODES.get(field.type, OTHER_CODE) for field in schema)
 
 
@@ -273,7 +272,6 @@ def to_batch(
 
 
 def column_of(values: Sequence[Any], field: pa.Field, *, lax: bool = False) -> pa.Array:
-    """Convert the values of a column; raises as `to_batch`."""
     check_values(values, field.type, f"column {field.name!r}", lax=lax)
     column = pa.array(values, field.type)
     if not field.nullable and column.null_count:

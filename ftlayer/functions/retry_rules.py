@@ -92,7 +92,6 @@ class RetryRules:
     lax: bool = False
 
     def within(self, wider: RetryRules) -> RetryRules:
-        """Return these rules, and behind them the ``wider`` ones."""
         return RetryRules(self.levels + wider.levels, self.limit, self.lax)
 
     def decide(self, error: BaseException) -> Decision:

@@ -23,7 +23,6 @@ class TokenBucket:
         self._at_ms = now_ms
 
     def available(self, now_ms: float) -> int:
-        """Return how many records may go now."""
         self._tokens = min(self.capacity, self._tokens + (now_ms - self._at_ms) * self._per_ms)
         self._at_ms = now_ms
         return int(self._tokens)

@@ -82,7 +82,6 @@ class ReportKeeper:
         self._announcer.add(telling)
 
     def close(self) -> None:
-        """Keep all jobs' reports once more, and end."""
         self._announcer.close()
 
     def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:

@@ -28,7 +28,6 @@ ALL_CHANNELS = -1
 
 
 def check_channels(channels: int) -> None:
-    """Raise ConfigError unless there is a channel."""
     if channels < 1:
         raise ConfigError(f"an edge needs at least one channel, not {channels}")
 

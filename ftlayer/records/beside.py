@@ -35,7 +35,6 @@ MISFITS = "misfits"
 
 
 def misfits() -> int:
-    """Return how many did not fit in this process."""
     with _lock:
         return _counted.total()
 

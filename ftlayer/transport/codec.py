@@ -129,7 +129,6 @@ def _optional(inner: Codec) -> Codec:
 
 
 def list_of(inner: Codec) -> Codec:
-    """Return the codec of a tuple of any length."""
 
     def unpack(value: Any, where: str) -> Any:
         if type(value) is not list:

@@ -47,7 +47,6 @@ class UnixStream:
             yield body
 
     def write(self, frame: bytes) -> None:
-        """Write a frame; OSError when the stream is broken."""
         self._frames.send(FrameKind.DATA, frame)
 
 

@@ -303,17 +303,14 @@ class AlternatingHandler(AlignedHandler):
         return [*decisions, *self.on_time(now_ms)]
 
     def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
-        """A barrier that is not UNALIGNED has come to its turn."""
         self._taken(channel, barrier.checkpoint)
         return [*super().barrier(channel, barrier, now_ms), *self.on_time(now_ms)]
 
     def cancelled(self, channel: int, checkpoint: int, now_ms: int) -> list[Decision]:
-        """A `CancelMarker` has come to its turn."""
         self._taken(channel, checkpoint)
         return super().cancelled(channel, checkpoint, now_ms)
 
     def ended(self, channel: int, now_ms: int) -> list[Decision]:
-        """The channel has ended: it is no longer waited for."""
         self._waiting.pop(channel, None)
         return super().ended(channel, now_ms)
 
@@ -459,7 +456,6 @@ class TrackingHandler:
         return []
 
     def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
-        """A barrier has come to its turn."""
         if barrier.checkpoint <= self._over:
             return []
         decisions = self._pass_over(channel, barrier.checkpoint)
@@ -470,7 +466,6 @@ class TrackingHandler:
         return decisions + self._limit()
 
     def cancelled(self, channel: int, checkpoint: int, now_ms: int) -> list[Decision]:
-        """A `CancelMarker` has come to its turn."""
         if checkpoint <= self._over:
             return []
         decisions = self._pass_over(channel, checkpoint)
@@ -482,7 +477,6 @@ class TrackingHandler:
         return decisions + self._limit()
 
     def ended(self, channel: int, now_ms: int) -> list[Decision]:
-        """The channel has ended: it is no longer waited for."""
         self._open.discard(channel)
         decisions: list[Decision] = []
         for checkpoint in list(self._tracked):
@@ -490,14 +484,12 @@ class TrackingHandler:
         return decisions
 
     def aborted(self, checkpoint: int, now_ms: int) -> list[Decision]:
-        """The coordinator has given the checkpoint up; earlier ones go on."""
         if checkpoint <= self._over:
             return []
         self._track(checkpoint).is_over = True
         return self._limit()
 
     def on_time(self, now_ms: int) -> list[Decision]:
-        """Nothing here goes by time."""
         return []
 
     @property

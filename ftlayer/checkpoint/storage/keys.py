@@ -47,7 +47,6 @@ class Signer:
         return hmac.compare_digest(self._key, other._key)
 
     def hasher(self) -> Hasher:
-        """Return the beginning of a piece's checksum."""
         return hashlib.blake2b(key=self._key, digest_size=DIGEST_BYTES, person=b"ftlayer piece")
 
     def digest(self, data: bytes) -> bytes:

@@ -206,7 +206,6 @@ class FileLane:
         self._current: PieceFile | None = None
 
     def append(self, checkpoint: int, chunks: Iterable[bytes]) -> tuple[PieceFile, int]:
-        """Append one piece; returns its file and where it begins."""
         with self.lock:
             file = self._file_for(checkpoint)
             begin = file.append(chunks)

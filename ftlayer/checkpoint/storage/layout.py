@@ -117,7 +117,6 @@ def letters_directory(directory: str, job: str) -> str:
 
 
 def checkpoint_name(checkpoint: int) -> str:
-    """Return the name of a checkpoint's directory."""
     return f"chk-{checkpoint}"
 
 

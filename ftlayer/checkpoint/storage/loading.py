@@ -87,7 +87,6 @@ def checked(files: Files | None, piece: Piece, signer: Signer) -> Iterator[bytes
 
 
 def place(files: Files | None, piece: Piece) -> str:
-    """Return where a piece is, for messages."""
     if piece.inline is not None:
         return "a piece inside the metadata"
     return f"{'' if files is None else files.url + '/'}{piece.path} at {piece.offset:,}"
@@ -212,7 +211,6 @@ def check_present(files: Files, checkpoint: Checkpoint, crew: StoragePool) -> No
 
 
 def paths_of(pieces: Iterable[Piece]) -> set[str]:
-    """Return the files that pieces lie in."""
     return {piece.path for piece in pieces if piece.inline is None}
 
 

@@ -198,7 +198,6 @@ def export_plan(
 
 
 def plan_facts(console: Console, work: Work) -> Facts:
-    """Return a plan as JSON has it."""
     names, mask = console.watch.names(), console.options.mask_payloads
     return {
         "plan": work.id,

@@ -137,7 +137,6 @@ def explanation_of(console: Console, vertex: str, info: RecordInfo) -> Facts:
 
 
 def payload_text(record: Mapping[str, Any]) -> str:
-    """Return a payload as JSON, a column a line."""
     return json.dumps(record, indent=2, ensure_ascii=False)
 
 

@@ -148,7 +148,6 @@ class UndoLog:
         self._is_mixed = False
 
     def forget(self) -> None:
-        """All that was changed stays."""
         self.entries.clear()
         self._copied.clear()
         self._is_mixed = False

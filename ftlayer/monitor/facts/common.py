@@ -101,7 +101,6 @@ def finite(value: float) -> float | int | None:
 
 
 def judgement_facts(judgement: Judgement, *, mask: bool = False) -> Facts:
-    """Return a judgement; a reason's place says where to go."""
     return {
         "health": str(judgement.health),
         "reasons": [
@@ -132,7 +131,6 @@ def circuit_facts(status: CircuitStatus) -> Facts:
 
 
 def hour_facts(hour: Hour) -> Facts:
-    """Return series of points; null where nothing was heard."""
     return {
         "step_seconds": seconds(hour.step_ms),
         "end": iso(hour.end_ms),
@@ -184,7 +182,6 @@ def group_facts(vertex: str, group: DeadGroup, names: JobNames, *, mask: bool = 
 
 
 def letter_group_facts(group: LetterGroup, names: JobNames, *, mask: bool = False) -> Facts:
-    """Return dead letters that were counted together."""
     return {
         "vertex": group.vertex,
         "stream": names.stream(group.vertex, group.stream),

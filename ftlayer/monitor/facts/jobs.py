@@ -125,7 +125,6 @@ def slot_facts(job: JobDetails, *, mask: bool = False) -> list[Facts]:
 
 
 def edge_facts(job: JobDetails) -> list[Facts]:
-    """Return what is queued on each edge, of all slots."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for edge in job.edges:
         queued, rows = found.get((edge.source, edge.target), (0, 0))
@@ -288,7 +287,6 @@ def job_facts(
 
 
 def incident_facts(incident: Incident, *, mask: bool = False) -> Facts:
-    """Return something that happened to a job."""
     return {
         "at": iso(incident.at_ms),
         "kind": incident.kind,
@@ -321,7 +319,6 @@ def batch_facts(batch: BatchDetails) -> Facts:
 
 
 def order_facts(record: OrderRecord, *, mask: bool = False) -> Facts:
-    """Return an order and what has become of it."""
     order, answer = record.order, record.answer
     return {
         "id": order.id,
@@ -380,7 +377,6 @@ def vertex_facts(view: VertexView, *, mask: bool = False) -> Facts:
 
 
 def stream_facts(vertex: str, stream: StreamDetails, names: JobNames, now_ms: int) -> Facts:
-    """Return what a vertex holds of a stream."""
     return {
         "vertex": vertex,
         "stream": names.stream(vertex, stream.stream),

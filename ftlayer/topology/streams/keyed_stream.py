@@ -64,7 +64,6 @@ class KeyedStream(DataStream):
     def __init__(
         self, graph: GraphDraft, legs: tuple[Leg, ...], schema: pa.Schema, keys: tuple[str, ...]
     ) -> None:
-        """For `DataStream.key_by`."""
         super().__init__(graph, legs, schema)
         self.keys = keys
 

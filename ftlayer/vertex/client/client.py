@@ -127,7 +127,6 @@ class VertexConnection:
         return call_options(self.token, timeout_s)
 
     def close(self) -> None:
-        """Give the connection up; a later call makes another."""
         with self._lock:
             if self._client is not None and self._pid == os.getpid():
                 self._client.close()

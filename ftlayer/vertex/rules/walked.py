@@ -111,18 +111,15 @@ class RecordContents:
         self._texts: dict[bytes, str] = {}
 
     def names(self, stream: Stream) -> tuple[str, str]:
-        """Return the title and the source of a stream."""
         if stream.number not in self._names:
             names = names_of(self._state, self._txn, stream)
             self._names[stream.number] = names.title, names.source
         return self._names[stream.number]
 
     def stream_of(self, key: bytes) -> Stream:
-        """Return the stream of a failed record."""
         return self._state.numbers[failed.stream_of(key)]
 
     def payload_of(self, record: FailedRecord) -> pa.RecordBatch:
-        """Return the payload of a failed record."""
         return self._state.payloads.read(self._txn, record.digest, record.body)
 
     def attempts(self, history: History, known: Mapping[bytes, str] | None = None) -> tuple[Attempt, ...]:
@@ -238,7 +235,6 @@ class SegmentRows:
 
     @property
     def payload(self) -> pa.RecordBatch:
-        """Return the payload of all of them."""
         if self._payload is None:
             self._payload = self.contents.rows_payload(self._sequence, self._head, self._which)
         return self._payload

@@ -41,7 +41,6 @@ class ChildOrder:
     options: ServeOptions
 
     def to_line(self) -> bytes:
-        """Return the order as a line of JSON."""
         fields = dataclasses.asdict(self.options)
         fields["vertex"]["path"] = str(fields["vertex"]["path"])
         for name in ("tls_cert", "tls_key", "tls_client_ca"):
@@ -65,7 +64,6 @@ class ChildReport:
     message: str = ""
 
     def to_line(self) -> str:
-        """Return the report as a line of JSON."""
         return json.dumps(dataclasses.asdict(self)) + "\n"
 
     @classmethod

@@ -303,7 +303,6 @@ class Vertex:
         return [shard.pulse() for shard in self._shards]
 
     def shard_of_stream(self, stream: str) -> int:
-        """Return the shard in charge of a stream."""
         return self._router.shard_of(owner_of(stream))
 
     def close(self) -> None:

@@ -124,7 +124,6 @@ _MOST = {
 
 
 def check_job_call(call: AnnounceJob | AskJob | GetJob | GetHour) -> None:
-    """Raise `MalformedRequestError` naming the field, if ``call`` cannot be meant."""
     match call:
         case AnnounceJob():
             _check_plain(call, "AnnounceJob")
@@ -268,7 +267,6 @@ MAX_PLANNED_BYTES = 16 * MIB
 
 
 def check_note(call: NoteRange) -> None:
-    """Raise `MalformedRequestError` naming the field, if ``call`` cannot be meant."""
     check_name(call.stream, "NoteRange.stream")
     check_least(call.first, 0, "NoteRange.first")
     check_least(call.number, call.first, "NoteRange.number")
@@ -281,7 +279,6 @@ def check_note(call: NoteRange) -> None:
 
 
 def check_range_call(call: TakeOver | Register | AskRanges | StoreRows) -> None:
-    """Raise `MalformedRequestError` naming the field, if ``call`` cannot be meant."""
     where = type(call).__name__
     check_name(call.stream, f"{where}.stream")
     check_name(call.holder, f"{where}.holder", MAX_HOLDER_BYTES)

@@ -108,7 +108,6 @@ def listed(details: JobDetails) -> JobDetails:
 
 
 def job_values(job: JobEntry, details: JobDetails) -> list[Any]:
-    """Return a job as it is stored, with these ``details``."""
     incidents = [_INCIDENT.pack(incident) for incident in job.incidents]
     return [_JOB_FORMAT, _DETAILS.pack(details), incidents, job.heard_ms, job.former, job.known]
 
@@ -141,7 +140,6 @@ def read_details(owner: str, values: list[Any]) -> JobDetails:
 
 
 def order_values(entry: OrderEntry) -> list[Any]:
-    """Return an order as it is stored."""
     return [_ORDER.pack(entry.order), _ANSWER.pack(entry.answer), entry.asked_ms]
 
 
@@ -156,7 +154,6 @@ def read_order(owner: str, values: list[Any]) -> OrderEntry:
 
 
 def checkpoint_values(checkpoint: CheckpointDetails) -> list[Any]:
-    """Return a checkpoint as it is stored."""
     return [_CHECKPOINT.pack(checkpoint)]
 
 
