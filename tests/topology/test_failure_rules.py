@@ -24,13 +24,29 @@ from ftlayer.topology.job_graph_generator import (
     OpFTLayerBuilder,
     job_graph,
 )
-from ftlayer.topology.operators import FunctionSink, IterableSource, Join, Operator, Replay, Sink, Source
+from ftlayer.topology.operators import (
+    AssignWatermarks,
+    FunctionSink,
+    IterableSource,
+    Join,
+    Operator,
+    Replay,
+    Sink,
+    Source,
+)
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
 
 def one(value: Any) -> Any:
     return value
+
+
+async def later(value: Any) -> Any:
+    return value
+
+
+NONE: dict[str, Any] = {}
 
 
 def rules_in(env: GraphBuilder, **options: Any) -> dict[str, Any]:
@@ -50,27 +66,34 @@ def test_rules_come_from_the_operator_its_source_and_the_topology(env: GraphBuil
     assert found["out"] == rules_of(None, EOFError, "").levels + of_source + layer
 
 
-def every_operator(stream: DataStream, **rules: Any) -> list[Any]:
-    """Return what adds each operator that can fail a record."""
-    from ftlayer.functions.process import ProcessFunction
+def every_operator(
+    stream: DataStream, rated: Any = NONE, copied: Any = NONE, own: Any = NONE, **rules: Any
+) -> list[Any]:
+    """Return what adds each operator that can fail a record; ``rated`` is of those that are, ``copied`` of state."""
+    from ftlayer.functions.process import CoProcessFunction, ProcessFunction
     from ftlayer.topology.streams.windowed_stream import tumbling
 
     class Plain(ProcessFunction):
         def process(self, record: Any, ctx: Any) -> Any:
             return [record]
 
+    class Both(CoProcessFunction):
+        process_left = process_right = Plain.process
+
     timed = stream.map(one, "n int, ts timestamp").assign_watermarks("ts").key_by("n")
     keyed = stream.key_by("n")
     state = {"volatile_state": True, **rules}
     return [
-        lambda: stream.map(one, **rules),
-        lambda: stream.flat_map(one, **rules),
-        lambda: stream.filter(one, **rules),
-        lambda: stream.map_batches(one, **rules),
-        lambda: stream.process(Plain(), **rules),
-        lambda: keyed.reduce(max, **state),
-        lambda: keyed.aggregate(int, max, "n int", **state),
-        lambda: keyed.process(Plain(), **state),
+        lambda: stream.map(one, **rated, **rules),
+        lambda: stream.flat_map(one, **rated, **rules),
+        lambda: stream.filter(one, **rated, **rules),
+        lambda: stream.map_batches(one, **own.get("map_batches", {}), **rules),
+        lambda: stream.map_async(later, **own.get("map_async", {}), **rated, **rules),
+        lambda: stream.process(Plain(), **rated, **rules),
+        lambda: keyed.reduce(max, **copied, **state),
+        lambda: keyed.aggregate(int, max, "n int", **copied, **state),
+        lambda: keyed.process(Plain(), **copied, **rated, **state),
+        lambda: keyed.connect(keyed).process(Both(), "n int", **copied, **state),
         lambda: timed.window(tumbling("1s")).reduce(max, **state),
         lambda: timed.window(tumbling("1s")).aggregate(int, max, "n int", **state),
         lambda: timed.window(tumbling("1s")).process(lambda key, window, records: records, "n int", **state),
@@ -79,7 +102,7 @@ def every_operator(stream: DataStream, **rules: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("number", range(13))
+@pytest.mark.parametrize("number", range(15))
 def test_every_operator_takes_rules_and_refuses_what_is_none(env: GraphBuilder, number: int) -> None:
     stream = env.source([], "n int")
     with pytest.raises(ConfigError, match="retry_on"):
@@ -89,13 +112,64 @@ def test_every_operator_takes_rules_and_refuses_what_is_none(env: GraphBuilder, 
     assert rules_of_operator(last) == rules_of(None, KeyError, "")
 
 
-@pytest.mark.parametrize("number", range(13))
+@pytest.mark.parametrize("number", range(15))
 def test_every_operator_takes_a_limit_of_failures(env: GraphBuilder, number: int) -> None:
     stream = env.source([], "n int")
     with pytest.raises(ConfigError, match="max_failing"):
         every_operator(stream, max_failing="many")[number]()
     every_operator(stream, max_failing="5%")[number]()
     assert rules_of_operator(env.draft.graph().nodes[-1].operator).limit == Limit(share=0.05)
+
+
+@pytest.mark.parametrize("number", range(15))
+def test_no_method_of_a_stream_loses_an_option(env: GraphBuilder, number: int) -> None:
+    asked = {"uid": "it", "parallelism": 3, "on_failure": FailurePolicy(max_attempts=7)}
+    failing = {"retry_on": OSError, "dead_on": EOFError, "max_failing": "7%"}
+    own = {
+        "map_batches": {"kind": "pandas", "tagged": True},
+        "map_async": {"in_flight": 17, "timeout": "9s"},
+    }
+    every_operator(
+        env.source([], "n int"), {"rate_limit": 3.5}, {"in_place": False}, own, **asked, **failing
+    )[number]()
+    node = env.draft.graph().nodes[-1]
+    found = {field.name: getattr(node.operator, field.name) for field in dataclasses.fields(node.operator)}
+    assert (node.uid, node.parallelism, node.on_failure) == tuple(asked.values())
+    assert found["rules"] == rules_of(OSError, EOFError, "", "7%")
+    wanted = {
+        "volatile_state": 6 <= number <= 13,
+        "kind": "pandas",
+        "tagged": True,
+        "in_flight": 17,
+        "timeout_ms": 9_000,
+    }
+    wanted |= {"rate_limit": 3.5 if number in (0, 1, 2, 4, 5, 8) else None, "in_place": not 6 <= number <= 9}
+    assert {name: found[name] for name in wanted if name in found} == {
+        name: value for name, value in wanted.items() if name in found
+    }
+
+
+def test_no_option_of_a_source_is_lost(env: GraphBuilder) -> None:
+    retry, restart = StreamOptions(max_attempts=7), FixedDelay(3, 5)
+    env.source(
+        [1, 2],
+        "n bigint",
+        uid="it",
+        parallelism=1,
+        retry=retry,
+        restart=restart,
+        replay="source",
+        dead_on=KeyError,
+    ).assign_watermarks("n", "7s", "3s", uid="times").sink(print)
+    graph = job_graph(env.build())
+    vertex, ((_, options),) = graph.vertex("it"), graph.options
+    (source,), (times, *_) = vertex.operators, graph.vertex("times").operators
+    assert isinstance(times, AssignWatermarks)
+    assert (times.column, times.out_of_orderness_ms, times.idle_ms) == ("n", 7_000, 3_000)
+    assert isinstance(source, Source)
+    assert (vertex.parallelism, source.replay, source.restart) == (1, "source", restart)
+    assert options == replace(retry, replay="source")
+    assert source.rules == rules_of(None, KeyError, "")
 
 
 def test_streams_have_the_breakers_of_what_they_feed(env: GraphBuilder) -> None:
@@ -174,10 +248,6 @@ def filled(kind: type, uid: str) -> Any:
     values |= {field.name: GIVEN[kind][field.name] for field in fields if field.name in GIVEN.get(kind, {})}
     values |= {field.name: field.name for field in fields if field.name not in values}
     return kind(**{**values, "uid": uid})
-
-
-async def later(value: Any) -> Any:
-    return value
 
 
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64())])
