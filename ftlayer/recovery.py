@@ -10,15 +10,17 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ftlayer import errors, failures
 from ftlayer.errors import (
+    ConfigError,
     FTLayerError,
     FunctionLoadError,
     InvalidTopologyError,
     SinkTargetError,
     TimerFailedError,
+    UnsupportedError,
 )
 
 SPARK_CONDITIONS = (
@@ -33,10 +35,21 @@ _NO_DIRECTORY = (NotADirectoryError, IsADirectoryError, FileExistsError)
 _PROGRAM = (AttributeError, NameError, TypeError, ImportError, *_NO_DIRECTORY, SinkTargetError)
 _PROGRAM_TEXT = frozenset(kind.__name__ for kind in (*_PROGRAM, UnboundLocalError, ModuleNotFoundError))
 _PROGRAM_CONDITION = re.compile(
-    r"\[(TABLE_OR_VIEW_NOT_FOUND|SCHEMA_NOT_FOUND|DELTA_TABLE_NOT_FOUND|UNRESOLVED_COLUMN|"
+    r"\bKeyError: '(Field \"[^\"]*\"|Column .*) does not exist in schema'$"
+    r"|\[(TABLE_OR_VIEW_NOT_FOUND|SCHEMA_NOT_FOUND|DELTA_TABLE_NOT_FOUND|UNRESOLVED_COLUMN|"
     r"UNRESOLVED_FIELD|UNRESOLVED_ROUTINE|FIELD_NOT_FOUND|PATH_ALREADY_EXISTS)[.\w]*\] "
-    r"|\borg\.apache\.hadoop\.fs\.ParentNotDirectoryException: "
+    r"|\borg\.apache\.hadoop\.fs\.ParentNotDirectoryException: ",
+    re.MULTILINE,
 )
+_NO_ROWS = (ConfigError, FunctionLoadError, InvalidTopologyError, UnsupportedError)
+_OF_NO_ROW = re.compile(
+    r"^(?:[\w.]+\.)?(?:NameError|ImportError|ModuleNotFoundError|SinkTargetError"
+    r"|KeyError: '(?:Field|Column) .* does not exist in schema'"
+    r"|AttributeError: (?:'pyarrow\.lib\.RecordBatch' object|module '.*?'|type object '.*?') has no attribute "
+    r"|TypeError: .*\(\) (?:takes \d+ positional|missing \d+ required))",
+    re.MULTILINE,
+)
+"""A row that fails alone may have led into it, but not to any other place."""
 
 _OURS = {
     f"{module.__name__}.{name}": kind
@@ -109,6 +122,23 @@ def is_programs_text(text: str) -> bool:
     """Whether the tracebacks in ``text``, or a condition of Spark's there, tell of a mistake in the program."""
     names = (name.rpartition(".")[2].removeprefix("PySpark") for name, _ in _raised(text))
     return not _PROGRAM_TEXT.isdisjoint(names) or _PROGRAM_CONDITION.search(text) is not None
+
+
+def is_of_no_row(tracebacks: Sequence[str], *, dead: bool) -> bool:
+    """Whether what all rows of a sink's first batch have failed with is a mistake in the program, and none of theirs.
+
+    All fail at one place, and are several, or with what names no value. ``dead``: a rule says what becomes of them.
+    """
+    one = f"{TRACEBACK}\n{tracebacks[0]}"  # One that no function of the user's has raised has no such line.
+    if isinstance(lasting_in_text(one), _NO_ROWS):
+        return True
+    places = {each.rpartition('  File "')[2].partition("\n")[0] for each in tracebacks}
+    return (
+        len(places) == 1
+        and not dead
+        and is_programs_text(one)
+        and (len(tracebacks) > 1 or _OF_NO_ROW.search(one) is not None)
+    )
 
 
 def lasting_in_text(text: str) -> FTLayerError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 import re
 import traceback
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
@@ -26,18 +28,21 @@ from ftlayer.errors import (
     JobError,
     PeerRefusedError,
     QueryError,
+    SinkTargetError,
     SourceError,
     TimerFailedError,
     error_for_code,
 )
+from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.failures import failure_of, traceback_of
 from ftlayer.handler.xor import NonFTXorHandler
 from ftlayer.printable import MAX_TEXT
-from ftlayer.recovery import is_programs, lasting, lasting_in_text
+from ftlayer.recovery import is_of_no_row, is_programs, lasting, lasting_in_text
 from ftlayer.runtime.protocol.channel_frames import encode
 from ftlayer.runtime.protocol.messages import SlotFailed
 from ftlayer.runtime.task.outlet import SinkOutlet
+from ftlayer.sinks.at_least_once import column_of
 
 CLASSES: list[type[FTLayerError]] = [
     kind
@@ -254,6 +259,48 @@ def test_a_mistake_in_a_function_that_writes_is_the_programs(error: Exception) -
     with pytest.raises(JobError) as of_map:
         SinkOutlet(handler, sink).take(None, 1, cast(Any, failing), Now(0, 0))
     assert not is_programs(of_map.value)
+
+
+BATCH = pa.record_batch({"n": [1, None], "d": ["a", "b"]})
+
+
+def no_table(rows: Any) -> None:
+    assert rows.num_rows == 2, "it is not found by halves"
+    raise SinkTargetError("table t is not there")
+
+
+@pytest.mark.parametrize(
+    ("sink", "of_no_row", "alone"),
+    [
+        (lambda rows: rows.wirte(), True, True),
+        (lambda rows: nosuch(rows), True, True),  # type: ignore[name-defined]  # noqa: F821
+        (lambda rows: rows["nosuch"], True, True),
+        (lambda rows: os.nosuch(rows), True, True),  # type: ignore[attr-defined]
+        (lambda: None, True, True),
+        (lambda rows: column_of(rows, "nosuch", "body"), True, True),
+        (no_table, True, True),
+        (lambda rows: [row["d"].upper_() for row in rows.to_pylist()], True, False),
+        (lambda rows: [row["d"] + row["n"] for row in rows.to_pylist()], True, False),
+        (lambda rows: [{}[row["d"]] for row in rows.to_pylist()], False, False),
+        (lambda rows: int("x"), False, False),
+        (lambda rows: Path("/nowhere/x").read_text(), False, False),
+    ],
+)
+def test_what_a_sinks_whole_first_batch_fails_with(sink: Any, of_no_row: bool, alone: bool) -> None:
+    """What names a value may be of a row that is alone; of several, at one place, it is the program's."""
+    failed = [failure.traceback for failure in settle("out", BATCH, sink)]
+    assert is_of_no_row(failed, dead=False) is of_no_row
+    assert is_of_no_row(failed[:1], dead=False) is alone
+    assert is_of_no_row(failed, dead=True) is ("ConfigError" in failed[0])
+
+
+def test_what_rows_fail_with_at_several_places_is_theirs() -> None:
+    def sink(rows: Any) -> None:
+        if rows["n"][0].as_py():
+            rows["d"][0].as_py().nosuch()
+        rows["d"][0].as_py() + 1
+
+    assert not is_of_no_row([each.traceback for each in settle("out", BATCH, sink)], dead=False)
 
 
 def test_conditions_of_spark_that_are_the_programs() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from ftlayer.errors import SinkTargetError
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.chains.chain import RowFailure, failure_of
 from ftlayer.functions.failures import raise_signalled, rejections_of
@@ -60,7 +61,8 @@ def settle(
             todo += reversed([(first, end - first) for first, end in zip(firsts, ends, strict=True)])
         except BaseException as error:  # noqa: BLE001 - whatever a sink raises fails its rows
             raise_signalled(error)
-            if rows > 1:
+            # What is written to is not there, for any row.
+            if rows > 1 and not isinstance(error, SinkTargetError):
                 half = rows // 2
                 todo += [(start + half, rows - half), (start, half)]
                 continue

@@ -15,7 +15,7 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
-from ftlayer.recovery import is_programs_text
+from ftlayer.recovery import TRACEBACK, is_programs_text
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import SinkBody
@@ -215,7 +215,7 @@ class SinkOutlet:
             self._handler.xor.fail(None, failures)
         except JobError as error:
             # A function that writes meets its own mistake with any row; one of a map may have met a row's.
-            error.is_programs = is_programs_text(failures[0].traceback)
+            error.is_programs = is_programs_text(f"{TRACEBACK}\n{failures[0].traceback}")
             raise
 
 

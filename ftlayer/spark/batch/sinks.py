@@ -20,7 +20,7 @@ from ftlayer.functions.failures import RowFailure, failure_of, this_process
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write, check_writer
 from ftlayer.printable import text_of
-from ftlayer.recovery import lasting
+from ftlayer.recovery import is_of_no_row, lasting
 from ftlayer.spark.stages.task import task_place
 from ftlayer.vertex.calls import Failure
 
@@ -221,11 +221,13 @@ class BatchWriterSink:
         task = WriteTask(self.writer, result.schema, self.operator if self.bisect else "", self.rules)
         messages: list[Any] = []
         failures: list[Failure] = []
+        taken = 0
         try:
             for row in rows.mapInArrow(task, "written binary").collect():
-                written, rejected = cloudpickle.loads(row[0])
+                written, rejected, rest = cloudpickle.loads(row[0])
                 messages += written
                 failures += rejected
+                taken += rest
             if not failures:
                 call_commit(self.writer, messages, batch)
         except BaseException as error:
@@ -234,6 +236,15 @@ class BatchWriterSink:
         if failures:
             # Also what is good was found by halves, and may be of a record that has a bad row elsewhere.
             self.writer.abort(messages, batch)
+            if not (batch or taken) and is_of_no_row(
+                [each.traceback for each in failures], dead=any(each.fatal for each in failures)
+            ):
+                wrong = QueryError(
+                    f"{self.query}: writer {self.operator!r} could write no row of the first batch: "
+                    f"{failures[0].reason}"
+                )
+                wrong.is_programs = True
+                raise wrong
         # A record may have several rows that are not taken.
         return tuple({failure.root: failure for failure in reversed(failures)}.values())
 
@@ -255,7 +266,7 @@ class WriteTask:
         from pyspark.serializers import CloudPickleSerializer
 
         make_pickler: Any = CloudPickleSerializer
-        written = self._write_by_halves(list(batches)) if self.bisects else (self._write(batches), [])
+        written = self._write_by_halves(list(batches)) if self.bisects else (self._write(batches), [], 0)
         # As Spark does: the message's class may be of the main program, which tasks cannot import.
         packed = make_pickler().dumps(written)
         yield pa.RecordBatch.from_arrays([pa.array([packed], pa.binary())], names=["written"])
@@ -263,9 +274,10 @@ class WriteTask:
     def _write(self, batches: Iterable[pa.RecordBatch]) -> list[Any]:
         return [call_write(self.writer, batches, self.schema)]
 
-    def _write_by_halves(self, batches: list[pa.RecordBatch]) -> tuple[list[Any], list[Failure]]:
+    def _write_by_halves(self, batches: list[pa.RecordBatch]) -> tuple[list[Any], list[Failure], int]:
+        """Return also how many rows were taken."""
         if not sum(batch.num_rows for batch in batches):
-            return self._write([]), []
+            return self._write([]), [], 0
         rows = pa.concat_batches(batches)
         tags = rows.column(ROW_TAG).to_numpy().view(np.uint64)
         messages: list[Any] = []
@@ -275,7 +287,8 @@ class WriteTask:
 
         failed = settle(self.bisects, rows.drop_columns([ROW_TAG]), write, rules=self.rules)
         place = task_place()
-        return messages, [Failure.of(int(tags[failure.row]), failure, place) for failure in failed]
+        failures = [Failure.of(int(tags[failure.row]), failure, place) for failure in failed]
+        return messages, failures, rows.num_rows - len(failed)
 
 
 def stream_writer(

@@ -15,7 +15,7 @@ import pytest
 
 from ftlayer import FTLayer
 from ftlayer.config import FTStatus
-from ftlayer.errors import ConfigError, SourceGivenUpError, StaleOwnerError
+from ftlayer.errors import ConfigError, JobStartError, SourceGivenUpError, StaleOwnerError
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
@@ -181,6 +181,27 @@ def test_a_cancelled_job_goes_on_at_its_next_start(
     assert written.rows().keys() == {(number,) for number in range(4_000)}
     # It went on where the vertex had accepted them, and did not read everything again.
     assert job.status().counters["records_in"] <= 4_000 - first + 400
+
+
+def test_a_mistake_in_a_sink_ends_the_job_and_loses_nothing(
+    spark: Any, layer: FTLayer, written: Written, ended: list[Job]
+) -> None:
+    def run(sink: Callable[[Any], Any]) -> Job:
+        env = StreamEnvironment(spark, layer, name="wrong", parallelism=1)
+        env.source(range(500), "id bigint", uid="numbers").map(lambda it: it, uid="same").sink(
+            sink, uid="out"
+        )
+        ended.append(env.execute_async())
+        return ended[-1]
+
+    for _ in range(2):  # What is replayed first at a start is no other rows.
+        job = run(lambda rows: rows.wirte("out"))
+        with pytest.raises(JobStartError, match=r"sink 'out' could write no row of its first .* 'wirte'"):
+            job.wait(WAIT_S)
+        assert job.status().restarts == 0
+    assert run(written.sink()).wait(WAIT_S)
+    assert written.rows() == Counter((number,) for number in range(500))
+    assert not list(layer.list_dead())
 
 
 def test_two_topologies_beside_each_other(

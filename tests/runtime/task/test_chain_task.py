@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
+from ftlayer.errors import JobStartError
 from ftlayer.failures import FailException
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.process import ProcessFunction
@@ -20,6 +22,7 @@ from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
+from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task.actions import (
     Acknowledge,
@@ -401,6 +404,43 @@ def test_a_sink_that_settles_as_many_old_rows_as_it_is_given_new_ones():
     }
     assert task.held_roots().tolist() == [2]
     assert xors(task.handle(TimeCame(), Now(0, 0))) == {2: 12}
+
+
+@pytest.mark.parametrize(
+    ("is_first", "tries", "earlier", "ends"),
+    [
+        (True, None, False, True),
+        (False, None, False, False),
+        (True, np.array([1, 1], np.uint64), False, False),
+        (True, None, True, False),
+    ],
+)
+def test_what_no_row_of_a_first_batch_gets_past_ends_the_job(is_first, tries, earlier, ends) -> None:
+    """Not where a row was written before, a slot was lost, or these have failed before: they are theirs then."""
+
+    def write(rows: pa.RecordBatch) -> None:
+        if not earlier:
+            rows.wirte("out")
+
+    mode = AckerTaskMode(
+        lambda _: FTHandler("first", job="job", run="run"),
+        TopologyOptions(),
+        lambda *_: open_sink(Sink("sink", FunctionSink(lambda rows: write(rows)), OUT), 0, 1, run="run"),
+        is_first=is_first,
+    )
+    task = build_task(graph_of(sink=True), "first", 0, mode)
+    task.handle(TaskStart(), Now(0, 0))
+    if earlier:
+        task.handle(ElementCame(BEFORE, batch_of([Record(9, 1, "", 0, [(9, 99)])])), Now(0, 0))
+        earlier = False
+    batch = batch_of([Record(1, 1, "", 0, [(1, 11)]), Record(2, 1, "", 0, [(2, 12)])])
+    came = ElementCame(BEFORE, replace(batch, lineage=replace(batch.lineage, tries=tries)))
+    if ends:
+        with pytest.raises(JobStartError, match=r"sink 'sink' could write no row of its first 2: .*wirte"):
+            task.handle(came, Now(0, 0))
+    else:
+        (failed,) = (action for action in task.handle(came, Now(0, 0)) if isinstance(action, FailRoots))
+        assert [each.root for each in failed.failures] == [1, 2]
 
 
 class Split(ProcessFunction):

@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StructType
 from ftlayer.errors import ConfigError, FTLayerError, QueryError, SinkError
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.functions.chains.batch_segment import ROW_TAG
-from ftlayer.recovery import lasting
+from ftlayer.recovery import is_programs, lasting
 from ftlayer.spark.batch.sinks import (
     BatchFunctionSink,
     BatchSink,
@@ -173,14 +173,15 @@ def test_a_partition_is_written_by_halves_where_it_is_asked_for() -> None:
     task = cloudpickle.loads(cloudpickle.dumps(WriteTask(Writer(), SCHEMA, "table")))
     batches = [tagged([1, 10, 2], [7, 7, 8]), tagged([20, 3], [2**64 - 1, 9])]
     (row,) = task(iter(batches))
-    messages, failures = cloudpickle.loads(row.column(0)[0].as_py())
+    messages, failures, taken = cloudpickle.loads(row.column(0)[0].as_py())
+    assert taken == 3
     assert sorted(value for message in messages for value in message.values) == [1, 2, 3]
     assert [(failure.root, failure.reason, failure.operator) for failure in failures] == [
         (7, "ValueError: 10 is round", "table"),
         (2**64 - 1, "ValueError: 20 is round", "table"),
     ]
     (row,) = task(iter([]))
-    messages, failures = cloudpickle.loads(row.column(0)[0].as_py())
+    messages, failures, _ = cloudpickle.loads(row.column(0)[0].as_py())
     assert ([message.values for message in messages], failures) == ([[]], [])
     with pytest.raises(ValueError, match="10 is round"):
         list(WriteTask(Writer(), SCHEMA)(iter([pa.record_batch({"v": [1, 10]})])))
@@ -214,3 +215,27 @@ def test_what_was_written_beside_rejected_rows_is_aborted_and_the_rest_committed
     dropped |= {failure.root for failure in failures}
     assert sink.write(0, result, 1) == ()
     assert writer.log[1:] == [("commit", [2, 3])]
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_writer_that_is_wrong_ends_the_query_in_its_first_batch(kit: SimpleNamespace, batch: int) -> None:
+    """Behind it, rows are what it fails with."""
+
+    class Wrong(DataSourceStreamArrowWriter):
+        def write(self, iterator: Any) -> Any:
+            for rows in iterator:
+                rows.wirte()
+            return Message([])
+
+        def abort(self, messages: Any, batch_id: int) -> None:
+            pass
+
+    rows = kit.FakeFrame([[tagged([1, 2], [7, 8])]])
+    result: Any = SimpleNamespace(tagged_rows=lambda: rows, schema=SCHEMA)
+    sink = BatchWriterSink(Wrong(), "table", bisect=True)
+    if batch:
+        assert {failure.root for failure in sink.write(batch, result, 1)} == {7, 8}
+        return
+    with pytest.raises(QueryError, match=r"could write no row of the first batch: .*'wirte'") as caught:
+        sink.write(batch, result, 1)
+    assert is_programs(caught.value)

@@ -628,7 +628,9 @@ class AckerSlotShell:
             FTHandler, job=self._graph.name, run=run, shard=told.shard, shards=told.shards, exact=told.exact
         )
         holding = Holding(run, self._known_partitions)
-        return AckerTaskMode(handler, order.options, partial(open_sink, run=run), holding)
+        return AckerTaskMode(
+            handler, order.options, partial(open_sink, run=run), holding, is_first=deploy.epoch == 1
+        )
 
     def _known_partitions(self, uid: str, subtask: int) -> list[str]:
         """Return which partitions that were taken over before are a subtask's."""

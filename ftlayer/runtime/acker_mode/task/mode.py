@@ -11,12 +11,13 @@ import pyarrow as pa
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import ProtocolError
+from ftlayer.errors import JobStartError, ProtocolError
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.handler.handler import Handler
 from ftlayer.handler.xor import XorHandler
-from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
+from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array, first_failed_of
+from ftlayer.recovery import is_of_no_row
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
@@ -203,9 +204,12 @@ class AckingSinkOutlet:
 
     waiting = False
 
-    def __init__(self, handler: Handler, sink: SinkBody) -> None:
+    def __init__(self, handler: Handler, sink: SinkBody, uid: str, *, is_first: bool) -> None:
+        """``is_first``: see `AckerTaskMode`; a mistake in the program may show then."""
         self._handler = handler
         self._sink = sink
+        self._uid = uid
+        self._may_be_wrong = is_first
         self._queue = SettleQueue()
         self.latencies = SinkLatencies()
 
@@ -222,6 +226,7 @@ class AckingSinkOutlet:
         if rows.payload.num_rows:
             settled = self._sink.write(rows.payload, now.mono_ms)
         if nothing and settled.rows == rows.payload.num_rows and not settled.failures:
+            self._may_be_wrong = False
             xor.settle(lineage, None, alive)
             return []
         if alive is None:
@@ -268,8 +273,26 @@ class AckingSinkOutlet:
         return self._queue.held
 
     def _settle(self, settled: Settled) -> None:
-        for done in self._queue.settle(settled):
-            self._done(done)
+        done = self._queue.settle(settled)
+        if self._may_be_wrong and settled.rows:
+            tries = [each.lineage.tries for each in done if each.lineage.tries is not None]
+            self._judge(settled, is_first=not any(first_failed_of(each).any() for each in tries))
+        for each in done:
+            self._done(each)
+
+    def _judge(self, settled: Settled, *, is_first: bool) -> None:
+        """End the job if the first rows ever that the sink is given show that the program is wrong."""
+        failures = settled.failures
+        self._may_be_wrong = False
+        if not is_first or len(failures) < settled.rows:
+            return
+        if is_of_no_row([each.traceback for each in failures], dead=any(each.fatal for each in failures)):
+            error = JobStartError(
+                f"sink {self._uid!r} could write no row of its first {len(failures):,}: {failures[0].reason}. Starting "
+                "again would meet it again; the records wait in the vertex, for the program that is mended"
+            )
+            error.operator = self._uid
+            raise error
 
     def _done(self, done: Done) -> None:
         if done.failures:
@@ -554,11 +577,14 @@ class AckerTaskMode:
         options: TopologyOptions,
         open_sink: OpenSink,
         holding: Holding | None = None,
+        *,
+        is_first: bool = False,
     ) -> None:
         """``make_handler(uid)`` makes one that tracks records, as `TaskMode.handler` does.
 
-        ``holding`` may be left out where no source has ``replay="source"``.
+        ``holding`` may be left out where no source has ``replay="source"``. ``is_first``: no slot was lost before.
         """
+        self._is_first = is_first
         self._holding = holding
         self._make_handler = make_handler
         self._options = options
@@ -587,7 +613,8 @@ class AckerTaskMode:
     def _outlet(self, plan: ChainPlan) -> Outlet:
         sink, handler, last = plan.sink, plan.handler, plan.vertex.operators[-1]
         if sink is not None:
-            return AckingSinkOutlet(handler, self._open_sink(sink, plan.subtask, plan.vertex.parallelism))
+            body = self._open_sink(sink, plan.subtask, plan.vertex.parallelism)
+            return AckingSinkOutlet(handler, body, sink.uid, is_first=self._is_first)
         emitter = plan.emitter()
         channels = ChannelOutlet(handler, emitter)
         if not has_timers(last):
