@@ -123,6 +123,12 @@ def text_of(error: BaseException, most: int = MAX_TEXT) -> str:
         return f"(its text cannot be had: {type(broken).__name__})"
 
 
+def described(error: BaseException) -> str:
+    """Return an exception's type and text: the text alone says nothing of a `KeyError`, or is empty."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 # ---------------------------------------------------------------- URLs
 
 

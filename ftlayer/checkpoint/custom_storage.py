@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
-from ftlayer.printable import shown_url
+from ftlayer.printable import described, shown_url
 
 ENTRY_POINTS = "ftlayer.checkpoint_storages"
 """The group of entry points by which an installed package tells its storage: the scheme's name, and its class."""
@@ -214,6 +214,6 @@ def _imported(name: str, option: str) -> object:
     # What a module raises that is imported is its author's.
     except Exception as error:
         raise ConfigError(
-            f"{option}: {name!r} cannot be imported in this process ({type(error).__name__}: {error}); expected "
+            f"{option}: {name!r} cannot be imported in this process ({described(error)}); expected "
             "'package.module:Class', of a module that driver, slots and commands can import"
         ) from error

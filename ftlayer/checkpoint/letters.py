@@ -11,6 +11,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from ftlayer.errors import CheckpointDamagedError
+from ftlayer.printable import described
 from ftlayer.records.ipc import UNREADABLE, read_one_batch
 from ftlayer.vertex.calls import Attempt
 
@@ -120,7 +121,7 @@ def payload_of(letter: ChainLetter) -> pa.RecordBatch:
         return read_one_batch(letter.payload)
     except UNREADABLE as error:
         raise CheckpointDamagedError(
-            f"a dead letter of {letter.chain!r} has a record that cannot be read: {error}"
+            f"a dead letter of {letter.chain!r} has a record that cannot be read: {described(error)}"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import StrEnum
@@ -29,6 +30,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.printable import shown_url
 
 KIB = 1 << 10
+_NO_SLASHES = re.compile(r"(?!(?:file|local):/)([a-z][a-z0-9+.-]+):(?!//|:)")
 MAX_MEMORY_THRESHOLD = MIB
 MAX_WRITE_BUFFER_SIZE = 64 * MIB
 MAX_PARALLELISM_LIMIT = 1 << 15
@@ -169,6 +171,8 @@ class CheckpointConfig:
                 check_bool(getattr(self, option.name), option.name)
         for name in ("directory", "savepoint_directory", "local_recovery", "state_directory"):
             check_path(getattr(self, name), name)
+        for name in ("directory", "savepoint_directory"):
+            _check_slashes(getattr(self, name) or "", name)
         if self.storage is not None:
             serve(self.storage, self.directory)
         for name in ("directory", "savepoint_directory"):
@@ -294,6 +298,16 @@ class CheckpointConfig:
     def debloat_target_ms(self) -> int:
         """``debloat_target`` in ms."""
         return duration_ms(self.debloat_target, "debloat_target")
+
+
+def _check_slashes(url: str, name: str) -> None:
+    """Raise `ConfigError` for a URL without its slashes: as a path, its checkpoints would go with this machine."""
+    found = _NO_SLASHES.match(url)
+    if found is not None:
+        got = shown_url(url) if set(url) & set("@?#=") else url
+        raise ConfigError(
+            f"{name}: expected a path, or a URL like {found[1]}://place, got {got!r} (with ./ before it, it is a path)"
+        )
 
 
 def _check_scheme(url: str | None, name: str) -> None:

@@ -174,13 +174,15 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
     from ftlayer.checkpoint.storage.layout import last_name
     from ftlayer.checkpoint.storage.loading import check_directory
     from ftlayer.checkpoint.storage.ownership import Ownership
-    from ftlayer.checkpoint.storage.removing import job_directories, left_behind, remove_left
+    from ftlayer.checkpoint.storage.removing import job_above, job_directories, left_behind, remove_left
 
     key = _opened(path, storage, key_file)
     check_directory(path)
     jobs = [(files, *left_behind(files, key)) for files in job_directories(path)]
     if not jobs:
-        raise ConfigError(f"{_shown(path)}: no job has its checkpoints here, nor below")
+        above = job_above(path)
+        hint = "" if above is None else f": it is a part of the job at {shown_url(above)}; name that"
+        raise ConfigError(f"{_shown(path)}: no job has its checkpoints here, nor below{hint}")
     for files, found, unknown in jobs:
         for name, size in sorted(found.items()):
             typer.echo(f"{size_text(size):>10}  {shown_url(f'{files.url}/{name}')}")
@@ -205,7 +207,7 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
                 removed = sum(1 for _ in remove_left(files, sorted(found.keys() & still.keys())))
                 typer.echo(f"deleted {removed:,} files of {shown_url(files.url)}")
     elif not is_unknown:
-        typer.echo("nothing was left behind")
+        typer.echo("nothing was left behind; files with names that ftlayer gives to none are not looked at")
     if is_unknown:
         raise typer.Exit(EXIT_DAMAGED)
 

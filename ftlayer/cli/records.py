@@ -64,9 +64,9 @@ def keepers(gatherer: Gatherer) -> list[str]:
     if not there:
         names = ", ".join(view.vertex for view in up)
         raise ConfigError(
-            f"no records are kept by what was found ({names}): a job in barrier mode has none but dead letters, if it "
-            "has a failure policy. Others are named by --vertex (a store that a program has open, or an address) and "
-            "--checkpoints (a job's directory); ftlayer inspect PATH reads a store that no program has open"
+            f"nothing that was found here keeps records ({names}): a job in barrier mode has dead letters alone, and "
+            "those if it has a failure policy. Others are named by --vertex (a store that a program has open, or an "
+            "address) and --checkpoints (a job's directory); ftlayer inspect PATH reads one that no program has open"
         )
     return there
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ftlayer.checks import check_ran
 from ftlayer.dead_letters.letter import DeadLetter, letter_of, letters_behind
 from ftlayer.errors import FTLayerError
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 from ftlayer.vertex.calls import Cursor, GetCursor, PutCursor
 from ftlayer.vertex.client.client import VertexClient
 
@@ -52,7 +52,7 @@ class StreamTeller:
             more = self._page()
         except BaseException as error:
             self.failures += 1
-            self.last_failure = f"{type(error).__name__}: {text_of(error)}"
+            self.last_failure = described(error)
             if isinstance(error, FTLayerError):
                 logger.warning("on_dead: the letters of %r cannot be read now: %s", self.stream, error)
             else:

@@ -10,7 +10,7 @@ from ftlayer.checks import check_choice, check_function, check_ran
 from ftlayer.circuit import Limit, limit_of
 from ftlayer.errors import ConfigError
 from ftlayer.failures import PermanentFailure, RetryLater
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 
 Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Any], bool]
 """A rule as users give it: an exception class, several of them, or a function of the exception that says yes or no."""
@@ -110,7 +110,7 @@ class RetryRules:
             try:
                 answer = level.worth_a_retry(error)
             except BaseException as raised:  # noqa: BLE001 - a user's function may raise anything
-                note = f"the rule that was to say whether to retry raised {type(raised).__name__}: {text_of(raised)}"
+                note = f"the rule that was to say whether to retry raised {described(raised)}"
                 return Decision(note=note)
             if answer is not None:
                 return RETRY if answer else Decision(fatal=True)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.conversion import Form, concat, to_batch
 from ftlayer.functions.failures import raise_signalled
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 
 
 def convert(
@@ -151,9 +151,9 @@ def owned(value: Any) -> Any:
         return private_copy(value)
     except Exception as error:
         raise StateSerializationError(
-            f"a {type(value).__name__} in the state cannot be copied ({type(error).__name__}: {text_of(error)}), so it "
-            "could be changed behind a snapshot; keep values that can be copied, or say in_place=False where the "
-            "function changes none in place"
+            f"a {type(value).__name__} in the state cannot be copied ({described(error)}), so it could be "
+            "changed behind a snapshot; keep values that can be copied, or say in_place=False where the function "
+            "changes none in place"
         ) from error
 
 

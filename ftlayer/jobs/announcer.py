@@ -15,6 +15,7 @@ from typing import Protocol
 
 from ftlayer.errors import ConfigError, FTLayerError, StaleOwnerError, UnsupportedError
 from ftlayer.jobs.orders import Orders
+from ftlayer.printable import described
 from ftlayer.vertex.calls import Announced, AnnounceJob, Call, JobDetails, JobOrder, OrderState, Reply
 
 EVERY_S = 1.0
@@ -203,7 +204,7 @@ class JobAnnouncer:
         except (ConfigError, UnsupportedError) as error:
             state, text = OrderState.REFUSED, str(error)
         except Exception as error:
-            state, text = OrderState.FAILED, f"{type(error).__name__}: {error}"
+            state, text = OrderState.FAILED, described(error)
             logger.warning("job %s: %s failed", job.telling.run, order.action, exc_info=True)
         with self._lock:
             job.orders.ended(order.id, state, text[:MAX_ANSWER_CHARS], time.time_ns() // 1_000_000)

@@ -14,7 +14,7 @@ from ftlayer.clients.amqp import AmqpConnection, amqp_library, check_amqp_url, i
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.failures import PermanentFailure, RowsRejected
-from ftlayer.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import bodies_of, texts_of
 
 WINDOW = 1_000
@@ -152,7 +152,7 @@ class AmqpSink:
                 todo.clear()
             except amqp_library().exceptions.AMQPError as error:
                 left = list(attempt.left.items())
-                failure = SinkError(f"{self.place}: {type(error).__name__}: {error}")
+                failure = SinkError(f"{self.place}: {described(error)}")
                 is_final = getattr(error, "reply_code", 0) in _NEVER
                 if len(left) > 1:
                     half = len(left) // 2

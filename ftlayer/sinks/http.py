@@ -16,7 +16,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_choice, check_int, check_text, duration_ms
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
-from ftlayer.printable import hides_secrets, secrets_of, shown_url, url_parts, without_secrets
+from ftlayer.printable import described, hides_secrets, secrets_of, shown_url, url_parts, without_secrets
 from ftlayer.sinks.at_least_once import bodies_of, texts_of
 
 METHODS = ("POST", "PUT", "PATCH")
@@ -124,7 +124,7 @@ class HttpSink:
         try:
             answer = self._connected().request(self._method, self._url, content=body, headers=headers)
         except httpx.HTTPError as error:
-            why = without_secrets(f"{type(error).__name__}: {error}", self._secrets)
+            why = without_secrets(described(error), self._secrets)
             return SinkError(f"{self._place}: no answer: {why}")
         status, text = answer.status_code, without_secrets(answer.text, self._secrets)[:_SAID]
         said = f"{self._place} answered {status}: {text}"

@@ -33,7 +33,7 @@ from ftlayer.clients.nats import (
 )
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
-from ftlayer.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import bodies_of, column_of, texts_of
 from ftlayer.sinks.fitting import whole_or_refused
 from ftlayer.sinks.postgres import by_query, streaming_query
@@ -709,9 +709,7 @@ class _Session:
                 logger.warning("%s; it is tried again", said)
                 time.sleep(TRY_AGAIN_S)
             except nats_library().errors.Error as error:
-                raise SinkError(
-                    f"{self._place}: rows cannot be {self._doing}: {type(error).__name__}: {error}"
-                ) from error
+                raise SinkError(f"{self._place}: rows cannot be {self._doing}: {described(error)}") from error
         raise AssertionError
 
     def _connected(self) -> NatsConnection:

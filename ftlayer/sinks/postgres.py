@@ -255,16 +255,18 @@ class PostgresSink(DataSourceStreamArrowWriter):
         """Return the staged rows of messages that the table, as it is now, refuses if they are committed together.
 
         All of them if it is not there, closed, or another one than it was. They are removed if ``take_out`` says so,
-        which is called with them in the same transaction: a commit of the messages moves the others.
+        which is called with them in the same transaction: a commit of the messages moves the others. Raises `SinkError`,
+        and `ConfigError` where they are not staged for this table.
         """
         from ftlayer.sinks import staging
 
         psycopg, tables = psycopg_library(), self._tables()
-        found = by_query(messages, PostgresMessage, "PostgresSink")
+        staged = list(chain.from_iterable(by_query(messages, PostgresMessage, "PostgresSink").values()))
         with self._transaction("looked at") as connection:
+            staging.check_staged(connection, tables, self._name, staged)
             with contextlib.suppress(SinkTargetError, psycopg.Error), connection.transaction():
                 staging.prepare(connection, tables)
-            written = staging.uncommitted(connection, tables, self._name, chain.from_iterable(found.values()))
+            written = staging.uncommitted(connection, tables, self._name, staged)
             why = staging.refused_rows(connection, tables, written, wait=False)
             refused = [
                 RefusedRow(id, row, why[id, row], values)

@@ -17,7 +17,7 @@ from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
 from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
-from ftlayer.printable import hidden, hides_secrets, secrets_of, shown_url
+from ftlayer.printable import described, hidden, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import whole_or_refused
 from ftlayer.sinks.postgres import by_query, streaming_query
 
@@ -312,9 +312,7 @@ class RedisSink(DataSourceStreamArrowWriter):
         try:
             return work()
         except redis_library().RedisError as error:
-            raise SinkError(
-                f"{self._place}: rows cannot be {doing}: {type(error).__name__}: {error}"
-            ) from error
+            raise SinkError(f"{self._place}: rows cannot be {doing}: {described(error)}") from error
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
         """Do it, again if the connection is lost: each has its effect once."""

@@ -14,7 +14,7 @@ quoted names too, and a column called ``"%"`` is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -212,6 +212,30 @@ def refused_rows(
                 refused = halved(message.rows, partial(moved, message)) if goes_back else {}
             found |= {(message.id, row): why for row, why in refused.items()}
     return found
+
+
+def check_staged(connection: Any, tables: Tables, sink: str, messages: Sequence[Staged]) -> None:
+    """Raise `ConfigError` where messages that are not committed have their rows elsewhere: it is another's table."""
+    needed = {MESSAGE_COLUMN}.union(*(one.columns for one in messages))
+    if needed <= _columns(connection, tables.staging).keys() and _has_bookkeeping(connection, tables):
+        elsewhere = connection.execute(
+            sql.SQL(
+                "SELECT FROM unnest({ids}) AS m (id) WHERE NOT EXISTS (SELECT FROM {commits} WHERE sink = {sink} AND "
+                "id = m.id) AND NOT EXISTS (SELECT FROM {staged} WHERE message = m.id AND (rows = 0 OR EXISTS "
+                "(SELECT FROM {staging} WHERE {message} = m.id)))"
+            ).format(
+                **{each: getattr(tables, each) for each in ("commits", "staged", "staging")},
+                ids=_texts([one.id for one in messages]),
+                sink=sql.Literal(sink),
+                message=_MESSAGE,
+            )
+        )
+        if not elsewhere.rowcount:
+            return
+    raise ConfigError(
+        f"table: the rows that are yet to be committed are not staged for {tables.target.as_string(connection)} by a "
+        f"sink named {sink!r}; give the database, table and name of the PostgresSink that has written them"
+    )
 
 
 def uncommitted(connection: Any, tables: Tables, sink: str, messages: Iterable[Staged]) -> list[Staged]:

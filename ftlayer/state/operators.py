@@ -8,7 +8,7 @@ from typing import Any
 
 from ftlayer.checkpoint.snapshots import OperatorState, Redistribution
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError, StateSerializationError
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 from ftlayer.state.snapshots.serializer import Serializer, unpack, unreadable
 from ftlayer.state.tables.declarations import StateDeclarations
 
@@ -119,5 +119,5 @@ class SubtaskOperatorStates:
         except Exception as error:
             raise StateSerializationError(
                 f"operator {self._uid!r}, state {name!r}: a {type(value).__name__} cannot be written "
-                f"({type(error).__name__}: {text_of(error)})"
+                f"({described(error)})"
             ) from error

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
+from ftlayer.printable import described
 from ftlayer.records.ids import RootRange
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 
@@ -201,7 +202,7 @@ def unpack(data: bytes | memoryview) -> list[Any]:
     try:
         values = msgpack.unpackb(data)
     except (ValueError, msgpack.UnpackException) as error:
-        raise StoreDamagedError(f"an entry of the store is no msgpack: {error}") from error
+        raise StoreDamagedError(f"an entry of the store is no msgpack: {described(error)}") from error
     if not isinstance(values, list):
         raise StoreDamagedError(f"an entry of the store is a {type(values).__name__}, expected a list")
     return values

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
+from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, CheckpointStorage, Retention
 from ftlayer.checks import duration_ms
 from ftlayer.errors import ConfigError
 
@@ -53,6 +53,9 @@ def test_the_key_is_not_shown() -> None:
             {"directory": "s33://bucket/chk"},
             "directory: s33://bucket/chk: fsspec knows no scheme 's33'; did you mean 's3'",
         ),
+        ({"directory": "table:x"}, "directory: expected a path, or a URL like table://place, got 'table:x'"),
+        ({"directory": "s3:/bucket", "storage": CheckpointStorage}, "directory: .* got 's3:/bucket'"),
+        ({"savepoint_directory": "s3:k:hunter2@b"}, "savepoint_directory: .* like s3://place, got '…'"),
         (
             {"savepoint_directory": "simplecache::qqq://x"},
             "savepoint_directory: .* no scheme 'qqq'; write a path",

@@ -572,8 +572,17 @@ def test_rows_that_block_a_commit_are_taken_out(server: Any, sink: PostgresSink,
     taken: list[Any] = []
     assert again.refused(messages, lambda rows: taken.extend(rows) or True) == taken == found
     assert again.refused(messages) == []
+    server.execute(f"CREATE TABLE {table}_b (LIKE {table} INCLUDING ALL)")
+    PostgresSink(server.dsn, f"{table}_b").write(rows(8))
+    server.execute(f"CREATE TABLE {table}_c (other text)")
+    for other in (f"{table}_b", f"{table}_c"):
+        with pytest.raises(ConfigError, match=f"are not staged for \"{other}\" by a sink named '{other}'"):
+            PostgresSink(server.dsn, other).refused(messages)
+    with pytest.raises(ConfigError, match="by a sink named 'x'"):
+        PostgresSink(server.dsn, f"{table}_c", name="x").refused(messages)
     again.commit(messages, 2)
     again.commit(messages, 3)
+    assert again.refused(messages) == []
     assert numbers_in(server, table) == [1, 2, 3, 4, 7, 9]
     assert staged_in(server, table) == 0
 

@@ -12,7 +12,7 @@ from ftlayer.checkpoint.custom_storage import CHUNK_BYTES as CHUNK_BYTES
 from ftlayer.checkpoint.custom_storage import FileStatus as FileStatus
 from ftlayer.checkpoint.storage.layout import join
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, FTLayerError
-from ftlayer.printable import raise_from, secrets_of, shown_url
+from ftlayer.printable import described, raise_from, secrets_of, shown_url
 
 _WAYS_OUT = {
     errno.ENOSPC: "it is full: make room there, or choose another directory",
@@ -139,7 +139,7 @@ def _at(url: str, path: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    said = str(error) or type(error).__name__
+    said = described(error)
     number = error.errno if isinstance(error, OSError) else None
     if number is None and isinstance(error, FileNotFoundError):
         number = errno.ENOENT

@@ -27,7 +27,7 @@ from ftlayer.errors import (
     MalformedRequestError,
     newer_format,
 )
-from ftlayer.printable import shown_url
+from ftlayer.printable import described, shown_url
 from ftlayer.transport.codec import plain_codec
 
 
@@ -156,7 +156,7 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
         checkpoint: Checkpoint = plain_codec(Checkpoint).unpack(plain, "checkpoint")
     except (MalformedRequestError, ValueError, msgpack.UnpackException) as error:
         raise CheckpointDamagedError(
-            f"{shown_url(location)}: its metadata makes no sense: {error}"
+            f"{shown_url(location)}: its metadata makes no sense: {described(error)}"
         ) from error
     _check_paths(checkpoint, location)
     return replace(checkpoint, location=location)

@@ -26,7 +26,7 @@ from ftlayer.checkpoint.storage.files import Files, reading, storage_errors
 from ftlayer.checkpoint.storage.layout import is_local, new_unique, normal, parent, scheme_of
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.errors import CheckpointStorageError, ConfigError
-from ftlayer.printable import raise_from, secrets_of, shown_url
+from ftlayer.printable import described, raise_from, secrets_of, shown_url
 
 RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb", "ftp"})
 """File systems whose rename is atomic, and whose files can be seen half-written. Others put objects as a whole."""
@@ -289,7 +289,7 @@ def open_files(url: str) -> Files:
                 )
                 raise_from(ConfigError(failed), error, secrets_of(url))
         except (OSError, EOFError) as error:
-            failed = f"{shown_url(url)} cannot be reached: {type(error).__name__}: {error}"
+            failed = f"{shown_url(url)} cannot be reached: {described(error)}"
             raise_from(CheckpointStorageError(failed), error, secrets_of(url))
     with storage_errors(url, "", "opened"):
         return RemoteFiles(url, own(url))

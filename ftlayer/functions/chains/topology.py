@@ -42,7 +42,7 @@ from ftlayer.functions.steps import MAIN as MAIN
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.windows.function import WindowFunction
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class TopologyChain:
                 raise
             except BaseException as error:
                 raise_signalled(error)
-                failed = JobError(f"open() of {uid!r} raised {type(error).__name__}: {text_of(error)}")
+                failed = JobError(f"open() of {uid!r} raised {described(error)}")
                 failed.operator = uid
                 raise failed from error
 

@@ -17,7 +17,7 @@ import numpy as np
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.failures import I64, RowFailure
 from ftlayer.functions.values import is_immutable, private_copy
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 
 Restore = Callable[[Any, Any], object]
 """``restore(key, old)`` makes what ``key`` names what it was before one change."""
@@ -103,7 +103,7 @@ class UndoLog:
         except BaseException as error:
             raise StateSerializationError(
                 f"the state of the key {key!r:.100} holds a {type(value).__name__} that cannot be copied "
-                f"({type(error).__name__}: {text_of(error)}), so what a failing record does to it could not be "
+                f"({described(error)}), so what a failing record does to it could not be "
                 "taken back; keep values that can be copied, or say in_place=False where the function changes none "
                 "in place"
             ) from error

@@ -20,7 +20,7 @@ from ftlayer.errors import ConfigError, JobError, SinkRowError
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.writers import call_write
-from ftlayer.printable import text_of
+from ftlayer.printable import described, text_of
 from ftlayer.runtime.connectors.rejecting import RowRejections
 from ftlayer.runtime.protocol.sealed import seal
 from ftlayer.runtime.task.contract import Settled
@@ -262,7 +262,7 @@ class CommittingWriterBody:
             raise self._failed(error) from error
 
     def _failed(self, error: BaseException) -> JobError:
-        return JobError(f"sink {self._uid!r}: write failed: {type(error).__name__}: {text_of(error)}")
+        return JobError(f"sink {self._uid!r}: write failed: {described(error)}")
 
     def _put(self, checkpoint: int | None, message: Any) -> None:
         """Keep a message; one that cannot travel is aborted, and that it cannot is raised."""

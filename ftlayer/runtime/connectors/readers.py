@@ -23,7 +23,7 @@ from ftlayer.checks import check_ran, shown
 from ftlayer.config import MIB
 from ftlayer.errors import SourceError, SourceRowError
 from ftlayer.functions.conversion import concat, schema_text
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 from ftlayer.runtime.connectors.lane import (
     BATCH_BYTES,
     READY_BATCHES,
@@ -216,9 +216,7 @@ class PushReader:
     def _fail(self, error: BaseException) -> None:
         with self._changed:
             when = f"after {self._pushed_rows} records" if self._pushed_rows else "before its first record"
-            failure = SourceError(
-                f"source {self._uid!r}: its listener raised {when}: {type(error).__name__}: {text_of(error)}"
-            )
+            failure = SourceError(f"source {self._uid!r}: its listener raised {when}: {described(error)}")
             failure.__cause__ = error
             if self._refusal is None:
                 self._refusal = self._failure = failure
@@ -383,9 +381,7 @@ class QueueSourceReader:
     def _failed(self, error: BaseException) -> SourceError:
         if isinstance(error, SourceError):
             return error
-        failure = SourceError(
-            f"source {self._uid!r} cannot be read on: {type(error).__name__}: {text_of(error)}"
-        )
+        failure = SourceError(f"source {self._uid!r} cannot be read on: {described(error)}")
         failure.__cause__ = error
         return failure
 
@@ -771,9 +767,7 @@ def _take(source: str, lane: PartitionLane, mono_ms: int) -> SourceRows | None:
     except SourceError:
         raise
     except BaseException as error:
-        raise SourceError(
-            f"source {source!r} cannot be read on: {type(error).__name__}: {text_of(error)}"
-        ) from error
+        raise SourceError(f"source {source!r} cannot be read on: {described(error)}") from error
 
 
 def open_reader(

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from ftlayer.clock import Now, system_now
 from ftlayer.errors import FTLayerError, SourceChangedError, SourceError
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy, note_success
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, digest_of, offset_reader, without_rows
@@ -243,7 +243,7 @@ class ReaderPlanner:
             return False
         except BaseException as error:  # noqa: BLE001 - whatever a reader raises is reported
             failure = SourceError(
-                f"source {self._uid!r}: its reader failed in the driver: {type(error).__name__}: {text_of(error)}"
+                f"source {self._uid!r}: its reader failed in the driver: {described(error)}"
             )
             failure.__cause__ = error
             self._failed(self._uid, failure)

@@ -23,6 +23,7 @@ from pyarrow import Buffer
 
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
 from ftlayer.errors import CodecError, MalformedRequestError
+from ftlayer.printable import described
 from ftlayer.records.ids import U64Array
 from ftlayer.records.ipc import UNREADABLE, as_message, has_dictionaries, read_batch, read_one_batch
 from ftlayer.runtime.protocol.elements import (
@@ -264,7 +265,7 @@ class ElementCodec:
                 read_one_batch(body) if header.flags & _STREAM else read_batch(body, self._schemas[edge])
             )
         except UNREADABLE as error:
-            raise CodecError(f"the payload of edge {edge} is not readable ({error})") from error
+            raise CodecError(f"the payload of edge {edge} is not readable ({described(error)})") from error
         if payload.num_rows != header.rows:
             raise CodecError(f"a frame of {header.rows} rows has a payload of {payload.num_rows}")
         self._check_schema(edge, payload.schema)

@@ -26,7 +26,7 @@ from ftlayer.clients.iceberg import (
 )
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
-from ftlayer.printable import hides_secrets, secrets_in
+from ftlayer.printable import described, hides_secrets, secrets_in
 from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
 from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, messages_by_query, staged
@@ -377,9 +377,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
             raise
         except Exception as error:  # Catalogs raise what their clients raise.
             self._catalog = None
-            raise SinkError(
-                f"{self._place}: rows cannot be {doing}: {type(error).__name__}: {error}"
-            ) from error
+            raise SinkError(f"{self._place}: rows cannot be {doing}: {described(error)}") from error
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
         return tried(

@@ -19,7 +19,7 @@ from ftlayer.clients.amqp import TIMEOUT_S, AmqpConnection, amqp_library, check_
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.errors import SourceError
-from ftlayer.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sinks.amqp import AmqpSink
 from ftlayer.sinks.at_least_once import SendingWriter
@@ -245,7 +245,7 @@ class AmqpReader:
     def _failed(self, error: Exception) -> None:
         """Connect again later, or raise. What was not acknowledged is delivered again."""
         if not is_away(error):
-            raise SourceError(f"{self._source.place}: {type(error).__name__}: {error}") from error
+            raise SourceError(f"{self._source.place}: {described(error)}") from error
         self.close()
         self._delivered.clear()
         self._cancelled = False

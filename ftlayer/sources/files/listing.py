@@ -10,7 +10,7 @@ from typing import Any
 from ftlayer.checkpoint.storage.layout import is_local, last_name, normal
 from ftlayer.checkpoint.storage.remote_files import file_system_of, modified_ms
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.printable import raise_from, secrets_in, secrets_of, shown_url
+from ftlayer.printable import described, raise_from, secrets_in, secrets_of, shown_url
 from ftlayer.sources.files.pieces import FoundFile
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Listing:
                 )
                 raise_from(ConfigError(failed), error, self.secrets)
             except (OSError, EOFError) as error:
-                failed = f"path: {place} cannot be reached: {type(error).__name__}: {error}"
+                failed = f"path: {place} cannot be reached: {described(error)}"
                 raise_from(SourceError(failed), error, self.secrets)
         return self._fs
 
@@ -70,7 +70,7 @@ class Listing:
             self._note_missing(True)
             return []
         except Exception as error:  # noqa: BLE001
-            failed = f"{shown_url(self.url)} cannot be listed: {type(error).__name__}: {error}"
+            failed = f"{shown_url(self.url)} cannot be listed: {described(error)}"
             raise_from(SourceError(failed), error, self.secrets)
         files = [
             _found(path, info)

@@ -29,7 +29,7 @@ from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checks import MOST_BYTES, Duration, check_bool, check_choice, check_int, check_text, duration_ms
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.printable import hides_secrets, shown_url, without_secrets
+from ftlayer.printable import described, hides_secrets, shown_url, without_secrets
 from ftlayer.records.beside import note, valid
 from ftlayer.sources.files.formats import FORMATS, OFFSET, PATH, VALUE, FileFormat
 from ftlayer.sources.files.listing import Listing
@@ -398,7 +398,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except Exception as error:
             # One that was written to meanwhile is said to be that.
             self._is_there(piece)
-            why = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
+            why = str(error) if isinstance(error, SourceError) else described(error)
             said = why if name in why else f"{name}: it cannot be read: {why}"
             if not self._skips or not self._is_of_content(error, piece):
                 hint = "" if "errors=" in said else "; errors='skip' leaves out what cannot be read"
@@ -416,9 +416,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 while file.read(MIB):
                     pass
         except Exception as unread:
-            raise SourceError(
-                f"{valid(piece.path)} cannot be read: {type(unread).__name__}: {unread}"
-            ) from unread
+            raise SourceError(f"{valid(piece.path)} cannot be read: {described(unread)}") from unread
         return True
 
     def _is_there(self, piece: Piece) -> bool:

@@ -33,7 +33,7 @@ from ftlayer.clients.nats import (
 )
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import SourceChangedError, SourceError
-from ftlayer.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sources.queue_stream import pack_position, unpack_position
 from ftlayer.topology.queues import Fetched, Member, Queue
@@ -723,7 +723,7 @@ class NatsReader:
     def _failed(self, error: Exception) -> None:
         """Connect again later, or raise. What was not acknowledged is delivered again."""
         if not isinstance(error, NatsAwayError):
-            raise SourceError(f"{self._source.place}: {type(error).__name__}: {error}") from error
+            raise SourceError(f"{self._source.place}: {described(error)}") from error
         self._disconnect()
         self._away.failed(error)
 

@@ -20,7 +20,7 @@ from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
 from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
-from ftlayer.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sinks import RedisSink
 from ftlayer.sources.data_source import QueueDataSource
@@ -417,7 +417,7 @@ class RedisReader:
         """Connect again later, or raise. An answer may have been lost: what it gave is pending."""
         if not is_away(error):
             raise SourceError(
-                f"{self._source.place}, group {self._source.group!r}: {type(error).__name__}: {error}"
+                f"{self._source.place}, group {self._source.group!r}: {described(error)}"
             ) from error
         self._client.connection_pool.disconnect()
         for consumer in self._consumers:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ftlayer.functions.chains.chain import ChainResult, RowFailure
 from ftlayer.functions.current import UNTRACKED, Tries
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 from ftlayer.records.ids import FIRST_TRY
 from ftlayer.spark.stages.pages import U64
 
@@ -148,7 +148,7 @@ def _pickled(error: BaseException) -> bytes:
         data = pickle.dumps(error)
         pickle.loads(data)
     except BaseException:  # noqa: BLE001 - a class may fail in any way at being pickled
-        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))
+        return pickle.dumps(RuntimeError(described(error)))
     return data
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import CodecError, RecomputedResultError
+from ftlayer.printable import described
 
 # A carrier: the ids of a record that is handed to another query, as 20 bytes in any column or header.
 #
@@ -197,7 +198,7 @@ class PageHead:
             named = dict(zip(_HEAD_FIELDS, values, strict=True))
             return cls(**{**named, "failures": failures})
         except (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException) as error:
-            raise CodecError(f"not the head of a page: {error}") from error
+            raise CodecError(f"not the head of a page: {described(error)}") from error
 
 
 _HEAD_FIELDS = tuple(field.name for field in fields(PageHead))

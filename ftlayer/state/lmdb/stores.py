@@ -27,7 +27,7 @@ from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError, StateSerializationError
 from ftlayer.functions.keyed import Key
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 from ftlayer.secret_files import is_private, unused
 from ftlayer.state.lmdb.copies import (
     DATA,
@@ -283,7 +283,7 @@ class LmdbStores:
         except Exception as error:
             raise StateSerializationError(
                 f"operator {info.operator!r}, table {info.name!r}, key {key!r:.100}: "
-                f"a {type(value).__qualname__} cannot be written ({type(error).__name__}: {text_of(error)})"
+                f"a {type(value).__qualname__} cannot be written ({described(error)})"
             ) from error
 
     def _write(self, puts: list[tuple[bytes, bytes]], gone: list[bytes]) -> None:

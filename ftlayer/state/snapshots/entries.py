@@ -29,7 +29,7 @@ from ftlayer.errors import (
 )
 from ftlayer.functions.keyed import Key
 from ftlayer.functions.ttl import holds_stamped, plain_name
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 from ftlayer.records.ids import I64Array
 from ftlayer.records.kernels import native
 from ftlayer.state.contract import BackendSpec
@@ -129,7 +129,7 @@ class Migrations:
                 raise IncompatibleCheckpointError(
                     f"operator {info.operator!r}, state {plain_name(info.name)!r}, key {key!r:.100}: its "
                     f"migration from version {info.state_version} to {self.version(info.operator, info.name)} failed "
-                    f"({type(error).__name__}: {text_of(error)})"
+                    f"({described(error)})"
                 ) from error
         return migrated
 
@@ -347,7 +347,7 @@ class TableEncoder:
         except Exception as error:
             raise StateSerializationError(
                 f"operator {self._info.operator!r}, table {self._info.name!r}, key {key!r:.100}: "
-                f"a {type(value).__qualname__} cannot be written ({type(error).__name__}: {text_of(error)})"
+                f"a {type(value).__qualname__} cannot be written ({described(error)})"
             ) from error
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions.values import ATOMS
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 from ftlayer.records.ids import I64Array
 from ftlayer.records.ipc import as_stream
 from ftlayer.records.kernels import native
@@ -85,8 +85,8 @@ def unpack(data: bytes | memoryview) -> Any:
 def unreadable(where: str, error: Exception) -> IncompatibleCheckpointError:
     """Return the error for packed state that `unpack` raised ``error`` for; ``where`` names operator and state."""
     return IncompatibleCheckpointError(
-        f"{where}: the state cannot be read ({type(error).__name__}: {text_of(error)}); are the classes of its values "
-        "where they were when it was written?"
+        f"{where}: the state cannot be read ({described(error)}); are the classes of its values where "
+        "they were when it was written?"
     )
 
 

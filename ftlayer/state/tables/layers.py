@@ -25,7 +25,7 @@ from ftlayer.errors import StateSerializationError
 from ftlayer.functions.keyed import Key
 from ftlayer.functions.values import ATOMS, NAN, is_immutable, private_copy
 from ftlayer.partitioning.replay import key_groups
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 from ftlayer.records.kernels import native
 from ftlayer.records.keyhash import spark_hash
 
@@ -399,7 +399,7 @@ class LayeredTable(_Raw):
         except Exception as error:
             raise StateSerializationError(
                 f"{self.where} holds a {type(value).__name__} for the key {key!r:.100} that cannot be copied "
-                f"({type(error).__name__}: {text_of(error)}), so no snapshot of it can be taken"
+                f"({described(error)}), so no snapshot of it can be taken"
             ) from error
 
     # ------------------------------------------------------------ all keys

@@ -10,6 +10,7 @@ from typing import Any
 
 from ftlayer.config import check_token
 from ftlayer.errors import ConfigError, StorePathError
+from ftlayer.printable import described
 from ftlayer.secret_files import read_own_secret
 from ftlayer.transport.address import parse_address
 from ftlayer.transport.sockets import remove_left, socket_directories
@@ -124,7 +125,7 @@ def _of_json(content: bytes, path: Path) -> AccessFile:
         check_token(token)
         return AccessFile(address, token, _of_text(values["root_certs"]), _of_text(values["client_pem"]), pid)
     except (ValueError, KeyError, TypeError, ConfigError) as error:
-        raise ConfigError(f"access file: {path} is none ({error})") from error
+        raise ConfigError(f"access file: {path} is none ({described(error)})") from error
 
 
 def _to_text(pem: bytes | None) -> str | None:

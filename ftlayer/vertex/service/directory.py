@@ -9,6 +9,7 @@ from pathlib import Path
 from ftlayer import __version__
 from ftlayer.config import VertexOptions
 from ftlayer.errors import ConfigError, MachineError, StorePathError, StoreVersionError, newer_format
+from ftlayer.printable import described
 from ftlayer.store.directory import check_no_others
 from ftlayer.vertex.service.access import ACCESS_FILE, NEW_ACCESS_FILE
 
@@ -84,7 +85,7 @@ def _fix_shards(path: Path, shards: int) -> None:
             said = json.loads(file.read_text("utf-8"))
             stored, found = int(said["shards"]), int(said.get("format", _FORMAT))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{file}: not a vertex's description ({error})") from error
+            raise ConfigError(f"{file}: not a vertex's description ({described(error)})") from error
         if found > _FORMAT:
             raise StoreVersionError(newer_format(file, found, _FORMAT, said.get("ftlayer")))
         if stored != shards:

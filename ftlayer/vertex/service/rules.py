@@ -17,6 +17,7 @@ from ftlayer.errors import (
     UnknownJobError,
     VertexUnavailableError,
 )
+from ftlayer.printable import described
 from ftlayer.store.kept import KeyValueStore
 from ftlayer.vertex.calls import Call, Envelope, ReadingCall, Register, Reply
 from ftlayer.vertex.rules.followed import EndedAttempt
@@ -64,7 +65,7 @@ def shard_closed() -> VertexUnavailableError:
 
 def internal_fault(error: Exception) -> FTLayerError:
     """Return the answer to a call that hit a fault in the vertex itself."""
-    return FTLayerError(f"fault in the vertex, see its log: {type(error).__name__}: {error}")
+    return FTLayerError(f"fault in the vertex, see its log: {described(error)}")
 
 
 class Rules:

@@ -25,6 +25,7 @@ import pyarrow as pa
 from ftlayer.config import MIB
 from ftlayer.errors import FTLayerError, MalformedRequestError, UnsupportedError, VertexError
 from ftlayer.failures import MAX_RETRY_LATER_MS
+from ftlayer.printable import described
 from ftlayer.records.failure_columns import from_columns, to_columns
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.transport.codec import Codec, Codecs, list_of
@@ -615,7 +616,9 @@ def _unpack_batch(data: Any, where: str) -> pa.RecordBatch:
     try:
         return read_one_batch(data)
     except UNREADABLE as error:
-        raise MalformedRequestError(f"{where}: not a readable Arrow IPC stream ({error})") from None
+        raise MalformedRequestError(
+            f"{where}: not a readable Arrow IPC stream ({described(error)})"
+        ) from None
 
 
 def _unpack_u64(value: Any, where: str) -> U64:

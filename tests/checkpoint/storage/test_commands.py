@@ -241,7 +241,10 @@ def test_clean_removes_what_no_checkpoint_needs(
     pieces = [writer.write([LARGE]), writer.write([LARGE], Scope.SHARED)]
     writer.close()
     kept = driver.publish(made.checkpoint(1, made.subtask(pieces)))
-    assert ftlayer("clean", where, *named) == (0, "nothing was left behind\n")
+    assert ftlayer("clean", where, *named)[1].startswith("nothing was left behind; files with names")
+    code, said = ftlayer("clean", kit.directory.url, *named)
+    assert code == 2
+    assert f"it is a part of the job at {kit.config.directory}/job; name that" in " ".join(said.split())
     dead = kit.slot(slot=1, instance="dead")
     writer = dead.writer(made.barrier(2))
     left = {writer.write([LARGE], scope).path for scope in Scope}

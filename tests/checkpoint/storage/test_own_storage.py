@@ -219,11 +219,16 @@ def test_whatever_it_raises_is_the_storages_failure() -> None:
         def write(self, path: str, data: bytes) -> None:
             raise RuntimeError("the database is away")
 
+        def delete(self, path: str) -> None:
+            raise KeyError(path)
+
     CheckpointConfig(storage=Breaks, directory="breaks://x")
     with pytest.raises(
-        CheckpointStorageError, match="breaks://x/file cannot be written: the database is away"
+        CheckpointStorageError, match="breaks://x/file cannot be written: RuntimeError: the database is away"
     ):
         open_files("breaks://x").publish("file", b"")
+    with pytest.raises(CheckpointStorageError, match="breaks://x/file cannot be deleted: KeyError: 'file'"):
+        open_files("breaks://x").delete("file")
 
 
 class Blind(Kept):

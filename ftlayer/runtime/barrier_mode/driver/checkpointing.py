@@ -67,7 +67,7 @@ from ftlayer.errors import (
     StaleOwnerError,
     error_for_code,
 )
-from ftlayer.printable import shown_url, text_of
+from ftlayer.printable import described, shown_url
 from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, GivenUp, resealed
 from ftlayer.runtime.barrier_mode.driver.letters import JobLetters, LetterPlaces
@@ -408,7 +408,7 @@ def _said(error: BaseException) -> str:
     if isinstance(error, FTLayerError):
         return str(error)
     logger.error("checkpoints failed in a way they never should", exc_info=error)
-    return f"{type(error).__name__}: {text_of(error)}"
+    return described(error)
 
 
 class RestorePoints:
@@ -463,9 +463,7 @@ class RestorePoints:
                 return
             except BaseException as error:
                 logger.error("a restore failed in a way it never should", exc_info=error)
-                self._happened(
-                    RestoreFailed(number, JobError(f"{type(error).__name__}: {text_of(error)}"), lasting=True)
-                )
+                self._happened(RestoreFailed(number, JobError(described(error)), lasting=True))
                 return
             self._later(lambda: self._restored(asked, chosen, made))
 

@@ -17,7 +17,7 @@ from ftlayer.errors import (
     UncommittableError,
 )
 from ftlayer.functions.writers import call_commit
-from ftlayer.printable import text_of
+from ftlayer.printable import described, text_of
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import reseal_captured
 from ftlayer.runtime.protocol.sealed import reseal, unseal
 from ftlayer.topology.job_graph import JobGraph
@@ -99,7 +99,7 @@ def _raise(failed: dict[str, BaseException], checkpoint: int) -> NoReturn:
                 "CheckpointConfig the key that it was taken with"
             )
         else:
-            what = f"commit failed: {type(error).__name__}: {text_of(error)}"
+            what = f"commit failed: {described(error)}"
         said.append(f"sink {sink!r}: checkpoint {checkpoint} is complete, and {what}")
     text = "; ".join(said)
     if never:

@@ -35,7 +35,7 @@ from ftlayer.errors import (
 )
 from ftlayer.partitioning.partitioners import OutgoingRows
 from ftlayer.partitioning.replay import HashByKeyGroup, key_groups, subtasks_of
-from ftlayer.printable import text_of
+from ftlayer.printable import described
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.records.keyhash import spark_hash
 from ftlayer.runtime.barrier_mode.driver.outbox import (
@@ -180,7 +180,7 @@ def letter_of(requeued: RequeuedLetter) -> ChainLetter:
         letter: ChainLetter = plain_codec(ChainLetter).unpack(msgpack.unpackb(requeued.facts), "letter")
     except (MalformedRequestError, ValueError, msgpack.UnpackException) as error:
         raise CheckpointDamagedError(
-            f"a requeued letter of {requeued.stream!r} makes no sense: {error}; is it of a newer ftlayer?"
+            f"a requeued letter of {requeued.stream!r} makes no sense: {described(error)}; is it of a newer ftlayer?"
         ) from error
     attempts = tuple(
         FailedAttempt(each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)
@@ -812,7 +812,7 @@ def _said(error: BaseException) -> FTLayerError:
     if isinstance(error, FTLayerError):
         return error
     logger.error("dead letters failed in a way they never should", exc_info=error)
-    return CheckpointError(f"{type(error).__name__}: {text_of(error)}")
+    return CheckpointError(described(error))
 
 
 def _failed(error: BaseException) -> None:

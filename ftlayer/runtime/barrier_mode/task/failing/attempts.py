@@ -27,6 +27,7 @@ from ftlayer.functions.keyed import Key, MapTable
 from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
 from ftlayer.functions.values import NAN
 from ftlayer.partitioning.replay import key_groups
+from ftlayer.printable import described
 from ftlayer.records.ids import I64Array
 from ftlayer.records.ipc import may_share, row_alone
 from ftlayer.records.keyhash import spark_hash
@@ -565,7 +566,7 @@ class RecordAttempts:
         except OtherColumnsError as error:
             return NO_KEY, str(error)
         except (pa.ArrowException, OSError, StopIteration) as error:
-            return NO_KEY, f"its record cannot be read: {error}"
+            return NO_KEY, f"its record cannot be read: {described(error)}"
         # Operators with a key begin their chains.
         (key,) = [self._keys.drawn()] if enters else self._keys.of(row, letter.input)
         return key, "its key cannot be read" if key is NO_KEY else ""
