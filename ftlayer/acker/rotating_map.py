@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import mmap
 import resource
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,6 @@ import numpy.typing as npt
 from ftlayer.errors import ConfigError, MachineError
 
 from . import kernels
-from .arena import Arena
 
 U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -44,6 +44,9 @@ _SHARE = 64
 # A region of a power of two would put the same line of all segments into the same sets of the caches.
 _REGION_GRAIN = 64
 _BYTES_PER_LINE = 64 + 32 + 8
+_PAGE = mmap.PAGESIZE
+# Linux: don't count untouched pages against the commit limit. Python names the constant from 3.13 on.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if hasattr(mmap, "MADV_DODUMP") else 0)
 
 
 class Entries(NamedTuple):
@@ -94,6 +97,29 @@ def as_stamp(bucket: int) -> np.uint16:
     if not 0 <= bucket <= MAX_STAMP:
         raise ConfigError(f"bucket {bucket}: expected 0 (never expires) to {MAX_STAMP}")
     return np.uint16(bucket)
+
+
+class Arena:
+    """One anonymous mapping seen as a zeroed array of ``rows`` times ``width`` items of ``dtype``.
+
+    Reserving is free; a page costs memory from its first write until `release`. Raises `OSError` where the
+    address space (or its limit) is too small.
+    """
+
+    def __init__(self, rows: int, width: int, dtype: npt.DTypeLike) -> None:
+        self.width = width
+        self._row_bytes = np.dtype(dtype).itemsize * width
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        self._mapping = mmap.mmap(-1, rows * self._row_bytes, flags=flags)
+        self.array: npt.NDArray[Any] = np.frombuffer(self._mapping, dtype=dtype, count=rows * width)
+
+    def release(self, start: int, stop: int) -> None:
+        """Give back the memory of the pages wholly within rows ``start`` to ``stop``, all zero by now."""
+        advice = getattr(mmap, "MADV_DONTNEED", None)
+        first = -(-start * self._row_bytes // _PAGE) * _PAGE
+        last = stop * self._row_bytes // _PAGE * _PAGE
+        if advice is not None and last > first:
+            self._mapping.madvise(advice, first, last - first)
 
 
 class RotatingHashMap:
@@ -201,17 +227,6 @@ class RotatingHashMap:
             while level > 0 and _limit(_lines_at(segment, level - 1)) > needed / _MAX_LOAD:
                 level -= 1
             self._resize(segment, level)
-
-    def longest_run(self) -> int:
-        """Return the length of the longest run of full lines: no search reads more than one line more."""
-        longest = 0
-        for segment in range(kernels.SEGMENTS):
-            first = int(segment * self._stride)
-            lines = self._arenas[0].array[8 * first : 8 * (first + int(self._lines[segment]))].reshape(-1, 8)
-            not_full = np.flatnonzero(lines[:, kernels.PLACES - 1] == 0)
-            gaps = np.diff(np.concatenate([not_full, not_full[:1] + len(lines)]))
-            longest = max(longest, int(gaps.max()) - 1)
-        return longest
 
     def _prepare_for_more(self) -> None:
         """Note the peaks, and grow the segment that is closest to its limit ahead of its time.

@@ -386,8 +386,6 @@ def _ended_with_its_program(record: OrderRecord) -> OrderRecord:
 
 
 class State(StrEnum):
-    """The values of ``--state``."""
-
     PENDING = "pending"
     WAITING = "waiting"
     DELIVERY = "delivery"
@@ -560,8 +558,6 @@ app.command()(health)
 
 
 class RecordState(StrEnum):
-    """The values of ``inspect --list``."""
-
     PENDING = "pending"
     WAITING = "waiting"
     DELIVERY = "delivery"

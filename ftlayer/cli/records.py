@@ -64,7 +64,7 @@ def keepers(gatherer: Gatherer) -> list[str]:
     if not there:
         names = ", ".join(view.vertex for view in up)
         raise ConfigError(
-            f"nothing that was found here keeps records ({names}): a job in barrier mode has dead letters alone, and "
+            f"nothing of what was found ({names}) keeps records: a job in barrier mode has dead letters alone, and "
             "those if it has a failure policy. Others are named by --vertex (a store that a program has open, or an "
             "address) and --checkpoints (a job's directory); ftlayer inspect PATH reads one that no program has open"
         )

@@ -34,8 +34,6 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who may log in."""
-
     name: str
     role: Role
     token: str = field(repr=False)
@@ -46,8 +44,6 @@ class User:
 
 
 class Users:
-    """All who may log in."""
-
     def __init__(self, users: tuple[User, ...]) -> None:
         self._users = users
 

@@ -8,15 +8,11 @@ from ftlayer.errors import ConfigError
 
 
 class Mode(StrEnum):
-    """The values of ``--mode``."""
-
     ACKER = "acker"
     BARRIER = "barrier"
 
 
 class Engine(StrEnum):
-    """The values of ``--engine``."""
-
     MICROBATCH = "microbatch"
     CONTINUOUS = "continuous"
 
@@ -30,8 +26,6 @@ class Kind(StrEnum):
 
 
 class Kill(StrEnum):
-    """The values of ``--kill``."""
-
     NONE = "none"
     SLOT = "slot"
     VERTEX = "vertex"

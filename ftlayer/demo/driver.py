@@ -136,8 +136,6 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run's directory, ``root``."""
-
     root: Path
 
     @property

@@ -24,8 +24,6 @@ Own = Callable[[Any], Any] | None
 
 
 class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C, which are registered
-    """One value a key."""
-
     __slots__ = ("_context", "_own", "_table", "default", "ttl")
 
     def __init__(
@@ -50,11 +48,9 @@ class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C,
         return value if self._own is None else self._own(value)
 
     def set(self, value: Any) -> None:
-        """Replace the value."""
         self._table[self._context.key] = value if self._own is None else self._own(value)
 
     def clear(self) -> None:
-        """Remove the value."""
         self._table.pop(self._context.key, None)
 
     def _initial(self) -> Any:
@@ -66,8 +62,6 @@ ValueHandle.register(native.DictValueHandle)
 
 
 class ListHandle:
-    """A list a key."""
-
     __slots__ = ("_context", "_own", "_table", "ttl")
 
     def __init__(self, context: Call, table: ListTable, ttl: StateTtl | None = None, own: Own = None) -> None:
@@ -77,11 +71,9 @@ class ListHandle:
         self.ttl = ttl
 
     def append(self, value: Any) -> None:
-        """Add a value at the end."""
         self._table.extend(self._context.key, (value if self._own is None else self._own(value),))
 
     def extend(self, values: Iterable[Any]) -> None:
-        """Add values at the end."""
         self._table.extend(self._context.key, values if self._own is None else owned_all(list(values)))
 
     def get(self) -> list[Any]:
@@ -89,7 +81,6 @@ class ListHandle:
         return self._table.get(self._context.key)
 
     def clear(self) -> None:
-        """Remove all values."""
         self._table.clear(self._context.key)
 
 
@@ -112,7 +103,6 @@ class MapHandle(MutableMapping[Any, Any]):
         return field in self._table.items(self._context.key)
 
     def get(self, field: Any, default: Any = None) -> Any:
-        """Return an item's value, or ``default``."""
         value = self._table.items(self._context.key).get(field, default)
         return value if self._own is None or value is default else self._own(value)
 
@@ -143,7 +133,6 @@ class MapHandle(MutableMapping[Any, Any]):
         return len(self._table.items(self._context.key))
 
     def clear(self) -> None:
-        """Remove all items."""
         self._table.clear(self._context.key)
 
 
@@ -158,7 +147,6 @@ class ReducingHandle:
         self._function = function
 
     def add(self, value: Any) -> None:
-        """Take a value in."""
         old = self._value.get()
         self._value.set(value if old is NOTHING else self._function(old, value))
 
@@ -168,7 +156,6 @@ class ReducingHandle:
         return None if value is NOTHING else value
 
     def clear(self) -> None:
-        """Remove the value."""
         self._value.clear()
 
 
@@ -191,7 +178,6 @@ class AggregatingHandle:
         self._result = result
 
     def add(self, value: Any) -> None:
-        """Take a value in."""
         old = self._value.get()
         self._value.set(self._add(self._create() if old is NOTHING else old, value))
 
@@ -203,7 +189,6 @@ class AggregatingHandle:
         return aggregate if self._result is None else self._result(aggregate)
 
     def clear(self) -> None:
-        """Remove the aggregate."""
         self._value.clear()
 
 

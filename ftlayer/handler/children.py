@@ -268,7 +268,6 @@ class UntrackedChildren:
         return self._n
 
     def names(self, edge: int) -> U64Array:
-        """Return consecutive numbers."""
         return np.arange(self._first, self._first + self._n, dtype=np.uint64)
 
     def copies(self, edge: int, owner: str, channel: int | I32Array) -> None:

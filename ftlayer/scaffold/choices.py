@@ -17,22 +17,16 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
 class ProjectKind(StrEnum):
-    """The values of ``--kind``."""
-
     QUERY = "query"
     TOPOLOGY = "topology"
 
 
 class ProjectMode(StrEnum):
-    """The values of ``--mode``."""
-
     ACKER = "acker"
     BARRIER = "barrier"
 
 
 class ProjectSource(StrEnum):
-    """The values of ``--source``."""
-
     FILES = "files"
     TAIL = "tail"
     KAFKA = "kafka"
@@ -48,8 +42,6 @@ class ProjectSource(StrEnum):
 
 
 class ProjectSink(StrEnum):
-    """The values of ``--sink``."""
-
     FILES = "files"
     PRINT = "print"
     KAFKA = "kafka"

@@ -133,7 +133,6 @@ def _refusal(row: NatsRow, most_bytes: int) -> str | None:
 
 
 def to_chunks(rows: Iterable[NatsRow]) -> Iterator[bytes]:
-    """Pack rows into chunks, in order."""
     chunk: list[bytes] = []
     size = 0
     for row in rows:

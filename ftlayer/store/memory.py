@@ -78,7 +78,6 @@ class SortedKeys:
         return block[search(block, key)]
 
     def below(self, key: bytes) -> bytes | None:
-        """Return the highest key below ``key``."""
         at = bisect_left(self._lasts, key)
         if at < len(self._blocks):
             block = self._blocks[at]
@@ -317,7 +316,6 @@ class MemoryStore:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all keys and values."""
         self._check_open()
         return self._used_bytes
 

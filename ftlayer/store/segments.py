@@ -43,8 +43,6 @@ class Head:
 
 
 class Segments:
-    """The tables ``segments`` and ``done``."""
-
     def __init__(self, payloads: Payloads) -> None:
         self._payloads = payloads
 

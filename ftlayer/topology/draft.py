@@ -146,7 +146,6 @@ class GraphDraft:
             node.operator = replace(node.operator, uid=self._free_uid(uid))
 
     def set_parallelism(self, place: int, parallelism: int) -> None:
-        """Set an operator's number of subtasks."""
         node = self._nodes[place]
         check_parallelism(parallelism, repr(node.operator.uid))
         node.parallelism = parallelism

@@ -161,7 +161,6 @@ class WriterThread(Generic[T]):
         self._signals.put(True)
 
     def waiting(self) -> list[T]:
-        """Return what is not written yet."""
         with self._lock:
             return list(self._items)
 

@@ -334,7 +334,6 @@ class Completion:
     def publish_failed(
         self, checkpoint: int, reason: str, final: FTLayerError | None, now: Now
     ) -> list[CheckpointInstruction]:
-        """The metadata could not be written."""
         pending = self._answered(checkpoint, CheckpointStage.PUBLISHING)
         self._current = None
         return self._flight.abort(pending, AbortReason.STORAGE, now, reason, final)

@@ -79,7 +79,6 @@ def scheme_of(url: str) -> str:
 
 
 def join(url: str, *parts: str) -> str:
-    """Return the place ``parts`` below ``url``."""
     return "/".join((url.rstrip("/"), *parts))
 
 

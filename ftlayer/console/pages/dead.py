@@ -149,7 +149,6 @@ WORK_PAGE = LivePage("/dead/plans/{plan}", "work.html", ("work",), _work, "/dead
 
 @router.get("/dead")
 def dead_page(request: Request) -> Response:
-    """Show the groups."""
     return LIVE.respond(request)
 
 

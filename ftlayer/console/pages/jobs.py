@@ -119,7 +119,6 @@ def job_page(request: Request, job: str) -> Response:
 
 @router.get("/jobs/{job}/checkpoints")
 def checkpoint_page(request: Request, job: str) -> Response:
-    """Show a job's checkpoints."""
     return CHECKPOINT_PAGE.respond(request)
 
 
@@ -139,7 +138,6 @@ def ask_page(request: Request, job: str, action: str, caller: Operator) -> Respo
 
 @router.post("/jobs/{job}/orders")
 def order(request: Request, job: str, caller: Operator, form: PostedForm) -> Response:
-    """Put an order on the board."""
     console = console_of(request)
     slot = form.text("slot")
     if slot and not slot.isdecimal():

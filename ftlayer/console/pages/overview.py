@@ -31,7 +31,6 @@ MOST_ENTRIES = 500
 
 @router.get("/audit")
 def audit_page(request: Request, vertex: str = "", after: str = "") -> Response:
-    """Show the log."""
     watch = console_of(request).watch
     found = audit_of(watch, vertex=vertex, after=after)
     return page(
@@ -170,7 +169,6 @@ async def log_in(request: Request) -> Response:
 
 @router.post("/logout")
 async def log_out(request: Request, form: PostedForm) -> Response:
-    """End the session."""
     console = console_of(request)
     console.sessions.end(session_key(request.headers, console.cookie))
     answer = go_to(LOGIN)

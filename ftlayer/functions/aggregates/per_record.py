@@ -281,7 +281,6 @@ class AggregatesPerRecord:
         self._is_bare = len(plan.state) == 1
 
     def create(self) -> Any:
-        """Return the state without any record."""
         return self._joined([each.create for each in self._aggregates])
 
     def add(self, state: Any, record: Any) -> Any:

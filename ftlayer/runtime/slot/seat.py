@@ -149,7 +149,6 @@ class Seating:
 
     @property
     def is_reading(self) -> bool:
-        """Whether a source has not ended."""
         return any(seat.reading for seat in self.seats.values())
 
 

@@ -431,7 +431,6 @@ class TrackedQuery:
 
     @property
     def name(self) -> str:
-        """The query's name."""
         return self._supervisor.name
 
     @property

@@ -228,7 +228,6 @@ def ipc_to_rows(data: bytes | pa.Buffer | None) -> Iterator[pa.RecordBatch]:
 
 
 def with_roots(batch: pa.RecordBatch, roots: U64) -> pa.RecordBatch:
-    """Append the column `ROOT`."""
     return batch.append_column(ROOT, pa.array(roots))
 
 

@@ -49,7 +49,6 @@ _grpc_process: int | None = None
 
 
 def monotonic_ms() -> int:
-    """Return the monotone clock in milliseconds."""
     return time.monotonic_ns() // 1_000_000
 
 
