@@ -24,6 +24,8 @@ Own = Callable[[Any], Any] | None
 
 
 class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C, which are registered
+    """One value a key."""
+
     __slots__ = ("_context", "_own", "_table", "default", "ttl")
 
     def __init__(
@@ -62,6 +64,8 @@ ValueHandle.register(native.DictValueHandle)
 
 
 class ListHandle:
+    """A list a key."""
+
     __slots__ = ("_context", "_own", "_table", "ttl")
 
     def __init__(self, context: Call, table: ListTable, ttl: StateTtl | None = None, own: Own = None) -> None:

@@ -431,6 +431,7 @@ class TrackedQuery:
 
     @property
     def name(self) -> str:
+        """The query's name."""
         return self._supervisor.name
 
     @property
