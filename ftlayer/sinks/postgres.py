@@ -255,8 +255,8 @@ class PostgresSink(DataSourceStreamArrowWriter):
         """Return the staged rows of messages that the table, as it is now, refuses if they are committed together.
 
         All of them if it is not there, closed, or another one than it was. They are removed if ``take_out`` says so,
-        which is called with them in the same transaction: a commit of the messages moves the others. Raises `SinkError`,
-        and `ConfigError` where they are not staged for this table.
+        which is called with them in the same transaction: a commit of the messages moves the others. Raises
+        `SinkError`, and `ConfigError` where they are not staged for this table.
         """
         from ftlayer.sinks import staging
 
