@@ -32,7 +32,8 @@ from ftlayer.errors import (
     ProtocolError,
     SourceError,
 )
-from ftlayer.printable import described
+from ftlayer.functions.failures import raise_signalled, traceback_of
+from ftlayer.printable import MAX_TEXT, described, text_of
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.connectors.lane import BatchLimits
@@ -622,8 +623,8 @@ class _Slot:
         logger.error("slot %s fails", self._order.slot, exc_info=error)
         final = lasting(error)
         said = error if final is None else final
-        reason = str(said) if isinstance(said, FTLayerError) else described(said)
-        trace = "".join(traceback.format_exception(error))
+        reason = text_of(said) if isinstance(said, FTLayerError) else described(said)
+        trace = traceback_of(error, MAX_TEXT)
         damaged = self._mode.damaged(error)
         code = "" if final is None else final.code
         blamed = self._blamed(said)

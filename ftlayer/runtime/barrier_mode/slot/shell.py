@@ -38,7 +38,7 @@ from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCanc
 from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import this_process
 from ftlayer.partitioning.replay import groups_of
-from ftlayer.printable import described
+from ftlayer.printable import described, text_of
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
@@ -436,7 +436,7 @@ class SnapshotRunner:
         )
         if not part.cancelled:
             part.cancelled = True
-            reason = str(error) if isinstance(error, CheckpointError) else described(error)
+            reason = text_of(error) if isinstance(error, CheckpointError) else described(error)
             final = lasting(error)
             code = "" if final is None else final.code
             declined = SubtaskDeclined(
