@@ -7,6 +7,7 @@ old one held; a value that it cannot hold fails its row, and no other. Everythin
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -67,7 +68,8 @@ def fit_rows(stored: pa.RecordBatch, schema: pa.Schema) -> FittedRows:
     misfits: dict[int, str] = {}
     for field in schema:
         if field.name in stored.schema.names:
-            columns.append(_fit_column(stored.column(field.name), field, misfits))
+            fitted = _fit_column(stored.column(field.name), field, misfits)
+            columns.append(_without_missing(stored.column(field.name), fitted, field, misfits))
         elif field.nullable:
             # As in Spark's own file formats: rows from before a column was there have none.
             columns.append(pa.nulls(stored.num_rows, field.type))
@@ -117,19 +119,68 @@ def _cast_one_by_one(column: pa.Array, field: pa.Field, misfits: dict[int, str])
 def _without_changed(
     column: pa.Array, fitted: pa.Array, field: pa.Field, misfits: dict[int, str]
 ) -> pa.Array:
-    """Take out values that the type does not hold as they were. Text is parsed: what it reads as is what it meant."""
+    """Take out values that the type does not hold as they were. Text is parsed: what it reads as is what it meant.
+
+    Arrow reads hexadecimal digits too, which Spark does not, and takes a number that is too large for infinity.
+    """
     if kind_of(column.type) == "text":
-        return fitted
+        compute, odd, text = pa.compute, None, column.cast(pa.large_string())
+        if types.is_integer(field.type):
+            odd = compute.match_substring(text, "x", ignore_case=True)
+        elif types.is_floating(field.type):
+            infinite = compute.is_inf(fitted.cast(pa.float64()))
+            odd = compute.and_(
+                infinite, compute.invert(compute.match_substring(text, "inf", ignore_case=True))
+            )
+        return (
+            fitted if odd is None else _without(odd, "it is no such number", column, fitted, field, misfits)
+        )
     back = row_digests(pa.record_batch([cast_by_value(fitted, column.type, safe=False)], ["value"]))
     was = row_digests(pa.record_batch([column], ["value"]))
-    changed = [row for row, (one, other) in enumerate(zip(was, back, strict=True)) if one != other]
-    for row in changed:
-        if fitted[row].is_valid:
-            misfits.setdefault(row, _misfit(column.slice(row, 1), field, "it would be changed"))
-    if not changed:
+    valid = fitted.is_valid().to_pylist()
+    changed = [there and one != other for there, one, other in zip(valid, was, back, strict=True)]
+    return _without(changed, "it would be changed", column, fitted, field, misfits)
+
+
+def _without_missing(
+    column: pa.Array, fitted: pa.Array, field: pa.Field, misfits: dict[int, str]
+) -> pa.Array:
+    """Take out rows with a null where the schema has none: Spark would read it as 0."""
+    if not _has_missing(fitted, field):
         return fitted
-    keep = pa.array([row not in misfits for row in range(len(fitted))])
-    return pa.compute.if_else(keep, fitted, pa.scalar(None, field.type))
+    missing = [
+        row not in misfits and _has_missing(fitted.take(pa.array([row])), field) for row in range(len(fitted))
+    ]
+    return _without(missing, "it may not be null", column, fitted, field, misfits)
+
+
+def _has_missing(values: pa.Array, field: pa.Field) -> bool:
+    if values.null_count and not field.nullable:
+        return True
+    kind, values = field.type, values.drop_null()
+    if types.is_struct(kind):
+        return any(_has_missing(values.field(at), each) for at, each in enumerate(kind))
+    if types.is_map(kind):
+        return _has_missing(values.items, kind.item_field)
+    return isinstance(kind, pa.ListType | pa.LargeListType) and _has_missing(
+        values.flatten(), kind.value_field
+    )
+
+
+def _without(
+    wrong: Sequence[bool] | pa.Array,
+    why: str,
+    column: pa.Array,
+    fitted: pa.Array,
+    field: pa.Field,
+    misfits: dict[int, str],
+) -> pa.Array:
+    odd = pa.array(wrong, pa.bool_()).fill_null(False)
+    if not odd.true_count:
+        return fitted
+    for row in pa.compute.indices_nonzero(odd).to_pylist():
+        misfits.setdefault(row, _misfit(column.slice(row, 1), field, why))
+    return pa.compute.if_else(odd, pa.scalar(None, field.type), fitted)
 
 
 def may_become(old: pa.DataType, new: pa.DataType) -> bool:

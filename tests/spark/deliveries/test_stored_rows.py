@@ -76,7 +76,27 @@ def test_a_refusal_says_how_the_records_that_wait_come_through(now: pa.Schema) -
         (pa.bool_(), pa.decimal128(3, 1), [True], [decimal.Decimal(1)]),
         (pa.bool_(), pa.int64(), [True, False], [1, 0]),
         (pa.int64(), pa.string(), [7], ["7"]),
-        (pa.string(), pa.int64(), ["7", "007", "x"], [7, 7, "misfit"]),
+        (pa.string(), pa.int64(), ["7", "007", "x", "0x10", None], [7, 7, "misfit", "misfit", None]),
+        (pa.string(), pa.float64(), ["1e400", "-inf", "0.1"], ["misfit", float("-inf"), 0.1]),
+        (pa.string(), pa.float32(), ["1e39", "Infinity", None], ["misfit", float("inf"), None]),
+        (
+            pa.list_(pa.int32()),
+            pa.list_(pa.field("element", pa.int64(), False)),
+            [[1], [2, None], None, []],
+            [[1], "misfit", None, []],
+        ),
+        (
+            pa.map_(pa.string(), pa.list_(pa.int32())),
+            pa.map_(pa.string(), pa.field("value", pa.list_(pa.field("element", pa.int32(), False)), False)),
+            [[("a", [1])], [("a", None)], [("a", [None])], []],
+            [[("a", [1])], "misfit", "misfit", []],
+        ),
+        (
+            pa.struct([("x", pa.int64())]),
+            pa.struct([pa.field("x", pa.int64(), False)]),
+            [{"x": 1}, {"x": None}, None],
+            [{"x": 1}, "misfit", None],
+        ),
         (
             NAIVE,
             pa.date32(),
