@@ -14,6 +14,7 @@ from ftlayer.errors import FTLayerError
 from ftlayer.transport.address import Address
 from ftlayer.transport.connection import Connection
 from ftlayer.transport.flight_connection import TRANSPORT_ERRORS, TokenCheck, WriterThread
+from ftlayer.transport.sockets import Door
 
 
 class TokenServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -44,6 +45,17 @@ class TokenServer(flight.FlightServerBase):  # type: ignore[misc]
         )
         _live.add(self)
         self.address = listen.of_server(self.port, tls=tls)
+        self._door = None if listen.path else Door(self.port)
+
+    def admitted(self, context: flight.ServerCallContext) -> None:
+        """Tell that a call has the token: its connection stays. For the beginning of each method."""
+        if self._door is not None:
+            self._door.shown(context.peer())
+
+    def shutdown(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        super().shutdown()
 
     def stop(self, timeout_s: float) -> None:
         """Take no more calls; wait for those under way, ``timeout_s`` at the longest: open streams may never end."""

@@ -10,21 +10,26 @@ import hashlib
 import hmac
 import logging
 import os
+import resource
 import secrets
 import shutil
 import socket
 import stat
 import struct
+import sys
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ftlayer.errors import ConfigError, UnauthorizedError
 from ftlayer.secret_files import is_private, unused
-from ftlayer.transport.address import Address, is_socket_path
+from ftlayer.transport.address import Address, is_socket_path, split_address
 from ftlayer.transport.frames import FrameKind, FrameSocket
 
 logger = logging.getLogger(__name__)
@@ -284,6 +289,139 @@ def bounded_http(base: Any, most: int) -> type[Any]:
                 self.transport.abort()
 
     return Bounded
+
+
+UNSHOWN_BYTES = 128 << 20
+"""So much may all connections have sent that have not shown the token: gRPC holds a message whole before it asks."""
+
+MOST_UNSHOWN, LEAST_UNSHOWN = 1_024, 8
+
+Peer = tuple[str, int]
+
+
+class Doorkeeper:
+    """Decides which connections to a server end that have not shown the token. Rules: the clock is passed in.
+
+    All together they have half of the descriptors that nothing else uses, and `UNSHOWN_BYTES`; one that sends nothing
+    for `REQUEST_S` ends as well.
+    """
+
+    def __init__(self) -> None:
+        self._shown: Set[Peer] = set()
+        self._unshown: dict[
+            Peer, tuple[int, float]
+        ] = {}  # what it has sent, and since when; the oldest first
+
+    def look(self, there: Mapping[Peer, int], shown: Set[Peer], free: int, now: float) -> list[Peer]:
+        """Return whom to end.
+
+        ``there`` has who is connected and how many bytes each has sent, ``shown`` who has shown the token since the
+        last look, ``free`` how many descriptors are.
+        """
+        self._shown = there.keys() & (self._shown | shown)
+        before, self._unshown = self._unshown, {}
+        for peer in (*(each for each in before if each in there), *there):
+            if peer not in self._shown:
+                sent, since = before.get(peer, (-1, now))
+                self._unshown[peer] = there[peer], (since if sent == there[peer] else now)
+        ended = [peer for peer, (_, since) in self._unshown.items() if now - since >= REQUEST_S]
+        left = [peer for peer, (_, since) in self._unshown.items() if now - since < REQUEST_S]
+        most = max(LEAST_UNSHOWN, min(MOST_UNSHOWN, (free + len(self._unshown)) // 2))
+        over = max(len(left) - most, 0)
+        ended += left[:over]
+        held = sum(there[peer] for peer in left[over:])
+        for peer in sorted(left[over:], key=there.__getitem__, reverse=True):
+            if held > UNSHOWN_BYTES:
+                held -= there[peer]
+                ended.append(peer)
+        return ended
+
+
+class Door:
+    """Ends those connections to a TCP port of this process that a `Doorkeeper` names, by a thread, until `close`.
+
+    It takes no descriptor while it works: there may be none.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._keeper = Doorkeeper()
+        self._shown: deque[str | Peer] = deque()
+        self._nothing, self._hand = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="ftlayer-door", daemon=True).start()
+
+    def shown(self, peer: str | Peer) -> None:
+        """Tell that ``peer``, as gRPC or a socket has it, has shown the token."""
+        self._shown.append(peer)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _run(self) -> None:
+        with self._nothing, self._hand:
+            took_s = 0.0
+            while not self._closed.wait(max(_LOOK_S, 20 * took_s)):
+                now = time.monotonic()
+                self._look(now)
+                took_s = time.monotonic() - now
+
+    def _look(self, now: float) -> None:
+        # First of all: who has shown the token by now is connected.
+        shown = {_peer(each) for each in {self._shown.popleft() for _ in range(len(self._shown))}}
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = _ALL_FILES if limit == resource.RLIM_INFINITY else min(limit, _ALL_FILES)
+        try:
+            files: Collection[int] = [int(name) for name in os.listdir("/dev/fd")]
+        except OSError:  # no descriptor is free
+            files = range(limit)
+        found: dict[Peer, int] = {}
+        there: dict[Peer, int] = {}
+        for file in files:
+            with contextlib.suppress(OSError):  # what is none of its connections, or has ended meanwhile
+                peer, sent = _connection(file, self._port)
+                found[peer], there[peer] = file, sent
+        for peer in self._keeper.look(there, shown, max(limit - len(files), 0), now):
+            self._end(found[peer], peer)
+
+    def _end(self, file: int, peer: Peer) -> None:
+        """End a connection by a copy of its descriptor, which may be another one's by now."""
+        with contextlib.suppress(OSError):
+            os.dup2(file, self._hand.fileno(), inheritable=False)
+            if _peer(self._hand.getpeername()) == peer:
+                self._hand.shutdown(socket.SHUT_RDWR)
+        os.dup2(self._nothing.fileno(), self._hand.fileno(), inheritable=False)
+
+
+_LOOK_S = 0.2
+_ALL_FILES = 1 << 16
+_INFO_BYTES, _RECEIVED = 136, 128  # of Linux's struct tcp_info, and where tcpi_bytes_received is in it
+
+
+def _connection(file: int, port: int) -> tuple[Peer, int]:
+    """Return the other end of a connection to ``port``, and what that has sent (0 where the system does not say).
+
+    OSError where the descriptor is none of one.
+    """
+    # Of a family whose addresses are long enough for all.
+    looked_at = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, file)
+    try:
+        name = looked_at.getsockname()
+        if not isinstance(name, tuple) or name[1] != port:
+            raise OSError(errno.ENOTCONN, "a connection to somewhere else")
+        sent = 0
+        if sys.platform == "linux":
+            info = looked_at.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            (sent,) = struct.unpack_from("Q", info, _RECEIVED)
+        return _peer(looked_at.getpeername()), sent
+    finally:
+        looked_at.detach()
+
+
+def _peer(name: str | Peer) -> Peer:
+    """Return one form of what sockets and gRPC ("ipv6:%5B::1%5D:80") say."""
+    host, port = split_address(unquote(name.partition(":")[2]), "peer") if isinstance(name, str) else name[:2]
+    return host.partition("%")[0].removeprefix("::ffff:"), port
 
 
 def _try_socket(path: str) -> None:

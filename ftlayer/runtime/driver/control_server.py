@@ -123,6 +123,7 @@ class ControlServer(TokenServer):
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         """Serve one instance to the end of its stream."""
+        self.admitted(context)
         try:
             self._serve(descriptor, reader, writer)
         except FTLayerError as error:

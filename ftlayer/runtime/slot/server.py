@@ -156,6 +156,7 @@ class _FlightChannels(TokenServer):
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
+        self.admitted(context)
         try:
             self._senders.serve(descriptor.command or b"", frames_of(reader), writer.write_metadata)
         except FTLayerError as error:

@@ -126,6 +126,7 @@ class VertexServer(TokenServer):
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
         """Run one action to its end; see the module's docstring."""
+        self.admitted(context)
         try:
             body = self._checked(action.body)
             if action.type == "call":
@@ -190,6 +191,7 @@ class VertexServer(TokenServer):
         writer: flight.FlightMetadataWriter,
     ) -> None:
         """Run the calls of a stream; see the module's docstring."""
+        self.admitted(context)
         self._run_put(descriptor, reader, writer.write)
 
     def do_exchange(
@@ -200,6 +202,7 @@ class VertexServer(TokenServer):
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         """Do what `do_put` does, for clients that want to be able to cancel."""
+        self.admitted(context)
         self._run_put(descriptor, reader, writer.write_metadata)
 
     def _run_put(
