@@ -28,6 +28,8 @@ from ftlayer.transport.address import MAX_PORT, parse_listen
 MIB = 1 << 20
 GIB = 1 << 30
 
+TCP_LISTEN = "127.0.0.1:7077"
+
 CLIENT_DEADLINE_MS = 120_000
 """So long clients wait for an answer, sending their call again meanwhile, unless they are told otherwise."""
 
@@ -115,22 +117,23 @@ class ServeOptions:
     Attributes:
         vertex: what it keeps.
         token: the secret every request has to bring, 16 to 4096 visible ASCII characters.
-        listen: ``"host:port"``; port 0 is any free one. ``"[::1]:7077"`` for IPv6. Or ``"unix:/path"``: a Unix socket
-            in a directory of yours that other users cannot enter.
+        listen: ``"unix:/path"``, a Unix socket in a directory of yours that other users cannot enter; None: one in the
+            store's directory, or with ``tls_cert`` ``"127.0.0.1:7077"``. ``"host:port"`` (``"[::1]:7077"`` for IPv6;
+            port 0 is any free one) lets all connect that reach it, who are bounded, not kept out, before their token.
         tls_cert, tls_key: PEM text of certificate chain and private key; required off loopback.
         tls_client_ca: PEM of what clients' certificates are signed by; None: clients need none.
     """
 
     vertex: VertexOptions
     token: str = field(repr=False)
-    listen: str = "127.0.0.1:7077"
+    listen: str | None = None
     tls_cert: bytes | None = None
     tls_key: bytes | None = field(default=None, repr=False)
     tls_client_ca: bytes | None = None
 
     def __post_init__(self) -> None:
         check_instance(self.vertex, "vertex", VertexOptions)
-        address = parse_listen(self.listen, "listen")
+        address = parse_listen(self.listen or TCP_LISTEN, "listen")
         check_token(self.token)
         check_bytes(self.tls_cert, "tls_cert")
         check_bytes(self.tls_key, "tls_key")

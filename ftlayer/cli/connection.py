@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ftlayer.monitor.sources import VertexSource
 
 EXIT_ERROR = 1
-DEFAULT_ADDRESS = "grpc://127.0.0.1:7077"
 DEADLINE_MS = 3_000
 """So long a vertex may take to say how it is: it answers in a millisecond, or hangs."""
 
@@ -123,7 +122,9 @@ class Asking:
             gatherer.close()
 
     def _sources(self, *, shows_killed: bool, may_be_none: bool) -> tuple[VertexSource, ...]:
+        from ftlayer.config import TCP_LISTEN
         from ftlayer.monitor.sources import sources_given, sources_here
+        from ftlayer.vertex.service.access import served_here
 
         places = list(self.vertex or ())
         if not places and self.token_file is None:
@@ -141,7 +142,7 @@ class Asking:
                     f"or an address, and the file with its token by --token-file, or set FTLAYER_TOKEN{killed}"
                 )
         return sources_given(
-            places or [DEFAULT_ADDRESS],
+            places or [str(store) for store in served_here()] or [f"grpc://{TCP_LISTEN}"],
             token=lambda: token_of(self.token_file),
             root_certs=None if self.root_certs is None else read_file(self.root_certs, "--root-certs"),
             client_pem=None if self.client_pem is None else read_secret(self.client_pem, "--client-pem"),

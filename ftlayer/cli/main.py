@@ -635,8 +635,15 @@ def demo(
 def serve(
     path: Annotated[Path, typer.Argument(help="Directory of the store; made if it is missing.")],
     listen: Annotated[
-        str, typer.Option(help="host:port; port 0 is any free one. Or unix:/path.")
-    ] = "127.0.0.1:7077",
+        str | None,
+        typer.Option(
+            metavar="unix:PATH|HOST:PORT",
+            help="Without it, a Unix socket in the store's directory, for processes of this user; with --tls-cert "
+            "127.0.0.1:7077. To HOST:PORT (port 0 is any free one) all can connect that reach it, who before they "
+            "show the token can make the vertex hold 128 MiB of messages and half of its free descriptors: keep it "
+            "to networks that you trust, by a firewall or --tls-client-ca.",
+        ),
+    ] = None,
     token_file: TokenFile = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM of the certificate chain; required off loopback.")

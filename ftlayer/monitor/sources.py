@@ -12,7 +12,13 @@ from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.transport.address import parse_address
 from ftlayer.transport.sockets import socket_directories
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.access import ACCESS_FILE, FOUND_ACCESS_FILE, is_process, read_access
+from ftlayer.vertex.service.access import (
+    ACCESS_FILE,
+    FOUND_ACCESS_FILE,
+    is_process,
+    read_access,
+    served_here,
+)
 
 DEADLINE_MS = 10_000
 """So long a call may take that changes something."""
@@ -100,11 +106,14 @@ def sources_given(
 ) -> tuple[VertexSource, ...]:
     """Return the vertices at ``places``: addresses, and paths of stores whose driver runs on this machine.
 
-    ``token`` is called for an address alone, and the certificates are those of addresses: a path has its own. Raises
+    ``token`` is called for an address, and a store that ``ftlayer serve`` runs; the certificates are those of
+    addresses: an embedded vertex has its own. Raises
     `ConfigError`, and `VertexUnavailableError` for a path whose driver is gone.
     """
     return tuple(
-        _at_address(place, token(), root_certs, client_pem) if "://" in place else _at_path(Path(place))
+        _at_address(place, token(), root_certs, client_pem)
+        if "://" in place
+        else _at_path(Path(place), token)
         for place in dict.fromkeys(places)
     )
 
@@ -144,10 +153,13 @@ def _at_address(address: str, token: str, root_certs: bytes | None, client_pem: 
     )
 
 
-def _at_path(path: Path) -> VertexSource:
+def _at_path(path: Path, token: Callable[[], str]) -> VertexSource:
     file = path / ACCESS_FILE if path.is_dir() else path
     if not file.exists():
-        what = "has no vertex that is embedded in a running program" if path.is_dir() else "is not there"
+        store = path.resolve()
+        if (address := served_here().get(store)) is not None:
+            return VertexSource(short_name(store.name), str(address), token(), path=str(store))
+        what = "is served by no program that runs" if path.is_dir() else "is not there"
         raise ConfigError(
             f"--vertex: {path} {what}: name a store's directory while its program runs (it has {ACCESS_FILE} then), or "
             "an address like grpc://127.0.0.1:7077"

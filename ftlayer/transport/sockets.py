@@ -222,7 +222,7 @@ class SocketDirectory:
         made = cls(path, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _try_socket(f"{path}/{_LONGEST_NAME}")
+            try_socket(f"{path}/{_LONGEST_NAME}")
         except OSError:
             made.remove()
             raise
@@ -308,9 +308,8 @@ class Doorkeeper:
 
     def __init__(self) -> None:
         self._shown: Set[Peer] = set()
-        self._unshown: dict[
-            Peer, tuple[int, float]
-        ] = {}  # what it has sent, and since when; the oldest first
+        # What each has sent, and since when no more; the oldest first.
+        self._unshown: dict[Peer, tuple[int, float]] = {}
 
     def look(self, there: Mapping[Peer, int], shown: Set[Peer], free: int, now: float) -> list[Peer]:
         """Return whom to end.
@@ -370,11 +369,11 @@ class Door:
         # First of all: who has shown the token by now is connected.
         shown = {_peer(each) for each in {self._shown.popleft() for _ in range(len(self._shown))}}
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        limit = _ALL_FILES if limit == resource.RLIM_INFINITY else min(limit, _ALL_FILES)
+        limit = sys.maxsize if limit == resource.RLIM_INFINITY else limit
         try:
             files: Collection[int] = [int(name) for name in os.listdir("/dev/fd")]
         except OSError:  # no descriptor is free
-            files = range(limit)
+            files = range(min(limit, _MOST_FILES))
         found: dict[Peer, int] = {}
         there: dict[Peer, int] = {}
         for file in files:
@@ -394,7 +393,7 @@ class Door:
 
 
 _LOOK_S = 0.2
-_ALL_FILES = 1 << 16
+_MOST_FILES = 1 << 16
 _INFO_BYTES, _RECEIVED = 136, 128  # of Linux's struct tcp_info, and where tcpi_bytes_received is in it
 
 
@@ -424,7 +423,8 @@ def _peer(name: str | Peer) -> Peer:
     return host.partition("%")[0].removeprefix("::ffff:"), port
 
 
-def _try_socket(path: str) -> None:
+def try_socket(path: str) -> None:
+    """Raise OSError unless a socket may be at ``path``."""
     if not is_socket_path(path):
         raise OSError(errno.ENAMETOOLONG, f"{path} is too long for a socket, or has odd characters")
     with socket.socket(socket.AF_UNIX) as probe:

@@ -66,7 +66,7 @@ def test_an_address_takes_the_token_that_is_given() -> None:
 
 def test_a_place_that_is_none_is_said(tmp_path: Path) -> None:
     for place, said in (
-        (tmp_path, "has no vertex that is embedded in a running program"),
+        (tmp_path, "is served by no program that runs"),
         (tmp_path / "gone", "is not there"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -12,7 +12,7 @@ from ftlayer.config import check_token
 from ftlayer.errors import ConfigError, StorePathError
 from ftlayer.printable import described
 from ftlayer.secret_files import read_own_secret
-from ftlayer.transport.address import parse_address
+from ftlayer.transport.address import Address, parse_address
 from ftlayer.transport.sockets import remove_left, socket_directories
 
 ACCESS_FILE = "vertex.access"
@@ -20,6 +20,8 @@ ACCESS_FILE = "vertex.access"
 
 FOUND_ACCESS_FILE = "access.json"
 """Its name, or that of a link to it, in a `SocketDirectory`: there, tools find all servers of their user."""
+
+_STORE, _SERVED = "store", "served"
 
 NEW_ACCESS_FILE = "vertex.access.new"
 """What `ACCESS_FILE` is called until all of it is there."""
@@ -90,6 +92,27 @@ def link_access(directory: Path, path: Path) -> None:
         (directory / FOUND_ACCESS_FILE).symlink_to(path)
     except OSError as error:
         raise StorePathError(f"{directory} cannot be written: {error.strerror}") from error
+
+
+def link_served(directory: Path, store: Path, socket: str) -> None:
+    """Let tools find in a `SocketDirectory` where a store is served, and no more in that of a process that was killed.
+
+    Raises `StorePathError`.
+    """
+    for other in socket_directories():
+        if other != directory and (other / _STORE).is_symlink() and (other / _STORE).resolve() == store:
+            remove_left(other)
+    try:
+        (directory / _STORE).symlink_to(store)
+        (directory / _SERVED).symlink_to(socket)
+    except OSError as error:
+        raise StorePathError(f"{directory} cannot be written: {error.strerror}") from error
+
+
+def served_here() -> dict[Path, Address]:
+    """Return where stores are that ``ftlayer serve`` runs for this user without ``--listen``."""
+    served = [path for path in socket_directories() if (path / _SERVED).exists()]
+    return {(path / _STORE).resolve(): Address(path=str((path / _SERVED).resolve())) for path in served}
 
 
 def remove_access(path: Path, access: AccessFile) -> None:

@@ -17,6 +17,8 @@ MODE = 0o700
 DESCRIPTION = "vertex.json"
 ROUTES = "routes.json"
 LOG_FILE = "vertex.log"
+SOCKET = "socket"
+"""A directory that no other user can enter, even where the store's is another."""
 _NEW_DESCRIPTION = "vertex.new"
 _FORMAT = 1
 # Made by mkfs: a volume that has just been mounted is as good as empty.
@@ -60,7 +62,7 @@ def prepare_vertex(path: Path) -> None:
         path.mkdir(mode=MODE, exist_ok=True)
         if not (path / DESCRIPTION).exists():
             shards = {shard.name for shard in path.glob("shard-*")}
-            own = {_NEW_DESCRIPTION, ROUTES, LOG_FILE, ACCESS_FILE, NEW_ACCESS_FILE, _LOST_AND_FOUND}
+            own = {_NEW_DESCRIPTION, ROUTES, LOG_FILE, ACCESS_FILE, NEW_ACCESS_FILE, SOCKET, _LOST_AND_FOUND}
             check_no_others(path, own | shards)
     except OSError as error:
         raise _unusable(path, error) from error

@@ -24,7 +24,7 @@ from pyarrow import flight
 from ftlayer import __version__
 from ftlayer.acker import warm_up
 from ftlayer.checks import duration_ms
-from ftlayer.config import ServeOptions, VertexOptions
+from ftlayer.config import TCP_LISTEN, ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError, FTLayerError, MalformedRequestError, VertexUnavailableError
 from ftlayer.records.traced import attempt_span, record_span, trace_of
 from ftlayer.store.lmdb_store import Durability, LmdbStore
@@ -41,13 +41,14 @@ from ftlayer.transport.flight_connection import (
     frames_of,
 )
 from ftlayer.transport.frames import pack
-from ftlayer.transport.sockets import Notifier, check_socket_free
+from ftlayer.transport.sockets import Notifier, SocketDirectory, check_socket_free, try_socket
 from ftlayer.vertex.calls import Reply
 from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
-from ftlayer.vertex.service.directory import fix_shards, prepare_vertex
+from ftlayer.vertex.service.access import link_served
+from ftlayer.vertex.service.directory import SOCKET, fix_shards, prepare_vertex
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.vertex.service.metrics import Metrics, Probes, vertex_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
@@ -368,14 +369,15 @@ def serve(
         stop.set()
 
     _check_tls(options)
-    _check_free(options)
+    place, sockets = _place(options)
+    _check_free(place)
     keep_freed_memory()
     poll_in_place()
     tracing = tracing_of(os.environ)
     spans = None if tracing is None else open_spans(tracing, "ftlayer-vertex", __version__)
     probes = Probes()
     # Behind a Unix socket there is no host.
-    host = parse_listen(options.listen, "listen").host or "127.0.0.1"
+    host = place.host or "127.0.0.1"
     asked = _Scraped()
     otlp = OtlpMetrics(asked.gather, options.vertex.otlp_endpoint, "ftlayer-vertex")
     # Before the stores are opened and until they are closed: probes tell of both.
@@ -388,7 +390,9 @@ def serve(
             target=_compile_kernels, args=(on_fatal, stop), name="ftlayer-kernels", daemon=True
         ).start()
         try:
-            server = _listen(options, vertex)
+            server = _listen(options, place, vertex)
+            if sockets is not None:
+                link_served(Path(sockets.path), Path(options.vertex.path).resolve(), place.path)
             asked.vertex = vertex
             telling = _Telling(probes, notifier or Notifier("", None), on_ready)
             with _signals() as signals, otlp:
@@ -402,6 +406,8 @@ def serve(
             vertex.close()
             if spans is not None:
                 spans.close()
+            if sockets is not None:
+                sockets.remove()
     server.stop(_LAST_ANSWERS_S)
     return EXIT_FAULT if faults else EXIT_STOPPED
 
@@ -481,14 +487,36 @@ def _compiled(began: float) -> bool:
     return True
 
 
-def _listen(options: ServeOptions, vertex: Vertex) -> VertexServer:
+def _place(options: ServeOptions) -> tuple[Address, SocketDirectory | None]:
+    """Return where to listen, and where tools find that, if it is nowhere that was named."""
+    if options.listen is not None or options.tls_cert is not None:
+        return parse_listen(options.listen or TCP_LISTEN, "listen"), None
+    store = Path(options.vertex.path).resolve()
+    prepare_vertex(store)
+    sockets = SocketDirectory.make("tools find this vertex by its address alone")
+    try:
+        (store / SOCKET).mkdir(mode=0o700, exist_ok=True)
+        try_socket(f"{store / SOCKET}/probe")
+        return Address(path=f"{store / SOCKET}/vertex"), sockets
+    except OSError as error:
+        if sockets is None:
+            raise ConfigError(
+                f"listen: no socket can be in {store}: {error.strerror}: name a place"
+            ) from error
+        logger.warning(
+            "%s; each start listens at another path, but for one that --listen names", error.strerror
+        )
+        return sockets.socket("vertex"), sockets
+
+
+def _listen(options: ServeOptions, place: Address, vertex: Vertex) -> VertexServer:
     certificate = None
     if options.tls_cert is not None and options.tls_key is not None:
         certificate = options.tls_cert, options.tls_key
     try:
         return VertexServer(
             vertex,
-            listen=parse_listen(options.listen, "listen"),
+            listen=place,
             token=options.token,
             max_message_bytes=options.vertex.max_message_bytes,
             certificate=certificate,
@@ -496,7 +524,7 @@ def _listen(options: ServeOptions, vertex: Vertex) -> VertexServer:
         )
     except (pa.ArrowException, OSError) as error:
         vertex.close()
-        raise ConfigError(f"listen: cannot listen on {options.listen} ({error})") from error
+        raise ConfigError(f"listen: cannot listen on {place.listen} ({error})") from error
 
 
 def _check_tls(options: ServeOptions) -> None:
@@ -511,9 +539,8 @@ def _check_tls(options: ServeOptions) -> None:
         load_certificates(options.tls_client_ca, "tls_client_ca")
 
 
-def _check_free(options: ServeOptions) -> None:
+def _check_free(address: Address) -> None:
     """Find out before the store is opened: gRPC says only that it failed."""
-    address = parse_listen(options.listen, "listen")
     if address.path:
         check_socket_free(address.path, "listen")
         return
@@ -526,7 +553,7 @@ def _check_free(options: ServeOptions) -> None:
             if not address.is_here:
                 logger.info("%s is not on loopback: clients need TLS", host)
     except OSError as error:
-        raise ConfigError(f"listen: cannot listen on {options.listen}: {error.strerror or error}") from error
+        raise ConfigError(f"listen: cannot listen on {address.listen}: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -85,6 +85,7 @@ def test_serve_options_out_of_bounds_are_named(options: dict[str, Any], named: s
 
 
 def test_addresses() -> None:
+    assert ServeOptions(VertexOptions("x"), TOKEN).listen is None
     assert ServeOptions(VertexOptions("x"), TOKEN, "localhost:0").listen == "localhost:0"
     assert ServeOptions(VertexOptions("x"), TOKEN, "0.0.0.0:1", b"cert", b"key").listen == "0.0.0.0:1"
 

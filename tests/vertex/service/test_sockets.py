@@ -19,6 +19,7 @@ import pytest
 
 from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError
+from ftlayer.monitor.sources import sources_given
 from ftlayer.transport import sockets as sockets_module
 from ftlayer.transport.address import parse_address
 from ftlayer.transport.sockets import SocketDirectory, check_socket_free
@@ -205,6 +206,41 @@ def test_serve_takes_a_socket_and_no_second_one_takes_it_away(tmp_path: Path, ma
             assert client.health().incarnation == 1
         process.terminate()
         assert process.wait(600) == 0
+
+
+@pytest.mark.parametrize("name", ["store", "a store" + "x" * 80])
+def test_without_a_word_serve_takes_a_socket_that_the_stores_path_leads_to(
+    name: str, own_tmp: Path, tmp_path: Path
+) -> None:
+    """It took a port of loopback, which every user of the machine can connect to; a path may suit no socket."""
+    (store := tmp_path / name).mkdir(mode=0o755)
+    env = os.environ | {"FTLAYER_TOKEN": TOKEN, "TMPDIR": str(own_tmp)}
+    env.pop("FTLAYER_ADDRESS", None)
+
+    def command(*words: object) -> list[str]:
+        return [sys.executable, "-m", "ftlayer.cli.main", *map(str, words)]
+
+    with subprocess.Popen(command("serve", store), stdout=subprocess.PIPE, env=env, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().removeprefix("ftlayer vertex at ").partition(", ")[0]
+        path = Path(parse_address(address, "address").path)
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert (path.parent.parent == store) == (name == "store")
+        (found,) = sources_given([str(store)], token=lambda: TOKEN)
+        assert (found.address, found.path) == (address, str(store))
+        token_file = own_tmp / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(TOKEN)
+        for words in (("--token-file", token_file), ("--vertex", store), ("--vertex", address)):
+            done = subprocess.run(
+                command("dead", "list", *words), env=env, capture_output=True, text=True, check=False
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+        again = subprocess.run(command("serve", store), env=env, capture_output=True, text=True, check=False)
+        assert again.returncode in (1, 2), "its socket is taken, or its store"
+        process.terminate()
+        assert process.wait(600) == 0
+    assert list(own_tmp.iterdir()) == [token_file]
 
 
 def left_directory(parent: Path, name: str, link: Path, age_s: float) -> Path:
