@@ -98,7 +98,6 @@ def _match(pairs: Any, line: Any, key: Any) -> Any:
 
 @helper
 def _used(pairs: Any, line: Any) -> Any:
-    """Number of used places in the line."""
     at = line * _8
     used = _0
     for place in range(PLACES):

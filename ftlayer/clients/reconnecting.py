@@ -49,7 +49,6 @@ class Reconnecting:
 
     @property
     def is_early(self) -> bool:
-        """Whether it is not to be tried yet."""
         return self._since is not None and self._clock() < self._again
 
     def wait(self, most_s: float) -> float:

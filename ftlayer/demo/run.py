@@ -171,7 +171,6 @@ class BatchTally(Tally):
 
     @property
     def p50_batch_s(self) -> float:
-        """The median of what a batch takes."""
         return statistics.median(self.batch_seconds) if self.batch_seconds else 0.0
 
     def count(self, happening: Happening) -> None:

@@ -279,7 +279,6 @@ def _names(site: Site, edge: int, parents: U64Array, ordinals: U64Array) -> U64A
 
 
 def _by_record_id(values: _Numbers, offsets: I32Array | None) -> _Numbers:
-    """Repeat a value of each record for each of its RecordIds."""
     return values if offsets is None else np.repeat(values, np.diff(offsets)).astype(values.dtype, copy=False)
 
 

@@ -101,7 +101,6 @@ _program_of_kept_reports = ReportKeeper()
 
 
 def kept_reports() -> ReportKeeper:
-    """Return what keeps the reports of this program's jobs."""
     return _program_of_kept_reports
 
 

@@ -45,7 +45,6 @@ class Orders:
         return len(self._under_way)
 
     def answers(self) -> tuple[OrderAnswer, ...]:
-        """Return what is to be announced now."""
         ended = (answer for id, answer in self._ended.items() if id in self._untold)
         return (*self._new.values(), *self._under_way.values(), *ended)
 

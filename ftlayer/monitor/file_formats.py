@@ -16,7 +16,6 @@ class ExportFormat(StrEnum):
 
     @property
     def media_type(self) -> str:
-        """The type by which browsers know it."""
         return "application/x-ndjson" if self is ExportFormat.JSONL else "application/vnd.apache.parquet"
 
     @classmethod

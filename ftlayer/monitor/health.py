@@ -192,7 +192,6 @@ def job_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None = No
 
 
 def driver_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None = None) -> Judgement:
-    """Judge a job by what its driver said last."""
     job = announced.job
     if job.final:
         return _judged(_ended(view.vertex, job))
@@ -212,7 +211,6 @@ def driver_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None =
 
 
 def _health_of_records(view: VertexView, owner: str) -> Judgement:
-    """Judge what a vertex holds of a job."""
     if not view.is_up:
         return Judgement(Health.OK)
     streams = tuple(stream for stream in view.streams if stream.owner == owner)
@@ -442,7 +440,6 @@ def _dead(view: VertexView) -> Iterator[Finding]:
 
 
 def _late(view: VertexView) -> list[DeadGroup]:
-    """Return the groups that a letter came to lately."""
     return [group for group in view.groups if group.last_seen_ms > view.as_of_ms - LATELY_MS]
 
 

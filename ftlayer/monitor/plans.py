@@ -83,7 +83,6 @@ class Search:
         return replace(self._calls[0], limit=min(limit, MAX_SELECTED))
 
     def take(self, page: RecordPage) -> tuple[RecordInfo, ...]:
-        """Return the records of a page that the filter takes."""
         self.examined += page.examined
         call = self._calls.popleft()
         if page.more:

@@ -119,7 +119,6 @@ def sources_given(
 
 
 def source_of_client(client: VertexClient) -> VertexSource:
-    """Return the vertex that a client talks to."""
     return _at_address(client.address, client.token, client.root_certs, client.client_pem)
 
 

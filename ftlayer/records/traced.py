@@ -76,7 +76,6 @@ def record_span(origin: int) -> int:
 
 
 def attempt_span(root: int) -> int:
-    """Return the id of the span of the attempt with this root."""
     return mixed(root ^ _ATTEMPT) or 1
 
 

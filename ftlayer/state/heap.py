@@ -80,15 +80,12 @@ class HeapState:
         self._tables: dict[str, dict[Key, Any] | HeapList | HeapMap] = {}
 
     def values(self, name: str) -> MutableMapping[Key, Any]:
-        """Return the table of single values of this name."""
         return self._table(name, dict)
 
     def lists(self, name: str) -> HeapList:
-        """Return the table of lists of this name."""
         return self._table(name, HeapList)
 
     def maps(self, name: str) -> HeapMap:
-        """Return the table of mappings of this name."""
         return self._table(name, HeapMap)
 
     def describe(self, name: str, values: str) -> None:

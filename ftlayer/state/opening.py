@@ -163,21 +163,18 @@ class SubtaskState:
     # ------------------------------------------------------------ for snapshots
 
     def all_operators(self) -> Iterable[SubtaskOperatorStates]:
-        """Return the operator states of all operators."""
         return self._operators.values()
 
     def all_timers(self) -> list[tuple[TableInfo, KeyGroups, TimerService]]:
         return [(info, self._groups[info.operator], service) for info, service in self._timers.values()]
 
     def caches(self) -> list[StateCache]:
-        """Return what has some of the state in a form of its own."""
         return [cache for state in self._states.values() for cache in state.caches]
 
     def by_number(self) -> dict[int, tuple[TableInfo, KeyGroups]]:
         return {info.number: (info, groups) for info, groups, _ in self.tables}
 
     def as_saved(self, info: TableInfo) -> TableInfo:
-        """Return a table as a snapshot tells of it."""
         state = self._states[info.operator]
         declared = state.declarations.is_declared(info.name)
         return replace(info, declared=declared, values=state.described(info.name))

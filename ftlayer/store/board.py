@@ -50,7 +50,6 @@ def delete_order(txn: WriteTransaction, owner: str, order: str) -> None:
 
 
 def checkpoint_key(owner: str, ended_ms: int, number: int) -> bytes:
-    """Return the key of a checkpoint that has ended."""
     tail = ended_ms.to_bytes(_TIME_BYTES, "big") + number.to_bytes(_TIME_BYTES, "big")
     return _prefix(_CHECKPOINT, owner) + tail
 

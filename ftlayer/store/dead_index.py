@@ -77,7 +77,6 @@ def delete_group(txn: WriteTransaction, stream: int, number: int) -> None:
 
 
 def all_groups(txn: ReadTransaction) -> Iterator[GroupRecord]:
-    """Iterate over all groups by stream and number."""
     for key, value in txn.scan("groups"):
         try:
             operator, kind, example, count, first_ms, last_ms = unpack(value)

@@ -192,12 +192,10 @@ _PART_BYTES = 4
 
 
 def is_kept(txn: ReadTransaction, job: str, file: str, part: int) -> bool:
-    """Whether a part of a job's file was taken in."""
     return txn.get("meta", _prefix(job, file) + part.to_bytes(_PART_BYTES, "big")) is not None
 
 
 def put_kept(txn: WriteTransaction, job: str, file: str, part: int) -> None:
-    """Note that a part was taken in."""
     txn.put("meta", _prefix(job, file) + part.to_bytes(_PART_BYTES, "big"), b"1")
 
 

@@ -720,7 +720,6 @@ class LmdbStore:
 
     @property
     def format_version(self) -> int:
-        """The version of the layout this store was written in."""
         return self._header.format_version
 
     @property

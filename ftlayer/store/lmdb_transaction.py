@@ -21,7 +21,6 @@ _DISK_FULL_BYTES = 1 << 20
 
 
 def translate(error: lmdb.Error, path: Path) -> StoreError:
-    """Return what to raise instead of an error of LMDB."""
     if isinstance(error, lmdb.MapFullError):
         return StoreFullError(
             f"{path} is full: no page is free for this change; wait until records complete, or open it "
@@ -42,7 +41,6 @@ def translate(error: lmdb.Error, path: Path) -> StoreError:
 
 
 def disk_full(path: Path) -> StoreFullError:
-    """Return the error for a disk without room."""
     return StoreFullError(
         f"{path}: its disk is full; nothing of this change was kept. Free some space on that disk"
     )
@@ -122,7 +120,6 @@ def part_size(page_size: int) -> int:
 
 
 def encode_inline(check: int, value: bytes | memoryview) -> bytes:
-    """Return the entry of a small value."""
     return b"".join((_HEAD.pack(_INLINE, check), value))
 
 
@@ -153,7 +150,6 @@ def parts_prefix(number: int) -> bytes:
 
 
 def number_of(key: bytes | memoryview) -> int:
-    """Return the number in a part's key."""
     number: int = _PART_KEY.unpack(key)[0]
     return number
 

@@ -63,7 +63,6 @@ def _decode_query(value: bytes | memoryview) -> QueryRecord:
 
 
 def put_job(txn: WriteTransaction, name: str, run: str) -> None:
-    """Store which run a topology belongs to."""
     txn.put("meta", _JOB + name.encode(), run.encode())
 
 

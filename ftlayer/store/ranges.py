@@ -45,7 +45,6 @@ class StoredPartition:
 
 
 def put_ranges(txn: WriteTransaction, stream: int, partition: str, stored: StoredPartition) -> None:
-    """Store what is known of a partition."""
     packed = pack([_FORMAT, stored.number, stored.place, [list(each) for each in stored.ranges]])
     txn.put("meta", _prefix(stream) + partition.encode(), packed)
 

@@ -90,11 +90,9 @@ class RowInfo:
         )
 
     def history(self, row: int) -> History:
-        """Return the failed attempts of one row."""
         return self.histories[row] if self.histories else ()
 
     def edit(self, row: int) -> Edit:
-        """Return the last edit of one row."""
         return self.edits[row] if self.edits else NOT_EDITED
 
 

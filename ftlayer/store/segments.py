@@ -81,7 +81,6 @@ class Segments:
         return take_rows(self._whole_payload(txn, sequence, head), which)
 
     def body(self, txn: ReadTransaction, sequence: int) -> bytes:
-        """Return the payload of a segment as it is written."""
         return bytes(self._body(txn, sequence))
 
     def _body(self, txn: ReadTransaction, sequence: int) -> bytes | memoryview:

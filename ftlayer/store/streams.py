@@ -63,7 +63,6 @@ def all_streams(txn: ReadTransaction) -> Iterator[tuple[str, StreamRecord]]:
 
 
 def next_stream_number(txn: ReadTransaction) -> int:
-    """Return a number that no stream has yet."""
     return 1 + max((record.number for _, record in all_streams(txn)), default=0)
 
 
@@ -111,7 +110,6 @@ def get_asked_pause_ms(txn: ReadTransaction, stream: int) -> int:
 
 
 def put_asked_pause_ms(txn: WriteTransaction, stream: int, pause_ms: int) -> None:
-    """Store the longest pause that a failure in a stream has asked for."""
     txn.put("meta", _PAUSE + stream.to_bytes(4, "big"), pause_ms.to_bytes(8, "big"))
 
 
@@ -133,12 +131,10 @@ def get_cursor(txn: ReadTransaction, stream: int, reader: str) -> bytes:
 
 
 def put_cursor(txn: WriteTransaction, stream: int, reader: str, position: bytes) -> None:
-    """Store how far a reader has read."""
     txn.put("meta", _CURSOR + b"%08x/" % stream + reader.encode(), position)
 
 
 def put_entry(txn: WriteTransaction, stream: int, entry: LogEntry) -> None:
-    """Add an entry to a stream's delivery log."""
     txn.put("delivery", _entry_key(stream, entry.start), pack([entry.segment, entry.rows]))
 
 

@@ -178,7 +178,6 @@ class GraphDraft:
         self._closed[head] = feedback
 
     def graph(self) -> StreamGraph:
-        """Return the graph as it is now."""
         nodes = [
             StreamNode(node.operator, node.parallelism or self.parallelism, node.retry, node.on_failure)
             for node in self._nodes

@@ -85,7 +85,6 @@ class StreamGraph:
         return Forward() if same else Rebalance()
 
     def schema_of(self, edge: StreamEdge) -> pa.Schema:
-        """Return the schema of the records on an edge."""
         if edge.tag == LETTERS:
             return LETTER_SCHEMA
         return outputs_of(self.node(edge.source).operator)[edge.tag]

@@ -70,7 +70,6 @@ def reads_again(operator: Operator) -> bool:
 
 
 def side_outputs_of(operator: Operator) -> tuple[tuple[str, pa.Schema], ...]:
-    """Return tag and schema of each side output."""
     return operator.side if isinstance(operator, Process | CoProcess) else ()
 
 
@@ -473,7 +472,6 @@ def partitioner_name(partitioner: Partitioner | ReplayPartitioner, routing: int 
 
 
 def stored_name(partitioner: Partitioner | ReplayPartitioner) -> str:
-    """Say what is stored with a record for an edge to be replayed by."""
     return "subtask" if isinstance(partitioner, Forward) else partitioner_name(partitioner)
 
 

@@ -183,7 +183,6 @@ def unpack_map(
 
 
 def malformed(where: str, wanted: str, got: object) -> MalformedRequestError:
-    """Return the error for a field that is not what it should be."""
     return MalformedRequestError(f"{where}: expected {wanted}, got {_shown(got)}")
 
 

@@ -29,7 +29,7 @@ from urllib.parse import unquote
 
 from ftlayer.errors import ConfigError, UnauthorizedError
 from ftlayer.secret_files import is_private, unused
-from ftlayer.transport.address import Address, is_socket_path, split_address
+from ftlayer.transport.address import Address, is_socket_path
 from ftlayer.transport.frames import FrameKind, FrameSocket
 
 logger = logging.getLogger(__name__)
@@ -296,7 +296,8 @@ UNSHOWN_BYTES = 128 << 20
 
 MOST_UNSHOWN, LEAST_UNSHOWN = 1_024, 8
 
-Peer = tuple[str, int]
+Peer = tuple[str, str]
+"""A host and a port."""
 
 
 class Doorkeeper:
@@ -345,13 +346,13 @@ class Door:
     def __init__(self, port: int) -> None:
         self._port = port
         self._keeper = Doorkeeper()
-        self._shown: deque[str | Peer] = deque()
+        self._shown: deque[str] = deque()
         self._nothing, self._hand = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="ftlayer-door", daemon=True).start()
 
-    def shown(self, peer: str | Peer) -> None:
-        """Tell that ``peer``, as gRPC or a socket has it, has shown the token."""
+    def shown(self, peer: str) -> None:
+        """Tell that ``peer``, as gRPC has it (``"ipv6:%5B::1%5D:80"``), has shown the token."""
         self._shown.append(peer)
 
     def close(self) -> None:
@@ -367,7 +368,8 @@ class Door:
 
     def _look(self, now: float) -> None:
         # First of all: who has shown the token by now is connected.
-        shown = {_peer(each) for each in {self._shown.popleft() for _ in range(len(self._shown))}}
+        said = {self._shown.popleft() for _ in range(len(self._shown))}
+        shown = {_peer(*unquote(each.partition(":")[2]).rpartition(":")[::2]) for each in said}
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = sys.maxsize if limit == resource.RLIM_INFINITY else limit
         try:
@@ -387,7 +389,7 @@ class Door:
         """End a connection by a copy of its descriptor, which may be another one's by now."""
         with contextlib.suppress(OSError):
             os.dup2(file, self._hand.fileno(), inheritable=False)
-            if _peer(self._hand.getpeername()) == peer:
+            if _peer(*self._hand.getpeername()[:2]) == peer:
                 self._hand.shutdown(socket.SHUT_RDWR)
         os.dup2(self._nothing.fileno(), self._hand.fileno(), inheritable=False)
 
@@ -412,15 +414,13 @@ def _connection(file: int, port: int) -> tuple[Peer, int]:
         if sys.platform == "linux":
             info = looked_at.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             (sent,) = struct.unpack_from("Q", info, _RECEIVED)
-        return _peer(looked_at.getpeername()), sent
+        return _peer(*looked_at.getpeername()[:2]), sent
     finally:
         looked_at.detach()
 
 
-def _peer(name: str | Peer) -> Peer:
-    """Return one form of what sockets and gRPC ("ipv6:%5B::1%5D:80") say."""
-    host, port = split_address(unquote(name.partition(":")[2]), "peer") if isinstance(name, str) else name[:2]
-    return host.partition("%")[0].removeprefix("::ffff:"), port
+def _peer(host: str, port: str | int) -> Peer:
+    return host.strip("[]").partition("%")[0].removeprefix("::ffff:"), str(port)
 
 
 def try_socket(path: str) -> None:

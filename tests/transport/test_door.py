@@ -60,8 +60,8 @@ def test_who_ends(steps: list[Step]) -> None:
     unshown: dict[Peer, tuple[float, float, int]] = {}  # came, last sent, bytes
     for ports, showing, free, passed in steps:
         now += passed
-        there = {("::1", port): sent for port, sent in ports.items()}
-        showing_peers = {("::1", port) for port in showing}
+        there = {("::1", str(port)): sent for port, sent in ports.items()}
+        showing_peers = {("::1", str(port)) for port in showing}
         ended = keeper.look(there, showing_peers, free, now)
         shown = (shown | showing_peers) & set(there)
         known = {

@@ -56,7 +56,6 @@ class Signer:
         return hasher.digest()
 
     def metadata(self, data: bytes) -> bytes:
-        """Return the checksum of a metadata file."""
         hasher = hashlib.blake2b(data, key=self._key, digest_size=DIGEST_BYTES, person=b"ftlayer metadata")
         return hasher.digest()
 

@@ -186,7 +186,6 @@ class _Counted:
 
 
 def given_up() -> SnapshotCancelledError:
-    """Return what writers of a checkpoint that was given up get."""
     return SnapshotCancelledError("the checkpoint was given up while it was written")
 
 

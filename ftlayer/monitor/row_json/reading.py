@@ -206,7 +206,6 @@ def _float(value: Any, kind: pa.DataType) -> float:
 
 
 def _stored(number: float, kind: pa.DataType) -> float:
-    """Return a number as it is after it was stored."""
     return float(pa.scalar(number, pa.float64()).cast(kind, safe=False).as_py())
 
 

@@ -125,7 +125,6 @@ class Subject:
 
 
 def holds(condition: Condition, subject: Subject) -> bool:
-    """Whether a condition holds for a record."""
     match condition:
         case Every(parts):
             return all(holds(part, subject) for part in parts)
@@ -405,7 +404,6 @@ class Where:
                 return _all_pushed((condition,), now_ms)
 
     def matches(self, vertex: str, info: RecordInfo, names: JobNames, now_ms: int) -> bool:
-        """Whether it holds for a record of a vertex."""
         return self.condition is None or holds(self.condition, Subject(vertex, info, names, now_ms))
 
 

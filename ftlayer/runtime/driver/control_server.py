@@ -122,7 +122,6 @@ class ControlServer(TokenServer):
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        """Serve one instance to the end of its stream."""
         self.admitted(context)
         try:
             self._serve(descriptor, reader, writer)

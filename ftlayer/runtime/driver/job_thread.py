@@ -116,7 +116,6 @@ class JobReport:
         self._to_wall_ms = time.time_ns() // 1_000_000 - self.started_ms
 
     def update(self, instance: str, counters: dict[str, int], now_ms: int) -> None:
-        """Take what an instance has counted so far."""
         self._meter.update(instance, counters, now_ms)
 
     def update_exemplars(self, exemplars: Mapping[str, Exemplar]) -> None:
@@ -392,7 +391,6 @@ class JobThread:
         self._events.put(splits)
 
     def source_backlog(self, source: str, working_off: bool) -> None:
-        """Take from a source's planner whether it works off a backlog."""
         self.later(lambda: self.checkpoints.backlog(source, working_off))
 
     def broken(self, error: FTLayerError) -> None:

@@ -50,7 +50,6 @@ ModeInstruction: TypeAlias = JobInstruction | StopJob | FailureNoted | LossesFor
 
 
 def failed(error: FTLayerError) -> StopJob:
-    """Return what ends the job with this error."""
     return StopJob(Over(JobState.FAILED, error), str(error).partition("\n")[0])
 
 

@@ -480,7 +480,6 @@ class PlannerRules:
         return []
 
     def _start_over(self, beginning: Beginning) -> None:
-        """All that was planned is of no use any more."""
         # Where the source ends is not to be asked twice: it ends there wherever it begins.
         if self._asked is not None and not isinstance(self._asked, FindEnd):
             self._asked = None
@@ -622,7 +621,6 @@ class PlannerRules:
         return [] if same else [WarnReadAgain(before)]
 
     def _restore(self, planned: PlannedRange) -> None:
-        """Have a range read to its end that was planned again."""
         assert self._beginning is not None
         before, *others = self._beginning.unfinished
         self._beginning = replace(self._beginning, unfinished=tuple(others))

@@ -262,7 +262,6 @@ def never_works(slot: int, failed: SlotFailed) -> JobStartError:
 
 
 def untracked(failure: str) -> SlotLostError:
-    """Return the error for a slot that was lost with FTStatus.OFF."""
     return SlotLostError(
         f"{failure}. With FTStatus.OFF nothing says which records it held, so the job ends; with FTStatus.ON they "
         "would be replayed"

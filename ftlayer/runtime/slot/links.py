@@ -192,7 +192,6 @@ class SlotLinks:
                 link.discard()
 
     def counts(self, slot: int, instance: str) -> bool:
-        """Whether what comes of this instance counts."""
         return self._roster.is_current(slot, instance)
 
     def transmit(self, slot: int, frame: bytes) -> None:

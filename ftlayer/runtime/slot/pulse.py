@@ -121,7 +121,6 @@ class Pulse:
         )
 
     def held_roots(self) -> list[U64Array]:
-        """Return the roots to be touched now."""
         core = self._core
         if core is None:
             # The others send already, and making a task ready may take long.

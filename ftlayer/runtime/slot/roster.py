@@ -76,7 +76,6 @@ class Roster:
             self._changed.notify_all()
 
     def is_current(self, slot: int, instance: str) -> bool:
-        """Whether what comes of this instance counts."""
         return self._current.get(slot) == instance
 
     def close(self) -> None:

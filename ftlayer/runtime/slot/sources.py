@@ -73,7 +73,6 @@ class _Running:
         self.reader.assign(splits)
 
     def done(self, done: SplitDone) -> None:
-        """A split need not be read again."""
         left = [each.without(done.split) if each.range == done.range else each for each in self.assigned]
         self.assigned = [each for each in left if each.mine or not each.splits]
 

@@ -70,7 +70,6 @@ class ChainPlan:
 
     @property
     def inputs(self) -> tuple[pa.Schema, ...]:
-        """The schemas of what the first of them takes."""
         first: Operator = self.vertex.operators[0]
         return first.inputs if isinstance(first, CoProcess) else (self.graph.edges_into(self.uid)[0].schema,)
 

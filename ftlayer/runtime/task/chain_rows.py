@@ -136,5 +136,4 @@ class WholeBatches:
         return 0
 
     def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
-        """There are none."""
         return {}

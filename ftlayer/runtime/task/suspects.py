@@ -69,7 +69,6 @@ class _NoSuspects:
         """Nothing was."""
 
     def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
-        """No record was named."""
         return ()
 
     def completed(self, checkpoint: int) -> None:

@@ -307,7 +307,6 @@ class StreamPlan:
         return replace(self, steps=(*self.steps, step), schemas=(*self.schemas, schema), schema=schema)
 
     def limited(self, uid: str, limit: Limit) -> StreamPlan:
-        """Return the plan with an operator's limit."""
         return replace(self, limits=(*self.limits, (uid, limit)))
 
     def failing_limits(self) -> dict[str, Limit]:

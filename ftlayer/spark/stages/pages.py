@@ -246,7 +246,6 @@ def keep_rows(batch: pa.RecordBatch, dropped: U64) -> pa.RecordBatch:
 
 
 def to_roots(data: bytes) -> U64:
-    """Read the roots of a head's field."""
     return np.frombuffer(data, np.uint64)
 
 

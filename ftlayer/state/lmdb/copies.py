@@ -73,13 +73,11 @@ def stored_value(group: int, packed_key: bytes, packed_value: bytes) -> bytes:
 
 
 def value_of(key: bytes, value: memoryview) -> memoryview:
-    """Return the packed value of an LMDB key and value."""
     body = value[GROUP.size :]
     return body[_first_length(body) :] if is_replaced(key) else body
 
 
 def entry_of(key: bytes, value: bytes) -> StoredEntry:
-    """Return what an LMDB key and value say."""
     (table,) = TABLE.unpack_from(key)
     (group,) = GROUP.unpack_from(value)
     if not is_replaced(key):

@@ -66,7 +66,6 @@ class LocalDirectory:
         new.rename(self.path / _LOCK)
 
     def close(self) -> None:
-        """Remove it with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
@@ -233,7 +232,6 @@ class LmdbStores:
     # ------------------------------------------------------------ what `Spilling` asks for
 
     def store(self, info: TableInfo, groups: KeyGroups) -> LmdbStateStore:
-        """Return the store of a new table."""
         return LmdbStateStore(self, info, groups)
 
     def move(self, tables: Sequence[Spilled]) -> int:

@@ -277,7 +277,6 @@ class FrozenState:
         return BackendSnapshot(self._write(writer, pace), self._operators)
 
     def release(self) -> None:
-        """Give up what is kept for it."""
         self._release()
 
 
@@ -526,7 +525,6 @@ class Changelog:
     # ------------------------------------------------------------ materialization
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether the state is to be materialized now."""
         with self._changed:
             if self._materializing is not None:
                 return False

@@ -58,7 +58,6 @@ class Migrations:
         self._allowed = () if isinstance(allowed, bool) else allowed
 
     def version(self, operator: str, table: str) -> int:
-        """Return the version of what the program writes into a table."""
         found = self._by_name.get((operator, plain_name(table)))
         return FIRST_VERSION if found is None else found.version
 

@@ -123,16 +123,13 @@ class OperatorTables:
         self._restored: dict[str, str] = {}
 
     def values(self, name: str) -> LayeredTable:
-        """Return the table of single values of this name."""
         return self._table(name, VALUE)[0]
 
     def lists(self, name: str) -> LayeredList:
-        """Return the table of lists of this name."""
         found: LayeredList = self._table(name, LIST)[1]
         return found
 
     def maps(self, name: str) -> LayeredMap:
-        """Return the table of mappings of this name."""
         found: LayeredMap = self._table(name, MAP)[1]
         return found
 

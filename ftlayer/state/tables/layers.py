@@ -405,7 +405,6 @@ class LayeredTable(_Raw):
     # ------------------------------------------------------------ all keys
 
     def __iter__(self) -> Iterator[Key]:
-        """Iterate over the keys as they are now."""
         keys = dict.fromkeys(dict.keys(self))
         gone = set(self._deleted)
         for layer in self._layers:

@@ -133,7 +133,6 @@ class Stream:
     log_age: LogAge = field(default_factory=LogAge)
 
     def add_due(self, segment: int, rows: I64) -> None:
-        """Make rows of a tracked segment due for replay."""
         if len(rows):
             self.due.append((segment, rows))
             self.due_rows += len(rows)

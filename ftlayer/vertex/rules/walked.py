@@ -151,7 +151,6 @@ class RecordContents:
         return sought in self._state.segments.body(self._txn, sequence)
 
     def rows_payload(self, sequence: int, head: Head, which: I64) -> pa.RecordBatch:
-        """Return the payload of some rows of a segment."""
         return self._state.segments.payload(self._txn, sequence, head, which)
 
 

@@ -21,7 +21,8 @@ ACCESS_FILE = "vertex.access"
 FOUND_ACCESS_FILE = "access.json"
 """Its name, or that of a link to it, in a `SocketDirectory`: there, tools find all servers of their user."""
 
-_STORE, _SERVED = "store", "served"
+STORE, SERVED = "store", "served"
+"""Links there to a store that is served, and to the socket."""
 
 NEW_ACCESS_FILE = "vertex.access.new"
 """What `ACCESS_FILE` is called until all of it is there."""
@@ -79,40 +80,25 @@ def is_process(pid: int) -> bool:
     return True
 
 
-def link_access(directory: Path, path: Path) -> None:
-    """Let tools find the access file ``path`` in a `SocketDirectory`, and no more in that of a killed driver.
+def link_access(directory: Path, path: Path, name: str = FOUND_ACCESS_FILE) -> None:
+    """Let tools find ``path`` in a `SocketDirectory`, and no more in that of a process that was killed.
 
     Raises `StorePathError`.
     """
     for other in socket_directories():
-        link = other / FOUND_ACCESS_FILE
+        link = other / name
         if other != directory and link.is_symlink() and link.resolve() == path.resolve():
             remove_left(other)
     try:
-        (directory / FOUND_ACCESS_FILE).symlink_to(path)
-    except OSError as error:
-        raise StorePathError(f"{directory} cannot be written: {error.strerror}") from error
-
-
-def link_served(directory: Path, store: Path, socket: str) -> None:
-    """Let tools find in a `SocketDirectory` where a store is served, and no more in that of a process that was killed.
-
-    Raises `StorePathError`.
-    """
-    for other in socket_directories():
-        if other != directory and (other / _STORE).is_symlink() and (other / _STORE).resolve() == store:
-            remove_left(other)
-    try:
-        (directory / _STORE).symlink_to(store)
-        (directory / _SERVED).symlink_to(socket)
+        (directory / name).symlink_to(path)
     except OSError as error:
         raise StorePathError(f"{directory} cannot be written: {error.strerror}") from error
 
 
 def served_here() -> dict[Path, Address]:
     """Return where stores are that ``ftlayer serve`` runs for this user without ``--listen``."""
-    served = [path for path in socket_directories() if (path / _SERVED).exists()]
-    return {(path / _STORE).resolve(): Address(path=str((path / _SERVED).resolve())) for path in served}
+    served = [path for path in socket_directories() if (path / SERVED).exists()]
+    return {(path / STORE).resolve(): Address(path=str((path / SERVED).resolve())) for path in served}
 
 
 def remove_access(path: Path, access: AccessFile) -> None:

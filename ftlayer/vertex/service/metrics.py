@@ -75,7 +75,6 @@ class Probes:
         self._vertex = vertex
 
     def serving(self) -> None:
-        """Tell that clients are served from now on."""
         self._phase = Phase.SERVING
 
     def stopping(self) -> None:

@@ -162,7 +162,6 @@ class Rules:
         self._trace(ended)
 
     def abandon(self) -> None:
-        """Tell that the transaction was not committed."""
         with self._lock:
             self._lost = self._lost or self._changes_memory
             if not self._lost:

@@ -47,7 +47,7 @@ from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
-from ftlayer.vertex.service.access import link_served
+from ftlayer.vertex.service.access import SERVED, STORE, link_access
 from ftlayer.vertex.service.directory import SOCKET, fix_shards, prepare_vertex
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.vertex.service.metrics import Metrics, Probes, vertex_families
@@ -392,7 +392,8 @@ def serve(
         try:
             server = _listen(options, place, vertex)
             if sockets is not None:
-                link_served(Path(sockets.path), Path(options.vertex.path).resolve(), place.path)
+                link_access(Path(sockets.path), Path(options.vertex.path).resolve(), STORE)
+                link_access(Path(sockets.path), Path(place.path), SERVED)
             asked.vertex = vertex
             telling = _Telling(probes, notifier or Notifier("", None), on_ready)
             with _signals() as signals, otlp:

@@ -616,7 +616,6 @@ def _key(shard: int, key: bytes) -> bytes:
 
 
 def _page_of_shard(index: int, answer: Answer) -> Answer:
-    """Give the keys of a page their shard."""
 
     def with_shard(reply: Reply | FTLayerError) -> None:
         if isinstance(reply, calls.RecordPage):

@@ -376,7 +376,6 @@ class Suspicion:
     # ------------------------------------------------------------ groups
 
     def recalled(self, rows: int, now_ms: int) -> _Instructions_of_suspicion:
-        """The vertex has recalled so many rows."""
         return self._go(self._isolation.recalled(rows, now_ms))
 
     def took(self, report: ReplaysOut, now_ms: int) -> _Instructions_of_suspicion:

@@ -240,7 +240,6 @@ class Isolation:
         return self._next_group(now_ms)
 
     def recalled(self, rows: int, now_ms: int) -> list[Step]:
-        """The vertex has recalled so many rows."""
         self._recalled += rows
         if self._phase is not _IsolationPhase.RECALLING:
             return []

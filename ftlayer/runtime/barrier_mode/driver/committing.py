@@ -31,7 +31,6 @@ class GivenUp:
         self._parts: list[SubtaskSnapshot] = []
 
     def add(self, parts: Iterable[SubtaskSnapshot]) -> None:
-        """These parts are of a checkpoint that was given up."""
         self._parts += [part for part in parts if part.committables]
 
     def completed(self, checkpoint: int) -> None:

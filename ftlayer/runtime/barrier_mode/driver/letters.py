@@ -586,7 +586,6 @@ class JobLetters:
     # ------------------------------------------------------------ checkpoints and tasks
 
     def to_publish(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return a checkpoint as it is to be published."""
         return self._readmission.to_publish(self._outbox.to_publish(checkpoint))
 
     def stands(self, checkpoint: Checkpoint, retained: Collection[Checkpoint]) -> None:

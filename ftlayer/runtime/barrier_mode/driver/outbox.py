@@ -115,7 +115,6 @@ class _Lane:
 
 
 def batch_name(checkpoint: Checkpoint) -> str:
-    """Return the name of the batch that a checkpoint is the first to hold."""
     return f"{checkpoint.run}-{checkpoint.checkpoint}"
 
 

@@ -407,7 +407,6 @@ def _states_of(checkpoint: Checkpoint) -> dict[str, dict[str, _Whole]]:
 def _shares(
     states: dict[str, dict[str, _Whole]], vertex: JobVertex, subtask: int
 ) -> tuple[OperatorState, ...]:
-    """Return what the subtask gets of the operator state of its chain's operators."""
     shares = [
         _share(whole, subtask, vertex.parallelism)
         for operator in vertex.operators

@@ -435,7 +435,6 @@ class RowsToSink:
         raise NotImplementedError
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
-        """There are no timers before the sink."""
         raise NotImplementedError
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:

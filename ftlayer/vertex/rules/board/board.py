@@ -57,7 +57,6 @@ class OrderEntry:
 
     @property
     def ended(self) -> bool:
-        """Whether it has come to its end."""
         return self.answer.state.is_final
 
     def end(self, state: OrderState, text: str, now_ms: int) -> None:
