@@ -71,6 +71,11 @@ def read_own_secret(path: Path, option: str) -> bytes:
     return secret
 
 
+def read_file(path: Path, option: str) -> bytes:
+    """Return what is in a file that an option names; `ConfigError` where it cannot be read."""
+    return _read(path, option)[0]
+
+
 def _read(path: Path, option: str, flags: int = 0) -> tuple[bytes, os.stat_result]:
     try:
         with open(os.open(path, os.O_RDONLY | flags), "rb") as file:

@@ -15,7 +15,7 @@ import typer
 
 from ftlayer.errors import ConfigError
 from ftlayer.printable import printable
-from ftlayer.secret_files import read_secret
+from ftlayer.secret_files import read_file, read_secret
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer, StoredReports
@@ -44,14 +44,6 @@ ClientPem = Annotated[
     Path | None, typer.Option(help="PEM of a certificate and its key, for a vertex with --tls-client-ca.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: times in UTC, durations in seconds.")]
-
-
-def read_file(path: Path, option: str) -> bytes:
-    """Return what is in a file that an option names; `ConfigError` where it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{option}: {path} cannot be read: {error.strerror}") from error
 
 
 def token_of(token_file: Path | None) -> str:

@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 import typer
 
-from ftlayer.cli.connection import EXIT_ERROR, read_file, warn
+from ftlayer.cli.connection import EXIT_ERROR, warn
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.row_json import json_of_row, row_of_json, value_of_text
+from ftlayer.secret_files import read_file
 from ftlayer.vertex.calls import RecordInfo
 
 

@@ -32,7 +32,6 @@ from ftlayer.cli.connection import (
     RootCerts,
     TokenFile,
     asking,
-    read_file,
     token_of,
     warn,
 )
@@ -52,7 +51,7 @@ from ftlayer.clock import system_now
 from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError, VertexUnavailableError
 from ftlayer.printable import printable, printing_console, shown_url
-from ftlayer.secret_files import read_secret
+from ftlayer.secret_files import read_file, read_secret
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer, StoredReports

@@ -30,18 +30,11 @@ def main() -> int:
         return order.sources or tuple(source for source in sources_here().sources if source.pid == parent)
 
     try:
-        serve(order.options, look, on_ready=lambda link: _report(ChildReport(address=link)), stop=stop)
+        serve(order.options, look, on_ready=lambda link: ChildReport(address=link).tell(), stop=stop)
     except FTLayerError as error:
-        _report(ChildReport(error=error.code, message=str(error)))
+        ChildReport(error=error.code, message=str(error)).tell()
         return 1
     return 0
-
-
-def _report(report: ChildReport) -> None:
-    sys.stdout.write(report.to_line())
-    sys.stdout.flush()
-    # The pipe has no reader from now on.
-    os.dup2(2, 1)
 
 
 if __name__ == "__main__":

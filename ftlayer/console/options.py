@@ -16,7 +16,7 @@ from pathlib import Path
 from ftlayer.console.login import Users
 from ftlayer.errors import ConfigError, FTLayerError, MachineError, error_for_code
 from ftlayer.monitor.sources import VertexSource
-from ftlayer.secret_files import read_secret
+from ftlayer.secret_files import read_file, read_secret
 from ftlayer.transport.address import Address, parse_listen
 from ftlayer.vertex.service.embedded import ChildReport, read_line
 
@@ -111,13 +111,13 @@ class ConsoleOptions:
         from ftlayer.transport.tls import check_certificate, load_certificates
 
         check_certificate(
-            _read(self.tls_cert, "tls_cert"),
+            read_file(self.tls_cert, "tls_cert"),
             read_secret(self.tls_key, "tls_key"),
             cert_option="tls_cert",
             key_option="tls_key",
         )
         if self.tls_client_ca is not None:
-            load_certificates(_read(self.tls_client_ca, "tls_client_ca"), "tls_client_ca")
+            load_certificates(read_file(self.tls_client_ca, "tls_client_ca"), "tls_client_ca")
 
     def _hosts_of_certificate(self) -> set[str]:
         # Late: a console without TLS has no use for it.
@@ -126,7 +126,7 @@ class ConsoleOptions:
         from ftlayer.transport.tls import load_certificates
 
         assert self.tls_cert is not None
-        certificate = load_certificates(_read(self.tls_cert, "tls_cert"), "tls_cert")[0]
+        certificate = load_certificates(read_file(self.tls_cert, "tls_cert"), "tls_cert")[0]
         try:
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except x509.ExtensionNotFound:
@@ -134,13 +134,6 @@ class ConsoleOptions:
         addresses = names.get_values_for_type(x509.IPAddress)
         hosts = set(names.get_values_for_type(x509.DNSName))
         return hosts | {f"[{address}]" if address.version == 6 else str(address) for address in addresses}
-
-
-def _read(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{option}: {path} cannot be read: {error.strerror}") from error
 
 
 START_TIMEOUT_S = 60.0

@@ -46,7 +46,6 @@ class DeadLetterReader(DataSourceStreamReader):
         self._told = dict.fromkeys(self._streams, "")
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
-        """Begin with the first letter that is there."""
         return dict.fromkeys(self._streams, "")
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -63,7 +62,6 @@ class DeadLetterReader(DataSourceStreamReader):
         return {stream: max(self._told[stream], self._last(stream)) for stream in self._streams}
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """Return a range of each stream that has letters."""
         return [
             LetterRange(stream, start.get(stream, ""), last)
             for stream, last in sorted(end.items())

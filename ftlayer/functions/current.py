@@ -58,7 +58,6 @@ class Tries:
         return tries_or_first(None if self.packed is None else self.packed[rows], len(rows))
 
     def take(self, rows: I64) -> Tries:
-        """Return what is known of some of them."""
         origins = None if self.origins is None else self.origins[rows]
         return Tries(origins, None if self.packed is None else self.packed[rows])
 

@@ -85,7 +85,6 @@ class IntervalJoin(CoProcessFunction):
         return [(time_ms, ctx._owned(each)) for time_ms, each in found] if self._can_change else found
 
     def _timed(self, record: Any, time_ms: int) -> tuple[Any, ...]:
-        """Return a record with its time as one more column."""
         if self._width == 1:
             return record, time_ms
         if not isinstance(record, tuple):

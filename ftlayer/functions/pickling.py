@@ -54,6 +54,5 @@ def missing_in(text: str) -> str:
 
 
 def said(error: Exception) -> str:
-    """Return an error of pickling in a line."""
     kind = "" if isinstance(error, pickle.PicklingError) else f"{type(error).__name__}: "
     return f"{kind}{error}".partition("\n")[0]

@@ -62,7 +62,6 @@ def table_name(name: str, ttl: StateTtl | None) -> str:
 
 
 def plain_name(table: str) -> str:
-    """Return the name of the state that a table is for."""
     return table.removesuffix(SUFFIX)
 
 

@@ -137,7 +137,6 @@ class Choices:
 
 
 def sinks_of(kind: ProjectKind) -> list[ProjectSink]:
-    """Return the sinks that there are for a kind."""
     return [sink for sink in ProjectSink if kind is ProjectKind.TOPOLOGY or sink not in _ONLY_OF_TOPOLOGIES]
 
 

@@ -69,7 +69,6 @@ class BatchLog:
         return None if self._files.size(path) is None else _read(self._files, path)
 
     def put(self, batch: int, written: Iterable[WrittenFile]) -> None:
-        """Say which files a batch consists of."""
         rows = [[one.temporary, one.target, one.size] for one in written]
         self._files.publish(self._path(batch), json.dumps(rows).encode())
         self._files.delete(self._path(batch - KEPT))

@@ -315,7 +315,6 @@ class NatsStreams:
         return note
 
     async def end(self, commit: str, note: Note) -> None:
-        """Note that all rows of a commit are published."""
         await self._publish([(self._subject_of(commit), _as_json(replace(note, done=True)), {})])
 
     def _subject_of(self, commit: str) -> str:

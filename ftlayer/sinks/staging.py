@@ -349,7 +349,6 @@ def is_entered(connection: Any, tables: Tables, sink: str, commit_id: str) -> bo
 
 
 def note_staged(connection: Any, tables: Tables, message: str, sink: str, execution: str, rows: int) -> None:
-    """Say that a message has staged rows."""
     connection.execute(
         sql.SQL("INSERT INTO {} (message, sink, execution, rows) VALUES ({})").format(
             tables.staged, sql.SQL(", ").join(map(sql.Literal, (message, sink, execution, rows)))

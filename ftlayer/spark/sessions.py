@@ -48,7 +48,6 @@ def check_is_session(spark: object) -> None:
 
 
 def is_connect(spark: Any) -> bool:
-    """Whether this is a session of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 

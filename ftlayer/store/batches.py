@@ -135,7 +135,6 @@ def put_part(
 def parts(
     txn: ReadTransaction, query: int, batch: int, count: int, payloads: Payloads
 ) -> Iterator[BatchPart]:
-    """Iterate over the ``count`` parts of a batch."""
     for part in range(1, count + 1):
         value = txn.get("batches", _key(query, batch, part))
         if value is None:
@@ -163,7 +162,6 @@ def put_report(txn: WriteTransaction, query: int, batch: int, values: list[Any])
 
 
 def get_report(txn: ReadTransaction, query: int, batch: int) -> list[Any] | None:
-    """Return the values of `put_report`, None if there are none."""
     value = txn.get("batches", _key(query, batch, _REPORT))
     if value is None:
         return None

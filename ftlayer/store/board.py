@@ -24,7 +24,6 @@ def put_job(txn: WriteTransaction, owner: str, values: list[object]) -> None:
 
 
 def get_job(txn: ReadTransaction, owner: str) -> list[Any] | None:
-    """Return what is stored of a job, or None."""
     value = txn.get(_TABLE, _prefix(_JOB, owner))
     return None if value is None else unpack(value)
 
@@ -35,7 +34,6 @@ def all_jobs(txn: ReadTransaction) -> Iterator[tuple[str, list[Any]]]:
 
 
 def put_order(txn: WriteTransaction, owner: str, order: str, values: list[object]) -> None:
-    """Store an order and what has become of it."""
     txn.put(_TABLE, _prefix(_ORDER, owner) + order.encode(), pack(values))
 
 

@@ -122,7 +122,6 @@ def put(txn: WriteTransaction, table: FailedTable, key: bytes, record: FailedRec
 
 
 def get(txn: ReadTransaction, table: FailedTable, key: bytes) -> FailedRecord | None:
-    """Return the record at ``key``, or None."""
     value = txn.get(table, key) if len(key) == KEY_BYTES else None
     return None if value is None else decode(value)
 

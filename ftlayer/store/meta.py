@@ -31,7 +31,6 @@ class QueryRecord:
 
 
 def get_query(txn: ReadTransaction, name: str) -> QueryRecord | None:
-    """Return the query called ``name``, or None."""
     value = txn.get("meta", _QUERY + name.encode())
     return None if value is None else _decode_query(value)
 

@@ -73,7 +73,6 @@ def get_position(txn: ReadTransaction, stream: int, partition: str) -> tuple[byt
 
 
 def put_position(txn: WriteTransaction, stream: int, partition: str, start: bytes | None, end: bytes) -> None:
-    """Note that a source partition has come from ``start`` to ``end``."""
     txn.put("meta", _position_key(stream) + partition.encode(), pack([start, end]))
 
 
@@ -98,7 +97,6 @@ def get_bounds(txn: ReadTransaction, stream: int) -> LogBounds:
 
 
 def put_bounds(txn: WriteTransaction, stream: int, bounds: LogBounds) -> None:
-    """Store how far a stream's delivery log has come."""
     packed = _BOUNDS_FORMAT.pack(bounds.next, bounds.committed, bounds.floor)
     txn.put("meta", _BOUNDS + stream.to_bytes(4, "big"), packed)
 
@@ -120,7 +118,6 @@ def get_died_ms(txn: ReadTransaction, stream: int) -> int:
 
 
 def put_died_ms(txn: WriteTransaction, stream: int, time_ms: int) -> None:
-    """Store the time in the key of the last of a stream's dead letters that are gone."""
     txn.put("meta", _DIED + stream.to_bytes(4, "big"), time_ms.to_bytes(8, "big"))
 
 

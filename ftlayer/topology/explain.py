@@ -54,7 +54,6 @@ def to_mermaid(graph: JobGraph) -> str:
 
 
 def to_dot(graph: JobGraph) -> str:
-    """Return the same picture in Graphviz's DOT."""
     names = _node_names(graph)
     lines = [f'digraph "{_dot_text(graph.name)}" {{', "    rankdir=LR;", "    node [shape=box];"]
     for vertex in _chains(graph):

@@ -73,7 +73,6 @@ def check_iterations(graph: StreamGraph, *, tracked: bool) -> None:
 
 
 def closed_twice(head: str, by: Iterable[str]) -> InvalidTopologyError:
-    """Return the error for an iteration that is closed with more than one stream."""
     return InvalidTopologyError(
         f"iteration {head!r} is closed twice, by {' and by '.join(map(repr, by))}: close it once, with the union of "
         "what is to come back"

@@ -64,7 +64,6 @@ class TypedAggregate:
 
     @property
     def digits(self) -> int:
-        """Digits that a sum of decimals has."""
         return self.held.precision if pa.types.is_decimal(self.held) else 0
 
     @property
@@ -74,7 +73,6 @@ class TypedAggregate:
 
     @property
     def state_held(self) -> list[pa.DataType]:
-        """The same as the C extension has them."""
         return [pa.float64(), pa.int64()] if self.call.function == "mean" else [self.held]
 
     def taken(self, batch: pa.RecordBatch) -> pa.Array:
@@ -166,7 +164,6 @@ class AggregatePlan:
 
     @cached_property
     def state_held(self) -> pa.Schema:
-        """The same as the C extension has them."""
         return _numbered([kind for each in self.aggregates for kind in each.state_held])
 
     def key_columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
@@ -174,7 +171,6 @@ class AggregatePlan:
         return [_plain_key(key_column(batch, name)) for name in self.keys]
 
     def key_results(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Return the key's columns as the results have them."""
         return [key_column(batch, name) for name in self.keys]
 
     def taken(self, batch: pa.RecordBatch) -> pa.RecordBatch:

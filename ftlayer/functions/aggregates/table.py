@@ -152,7 +152,6 @@ class AggregateValues:
         self.accumulators.load(slots, schema, array)
 
     def state_of(self, slots: I32) -> list[Any]:
-        """Return what state is to have of slots."""
         plan = self._plan
         columns = [
             given_as(array_of(held.type, len(slots), column), given.type)

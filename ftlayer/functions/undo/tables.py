@@ -92,7 +92,6 @@ class UndoValues(MutableMapping[Key, Any]):
         self.log.read(self.restore, key, value, (id(self), key))
 
     def restore(self, key: Key, old: Any) -> None:
-        """Make a key's value what it was."""
         if old is ABSENT:
             self.table.pop(key, None)
         else:
@@ -165,7 +164,6 @@ class UndoMaps:
         self.table.clear(key)
 
     def read(self, key: Key, field: Any, value: Any) -> None:
-        """The value of an item is read."""
         self._log.read(self._restore, (key, field), value, (id(self), key, field))
 
     def _restore(self, where: tuple[Key, Any], old: Any) -> None:

@@ -245,7 +245,6 @@ class _Contents:
 
 
 def _apart(named: Any) -> tuple[Key, int]:
-    """Return key and start of what has both as one key."""
     *key, start = named
     return (key[0] if len(key) == 1 else tuple(key)), start
 
@@ -446,11 +445,9 @@ class WindowFunction(ProcessFunction):
         raise NotImplementedError
 
     def _tidy(self, time_ms: int, ctx: Context) -> None:
-        """Remove the key's windows that are over from a time on."""
         raise NotImplementedError
 
     def _over_ms(self, end_ms: int) -> int:
-        """Return the watermark from which on a window is over."""
         return in_time(end_ms + self._lateness_ms)
 
 

@@ -97,7 +97,6 @@ class DeltaLog:
         return int(self._table.version())
 
     def batch_of(self, query: str) -> int | None:
-        """Return the last batch of a query that is committed."""
         return self._last(_query_id(query))
 
     def is_committed(self, message: DeltaMessage) -> bool:

@@ -53,14 +53,12 @@ class IcebergMessage(WriterCommitMessage):
 
 
 def staged(file: Any) -> StagedDataFile:
-    """Return what a data file of pyiceberg's says."""
     partition = tuple(file.partition[at] for at in range(len(file.partition)))
     metrics = {name: getattr(file, name) for name in (*COUNTS, "split_offsets")}
     return StagedDataFile(file.file_path, file.file_size_in_bytes, file.record_count, partition, metrics)
 
 
 def data_file(file: StagedDataFile, spec: int) -> Any:
-    """Return the data file for a commit."""
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
 

@@ -77,12 +77,10 @@ class Commits:
         return False
 
     def batch_of(self, query: str) -> int | None:
-        """Return the last batch of a query that is committed."""
         value = self._properties.get(_query_name(query))
         return None if value is None else int(self._read(_QUERY, _query_name(query))[2])
 
     def is_batch_with(self, message: IcebergMessage) -> bool:
-        """Whether the last batch of the message's query has this message."""
         name = _query_name(message.query)
         return name in self._properties and message.id in self._read(_QUERY, name)[3].split(",")
 

@@ -579,7 +579,6 @@ class SseReader:
         return (PAUSE_MS if retry_ms is None else retry_ms) / 1_000
 
     async def _connect(self, client: Any) -> None:
-        """Read the events of one answer to its end."""
         source, parser = self._source, self._parser
         headers = {"Accept": CONTENT_TYPE, "Cache-Control": "no-store", **source.headers}
         if parser.last_id:

@@ -438,7 +438,6 @@ class SequenceWindow:
         return found
 
     def replies(self) -> list[str]:
-        """Return the replies to what is not acknowledged."""
         return [reply for _, reply in self._held.values()]
 
     def settled(self, first: int, last: int) -> list[int]:

@@ -488,7 +488,6 @@ class RedisReader:
             self._todo.ids.clear()
 
     def _acknowledge_pending(self, name: str, last: bytes) -> None:
-        """Acknowledge what is pending of a consumer up to an entry."""
         source = self._source
         while pending := self._client.execute_command(
             "XPENDING", source.stream, source.group, "-", last, PENDING_ROWS, name

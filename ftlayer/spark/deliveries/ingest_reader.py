@@ -81,7 +81,6 @@ class IngestReader(DataSourceStreamReader):
     # ------------------------------------------------------------ in the driver
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Begin with the first record that is there."""
         end = self._deliverable(0, 1)
         # The first one's end, or, if there is none, where it will be.
         return {"next": end - len(self._rows(end - 1, end)) if end else 0}

@@ -65,7 +65,6 @@ class DeliveryOptions:
     client_pem: str = ""
 
     def to_spark(self) -> dict[str, str]:
-        """Return them as options of a reader."""
         texts = {**vars(self), "required": json.dumps(self.required)}
         return {name: str(value) for name, value in texts.items() if value != ""}
 
@@ -144,7 +143,6 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Begin before the first delivery."""
         return {"next": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name

@@ -27,7 +27,7 @@ def main() -> int:
         return _serve(options, stop)
     except FTLayerError as error:
         logging.getLogger(__name__).error("%s", error)
-        _report(ChildReport(error=error.code, message=str(error)))
+        ChildReport(error=error.code, message=str(error)).tell()
         return 1
 
 
@@ -38,14 +38,7 @@ def _serve(options: ServeOptions, stop: threading.Event) -> int:
     check_limits(options.vertex)
     from ftlayer.vertex.service.serve import serve
 
-    return serve(options, on_ready=lambda address: _report(ChildReport(address=address)), stop=stop)
-
-
-def _report(report: ChildReport) -> None:
-    sys.stdout.write(report.to_line())
-    sys.stdout.flush()
-    # The pipe has no reader from now on; what is printed goes to the log.
-    os.dup2(2, 1)
+    return serve(options, on_ready=lambda address: ChildReport(address=address).tell(), stop=stop)
 
 
 def _exit() -> NoReturn:

@@ -63,8 +63,11 @@ class ChildReport:
     error: str = ""
     message: str = ""
 
-    def to_line(self) -> str:
-        return json.dumps(dataclasses.asdict(self)) + "\n"
+    def tell(self) -> None:
+        sys.stdout.write(json.dumps(dataclasses.asdict(self)) + "\n")
+        sys.stdout.flush()
+        # The pipe has no reader from now on; what is printed goes to the log.
+        os.dup2(2, 1)
 
     @classmethod
     def from_line(cls, line: bytes) -> ChildReport | None:

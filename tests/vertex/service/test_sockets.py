@@ -231,13 +231,10 @@ def test_without_a_word_serve_takes_a_socket_that_the_stores_path_leads_to(
         token_file = own_tmp / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(TOKEN)
-        for words in (("--token-file", token_file),):
-            done = subprocess.run(
-                command("dead", "list", *words), env=env, capture_output=True, text=True, check=False
-            )
+        if name == "store":
+            words = command("dead", "list", "--token-file", token_file)
+            done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, "")
-        again = subprocess.run(command("serve", store), env=env, capture_output=True, text=True, check=False)
-        assert again.returncode in (1, 2), "its socket is taken, or its store"
         process.terminate()
         assert process.wait(600) == 0
     assert list(own_tmp.iterdir()) == [token_file]
