@@ -24,6 +24,7 @@ from ftlayer.functions.conversion import (
     plain_columns,
     schema_text,
 )
+from ftlayer.functions.failures import raise_signalled
 from ftlayer.printable import text_of
 from ftlayer.records.kernels import native
 
@@ -80,7 +81,8 @@ class RowMaker:
             return [self._convert(rows)] if rows else []
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - anything may be among what a source gives
+        except BaseException as error:  # noqa: BLE001 - anything may be among what a source gives
+            raise_signalled(error)
             if len(rows) == 1:
                 return [self._misfit(rows[0], error)]
             half = len(rows) // 2
@@ -169,7 +171,7 @@ class RowMaker:
 
     # ------------------------------------------------------------ errors
 
-    def _misfit(self, row: Any, error: Exception, *, batched: bool = False) -> Misfit:
+    def _misfit(self, row: Any, error: BaseException, *, batched: bool = False) -> Misfit:
         """``batched``: the row is of a record batch, as a dict."""
         names = self._schema.names
         form = f"{names[0]!r} as a bare value" if self._bare else f"a tuple of {', '.join(names)}"
@@ -287,7 +289,8 @@ def shown(row: Any, most: int = MAX_SHOWN) -> str:
     """Return what a row looks like, within bounds, and without addresses: it looks the same when it is read again."""
     try:
         text = _ADDRESS.sub("", repr(row))
-    except Exception as broken:  # noqa: BLE001 - a user's object may fail to describe itself
+    except BaseException as broken:  # noqa: BLE001 - a user's object may fail to describe itself
+        raise_signalled(broken)
         text = f"a {type(row).__name__} (its repr raises {type(broken).__name__})"
     return bounded(text, most)
 

@@ -80,8 +80,11 @@ def test_a_large_misfit_is_shown_in_part() -> None:
 
 def test_a_misfit_that_cannot_be_shown() -> None:
     class Shy:
+        def __index__(self) -> int:
+            raise SystemExit("no")
+
         def __repr__(self) -> str:
-            raise RuntimeError("no")
+            raise KeyboardInterrupt("no")
 
     with pytest.raises(SourceError, match="a Shy"):
         maker(ID).batch([Shy()])
