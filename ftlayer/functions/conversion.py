@@ -491,18 +491,33 @@ def _check_structs(values: list[Any], found: set[type], kind: pa.DataType, what:
         check_values(column, field.type, f"{what}: field {field.name!r}", lax=lax)
 
 
-def cast_strictly(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
+def cast_strictly(column: pa.Array, kind: pa.DataType, what: str, *, lax: bool = False) -> pa.Array:
     """Cast a column to a type that means the same; `ValueError` or an Arrow error where it does not, or does not fit.
 
     A number stays one, a text a text: Arrow itself would parse texts, take ints for times, and cut times to dates.
+    ``lax``: structs may have other fields beside, which are left out, and in another order.
     """
     if column.type == kind:
         return column
-    if not _means_the_same(column.type, kind):
+    if not _means_the_same(column.type, kind, lax):
         raise ValueError(f"{what} is {kind}, not {column.type}")
     if pa.types.is_floating(kind) and kind.bit_width < 64 and pa.types.is_floating(column.type):
         check_finite(column.cast(pa.float64()), kind, what)
-    return cast_by_value(column, kind)
+    found = cast_by_value(column, kind)
+    if pa.types.is_nested(kind) and _infinities(found) > _infinities(column):
+        raise ValueError(f"{what} is {kind}, and a number in it is too large for that")
+    return found
+
+
+def _infinities(array: pa.Array) -> int:
+    kind, types = array.type, pa.types
+    if types.is_floating(kind):
+        return pc.sum(pc.is_inf(array)).as_py() or 0
+    if types.is_map(kind):
+        return _infinities(array.items)
+    if types.is_struct(kind):
+        return sum(map(_infinities, array.flatten()))
+    return _infinities(array.flatten()) if types.is_nested(kind) and kind.num_fields == 1 else 0
 
 
 def cast_by_value(column: pa.Array, kind: pa.DataType, *, safe: bool = True) -> pa.Array:
@@ -567,16 +582,21 @@ def _by_way_of(
     return leaf(old, new)
 
 
-def _means_the_same(old: pa.DataType, new: pa.DataType) -> bool:
+def _means_the_same(old: pa.DataType, new: pa.DataType, lax: bool) -> bool:
     types = pa.types
     if old == new or types.is_null(old):
         return True
     if isinstance(old, pa.DictionaryType):
-        return _means_the_same(old.value_type, new)
+        return _means_the_same(old.value_type, new, lax)
     if types.is_struct(old) and types.is_struct(new):
+        if lax:
+            own = {field.name: field.type for field in old}
+            return all(
+                field.name in own and _means_the_same(own[field.name], field.type, lax) for field in new
+            )
         fields = list(zip(old, new, strict=False))
         return old.num_fields == new.num_fields and all(
-            one.name == other.name and _means_the_same(one.type, other.type) for one, other in fields
+            one.name == other.name and _means_the_same(one.type, other.type, lax) for one, other in fields
         )
     if types.is_nested(old) or types.is_nested(new):
         return (
@@ -584,7 +604,7 @@ def _means_the_same(old: pa.DataType, new: pa.DataType) -> bool:
             and 0 < old.num_fields == new.num_fields
             and types.is_nested(new)
             and all(
-                _means_the_same(old.field(place).type, new.field(place).type)
+                _means_the_same(old.field(place).type, new.field(place).type, lax)
                 for place in range(old.num_fields)
             )
         )
@@ -593,6 +613,14 @@ def _means_the_same(old: pa.DataType, new: pa.DataType) -> bool:
         return kind_of(new) == "number" and not (types.is_floating(old) or types.is_floating(new))
     # A reading of a clock without a zone is taken as one of UTC.
     return kind_of(new) == kind or (kind, kind_of(new)) == ("timestamp without a zone", "timestamp")
+
+
+_BYTES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
 
 
 def kind_of(kind: pa.DataType) -> str:
@@ -604,7 +632,7 @@ def kind_of(kind: pa.DataType) -> str:
         return "number"
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return "text"
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+    if any(is_kind(kind) for is_kind in _BYTES):
         return "bytes"
     if types.is_date(kind):
         return "date"

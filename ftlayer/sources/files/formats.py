@@ -390,7 +390,9 @@ def _parquet(form: FileFormat, fs: Any, piece: Piece) -> Iterator[pa.RecordBatch
                 row = first
                 for batch in parquet.iter_batches(_PARQUET_ROWS, [group], names, use_threads=False):
                     columns = [
-                        cast_strictly(batch.column(field.name), field.type, f"column {field.name!r}")
+                        cast_strictly(
+                            batch.column(field.name), field.type, f"column {field.name!r}", lax=True
+                        )
                         for field in form.columns
                     ]
                     yield form.batch(piece.path, np.arange(row, row + batch.num_rows), columns)
