@@ -276,7 +276,6 @@ def export(
 def _gatherer(
     asking: Asking, checkpoints: list[str] | None, key_file: Path | None
 ) -> AbstractContextManager[Gatherer]:
-    """Return what asks the vertices, or the directories that are named in their place."""
     key = None if key_file is None else read_secret(key_file, "--key-file")
     return asking.gatherer(checkpoints=checkpoints or (), key=key, only_there=True)
 

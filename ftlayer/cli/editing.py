@@ -45,7 +45,6 @@ def _assigned(text: str, schema: pa.Schema) -> tuple[str, Any]:
 
 
 def _in_editor(row: dict[str, Any], schema: pa.Schema) -> pa.RecordBatch:
-    """Let the user edit until it fits, or is given up."""
     before = text = json.dumps(row, indent=2, ensure_ascii=False) + "\n"
     while True:
         edited = _edited(text)

@@ -175,7 +175,6 @@ def job_parts(
 
 
 def _held(view: VertexView, owner: str) -> Iterator[PrintedLine]:
-    """Give what a vertex holds of a job, where it keeps its records."""
     streams = [stream for stream in view.streams if stream.owner == owner]
     if streams:
         counts = {

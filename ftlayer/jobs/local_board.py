@@ -225,8 +225,6 @@ class BoardServer(TokenServer):
 
 
 class _Program:
-    """The board of this program, made when it is first asked for."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._board = LocalBoard()

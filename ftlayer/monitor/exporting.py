@@ -84,6 +84,5 @@ class _Pieces:
         self.closed = True
 
     def take(self) -> bytes:
-        """Return what was written since it was asked last."""
         pieces, self._kept = self._kept, []
         return b"".join(pieces)

@@ -468,8 +468,6 @@ class Client(Protocol):
 
 @dataclass
 class _Vertex:
-    """One vertex: how to reach it, and what it said last."""
-
     source: VertexSource | StoredReports
     client: Client
     view: VertexView

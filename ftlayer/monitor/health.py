@@ -422,7 +422,6 @@ def _store(view: VertexView) -> Iterator[Finding]:
 
 
 def _dead(view: VertexView) -> Iterator[Finding]:
-    """Tell of dead letters that came lately."""
     late = _late(view)
     if not late and not view.died_lately:
         return

@@ -229,8 +229,6 @@ class _Attempt:
 
 
 class _Publisher:
-    """A connection whose messages are confirmed by the server."""
-
     def __init__(self, url: str, exchange: str, is_json: bool, patience_s: float, place: str) -> None:
         """Connect. Raises errors of pika's."""
         self._exchange = exchange
@@ -268,7 +266,6 @@ class _Publisher:
         self._connection.close()
 
     def _send(self, todo: Iterator[tuple[int, _Message]]) -> bool:
-        """Publish as many as may be on their way; return whether any is."""
         channel, properties_of = self._connection.channel, amqp_library().BasicProperties
         for row, message in islice(todo, WINDOW - len(self._pending)):
             self._tag += 1

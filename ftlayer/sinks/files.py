@@ -253,8 +253,6 @@ def _written_ms(entry: FileStatus) -> int | None:
 
 
 class _Stream(io.RawIOBase):
-    """A new file, for Arrow to write into."""
-
     def __init__(self, output: FileOutput) -> None:
         super().__init__()
         self.output = output

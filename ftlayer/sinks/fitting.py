@@ -238,7 +238,6 @@ def _is_nested_in(kind: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _is_within(kind: pa.DataType, target: pa.DataType) -> bool:
-    """Whether an integer type has all numbers of another one."""
     if pa.types.is_signed_integer(kind):
         return bool(pa.types.is_signed_integer(target) and kind.bit_width <= target.bit_width)
     sign = int(pa.types.is_signed_integer(target))

@@ -118,12 +118,10 @@ class NatsColumns:
 
 
 def _id(name: str | None) -> str | None:
-    """Return an id as it comes back: without spaces around it."""
     return (name or "").strip() or None
 
 
 def _refusal(row: NatsRow, most_bytes: int) -> str | None:
-    """Return why the server, or its client, would not take a message."""
     if row.size > most_bytes - OVERHEAD_BYTES:
         return f"it takes {row.size:,} bytes as a message, and the stream takes {most_bytes:,}"
     for name, value in (*row.headers, (ID_HEADER, row.id or "")):

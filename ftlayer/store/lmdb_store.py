@@ -249,13 +249,10 @@ class _Nodes:
         self.data_starts = offsets + _NODE_HEADER + self.key_sizes
 
     def children(self) -> U64:
-        """Return the pages that the nodes of branches point to."""
         return (self.low | self.high << 16 | self.flags << 32).astype(np.uint64)
 
 
 class _Leaves:
-    """The nodes of some leaves: keys with values."""
-
     def __init__(self, nodes: _Nodes) -> None:
         self._nodes = nodes
         self._lengths = nodes.low | nodes.high << 16
@@ -437,7 +434,6 @@ def open_for_reading(path: Path) -> Opened:
 
 
 def _check_data_file(path: Path) -> Meta | None:
-    """Return what the data file says of itself, None when there is none yet."""
     try:
         # LMDB makes the file and then writes its first pages: killed in between, it left it empty.
         if not (path / DATA_FILE).exists() or not (path / DATA_FILE).stat().st_size:

@@ -126,8 +126,6 @@ class _Changes:
 
 
 class _Read:
-    """A view of published tables, which do not change while it is open."""
-
     def __init__(self, tables: dict[str, _MemoryTable]) -> None:
         self._tables = tables
         self._open = True
@@ -136,7 +134,6 @@ class _Read:
         self._open = False
 
     def sees(self, name: str, table: _MemoryTable) -> bool:
-        """Whether ``table`` is the one this view reads as ``name``."""
         return self._tables[name] is table
 
     def get(self, table: str, key: bytes) -> bytes | None:

@@ -153,7 +153,6 @@ def decode_info(values: Sequence[Any]) -> RowInfo:
 
 
 def _encode_roots(roots: U64) -> bytes | list[int]:
-    """Return the ids, or [first, n] of consecutive ones."""
     n = len(roots)
     if n > 1 and int(roots[-1]) - int(roots[0]) == n - 1 and (roots[1:] - roots[:-1] == 1).all():
         return [int(roots[0]), n]

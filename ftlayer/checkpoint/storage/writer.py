@@ -171,8 +171,6 @@ class FileWriter:
 
 
 class _Counted:
-    """Chunks that are hashed and counted on their way."""
-
     def __init__(self, chunks: Iterator[bytes], hasher: Hasher) -> None:
         self._chunks = chunks
         self._hasher = hasher

@@ -202,7 +202,6 @@ def checkpoint_facts(checkpoint: CheckpointDetails, *, mask: bool = False) -> Fa
 
 
 def _summed(parts: list[Facts]) -> Facts:
-    """Return parts of a checkpoint together: bytes added up, the longest of each duration."""
     durations = ("start_delay_seconds", "alignment_seconds", "sync_seconds", "async_seconds")
     sizes = ("written_bytes", "state_bytes", "in_flight_bytes")
     return {

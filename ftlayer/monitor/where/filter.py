@@ -223,8 +223,6 @@ class _Token:
 
 
 class _WhereParser:
-    """Reads a filter from the left; a rule of the grammar a method."""
-
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = list(self._split())

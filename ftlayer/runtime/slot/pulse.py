@@ -132,7 +132,6 @@ class Pulse:
         return [roots for roots in held if len(roots)]
 
     def _still_counts(self, working: Working) -> bool:
-        """Whether a task has come any further with its batch within the timeout."""
         progress = getattr(working.task, "progress", 0)
         seen, self._seen = self._seen, (working, progress)
         if seen is None or seen[0] is not working:

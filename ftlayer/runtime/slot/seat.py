@@ -255,7 +255,6 @@ def _seat(vertex: JobVertex, subtask: int, task: Task, inbox: Inbox, graph: JobG
 
 
 def _from_sinks(graph: JobGraph) -> list[str]:
-    """Return the chains so that each comes behind all it sends to."""
     order: list[str] = []
     seen: set[str] = set()
 

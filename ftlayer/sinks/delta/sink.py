@@ -197,7 +197,6 @@ class DeltaLog:
         return self._known[name]
 
     def _commits(self, most: int | None) -> list[dict[str, Any]]:
-        """Return what the log says about the last commits, newest first."""
         if most not in self._pages:
             self._pages[most] = self._table.history(most)
         return self._pages[most]
@@ -307,7 +306,6 @@ def _has_bounds(column: pa.ChunkedArray) -> bool:
 
 
 def _bound(value: Any, *, up: bool) -> Any:
-    """Return a bound as JSON has it; None: it has none."""
     if isinstance(value, datetime):
         # In milliseconds, as others write it; what is finer is within the bounds.
         cut = value.replace(microsecond=value.microsecond // 1_000 * 1_000)

@@ -329,7 +329,6 @@ class IcebergSink(DataSourceStreamArrowWriter):
         return Commits(table.properties, self._remember_ms, time.time_ns() // 1_000_000, self._place)
 
     def _table_for(self, rows: pa.Schema) -> Any:
-        """Return the table, one that is made for these rows if there is none."""
         errors = iceberg_library().exceptions
         try:
             table = self._load()

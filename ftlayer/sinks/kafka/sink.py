@@ -375,7 +375,6 @@ def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 
 def _refused(batch: pa.RecordBatch, most_bytes: int, first: int) -> dict[int, Exception | str]:
-    """Return why rows can never be produced."""
     found: dict[int, Exception | str] = {}
     for row in np.flatnonzero(batch.column("topic").is_null().to_numpy(zero_copy_only=False)):
         found[first + int(row)] = "it has no topic: give the sink one, or the row"

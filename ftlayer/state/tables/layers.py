@@ -263,8 +263,6 @@ def _footprint(values: dict[Key, Any], deleted: set[Key], clean: dict[Key, Any])
 
 
 class _Raw(dict[Key, Any]):
-    """The dict below a `LayeredTable`, which copies itself in C."""
-
     __slots__ = ("_base", "_clean", "_deleted", "_layers", "_lent", "_sharing", "_store", "where")
 
 
