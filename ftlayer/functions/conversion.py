@@ -653,5 +653,4 @@ def misfit_text(error: BaseException) -> str:
 
 
 def schema_text(schema: pa.Schema) -> str:
-    """Return a schema's columns and types in one line."""
     return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -81,7 +81,6 @@ class ListHandle:
         self._table.extend(self._context.key, values if self._own is None else owned_all(list(values)))
 
     def get(self) -> list[Any]:
-        """Return a list of the values, the caller's own."""
         return self._table.get(self._context.key)
 
     def clear(self) -> None:
@@ -155,7 +154,6 @@ class ReducingHandle:
         self._value.set(value if old is NOTHING else self._function(old, value))
 
     def get(self) -> Any:
-        """Return the value, None if nothing was added."""
         value = self._value.get()
         return None if value is NOTHING else value
 

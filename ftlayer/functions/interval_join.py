@@ -76,7 +76,6 @@ class IntervalJoin(CoProcessFunction):
         return pairs
 
     def on_timer(self, time_ms: int, ctx: Context) -> None:
-        """Forget what nothing can match any more."""
         _forget(self._left, time_ms, self.upper_ms)
         _forget(self._right, time_ms, -self.lower_ms)
 

@@ -363,7 +363,6 @@ class StateUpkeep:
 
     @property
     def measures(self) -> bool:
-        """Whether it has to know the bytes of layers."""
         return self._memory is not None
 
     def pushed(self, layers: Collection[Layer]) -> None:
@@ -640,7 +639,6 @@ class LayeredBackend:
             self._lineage.completed(checkpoint)
 
     def aborted(self, checkpoint: int) -> None:
-        """Never build on this checkpoint."""
         if self._lineage is not None:
             self._lineage.aborted(checkpoint)
 

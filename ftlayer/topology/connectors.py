@@ -359,7 +359,6 @@ def _instance(given: Any, options: Options | None) -> DataSource:
 
 
 def _text(value: object) -> str:
-    """Write an option's value as Spark does."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -189,7 +189,6 @@ def _failing(graph: JobGraph, vertex: JobVertex) -> str:
 
 
 def _vertex(graph: JobGraph) -> list[str]:
-    """Say of each stream what is stored and where it is replayed."""
     lines: list[str] = []
     replays = {replay.stream: replay for vertex in graph.vertices if (replay := replay_of(vertex))}
     for stream, options in graph.options:

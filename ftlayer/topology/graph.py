@@ -36,7 +36,6 @@ class StreamNode:
 
     @property
     def name(self) -> str:
-        """The operator's task, in a few words."""
         return display_name(self.operator)
 
 
@@ -70,11 +69,9 @@ class StreamGraph:
         return self._by_uid[uid]
 
     def edges_from(self, uid: str) -> tuple[StreamEdge, ...]:
-        """Return the edges that leave an operator, in their order."""
         return self._outgoing.get(uid, ())
 
     def edges_into(self, uid: str) -> tuple[StreamEdge, ...]:
-        """Return the edges that reach an operator, in their order."""
         return self._incoming.get(uid, ())
 
     def partitioner_of(self, edge: StreamEdge) -> Partitioner:

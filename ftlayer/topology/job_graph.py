@@ -111,7 +111,6 @@ def rate_limit_of(operator: Operator) -> float | None:
 
 
 def is_volatile(operator: Operator) -> bool:
-    """Whether its user said that its state may be lost."""
     stateful = Reduce | KeyedAggregate | Process | CoProcess | Join
     return isinstance(operator, stateful) and operator.volatile_state
 
@@ -197,7 +196,6 @@ class JobEdge:
 
     @property
     def is_forward(self) -> bool:
-        """Whether subtask i sends to subtask i alone."""
         return isinstance(self.partitioner, Forward)
 
 
@@ -227,7 +225,6 @@ class JobGraph:
 
     @property
     def checkpointed(self) -> bool:
-        """Whether barriers flow through it."""
         return self.max_parallelism > 0
 
     @cached_property
@@ -238,11 +235,9 @@ class JobGraph:
         return self._by_uid[uid]
 
     def edges_from(self, uid: str) -> tuple[JobEdge, ...]:
-        """Return the edges that leave a chain, in their order."""
         return tuple(edge for edge in self.edges if edge.source == uid)
 
     def edges_into(self, uid: str) -> tuple[JobEdge, ...]:
-        """Return the edges that reach a chain, in their order."""
         return tuple(edge for edge in self.edges if edge.target == uid)
 
     def slot_of(self, uid: str, subtask: int) -> int:
@@ -252,7 +247,6 @@ class JobGraph:
         return subtask
 
     def subtasks_in(self, slot: int) -> tuple[tuple[str, int], ...]:
-        """Return (uid, subtask) of everything that runs in a slot."""
         return tuple(
             (vertex.uid, subtask)
             for vertex in self.vertices

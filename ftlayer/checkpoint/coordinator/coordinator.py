@@ -155,7 +155,6 @@ class CompletedStore:
         return dropped
 
     def over(self, end: JobEnd) -> list[Checkpoint]:
-        """The job is over; returns what is to be discarded."""
         if end is JobEnd.FINISHED:
             keep = False
         elif end is JobEnd.INTERRUPTED:
@@ -223,7 +222,6 @@ class Schedule:
         self._on = False
 
     def start(self, now_ms: int) -> None:
-        """The job runs: the first one is due after an interval."""
         self._on = True
         self._next = None
         self._plan(now_ms)
@@ -469,7 +467,6 @@ class CheckpointCoordinator:
         self._ended: set[Subtask] = set()
 
     def handle(self, event: CheckpointEvent, now: Now) -> list[CheckpointInstruction]:
-        """Take one event and return what is to be done, in order."""
         return [*self._take(event, now), *self._advance(now)]
 
     def _take(self, event: CheckpointEvent, now: Now) -> list[CheckpointInstruction]:

@@ -122,7 +122,6 @@ class InputHolds:
 
 
 def why_held(chains: Sequence[str]) -> str:
-    """Say why these chains have taken nothing."""
     names = ", ".join(map(repr, chains))
     return (
         f"{names} took no input meanwhile, since too many of its records failed (max_failing) or waited "
@@ -157,7 +156,6 @@ class PendingCheckpoints:
 
     @property
     def all(self) -> tuple[PendingCheckpoint, ...]:
-        """The earliest first."""
         return tuple(self._pending.values())
 
     @property
@@ -170,7 +168,6 @@ class PendingCheckpoints:
         return min(times, default=None)
 
     def get(self, checkpoint: int) -> PendingCheckpoint | None:
-        """Return it if it is under way."""
         return self._pending.get(checkpoint)
 
     def begin(

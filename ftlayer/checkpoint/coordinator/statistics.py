@@ -100,7 +100,6 @@ class PendingCheckpoint:
         return self.stage is CheckpointStage.WRITING and aligned and replaceable
 
     def waits_for(self, chains: Collection[str]) -> list[str]:
-        """Return which of these chains have parts that are not there."""
         return sorted({uid for uid, _ in self.waiting} & set(chains))
 
     @property

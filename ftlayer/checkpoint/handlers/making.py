@@ -199,7 +199,6 @@ class AlignedHandler:
         return decisions
 
     def ended(self, channel: int, now_ms: int) -> list[Decision]:
-        """The channel has ended: it is no longer waited for."""
         self._open.discard(channel)
         return [] if self._current is None else self._through(self._current, channel, now_ms)
 
@@ -212,7 +211,6 @@ class AlignedHandler:
         return []
 
     def on_time(self, now_ms: int) -> list[Decision]:
-        """Nothing here goes by time."""
         return []
 
     @property
@@ -315,7 +313,6 @@ class AlternatingHandler(AlignedHandler):
         return super().ended(channel, now_ms)
 
     def on_time(self, now_ms: int) -> list[Decision]:
-        """Turn checkpoints unaligned whose time is up."""
         decisions: list[Decision] = []
         while (barrier := self._may_turn()) is not None and _due_ms(barrier) <= now_ms:
             decisions += self._turn(barrier, now_ms)

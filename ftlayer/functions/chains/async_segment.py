@@ -24,7 +24,6 @@ from ftlayer.functions.values import convert
 
 
 def monotonic_ms() -> float:
-    """Return the time of a clock that never goes back."""
     return time.monotonic_ns() / 1_000_000
 
 

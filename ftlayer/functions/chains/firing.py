@@ -109,7 +109,6 @@ class Firing:
         return OperatorTimers(self, "processing", due, enough=self.timers.processing_count)
 
     def again(self, kind: TimerKind, timers: Sequence[Timer]) -> OperatorTimers:
-        """Return these, whether they are set or not."""
         return OperatorTimers(self, kind, _no_more, list(timers))
 
     def call(

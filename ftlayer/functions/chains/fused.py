@@ -74,7 +74,6 @@ MAX_FUSED = 14
 
 
 def is_one_to_one(steps: Sequence[PreparedStep]) -> bool:
-    """Whether every record that does not fail has one result."""
     return not any(isinstance(step, Filter | FlatMap | Processing) for step in steps)
 
 

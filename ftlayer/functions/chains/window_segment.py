@@ -36,7 +36,6 @@ class AggregateSegment:
 
     @property
     def progress(self) -> int:
-        """How many rows are done. Another thread may look."""
         return self._done
 
     def run(self, rows: pa.RecordBatch, parents: I64, times: I64 | None = None) -> SegmentOutcome:
@@ -95,7 +94,6 @@ class WindowSegment:
 
     @property
     def progress(self) -> int:
-        """How many rows are done. Another thread may look."""
         return self._done + self.by_record.progress
 
     def run(self, rows: pa.RecordBatch, parents: I64, times: I64 | None = None) -> SegmentOutcome:

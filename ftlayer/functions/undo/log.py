@@ -79,7 +79,6 @@ class UndoLog:
 
     @property
     def has_changes(self) -> bool:
-        """Whether anything is to be taken back."""
         return bool(self.entries)
 
     def begin_segment(self) -> None:

@@ -208,19 +208,8 @@ class SplitProgress:
         if done and self._beside is not None:
             self._beside.end(self._split, empty=not self._rows)
             left = self._beside.now
-        return SourceRows(
-            self._partition,
-            self._number,
-            first,
-            payload,
-            position,
-            places,
-            done,
-            splits,
-            left,
-            self._split,
-            misfit,
-        )
+        rows = self._partition, self._number, first, payload, position, places, done
+        return SourceRows(*rows, splits, left, self._split, misfit)
 
     def can_pass(self, misfit: Misfit) -> bool:
         """Whether it is known where a row ends: in a log its offset tells, which grows."""

@@ -504,7 +504,6 @@ class SourceReader(Protocol):
 
 
 def mono_ms() -> int:
-    """Return the monotone clock of batches' ages."""
     return time.monotonic_ns() // 1_000_000
 
 
@@ -699,17 +698,10 @@ class SplitReader:
     ) -> tuple[Iterator[Any], SplitProgress]:
         rows, done = self._accepted_rows(assigned, split)
 
+        planned = assigned.range, assigned.start, assigned.end, assigned.splits, assigned.digest
+
         def position_of(rows: int, done: bool) -> bytes:
-            return SplitPosition(
-                assigned.range,
-                assigned.start,
-                assigned.end,
-                assigned.splits,
-                assigned.digest,
-                rows,
-                done,
-                assigned.places,
-            ).pack()
+            return SplitPosition(*planned, rows, done, assigned.places).pack()
 
         key = partition_key(split.number)
         # One that is done is said to be done again: the planner has not heard of it.

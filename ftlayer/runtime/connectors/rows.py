@@ -76,7 +76,6 @@ class RowMaker:
         return part if isinstance(part, pa.RecordBatch) and not others else self._convert(rows)
 
     def parts(self, rows: Sequence[Any]) -> list[pa.RecordBatch | Misfit]:
-        """Convert records, each that does not fit by itself."""
         try:
             return [self._convert(rows)] if rows else []
         except MemoryError:

@@ -304,7 +304,6 @@ class JobCore(Generic[Own]):
         return [*begun, *(each for slot in self.slots for each in self._upkeep.submit(slot, now_ms))]
 
     def handle(self, event: Event, now_ms: int) -> list[JobInstruction | Own]:
-        """Take one event and return what is to be done, in order."""
         if self._end is not None and self._end.over:
             return []
         self._mind_the_gap(now_ms)

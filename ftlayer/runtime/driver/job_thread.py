@@ -343,7 +343,6 @@ class JobThread:
         self._events.put(Later(work))
 
     def drain(self) -> None:
-        """Have the sources end, and then the job."""
         self._events.put(DrainRequested())
 
     def cancel(self, close_by_s: float | None) -> None:
@@ -394,7 +393,6 @@ class JobThread:
         self.later(lambda: self.checkpoints.backlog(source, working_off))
 
     def broken(self, error: FTLayerError) -> None:
-        """End the job by a failure on the driver's side."""
         self._events.put(Broken(error))
 
     def start(self, parts: JobParts) -> None:
@@ -435,16 +433,13 @@ class JobThread:
 
     @property
     def core(self) -> JobCore[Any]:
-        """The rules of the job, to be looked at."""
         return self._core
 
     def begin(self) -> None:
-        """Ask for slots, and have the sources planned."""
         self._do_all(self._core.start(self._report.started_ms))
         self._parts.planners.start()
 
     def step(self) -> None:
-        """Take the next event, or the time."""
         try:
             event = self._events.get(timeout=TICK_S)
         except queue.Empty:
@@ -539,7 +534,6 @@ class JobThread:
                 event.work()
 
     def finish(self) -> None:
-        """Close all parts; then the job is over."""
         self._report.ending()
         try:
             self._close()

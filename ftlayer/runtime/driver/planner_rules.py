@@ -414,7 +414,6 @@ class PlannerRules:
     # ------------------------------------------------------------ events
 
     def handle(self, event: PlannerEvent, now: Now) -> list[PlannerInstruction]:
-        """Take an event; return what is to be done, in this order."""
         taken = self._take(event, now)
         return [*taken, *self._go_on(now)]
 
@@ -681,7 +680,6 @@ class PlannerRules:
 
 
 def _behind(progress: tuple[RangeProgress, ...]) -> Beginning:
-    """Return from where a source is read that was accepted so far."""
     if not progress:
         return Beginning(None, 0)
     unfinished = tuple(each for each in progress if not each.complete)

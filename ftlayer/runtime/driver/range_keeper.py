@@ -57,12 +57,10 @@ class SplitPlanner:
 
     @property
     def reading(self) -> bool:
-        """Whether a range is open and not all of its splits are done."""
         return self._range is not None and len(self._done) < len(self._range.payloads)
 
     @property
     def range(self) -> PlannedRange | None:
-        """The range that was opened last; None for none yet."""
         return self._range
 
     @property

@@ -104,7 +104,6 @@ class SlotRecord:
         self.failure, self.spark_error = "", None
 
     def disconnect(self, patience_ms: int) -> None:
-        """The instance is gone, or not to be listened to any more."""
         self.hello, self.deployed, self.ended, self.heartbeat = None, False, False, None
         self.started = False
         self.asked_epoch = self.dropped_epoch = 0
@@ -151,7 +150,6 @@ class Crew:
         return all(slot.started or slot.ended for slot in self.slots)
 
     def tell(self, slot: SlotRecord, message: ToSlot) -> list[JobInstruction]:
-        """Tell the instance of a slot, which there must be."""
         assert slot.hello is not None
         return [SendTo(slot.number, slot.hello.instance, message)]
 
@@ -169,7 +167,6 @@ class Crew:
         slot.disconnect(now_ms + self._start_timeout_ms)
 
     def drain(self) -> list[JobInstruction]:
-        """End the sources, those of later instances too."""
         if self.draining:
             return []
         self.draining = True

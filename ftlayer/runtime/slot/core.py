@@ -367,7 +367,6 @@ class SlotCore:
         return self._mode.reads_early(self._seating.seats[key])
 
     def rows_wanted(self, key: TaskKey) -> int:
-        """Return how many rows a source should read at a time."""
         return self._mode.rows_wanted(key)
 
     def unsent_to(self, slot: int) -> bool:

@@ -41,16 +41,13 @@ class SendWindow:
 
     @property
     def has_room(self) -> bool:
-        """Whether it makes sense to produce more for this channel."""
         return not self._queue and self.in_flight < self.limit
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits and nothing is on its way."""
         return not self._queue and not self.in_flight
 
     def put(self, frame: bytes) -> None:
-        """Queue a frame behind those that wait."""
         self._queue.append(frame)
 
     def put_first(self, barrier: bytes) -> None:

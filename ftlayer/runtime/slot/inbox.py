@@ -322,7 +322,6 @@ class Inbox:
     # ------------------------------------------------------------ checkpoints
 
     def block(self, channel: Channel) -> None:
-        """Hold back what waits of a channel and what comes."""
         queue = self._queues[channel]
         self._forget_turn(queue)
         queue.blocked = True
@@ -357,7 +356,6 @@ class Inbox:
         self._queues[channel].capture = None
 
     def take_out(self, channel: Channel, barrier: Barrier) -> None:
-        """Remove a barrier that has overtaken what waits before it."""
         queue = self._queues[channel]
         place = next(place for place, item in enumerate(queue.items) if item.element is barrier)
         del queue.items[place]

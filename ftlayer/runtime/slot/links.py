@@ -122,7 +122,6 @@ class PeerLink:
         return self._stream.waiting()
 
     def discard(self) -> None:
-        """Send nothing more; does not wait for anything."""
         self._stream.discard()
 
     def close(self) -> None:
@@ -173,7 +172,6 @@ class SlotLinks:
         return tuple(self._links)
 
     def deploy(self, deploy: Deploy) -> None:
-        """Open the streams to the slots there are."""
         self._roster.deploy(deploy.epoch, deploy.peers)
         for peer in deploy.peers:
             self._connect(peer)

@@ -62,7 +62,6 @@ class LoadMeter:
                 self._stalled[seat.key] += 1
 
     def measure(self, now_ns: int) -> tuple[SubtaskLoad, ...]:
-        """Return what each subtask did since the last call."""
         passed_ns = max(1, now_ns - self._since_ns)
         busy = self._busy.totals(now_ns)
         loads = tuple(

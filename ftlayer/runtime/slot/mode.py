@@ -217,7 +217,6 @@ def rows_of_sources(parts: SlotParts) -> dict[TaskKey, int]:
 
 
 def misplaced(what: object) -> CodecError:
-    """Return the error for what belongs to another mode."""
     return CodecError(f"{type(what).__name__} came to a slot whose job runs in another mode")
 
 

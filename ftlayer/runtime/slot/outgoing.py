@@ -51,7 +51,6 @@ class LocalOutput:
 
     @property
     def has_room(self) -> bool:
-        """Whether the receiver is not far behind."""
         return self._inbox.has_room(self._channel)
 
     def send(self, element: Element, now_ms: int) -> None:
@@ -239,7 +238,6 @@ class Outgoing:
         return all(output.is_empty for output in self._outputs.values())
 
     def send(self, output: RemoteOutput, element: Element, now_ms: int) -> list[Transmit]:
-        """Send an element by one of the channels, as soon as it may go."""
         output.send(element, now_ms)
         if output.waiting_since_ms is None:
             self._aging.pop(output, None)
@@ -294,7 +292,6 @@ class Outgoing:
             self._note_late(output)
 
     def limited(self, channel: Channel, size: int) -> list[Transmit]:
-        """The receiver wants no more than so many bytes on their way."""
         output = self._outputs.get(channel)
         if output is None:
             return []
@@ -354,7 +351,6 @@ class Outgoing:
         return [each for output in self._towards(slot) for each in self._transmit(output)]
 
     def peer_lost(self, slot: int) -> None:
-        """A slot cannot be reached: hold what is for it."""
         self._up.discard(slot)
 
     def drop_peer(self, slot: int) -> int:

@@ -54,7 +54,6 @@ class Roster:
         self.epoch = 0
 
     def deploy(self, epoch: int, peers: Iterable[Peer]) -> None:
-        """Take the instances there are when this one begins."""
         with self._changed:
             self._deployed_in = epoch
         self.up(epoch, peers)

@@ -75,7 +75,6 @@ class Seat:
 
     @property
     def can_run(self) -> bool:
-        """Whether something waits for it that it takes now."""
         return bool(self.inbox) and not self.is_held and self.has_room
 
     @property

@@ -161,7 +161,6 @@ class Sources:
         running.signal.is_set = True
 
     def finish(self) -> None:
-        """Read no further; what is read is taken."""
         for running in self._running.values():
             running.finishing = True
             running.reader.finish()

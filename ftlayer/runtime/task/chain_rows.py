@@ -113,11 +113,9 @@ class WholeBatches:
         return self._outlet.take_fired(passed.outputs, now)
 
     def again(self, now: Now) -> list[Action]:
-        """Nothing waits."""
         return []
 
     def readmit(self, letters: tuple[ChainLetter, ...], now: Now) -> None:
-        """Nothing may come back."""
         raise ValueError(f"{len(letters)} dead letters came back to a chain that makes none")
 
     def holds(self, mark: Watermark | Idle) -> bool:

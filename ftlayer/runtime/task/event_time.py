@@ -24,7 +24,6 @@ class Alarm:
         self._set_for: int | None = None
 
     def rung(self) -> None:
-        """The task is called: whatever was asked for may have been it."""
         self._set_for = None
 
     def set(self, due_ms: int | None) -> list[Action]:
@@ -133,7 +132,6 @@ class WatermarkGenerator:
         self._due_ms = 0
 
     def splits(self, channel: Channel, splits: Splits, mono_ms: int) -> None:
-        """Take which splits a subtask of a source reads."""
         source = self._inputs.sources.get(channel)
         if source is None or channel in self._over:
             return
@@ -224,7 +222,6 @@ class WatermarkGenerator:
             self._combined.watermark(part, time_ms)
 
     def end(self) -> None:
-        """Nothing new comes any more."""
         for part in self._may_rest:
             self._combined.end(part)
 

@@ -97,7 +97,6 @@ class CombinedWatermark(Generic[K]):
                 self._changed(part, claim)
 
     def become_idle(self, *parts: K) -> None:
-        """Let parts hold nothing back until their next watermarks."""
         for part in parts:
             claim = self._claims.get(part)
             if claim is not None and not claim.ended:

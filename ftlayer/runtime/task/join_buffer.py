@@ -108,7 +108,6 @@ class Run:
         return starts, np.maximum(starts, ends)
 
     def kill(self, rows: I64) -> None:
-        """Take rows out, whether they were in or not."""
         self.alive[rows] = False
         self.live = int(np.count_nonzero(self.alive))
 

@@ -186,7 +186,6 @@ class SinkOutlet:
         return []
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
-        """Do nothing: a sink has no output."""
         return []
 
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:

@@ -163,7 +163,6 @@ class OperatorChain:
                 stage.generator.start(mono_ms)
 
     def close(self) -> None:
-        """Close all functions, the last one first."""
         for stage in reversed(self.stages):
             stage.chain.close()
 

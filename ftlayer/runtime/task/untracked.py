@@ -44,7 +44,6 @@ class UntrackedTaskMode:
         return UntrackedSourceTask(graph, uid, subtask, handler)
 
     def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
-        """Nothing is stored, so that nothing can be replayed."""
         raise InvalidTopologyError(
             f"{uid!r} lets records in again that were not acknowledged, and with fault tolerance off none is: "
             "leave it out, or turn fault tolerance on"

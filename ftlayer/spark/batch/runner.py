@@ -193,7 +193,6 @@ class SparkRunner:
             return run_stages(frame, self._plan, RunOptions(giver, skip, isolate=True, again=again))
 
     def tally(self, result: StagesResult) -> FailureTally:
-        """Count the verdict's failures that may pass another time."""
         failures = result.verdict.failures.values()
         return FailureTally(result.verdict.rows_in, Counter(f.operator for f in failures if not f.fatal))
 

@@ -189,7 +189,6 @@ class EmitSink:
     query: str = "query"
 
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
-        """Call the function with the rows and their carriers."""
         try:
             returned = self.function(result.emitted_rows(self.column, incarnation), batch)
         except BaseException as error:
@@ -214,7 +213,6 @@ class BatchWriterSink:
     query: str = "query"
 
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
-        """Write and commit the rows; if some are rejected, abort."""
         from pyspark import cloudpickle
 
         rows = result.tagged_rows() if self.bisect else result.good_rows()

@@ -89,7 +89,6 @@ class IngestReader(DataSourceStreamReader):
         return ReadMaxRows(RANGE_ROWS)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Ask the vertex how far the log goes."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else ALL
         return {"next": self._deliverable(start["next"], rows)}
 
@@ -122,7 +121,6 @@ class IngestReader(DataSourceStreamReader):
         return reply.end
 
     def _own(self) -> None:
-        """Take the stream over from its last reader for this owner."""
         if not self._epoch:
             opened = self._client.call(OpenQuery(self._owner, self._client.client_id, (self._stream,)))
             assert isinstance(opened, QueryOpened)

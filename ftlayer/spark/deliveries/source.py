@@ -154,7 +154,6 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._until = self._deliverable(0, ALL)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Ask the vertex how far the next batch may read."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else ALL
         end = self._deliverable(start["next"], rows)
         while self._options.drain_until_ms and end == start["next"] and self._wait_for_due():

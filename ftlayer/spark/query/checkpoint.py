@@ -44,7 +44,6 @@ class Drain:
 
     @property
     def source_read(self) -> bool:
-        """Whether Spark has come to the end of the source since."""
         return self._last is not None
 
     def source_ended(self, log: LogEnds) -> None:
@@ -147,7 +146,6 @@ class CheckpointDirectory:
 
     @property
     def used(self) -> bool:
-        """Whether a query has been started with this checkpoint."""
         return bool(self._files.exists(self._child("offsets")))
 
     @property

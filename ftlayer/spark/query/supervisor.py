@@ -230,7 +230,6 @@ class QuerySupervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run under way was told to stop."""
         return self._stopping.is_set() or (self._drain_until is not None and not self._drains)
 
     def note_failure(self, error: BaseException) -> None:

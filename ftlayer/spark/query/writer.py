@@ -171,7 +171,6 @@ class BatchHistory:
         self._histograms["batch"] = Histogram(BATCH_BOUNDS)
 
     def watch(self, step: str, batch: int) -> None:
-        """Note that a batch has come to a step."""
         if step == "begin":
             self._steps = {}
         self._steps[step] = self._clock_ms()

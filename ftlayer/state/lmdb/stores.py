@@ -200,7 +200,6 @@ class LmdbStores:
             ) from error
 
     def is_empty(self) -> bool:
-        """Whether nothing was ever moved into it."""
         return self._env is None or not self._env.stat()["entries"]
 
     def found(self, key: bytes) -> memoryview | None:
@@ -301,7 +300,6 @@ class LmdbStores:
                     env.set_mapsize(self._map_bytes)
 
     def view(self, tables: Sequence[TableView]) -> LmdbView:
-        """Return what is in it, for a snapshot."""
         return LmdbView(self, tables)
 
     @contextmanager

@@ -174,7 +174,6 @@ class TableView:
     base: dict[Key, Any]
 
     def parts(self) -> Iterator[Part]:
-        """Return what is in memory, bit by bit."""
         return newest_of([layer.changes() for layer in self.layers], self.base)
 
 

@@ -118,7 +118,6 @@ class PieceLineage:
             self._kept -= sum(layer.bytes for layer in self._layers.pop(0)[1].values())
 
     def aborted(self, checkpoint: int) -> None:
-        """Nothing builds on this checkpoint."""
         self._under_way.pop(checkpoint, None)
         self._written.pop(checkpoint, None)
 

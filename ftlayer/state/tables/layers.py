@@ -326,7 +326,6 @@ class LayeredTable(_Raw):
         return self._owned(key, value)
 
     def discard(self, key: Key) -> None:
-        """Remove the key, if it is there."""
         if dict.pop(self, key, NOTHING) is NOTHING or self._store is None:
             if self._below(key) is not NOTHING:
                 self._deleted.add(key)
@@ -459,7 +458,6 @@ class LayeredTable(_Raw):
         return dict.__len__(self) + len(self._deleted)
 
     def front_bytes(self) -> int:
-        """Return how many bytes of memory the front takes up."""
         return _footprint(self, self._deleted, self._clean)
 
     def newest(self, count: int) -> tuple[list[Key], list[Any]]:
@@ -604,7 +602,6 @@ class StateMemory:
         return self.bases - self._most if self._moving else 0
 
     def emptied(self) -> None:
-        """Nothing lies in bases."""
         self.bases, self._exact, self._has_grown = 0, True, False
 
     def _is_over(self) -> bool:

@@ -22,11 +22,9 @@ class TimerService:
         self._processing = _Queue()
 
     def add_event(self, key: Key, time_ms: int) -> bool:
-        """Set a timer of event time; whether there was none."""
         return self._event.add(key, time_ms)
 
     def add_processing(self, key: Key, time_ms: int) -> bool:
-        """Set a timer of processing time; whether there was none."""
         return self._processing.add(key, time_ms)
 
     def delete_event(self, key: Key, time_ms: int) -> bool:

@@ -145,7 +145,6 @@ class NothingLeft:
 
 
 def drained(status: StreamStatus, now_ms: int) -> bool:
-    """Whether a job may end with this left in the vertex."""
     return status.drained
 
 
@@ -262,7 +261,6 @@ class Recalls:
         self.is_done = self._asked = False
 
     def ask(self) -> list[RecallStreams]:
-        """Have it done, if that is not under way."""
         if self._asked:
             return []
         self._asked = True

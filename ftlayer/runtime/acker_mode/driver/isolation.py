@@ -181,7 +181,6 @@ class Isolation:
 
     @property
     def status(self) -> IsolationStatus | None:
-        """How far it is; None while it is off."""
         if not self.active:
             return None
         out = self._taken if self._phase is _IsolationPhase.OUT else self._sizes.next
@@ -230,7 +229,6 @@ class Isolation:
     # ------------------------------------------------------------ groups
 
     def at_rest(self, now_ms: int) -> list[Step]:
-        """Nothing moves any more in any slot."""
         if self._phase is _IsolationPhase.CALMING:
             self._phase, self._excuses = _IsolationPhase.RECALLING, 0
             return [RecallAll()]

@@ -114,14 +114,8 @@ class JobVertexCalls:
 
     def note(self, stream: str, planned: PlannedRange, first: int) -> None:
         """Note a range that is about to be opened; those below ``first`` are forgotten."""
-        note = RangeNote(
-            planned.number,
-            planned.start,
-            planned.end,
-            len(planned.payloads),
-            planned.digest,
-            places_of(planned.payloads),
-        ).pack()
+        splits, places = len(planned.payloads), places_of(planned.payloads)
+        note = RangeNote(planned.number, planned.start, planned.end, splits, planned.digest, places).pack()
         self.client.call(NoteRange(stream, planned.number, note, first, self._run))
 
     def recall(self, done: Callable[[int], None], failed: OnError) -> None:

@@ -295,7 +295,6 @@ class AckerSlot:
         self._unaccepted[call.key] = {**self._unaccepted[call.key], call.ticket: ids_of(call.call.roots)}
 
     def _replays_came(self, came: ReplaysCame) -> RunTask:
-        """Nothing to do is no activity."""
         rows = sum(batch.payload.num_rows for batch in came.records)
         self._totals["replayed"] += rows
         self._seats[came.key].records_in += rows

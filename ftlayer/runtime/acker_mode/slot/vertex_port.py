@@ -251,7 +251,6 @@ class VertexPort:
 
     @property
     def may_persist(self) -> bool:
-        """Whether more can be persisted without queueing here."""
         with self._lock:
             return self._persists < MAX_PERSISTS and self._persist_bytes < MAX_PERSIST_BYTES
 

@@ -240,7 +240,6 @@ class AckingSinkOutlet:
         raise ProtocolError("results of timers came to a sink in their own chain, which acknowledges records")
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
-        """Do nothing: a sink has no output."""
         return []
 
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
@@ -441,7 +440,6 @@ class TimerRoots:
 
     @property
     def waiting(self) -> bool:
-        """Whether something has yet to be accepted."""
         return bool(self._queue)
 
     @property

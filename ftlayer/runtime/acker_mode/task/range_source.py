@@ -165,7 +165,6 @@ class ReplayBuffer:
         return self._by_segment.get(segment)
 
     def forget_below(self, segment: int) -> None:
-        """Keep nothing of ranges before this segment."""
         while self._ranges and UNNAMED < self._ranges[0].segment < segment:
             del self._by_segment[self._ranges.popleft().segment]
 

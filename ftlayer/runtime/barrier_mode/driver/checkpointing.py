@@ -262,7 +262,6 @@ class CheckpointIo:
     # ------------------------------------------------------------ storage and sinks, in the order asked for
 
     def do(self, work: Callable[[], None]) -> None:
-        """Have something done behind all that was asked for."""
         self._io.do(work)
 
     def publish(self, checkpoint: Checkpoint, location: str) -> None:
@@ -574,7 +573,6 @@ class JobCheckpoints:
         self._letters.tick()
 
     def said(self, message: FromSlot) -> None:
-        """An instance that counts has said something."""
         match message:
             case SubtaskAcked(checkpoint, snapshot):
                 self._handle(PartWritten(checkpoint, snapshot))
@@ -607,7 +605,6 @@ class JobCheckpoints:
         self._handle(TasksRestarting(asked.number, sources))
 
     def deployed(self, region: RegionDeployed) -> None:
-        """The tasks of a region were told to start."""
         self._down.difference_update(region.slots)
 
     def running(self) -> None:
@@ -619,7 +616,6 @@ class JobCheckpoints:
         self._handle(TasksRunning())
 
     def backlog(self, source: str, working_off: bool) -> None:
-        """A reader source begins, or ceases, to work off a backlog."""
         self._handle(BacklogChanged((source, 0), working_off))
 
     def damaged(self, checkpoint: int, reason: str) -> None:

@@ -87,7 +87,6 @@ class KillerSearch:
 
     @property
     def status(self) -> IsolationStatus | None:
-        """How far it is; None while there is none."""
         return IsolationStatus(1, len(self._accused), self._found) if self.active else None
 
     def lost(self) -> bool:
@@ -110,7 +109,6 @@ class KillerSearch:
         return news
 
     def deployed(self) -> None:
-        """Tasks begin again: checkpoints count from now on."""
         self._completed = 0
 
     def completed(self, condemned: Collection[_Record]) -> None:

@@ -101,7 +101,6 @@ class LetterCalls:
                 self._opened(chain)
 
     def keep(self, file: str, parts: Sequence[Sequence[ChainLetter]]) -> None:
-        """Have the vertex keep the parts of a file, each once."""
         with self._claimed():
             for number, letters in enumerate(parts):
                 if letters:
@@ -130,7 +129,6 @@ class LetterCalls:
         return found, page.more
 
     def readmitted(self, keys: Sequence[bytes]) -> None:
-        """Have the vertex delete letters that checkpoints hold."""
         with self._claimed():
             for some in _cut(keys):
                 self._client.call(Readmitted(self._job, some, self._run))
@@ -595,7 +593,6 @@ class JobLetters:
         self.retained(retained)
 
     def retained(self, checkpoints: Collection[Checkpoint]) -> None:
-        """The job may be restored from these."""
         self._outbox.retained(checkpoints)
         self._readmission.retained(checkpoints)
         self.tick()

@@ -167,7 +167,6 @@ class RangeLog:
         self._book = captured
 
     def progress(self, planned: PlannedRange) -> RangeProgress:
-        """Return how far the restored checkpoint had read a range."""
         splits = range(len(planned.payloads))
         rows, done = zip(*(_read_of(planned, split, self._restored) for split in splits), strict=True)
         return RangeProgress(planned.number, planned.start, planned.end, planned.digest, rows, done)

@@ -206,7 +206,6 @@ class Barriers:
         return ()
 
     def end_sources(self) -> list[RunTask]:
-        """Everything is committed: the sources end their streams."""
         sources = (mine.seat for mine in self._all if mine.seat.is_source and not mine.seat.ended)
         return [RunTask(seat.key, EndTasks()) for seat in sources]
 
@@ -244,7 +243,6 @@ class Barriers:
     # ------------------------------------------------------------ time
 
     def on_time(self, now: Now) -> list[SlotInstruction]:
-        """Let barriers that have waited long enough overtake records."""
         if self._due_ms is not None and self._due_ms <= now.mono_ms:
             for mine in self._all:
                 if mine.handler is not None and mine.handler.due_ms is not None:

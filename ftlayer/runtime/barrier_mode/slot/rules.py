@@ -184,7 +184,6 @@ class Debloating:
         return self._tell(measured) if measured.debloater.taken(size, now_ms) else []
 
     def rows_wanted(self, key: TaskKey) -> int:
-        """Return how many rows a source should read at a time."""
         return self._sources[key].debloater.limit
 
     def look(self, now_ms: int) -> list[Grant]:

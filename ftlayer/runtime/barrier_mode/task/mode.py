@@ -792,7 +792,6 @@ class BarrierTaskMode:
         self.checkpointed: dict[TaskKey, Checkpointed] = {}
 
     def check(self, operators: tuple[Operator, ...]) -> None:
-        """Refuse a chain that barriers cannot go through."""
         first = operators[0]
         if isinstance(first, Join):
             raise InvalidTopologyError(
@@ -814,7 +813,6 @@ class BarrierTaskMode:
         return task
 
     def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
-        """Nothing is stored, so that nothing can be replayed."""
         raise InvalidTopologyError(
             f"{uid!r} lets records in again that were not acknowledged, and with checkpoints none is: "
             "leave fault tolerance by records or checkpointing out"

@@ -160,7 +160,6 @@ class HeadKeys:
         return [_key_of(record, read) for record in records_in_form(rows, VALUES)]
 
     def drawn(self) -> int:
-        """Return a number for a record without a key."""
         return self._drawn.draw()
 
 
