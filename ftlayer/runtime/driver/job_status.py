@@ -356,6 +356,7 @@ class JobStatus:
 
 
 def slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
+    """Return the status of a slot."""
     hello, beat = slot.hello, slot.heartbeat
     state = (
         "ended"
