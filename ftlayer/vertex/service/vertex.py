@@ -20,6 +20,7 @@ from ftlayer.errors import (
     ProtocolError,
     StaleIncarnationError,
     StoreDamagedError,
+    VertexUnavailableError,
 )
 from ftlayer.records.ids import ids_of, shard_of
 from ftlayer.vertex import calls
@@ -95,16 +96,20 @@ class Router:
 
     def _write(self, pinned: dict[str, int]) -> None:
         temporary = self._path.with_suffix(".new")
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(pinned, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump(pinned, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(self._path)
+            directory = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            # Callers may hold all descriptors for a while, or the disk is full: the call comes again.
+            raise VertexUnavailableError(f"{self._path} cannot be written now: {error.strerror}") from error
         self._pinned = pinned
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from ftlayer.errors import (
     StoreDamagedError,
     StorePathError,
     UnknownJobError,
+    VertexUnavailableError,
 )
 from ftlayer.records.ids import random_root_ids
 from ftlayer.vertex.calls import (
@@ -360,6 +362,16 @@ def test_routes_survive_and_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "routes.json"
     router = Router(path, 8)
     ingest = next(name for n in range(99) if router.shard_of(name := f"ingest/{n}") != router.shard_of("q"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        # Clients ask again for as long as the vertex is away: who holds all descriptors lets one go.
+        with pytest.raises(
+            VertexUnavailableError, match="routes.json cannot be written now: Too many open files"
+        ):
+            router.open_query("q", (ingest,))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     shard = router.open_query("q", (ingest,))
     assert shard == router.shard_of(ingest)
     assert Router(path, 8).shard_of("q") == shard
