@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -103,6 +104,7 @@ STOP_TIMEOUT_S = 30.0
 # A vertex that dies this often is not being killed from outside, it cannot run.
 MAX_RESTARTS = 30
 RESTARTS_WITHIN_S = 60.0
+PAUSE_S = 1.0
 LOG_LINES = 15
 
 
@@ -323,7 +325,13 @@ class EmbeddedVertex:
         while True:
             try:
                 self._count_restart()
-                self._spawn(place)
+                try:
+                    self._spawn(place)
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE):
+                        raise
+                    time.sleep(PAUSE_S)  # this process may have a descriptor again in a moment
+                    raise _DiedAtStartError(f"the vertex cannot be started now: {error}") from error
                 return None
             except _DiedAtStartError as error:
                 logger.warning("%s", error)

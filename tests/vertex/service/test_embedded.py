@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -12,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,6 +81,27 @@ def test_one_that_is_killed_while_it_starts_again_comes_back_too(embedded: Embed
     with embedded.client() as client:
         assert client.health().incarnation >= 2
     embedded.check()
+
+
+def test_a_driver_without_a_free_descriptor_starts_it_again_when_it_has_one(
+    embedded: EmbeddedVertex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def popen(*given: Any, **named: Any) -> Any:
+        tries.append(1)
+        if len(tries) <= 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return popen_before(*given, **named)
+
+    popen_before = subprocess.Popen
+    monkeypatch.setattr(embedded_module, "PAUSE_S", 0)
+    monkeypatch.setattr(embedded_module, "subprocess", SimpleNamespace(PIPE=subprocess.PIPE, Popen=popen))
+    pid = embedded.pid
+    embedded.kill()
+    wait_until(lambda: embedded.pid not in (pid, None) or has_given_up(embedded))
+    embedded.check()
+    assert len(tries) == 3
 
 
 def test_stop_writes_down_what_completed(

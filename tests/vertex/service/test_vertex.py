@@ -367,7 +367,7 @@ def test_routes_survive_and_are_checked(tmp_path: Path) -> None:
     try:
         # Clients ask again for as long as the vertex is away: who holds all descriptors lets one go.
         with pytest.raises(
-            VertexUnavailableError, match="routes.json cannot be written now: Too many open files"
+            VertexUnavailableError, match=r"routes\.json cannot be written now: Too many open files"
         ):
             router.open_query("q", (ingest,))
     finally:
