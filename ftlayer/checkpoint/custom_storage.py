@@ -112,7 +112,7 @@ class CheckpointStorage(ABC):
                 return
 
     def move(self, path: str, target: str) -> None:
-        """Give a file another name."""
+        """Give a file another name, in the place of what has it; `FileNotFoundError` if there is none."""
         self.write(target, b"".join(self.chunks(path, 0, 1 << 62)))
         self.delete(path)
 

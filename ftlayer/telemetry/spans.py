@@ -117,7 +117,6 @@ class SpanExport:
         self._processor = BatchSpanProcessor(_exporter(endpoint))
 
     def send(self, span: EndedSpan) -> None:
-        """Send a span; waits for nothing."""
         self._processor.on_end(self._make(span))
 
     def close(self) -> None:

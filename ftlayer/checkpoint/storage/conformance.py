@@ -14,6 +14,7 @@ from __future__ import annotations
 import multiprocessing
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -37,8 +38,24 @@ Result = TypeVar("Result")
 
 THREADS = 8
 LOOKS = 32
-NAMES = ("a", "ab/c", "abc/d", "ab.c/d", "a b/ü%2F+=&.1", ".hidden", "a.b/_owners/12", "x" * 120)
+MANY = 1_100
+"""Files: stores list them in pages, many of them of a thousand."""
+LARGE = 60
+"""Thirds of `CHUNK_BYTES`: 20 MiB, more than a document, or a message, of many stores."""
+NAMES = (
+    "a",
+    "ab/c",
+    "AB/c",
+    "abc/d",
+    "ab.c/d",
+    "a_b/c",
+    "a b/ü%2F+=&.1",
+    ".hidden",
+    "a.b/_owners/12",
+    "x" * 120,
+)
 _SPAWN_S = 300
+DAY_MS = 86_400_000
 
 
 class CheckpointStorageConformance:
@@ -79,12 +96,37 @@ class CheckpointStorageConformance:
         for name in NAMES:
             assert other.read(name, 0, 1_000) == name.encode(), f"read of {name!r}"
             assert found[name].size == len(name.encode()) == other.size(name), f"size of {name!r}"
-            assert found[name].modified_ms >= 0
-        assert {entry.path for entry in other.list("ab")} == {"ab/c"}, "list('ab'): not 'abc/d'"
+            changed_ms = found[name].modified_ms
+            assert not changed_ms or abs(changed_ms - time.time() * 1_000) < DAY_MS, (
+                "modified_ms: ms since 1970, or 0"
+            )
+        assert {entry.path for entry in other.list("ab")} == {"ab/c"}, "list('ab'): not 'abc/d', nor 'AB/c'"
+        assert {entry.path for entry in other.list("a_b")} == {"a_b/c"}, (
+            "list('a_b'): not 'a b/…', nor 'a.b/…'"
+        )
         assert {entry.path for entry in other.list("a.b")} == {"a.b/_owners/12"}, (
             "list: with directories in it"
         )
         assert not list(other.list("b")), "list of a directory that is not there: nothing"
+        one.delete("ab")
+        one.delete("a")
+        one.delete_empty("ab.c")
+        left = {entry.path for entry in other.list("")}
+        assert left == {*NAMES} - {"a"}, "delete: that file alone; delete_empty: no file"
+
+    def test_many_files_are_listed_while_others_come_and_go(self) -> None:
+        one, other = self._two()
+        for number in range(MANY):
+            one.write(f"many/{number:04}", b"")
+        listed = iter(other.list("many"))
+        seen = [next(listed).path]
+        for number in range(1, 100):
+            one.delete(f"many/{number:04}")
+            one.write(f"many/new-{number}", b"")
+        seen += [entry.path for entry in listed]
+        stay = {f"many/{number:04}" for number in (0, *range(100, MANY))}
+        assert stay <= set(seen), "list: all files that are there all the time, empty ones as well"
+        assert len(seen) == len(set(seen)), "list: each file once"
 
     def test_what_is_missing_is_said_to_be(self) -> None:
         one, other = self._two()
@@ -92,12 +134,30 @@ class CheckpointStorageConformance:
             assert storage.size("dir/none") is None
             assert not list(storage.list(""))
             storage.delete("dir/none")
-            assert _raised(partial(storage.read, "dir/none", 0, 1)) is FileNotFoundError
+            assert issubclass(_raised(partial(storage.read, "dir/none", 0, 1)), FileNotFoundError)
+        one.write("dir/none", b"x")
+        assert other.read("dir/none", 0, 9) == b"x", "read: a file that is there by now"
+        one.delete("dir/none")
         one.write("dir/file", b"x")
         other.delete("dir/file")
         assert one.size("dir/file") is None, "delete: the others see it"
         assert not list(one.list("dir"))
-        assert _raised(lambda: one.read("dir/file", 0, 1)) is FileNotFoundError
+        assert issubclass(_raised(lambda: one.read("dir/file", 0, 1)), FileNotFoundError)
+
+    def test_a_file_gets_another_name_or_one_more(self) -> None:
+        one, other = self._two()
+        for path in ("dir/file", "other/taken"):
+            one.write(path, path.encode())
+        if one.copy("dir/file", "dir/copy"):
+            one.write("dir/file", b"changed")
+            assert other.read("dir/copy", 0, 99) == b"dir/file", "copy: what the file was then"
+        one.move("dir/file", "other/taken")
+        assert other.size("dir/file") is None, "move: it has its old name no more"
+        assert other.read("other/taken", 0, 99) in (b"dir/file", b"changed"), (
+            "move: in the place of what was there"
+        )
+        assert issubclass(_raised(partial(one.move, "dir/file", "other/taken")), FileNotFoundError)
+        assert other.size("other/taken"), "move of a file that is not there: nothing happens"
 
     def test_places_are_apart(self) -> None:
         url = self.new_url()
@@ -115,38 +175,48 @@ class CheckpointStorageConformance:
         def look() -> set[bytes]:
             return {bytes(other.read("file", 0, CHUNK_BYTES)) for _ in range(LOOKS)}
 
-        with ThreadPoolExecutor(1) as pool:
-            looking = pool.submit(look)
+        with ThreadPoolExecutor(THREADS) as pool:
+            looking = [pool.submit(look) for _ in range(THREADS)]
             written = cycle(contents)
-            while not looking.done():
+            while not all(each.done() for each in looking):
                 one.write("file", next(written))
-            assert looking.result() <= set(contents), (
-                "read: one of the contents that were written, never a mixture"
-            )
+            for each in looking:
+                assert each.result() <= set(contents), (
+                    "read: one of the contents that were written, never a mixture"
+                )
 
     def test_of_many_that_make_a_file_one_is_told_that_it_is_new(self) -> None:
         url = self.new_url()
-        for name in ("one", "two"):
+        for name in map(str, range(LOOKS)):
             told = _at_once(partial(self._make, url, name))
             assert sorted(told) == [False] * (THREADS - 1) + [True], "write_new: True for one of them"
             assert self.storage(url).read(name, 0, 100) == bytes([told.index(True)]) * 99, (
                 "its content is there"
             )
-        self.storage(url).delete("one")
-        assert self.storage(url).write_new("one", b"x"), (
-            "write_new: a file that was deleted can be made again"
-        )
+        storage = self.storage(url)
+        for data in (b"x", b""):
+            storage.delete("1")
+            assert storage.write_new("1", data), "write_new: a file that was deleted can be made again"
+            assert not storage.write_new("1", data), (
+                "write_new: a file that is there is not new, if it is the same"
+            )
+            assert storage.size("1") == len(data), "write_new: an empty file is one"
 
     def test_a_file_that_is_written_in_parts_is_there_when_it_is_closed(self) -> None:
         one, other = self._two()
-        parts = [secrets.token_bytes(CHUNK_BYTES // 3) for _ in range(7)]
+        parts = [secrets.token_bytes(CHUNK_BYTES // 3) for _ in range(LARGE)]
         output, discarded = one.create("dir/file"), one.create("dir/discarded")
         for part in parts:
             output.write(part)
             discarded.write(part)
+        assert not list(other.list("")), "create: nothing is there before it is closed"
         discarded.discard()
         output.close()
-        assert b"".join(other.chunks("dir/file", 0, 3 * CHUNK_BYTES)) == b"".join(parts)
+        whole = b"".join(parts)
+        assert b"".join(other.chunks("dir/file", 0, len(whole) + 1)) == whole, (
+            f"chunks of {len(whole):,} bytes"
+        )
+        assert bytes(other.read("dir/file", 0, len(whole))) == whole, f"read of {len(whole):,} bytes at once"
         one.delete("dir/discarded")
         assert {entry.path for entry in other.list("")} == {"dir/file"}
 
@@ -272,12 +342,12 @@ def _at_once(work: Callable[[int], Result]) -> list[Result]:
         return list(pool.map(begin, range(THREADS)))
 
 
-def _raised(work: Callable[[], object]) -> type[BaseException] | None:
+def _raised(work: Callable[[], object]) -> type:
     try:
         work()
     except Exception as error:  # noqa: BLE001 - it is what is asked for
         return type(error)
-    return None
+    return type(None)
 
 
 def _claim(files: Files) -> Ownership | None:

@@ -26,7 +26,7 @@ from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, Stale
 from ftlayer.printable import shown_url
 
 MOST_TRIES = 100
-"""So often a driver claims the same epoch, which a listing that takes its time shows later."""
+"""So often a driver claims: others may claim in the same moment, and a listing may take its time."""
 
 
 class Ownership:
@@ -78,10 +78,9 @@ class Ownership:
         )
 
     def _take(self) -> int:
-        last, tries = 0, 0
-        while tries < MOST_TRIES:
+        epoch = 0
+        for _ in range(MOST_TRIES):
             epoch = 1 + max(self._epochs(), default=0)
-            last, tries = epoch, tries + 1 if epoch == last else 0
             self._files.put_new(_path(epoch), self._claim)
             # Of two that do not wait for each other one at least sees the other's claim behind its own: then it is
             # refused, or removes that one.
@@ -94,9 +93,9 @@ class Ownership:
                     self._files.delete(_path(old))
                 return epoch
         raise CheckpointStorageError(
-            f"{shown_url(self._files.url)}: topology {self._job!r} cannot be claimed: {_path(epoch)} was written "
-            f"{MOST_TRIES} times, and is not listed, or not read as it was written. Two drivers could have one job "
-            "on such a storage; see what ftlayer.checkpoint.storage.conformance says of it"
+            f"{shown_url(self._files.url)}: topology {self._job!r} cannot be claimed: its claims, {_path(epoch)} "
+            f"is the last of {MOST_TRIES}, are not listed, or not read as they were written. Two drivers could have "
+            "one job on such a storage; see what ftlayer.checkpoint.storage.conformance says of it"
         )
 
     def _epochs(self) -> list[int]:

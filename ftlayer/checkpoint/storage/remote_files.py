@@ -149,8 +149,8 @@ class RemoteFiles:
             self._storage.delete(path)
 
     def delete_empty(self, path: str) -> None:
-        # A store without directories, or with something in this one, says so in one of many ways.
-        with contextlib.suppress(OSError, NotImplementedError, ValueError):
+        # A store without directories, or with something in this one, says so in one of many ways, or its author's.
+        with contextlib.suppress(Exception):
             self._storage.delete_empty(path)
 
 

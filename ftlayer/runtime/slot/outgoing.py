@@ -155,7 +155,6 @@ class RemoteOutput:
         return overtaken
 
     def granted(self, size: int) -> None:
-        """The receiver's task has taken ``size`` bytes."""
         self.window.granted(size)
 
     def reset(self) -> int:

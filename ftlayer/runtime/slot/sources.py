@@ -229,7 +229,6 @@ class Sources:
         return found
 
     def done(self, key: TaskKey, number: int) -> None:
-        """Rows need not be read again (`RowsDone`)."""
         running = self._running[key]
         reader, rows = running.undone.pop(number)
         done = reader.accepted(rows)

@@ -49,7 +49,6 @@ def check_event_ids(ids: EventIds | None, values: U64, where: str) -> None:
 
 
 def plain_event_ids(ids: EventIds | None) -> list[Any] | None:
-    """Return ``ids`` as plain values for msgpack."""
     if ids is None:
         return None
     return [ids.ids.tobytes(), ids.offsets.tobytes(), ids.owners.tobytes(), list(ids.operators)]

@@ -63,7 +63,6 @@ class FollowedAttempts:
         self._ended: list[EndedAttempt] = []
 
     def registered(self, stream: str, roots: U64Array, now: Now) -> None:
-        """Records have come, in their first attempt."""
         for root in roots[self._sampler.mask(roots)].tolist():
             self._begin(root, _Open(root, 1, stream, now.wall_ms))
 
@@ -91,7 +90,6 @@ class FollowedAttempts:
                 self._end(root, Outcome.DEAD if is_dead else Outcome.FAILED, now, cause)
 
     def take(self) -> list[EndedAttempt]:
-        """Return what has ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 

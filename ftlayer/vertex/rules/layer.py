@@ -116,7 +116,6 @@ class Opening:
         self._state = state
 
     def stream(self, txn: WriteTransaction, call: OpenStream) -> StreamOpened:
-        """Declare a stream, or give it new options."""
         self._state.owners.check([call.stream], call.owner)
         check_timeout(call.options, self._state.options.buckets)
         stream = self._declare(txn, call.stream, call.options)
@@ -342,7 +341,6 @@ class Status:
         )
 
     def of_streams(self, txn: ReadTransaction, call: StreamStatusCall, now: Now) -> StreamStatus:
-        """Count the rows of streams that are pushed."""
         self._state.owners.check(call.streams, call.owner)
         streams = [self._state.stream(name) for name in call.streams]
         due, next_due_in_ms = 0, -1

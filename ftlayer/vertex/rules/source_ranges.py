@@ -227,7 +227,6 @@ class SourceRanges:
                 each.done_below, each.written_below = each.written_below, None
 
     def write(self, txn: WriteTransaction, next_segment: int) -> None:
-        """Write down what is done of all partitions."""
         for each in self:
             if each.is_changed:
                 each.write(txn, next_segment)

@@ -283,7 +283,6 @@ class Circuits:
         return not all(circuit.is_closed for _, circuit in declared)
 
     def recalled(self, roots: U64, now_ms: int) -> None:
-        """These are due again, under other ids."""
         for circuit in self._circuits.values():
             if circuit.trial is not None:
                 circuit.forget(roots.tolist(), now_ms)
@@ -295,7 +294,6 @@ def source_of(stream: str) -> str:
 
 
 def named(name: str) -> str:
-    """Return how a breaker is called in a sentence."""
     return f"of {name!r}" if name else "of all records"
 
 

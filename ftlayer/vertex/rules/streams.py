@@ -87,7 +87,6 @@ class LogAge:
             self._marks.extend(marks[len(marks) - len(marks) % 2 :])
 
     def committed(self, offset: int) -> None:
-        """Forget the rows before ``offset``."""
         while self._marks and self._marks[0][0] <= offset:
             self._marks.popleft()
 

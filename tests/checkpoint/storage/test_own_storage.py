@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from ftlayer import CheckpointConfig, CheckpointStorage
 from ftlayer.checkpoint import custom_storage
 from ftlayer.checkpoint.custom_storage import FileStatus
+from ftlayer.checkpoint.storage import conformance
 from ftlayer.checkpoint.storage.conformance import CheckpointStorageConformance
 from ftlayer.checkpoint.storage.opening import load_checkpoint, slot_storage
 from ftlayer.checkpoint.storage.ownership import Ownership
@@ -25,8 +27,9 @@ from ftlayer.errors import CheckpointStorageError, ConfigError
 
 class TestTheGuidesStorage(CheckpointStorageConformance):
     @pytest.fixture(autouse=True)
-    def take(self, table_storage: Any) -> None:
+    def take(self, table_storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.storage = table_storage.TableStorage
+        monkeypatch.setattr(conformance, "MANY", 150)  # Each is a transaction of its own.
 
     def new_url(self) -> str:
         return f"table://test-{uuid.uuid4().hex}"
@@ -35,17 +38,18 @@ class TestTheGuidesStorage(CheckpointStorageConformance):
 class Kept(CheckpointStorage):
     """Right, in this process."""
 
-    files: ClassVar[dict[str, bytes]] = {}
+    files: ClassVar[dict[str, bytes | bytearray]] = {}
 
     def write(self, path: str, data: bytes) -> None:
         self.files[f"{self.url}/{path}"] = data
 
     def write_new(self, path: str, data: bytes) -> bool:
-        return self.files.setdefault(f"{self.url}/{path}", data) is data
+        own = bytearray(data)
+        return self.files.setdefault(f"{self.url}/{path}", own) is own
 
     def read(self, path: str, offset: int, length: int) -> bytes:
         try:
-            return self.files[f"{self.url}/{path}"][offset : offset + length]
+            return bytes(self.files[f"{self.url}/{path}"][offset : offset + length])
         except KeyError:
             raise FileNotFoundError(path) from None
 
@@ -85,7 +89,7 @@ class NoOffset(Kept):
 
 class Empty(Kept):
     def read(self, path: str, offset: int, length: int) -> bytes:
-        return self.files.get(f"{self.url}/{path}", b"")[offset : offset + length]
+        return bytes(self.files.get(f"{self.url}/{path}", b"")[offset : offset + length])
 
 
 class Overwrites(Kept):
@@ -133,7 +137,52 @@ class Early(Kept):
         return output
 
 
-WRONG = (Raises, Mixes, Absolute, Flat, NoOffset, Empty, Overwrites, OnceOnly, Halves, Lower, Early)
+class FirstPage(Kept):
+    def list(self, path: str) -> Any:
+        return super().list(path)[:1_000]
+
+
+class Small(Kept):
+    def write(self, path: str, data: bytes) -> None:
+        super().write(path, data[: 16 << 20])
+
+
+class Same(Kept):
+    def write_new(self, path: str, data: bytes) -> bool:
+        return super().write_new(path, data) or self.read(path, 0, 1 << 20) == data
+
+
+class Below(Kept):
+    def delete(self, path: str) -> None:
+        for entry in [*self.list(path), FileStatus(path, 0)]:
+            super().delete(entry.path)
+
+
+class Promises(Kept):
+    def copy(self, path: str, target: str) -> bool:
+        return True
+
+
+class Seconds(Kept):
+    def list(self, path: str) -> Any:
+        return [FileStatus(entry.path, entry.size, int(time.time())) for entry in super().list(path)]
+
+
+WRONG = (
+    Raises,
+    Mixes,
+    Absolute,
+    Flat,
+    NoOffset,
+    Empty,
+    Overwrites,
+    OnceOnly,
+    Halves,
+    Lower,
+    Early,
+    FirstPage,
+)
+WRONG = (*WRONG, Small, Same, Below, Promises, Seconds)
 
 
 def failures(kind: type[CheckpointStorage]) -> list[str]:
@@ -240,7 +289,7 @@ def test_a_storage_that_does_not_show_a_claim_is_not_claimed_without_end() -> No
     CheckpointConfig(storage=Blind, directory="blind://x")
     Ownership(open_files("blind://x"), "job", "one")
     with pytest.raises(
-        CheckpointStorageError, match="topology 'job' cannot be claimed: _owners/1 was written"
+        CheckpointStorageError, match="topology 'job' cannot be claimed: its claims, _owners/1 is the"
     ):
         Ownership(open_files("blind://x"), "job", "two")
 

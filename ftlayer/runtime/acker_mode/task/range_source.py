@@ -153,7 +153,6 @@ class ReplayBuffer:
         return replace(rows, first_ordinal=first, payload=rows.payload.slice(offset), places=places)
 
     def add(self, added: BufferedRange) -> None:
-        """Keep new rows, which begin at the head."""
         self._ranges.append(added)
         self.head, self._head_at = added.facts.end, added.facts.ends
 
