@@ -50,9 +50,11 @@ class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C,
         return value if self._own is None else self._own(value)
 
     def set(self, value: Any) -> None:
+        """Replace the value."""
         self._table[self._context.key] = value if self._own is None else self._own(value)
 
     def clear(self) -> None:
+        """Remove the value."""
         self._table.pop(self._context.key, None)
 
     def _initial(self) -> Any:
