@@ -112,7 +112,6 @@ class RangeTable:
         return self._collect(stamp, any_stamp=False)
 
     def entries(self) -> Entries:
-        """Return a copy of all roots, range by range."""
         return self._collect(np.uint16(0), any_stamp=True)
 
     def take_sparse(self) -> list[Sparse]:

@@ -214,7 +214,6 @@ class SubtaskSnapshot:
     state_bytes: int = 0
 
     def pieces(self) -> list[Piece]:
-        """Return all bytes it refers to."""
         keyed = () if self.keyed is None else self.keyed.pieces
         return [part.piece for part in keyed] + [channel.frames for channel in self.channels]
 

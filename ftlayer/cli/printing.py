@@ -139,7 +139,6 @@ def print_parts(console: Console, parts: Iterable[Part]) -> None:
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes as people say it."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

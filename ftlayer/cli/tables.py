@@ -61,7 +61,6 @@ def print_shards(console: Console, path: Path, shards: list[ShardReport], *, tab
 
 
 def names_in(path: Path, shards: list[ShardReport]) -> JobNames:
-    """Return what the streams in a store are called."""
     streams = tuple(stream for shard in shards for stream in shard.streams)
     return JobNames([VertexView(path.name, "", str(path), streams=streams)])
 

@@ -49,7 +49,6 @@ class Users:
 
     @classmethod
     def drawn(cls) -> Users:
-        """Return one operator with a token drawn now."""
         return cls((User("operator", Role.OPERATOR, secrets.token_urlsafe(32)),))
 
     @classmethod

@@ -104,7 +104,6 @@ class Announcer:
             thread.start()
 
     def failures(self) -> dict[str, str]:
-        """Return why letters are not told now, by stream."""
         with self._lock:
             tellers = [teller for teller, _ in self._tellers.values()]
         return {teller.stream: teller.last_failure for teller in tellers if teller.last_failure}

@@ -213,7 +213,6 @@ class RunDirectory:
                 yield int(path.name.removeprefix("batch=")), columns
 
     def committed_files(self) -> int:
-        """Return how many files are in the topology's sink."""
         return sum(1 for _ in self.output.glob("part-*.parquet"))
 
     def sink_files(self) -> Iterator[Columns]:

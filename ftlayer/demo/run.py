@@ -489,7 +489,6 @@ def print_next(console: Console, kind: Kind, directory: RunDirectory, *, kept: b
 
 
 def as_json(outcome: RunOutcome, directory: Path | None) -> dict[str, Any]:
-    """Return ledger and figures as plain values."""
     ledger, tally = outcome.ledger, outcome.tally
     values: dict[str, Any] = {
         "kind": outcome.kind,

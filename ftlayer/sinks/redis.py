@@ -56,7 +56,6 @@ def to_entries(batch: pa.RecordBatch, first: int = 0) -> list[bytes]:
 
 
 def _pairs_of(name: str, column: pa.Array) -> list[Pairs]:
-    """Return the fields of a column, for each row."""
     if pa.types.is_map(column.type):
         values = column.to_pylist()
         return [

@@ -416,5 +416,4 @@ def struct_of(schema: StructType | str, uid: str) -> StructType:
 
 
 def plan_of(stream: TrackedStream) -> StreamPlan:
-    """Return what was asked of a stream so far."""
     return stream._plan

@@ -156,7 +156,6 @@ class SubtaskState:
         return self.operators(uid)
 
     def restored_timers(self, info: TableInfo) -> tuple[KeyGroups, TimerService]:
-        """Return the timers of an operator, to be filled."""
         service = self.timers(info.operator)
         return self._key_groups(info.operator), service
 

@@ -42,7 +42,6 @@ class SingleRows:
         self._shares = shares
 
     def body(self, row: int) -> bytes:
-        """Return the IPC bytes of a row."""
         own = row_alone(self._payload, row, shares=self._shares)
         return bytes(as_message(own, dictionaries=self._dictionaries))
 

@@ -105,7 +105,6 @@ class StoredBatch:
         return len(self.info)
 
     def with_roots(self, roots: U64) -> StoredBatch:
-        """Return the same rows under other root ids."""
         return StoredBatch(replace(self.info, roots=roots), self.payload)
 
 

@@ -208,7 +208,6 @@ class SocketDirectory:
         return None
 
     def socket(self, name: str) -> Address:
-        """Return the address of a socket in it, which need not exist yet."""
         return Address(path=f"{self.path}/{name}")
 
     def remove(self) -> None:

@@ -231,7 +231,6 @@ def check_directory(url: str) -> None:
 
 
 def not_there(location: str) -> str:
-    """Return what to say of a directory without metadata."""
     if is_local(location) and not Path(location).is_dir():
         return _no_directory(location)
     below = find_checkpoints(location)

@@ -259,7 +259,6 @@ def delete_savepoint(files: Files, crew: StoragePool) -> list[CheckpointStorageE
 
 
 def shared_paths(pieces: Iterable[Piece]) -> set[str]:
-    """Return the shared files among those that pieces lie in."""
     return {path for path in paths_of(pieces) if parent(path) == SHARED}
 
 

@@ -176,7 +176,6 @@ def shown_job(console: Console, caller: Caller, job: str) -> tuple[AnnouncedJob,
 
 
 def shown_order(order: Facts, caller: Caller) -> Facts:
-    """Return an order as the caller may see it."""
     if order["action"] == OrderAction.STACK and not caller.user.is_operator:
         return order | {"text": ""}
     return order

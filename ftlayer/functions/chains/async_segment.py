@@ -69,7 +69,6 @@ class RateLimiter:
 
 
 def paced(step: RecordStep, pace: RateLimiter) -> RecordStep:
-    """Return the step with a wait before each call."""
     function = step.function
 
     def call(record: Any) -> Any:

@@ -202,7 +202,6 @@ class TaskSlotsTaken:
             self._held.pop(name, None)
 
     def by_others(self, name: str) -> dict[str, int]:
-        """Return what topologies of other names hold."""
         with self._lock:
             return {other: slots for other, slots in self._held.items() if other != name}
 

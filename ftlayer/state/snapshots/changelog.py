@@ -391,7 +391,6 @@ class Changelog:
         self._start()
 
     def readers(self) -> int:
-        """Return how many layers are still to be read."""
         with self._changed:
             return len(self._pending) + (self._materializing is not None)
 

@@ -386,8 +386,6 @@ BlocksOf = Callable[[StatePiece, Callable[[int, int, int], bool]], Iterator[Bloc
 
 
 def blocks_of_entries(storage: SlotStorage, location: str) -> BlocksOf:
-    """Return what reads pieces of the format "entries"."""
-
     def blocks(piece: StatePiece, wanted: Callable[[int, int, int], bool]) -> Iterator[Block]:
         name = piece.piece.path or f"a piece of state of checkpoint {piece.checkpoint}"
         with storage.open(location, piece.piece) as file:

@@ -454,7 +454,6 @@ class LayeredTable(_Raw):
     # ------------------------------------------------------------ layers, for the backend
 
     def touched(self) -> int:
-        """Return how many keys the front knows of."""
         return dict.__len__(self) + len(self._deleted)
 
     def front_bytes(self) -> int:

@@ -233,7 +233,6 @@ class HistogramDetails:
         return cls(histogram.bounds, tuple(histogram.counts), histogram.total, exemplars)
 
     def histogram(self) -> Histogram:
-        """Return a histogram of its own with these observations."""
         made = Histogram(self.bounds)
         made.counts = list(self.counts)
         made.total = self.total

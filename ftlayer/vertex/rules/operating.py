@@ -80,7 +80,6 @@ class ProbeResult:
         return not self.reasons
 
     def facts(self) -> dict[str, object]:
-        """Return it as plain values, for JSON."""
         return {
             "status": "ok" if self.passes else "failed",
             "phase": self.phase,
