@@ -46,7 +46,7 @@ from ftlayer.errors import (
 )
 from ftlayer.monitor.gather import Gatherer, StoredReports
 from ftlayer.monitor.sources import VertexSource
-from ftlayer.transport.sockets import Notifier, bounded_http, check_socket_free
+from ftlayer.transport.sockets import Door, Notifier, bounded_http, check_socket_free
 from ftlayer.vertex.rules.operating import STUCK_AFTER_MS, Phase, ProbeResult
 from ftlayer.vertex.service.metrics import LIVEZ, READYZ
 
@@ -241,7 +241,8 @@ def serve(
         port = 0 if options.address.path else listener.getsockname()[1]
         console = Console.of(options, Gatherer(look, label="console", clock=clock), clock, port)
         notifier = notifier or Notifier("", None)
-        server = _server(options, console, notifier)
+        door = Door(port) if options.has_tls else None
+        server = _server(options, console, notifier, door)
         watcher = None if stop is None else _stopped_by(stop, server)
         console.watch.start()
         try:
@@ -250,6 +251,8 @@ def serve(
             server.run([listener])
         finally:
             console.watch.close()
+            if door is not None:
+                door.close()
         if watcher is not None:
             assert stop is not None
             stop.set()
@@ -285,10 +288,12 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _server(options: ConsoleOptions, console: Console, notifier: Notifier) -> uvicorn.Server:
+def _server(
+    options: ConsoleOptions, console: Console, notifier: Notifier, door: Door | None
+) -> uvicorn.Server:
     config = uvicorn.Config(
         create_app(console),
-        http=bounded_http(AutoHTTPProtocol, _CONNECTIONS),
+        http=bounded_http(AutoHTTPProtocol, _CONNECTIONS, door, bodies=True),
         log_config=None,
         log_level="warning",
         access_log=False,  # links have tokens in them

@@ -239,11 +239,14 @@ def socket_directories() -> tuple[Path, ...]:
     )
 
 
-def bounded_http(base: Any, most: int) -> type[Any]:
+def bounded_http(base: Any, most: int, door: Door | None, *, bodies: bool = False) -> type[Any]:
     """Return uvicorn's protocol ``base`` with ``most`` connections, each with `REQUEST_S` for a request's headers.
 
-    One more ends the oldest that waits for its request; where all are being answered, it is ended itself.
+    One more ends the oldest that waits for its request; where all are being answered, it is ended itself. They are no
+    more than half of the descriptors. With ``bodies`` those have to come in that time too. ``door`` bounds connections
+    that have not come so far, with TLS.
     """
+    most = min(most, _most_files() // 2)
 
     class Bounded(base):  # type: ignore[misc]
         _by: asyncio.TimerHandle | None = None
@@ -256,6 +259,8 @@ def bounded_http(base: Any, most: int) -> type[Any]:
                 )
             super().connection_made(transport)
             self.watch()
+            if door is not None:
+                door.shown("tcp:{}:{}".format(*transport.get_extra_info("peername")[:2]))
             if ended is not None:
                 ended.transport.abort()
 
@@ -269,8 +274,8 @@ def bounded_http(base: Any, most: int) -> type[Any]:
 
         @property
         def waits(self) -> bool:
-            """Whether no request of it is being answered, or has its body read."""
-            return self.cycle is None or bool(self.cycle.response_complete)
+            """Whether no request of it is being answered, or has its body read, which counts without ``bodies``."""
+            return self.cycle is None or self.cycle.response_complete or (bodies and self.cycle.more_body)
 
         def since(self) -> float:
             return 0.0 if self._by is None else self._by.when()
@@ -369,8 +374,7 @@ class Door:
         # First of all: who has shown the token by now is connected.
         said = {self._shown.popleft() for _ in range(len(self._shown))}
         shown = {_peer(*unquote(each.partition(":")[2]).rpartition(":")[::2]) for each in said}
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        limit = sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        limit = _most_files()
         try:
             files: Collection[int] = [int(name) for name in os.listdir("/dev/fd")]
         except OSError:  # no descriptor is free
@@ -396,6 +400,11 @@ class Door:
 _LOOK_S = 0.2
 _MOST_FILES = 1 << 16
 _INFO_BYTES, _RECEIVED = 136, 128  # of Linux's struct tcp_info, and where tcpi_bytes_received is in it
+
+
+def _most_files() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def _connection(file: int, port: int) -> tuple[Peer, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -100,6 +101,39 @@ def test_over_tls(tmp_path: Path, login_file: Path) -> None:
             assert client.get(f"{running.link}login").status_code == 200
     finally:
         running.end()
+
+
+def test_connections_without_a_token_lock_nobody_out(
+    tmp_path: Path, login_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bodies that do not come held all connections for good, and each with TLS that says nothing one for a minute."""
+    monkeypatch.setattr("ftlayer.console.serve._CONNECTIONS", 5)
+    monkeypatch.setattr("ftlayer.transport.sockets.REQUEST_S", 1)
+    made = make_certificate(["127.0.0.1"])
+    for name, text in (("cert", made.cert), ("key", made.key)):
+        (tmp_path / name).write_bytes(text)
+        (tmp_path / name).chmod(0o600)
+    plain = Running(ConsoleOptions("127.0.0.1:0"))
+    secured = Running(ConsoleOptions("127.0.0.1:0", login_file, tmp_path / "cert", tmp_path / "key"))
+    try:
+        for running in (plain, secured):
+            where = running.link.partition("/login")[0].rstrip("/")
+            at = ("127.0.0.1", int(where.rpartition(":")[2]))
+            held = [socket.create_connection(at, timeout=PATIENCE_S / 2) for _ in range(12)]
+            for each in held if running is plain else ():
+                head = f"POST /login HTTP/1.1\r\nHost: {where[7:]}\r\nOrigin: {where}\r\n"
+                head += "Content-Type: application/x-www-form-urlencoded\r\n"
+                with contextlib.suppress(ConnectionError):
+                    each.sendall(f"{head}Content-Length: 100\r\n\r\ntoken".encode())
+            answer = httpx.get(f"{where}/login", verify=False, timeout=PATIENCE_S)
+            assert answer.status_code == 200
+            for each in held:
+                with contextlib.suppress(ConnectionError):
+                    assert each.recv(1) == b""
+                each.close()
+    finally:
+        plain.end()
+        secured.end()
 
 
 def test_a_place_that_is_taken_is_said() -> None:

@@ -37,7 +37,7 @@ from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.topology.queues import Fetched, Member, Queue
 from ftlayer.transport.address import Address, parse_listen
-from ftlayer.transport.sockets import bounded_http
+from ftlayer.transport.sockets import Door, bounded_http
 
 ALGORITHMS = ("sha1", "sha256", "sha384", "sha512")
 ENCODINGS = ("hex", "base64")
@@ -362,9 +362,10 @@ class WebServer:
         from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
         self._socket = _listening(address, shares_port=shares_port)
+        self._door = None if tls is None else Door(self.port)
         config = uvicorn.Config(
             app,
-            http=bounded_http(AutoHTTPProtocol, _CONNECTIONS),
+            http=bounded_http(AutoHTTPProtocol, _CONNECTIONS, self._door),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -380,6 +381,8 @@ class WebServer:
             config.load()
         except OSError as error:
             self._socket.close()
+            if self._door is not None:
+                self._door.close()
             raise SourceError(f"tls_cert, tls_key: {error}") from error
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="ftlayer-webhook", daemon=True)
@@ -405,6 +408,8 @@ class WebServer:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
+            if self._door is not None:
+                self._door.close()
 
 
 def _listening(address: Address, *, shares_port: bool) -> socket.socket:
