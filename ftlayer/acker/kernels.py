@@ -79,7 +79,6 @@ def _local(mixed: Any, lines: Any) -> Any:
 
 @helper
 def _home(directory: Any, stride: Any, key: Any) -> Any:
-    """Home line of a key in the whole table."""
     mixed = _hash(key)
     segment = _segment(mixed)
     return segment * stride + _local(mixed, directory[segment])

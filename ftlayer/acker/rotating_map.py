@@ -323,7 +323,6 @@ def _limit(lines: int) -> int:
 
 
 def empty_lookup(length: int) -> Lookup:
-    """Return room for what is found for n keys."""
     return Lookup(np.empty(length, np.bool_), np.empty(length, np.uint64), np.empty(length, np.uint64))
 
 

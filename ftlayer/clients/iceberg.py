@@ -66,7 +66,6 @@ def without_retries(table: Any) -> Any:
 
 
 def make_local_files_last(urls: Iterable[str]) -> None:
-    """Sync those files that are on this machine."""
     directories = set()
     for url in urls:
         if urlsplit(url).scheme not in ("", "file"):

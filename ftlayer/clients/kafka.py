@@ -121,7 +121,6 @@ class Brokers:
 
     @property
     def reads_committed(self) -> bool:
-        """Whether messages of open transactions are not read."""
         return bool(dict(self.properties).get("isolation.level", "read_committed") == "read_committed")
 
 

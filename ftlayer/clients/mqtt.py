@@ -246,7 +246,6 @@ class MqttSession:
         return mid in self._client.between
 
     def take_over(self, earlier: MqttSession) -> None:
-        """Go on with what an earlier connection knew of the session."""
         if self.was_there:
             self._client.between |= earlier._client.between
 

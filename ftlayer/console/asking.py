@@ -243,7 +243,6 @@ async def _form(request: Request) -> SubmittedForm:
 
 
 def checked_caller(request: Request) -> Caller:
-    """Return who makes a request of somebody logged in."""
     caller = caller_of(request)
     assert caller is not None, "the guard lets nobody through without one"
     return caller

@@ -149,7 +149,6 @@ class RunDirectory:
 
     @property
     def dead_letters(self) -> Path:
-        """The sink of the dead letters of a topology with checkpoints."""
         return self.root / "dead-letters"
 
     @property
@@ -162,7 +161,6 @@ class RunDirectory:
 
     @property
     def savepoints(self) -> Path:
-        """The savepoints of the topology that somebody asks for."""
         return self.root / "savepoints"
 
     @property
@@ -172,7 +170,6 @@ class RunDirectory:
 
     @property
     def marks(self) -> Path:
-        """How far each partition of the input was read."""
         return self.root / "marks"
 
     @property

@@ -594,7 +594,6 @@ class Screen:
             self._console.print(f"[{self.seconds:5.1f} s] {self._tally.sentence()}", soft_wrap=True)
 
     def _say_started(self) -> None:
-        """Say how long it took to start what was being started."""
         if self._starting:
             took = time.monotonic() - self._starting_since
             self._say(f"{self._starting} started in {took:.1f} s", "dim")

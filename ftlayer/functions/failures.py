@@ -152,7 +152,6 @@ def _signalled(error: BaseException) -> bool:
 
 
 def _places_of(error: BaseException) -> list[tuple[CodeType, int]]:
-    """Return the code and the instruction of each frame of its traceback."""
     places, trace = [], error.__traceback__
     while trace is not None:
         places.append((trace.tb_frame.f_code, trace.tb_lasti))

@@ -280,7 +280,6 @@ _program = _Program()
 
 
 def local_announcer() -> JobAnnouncer:
-    """Return what announces the jobs of this program that no vertex tracks."""
     return _program.announcer()
 
 

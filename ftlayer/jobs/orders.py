@@ -32,7 +32,6 @@ class Orders:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is an answer that no reply has confirmed."""
         return bool(self._new or self._untold)
 
     @property

@@ -430,7 +430,6 @@ def _announced(report: LastReport, now_ms: int) -> AnnouncedJob:
 
 
 def _has_ended(job: JobDetails) -> bool:
-    """Whether the driver of a job was on this machine and is not there any more."""
     if not job.pid or job.host != socket.gethostname():
         return False
     try:

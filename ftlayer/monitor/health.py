@@ -246,7 +246,6 @@ def _judged(findings: Iterable[Finding]) -> Judgement:
 
 
 def _unheard(view: VertexView, announced: AnnouncedJob) -> Finding:
-    """Tell of a job whose last word was none of its end."""
     job, place = announced.job, PageLink(Page.JOB, view.vertex, announced.job.owner)
     where = f" (process {job.pid} on {job.host})" if job.pid else ""
     ago = spoken(view.heard_ago_ms(announced))

@@ -73,7 +73,6 @@ class Search:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to ask."""
         return not self._calls
 
     def next_call(self, limit: int = MAX_SELECTED) -> SelectRecords | None:

@@ -356,7 +356,6 @@ class NatsStreams:
         return str(info.name)
 
     async def _ids(self, consumer: str, last: int) -> set[str]:
-        """Return the ids of all messages that a consumer gets up to a number."""
         found: set[str] = set()
         ended = asyncio.Event()
         left = 0
@@ -433,7 +432,6 @@ class _Answers:
             await self._until(UNANSWERED // 2)
 
     async def all(self) -> None:
-        """Wait until all are stored."""
         await self._until(0)
 
     async def _until(self, unanswered: int) -> None:

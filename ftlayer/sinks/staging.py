@@ -359,7 +359,6 @@ def note_staged(connection: Any, tables: Tables, message: str, sink: str, execut
 def dead_messages(
     connection: Any, tables: Tables, sink: str, execution: str, older_than_s: float
 ) -> list[str]:
-    """Return the messages that other executions of the sink have staged longer ago than this."""
     found = connection.execute(
         sql.SQL(
             "SELECT message FROM {} WHERE sink = {} AND execution <> {} "

@@ -84,7 +84,6 @@ class SubtaskOperatorStates:
         return make() if self._logged is None else self._logged(make())
 
     def restore(self, states: Iterable[OperatorState]) -> None:
-        """Fill in what a checkpoint holds of this operator."""
         for saved in states:
             kind = Redistribution(saved.redistribution)
             self.declarations.restored(saved.name, saved.declared)

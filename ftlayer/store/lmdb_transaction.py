@@ -155,7 +155,6 @@ def number_of(key: bytes | memoryview) -> int:
 
 
 def split(value: bytes | memoryview, number: int, page_size: int) -> list[tuple[bytes, memoryview]]:
-    """Return the parts of a large value with their keys."""
     view, step = memoryview(value), part_size(page_size)
     key = _PART_KEY.pack
     return [

@@ -86,7 +86,6 @@ def all_positions(txn: ReadTransaction, stream: int) -> dict[str, bytes]:
 
 
 def get_bounds(txn: ReadTransaction, stream: int) -> LogBounds:
-    """Return how far a stream's delivery log has come."""
     value = txn.get("meta", _BOUNDS + stream.to_bytes(4, "big"))
     if value is None:
         return LogBounds()

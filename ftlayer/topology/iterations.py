@@ -33,7 +33,6 @@ WHAT_IS_LOST = (
 
 
 def circle_error(uids: Iterable[str], *, tracked: bool) -> InvalidTopologyError:
-    """Return the error for operators that feed each other and may not."""
     names = _circle(uids)
     if tracked:
         return InvalidTopologyError(

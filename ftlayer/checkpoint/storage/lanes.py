@@ -214,7 +214,6 @@ class FileLane:
             return file, begin
 
     def rotate(self) -> None:
-        """Begin another file with the next piece."""
         with self.lock:
             file, self._current = self._current, None
             if file is not None:

@@ -101,7 +101,6 @@ def part(name: str) -> str:
 
 
 def job_directory(directory: str, job: str) -> str:
-    """Return where the checkpoints of all runs of a job lie."""
     return join(normal(directory), part(job))
 
 
@@ -111,7 +110,6 @@ def run_directory(directory: str, job: str, run: str) -> str:
 
 
 def letters_directory(directory: str, job: str) -> str:
-    """Return where the dead letters of all runs of a job lie."""
     return join(normal(directory), DEAD_LETTERS, part(job))
 
 

@@ -152,7 +152,6 @@ def job_directories(url: str) -> list[Files]:
 
 
 def job_above(url: str) -> str | None:
-    """Return the job's directory that a run's or a checkpoint's is in."""
     run = parent(located(url))
     return next(
         (each for each in (run, parent(run)) if last_name(each) and open_files(each).walk(OWNERS)), None

@@ -84,7 +84,6 @@ class TypedAggregate:
 
 
 def held_as(column: pa.Array, held: pa.DataType) -> pa.Array:
-    """Return a column in the form that the C extension works on."""
     kind = column.type
     if kind.equals(held):
         return column

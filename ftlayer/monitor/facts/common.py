@@ -195,7 +195,6 @@ def letter_group_facts(group: LetterGroup, names: JobNames, *, mask: bool = Fals
 
 
 def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool = False) -> Facts:
-    """Return a record with all of its failed attempts that are kept."""
     reason = masked_reason(info.reason) if mask else info.reason
     return {
         "key": info.key.hex(),

@@ -34,7 +34,6 @@ from ftlayer.vertex.calls.records import StreamDetails
 
 
 def plan_facts(job: JobDetails) -> Facts:
-    """Return the graph of a job whose plan is known."""
     assert job.plan is not None
     return {
         "nodes": [

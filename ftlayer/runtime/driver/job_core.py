@@ -135,7 +135,6 @@ class Upkeep:
         self._restart = copy.deepcopy(self._fresh)
 
     def works(self) -> None:
-        """A slot has come to the end of a record."""
         note_success(self._restart)
 
     def submit(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:

@@ -603,7 +603,6 @@ class PlannerRules:
         return [self._ask(AskBacklog(found.start, found.end))] if self._tells_backlog else self._note_next()
 
     def _planned_again(self, found: SplitsAre) -> list[PlannerInstruction]:
-        """A range that the run before has not read to its end is planned again."""
         assert self._beginning is not None
         before = self._beginning.unfinished[0]
         # Behind one that has a new number all get new ones.

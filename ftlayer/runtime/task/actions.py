@@ -207,7 +207,6 @@ explained in `ftlayer.runtime.protocol.messages`.
 
 
 def refused(uid: str, event: TaskEvent) -> ProtocolError:
-    """Return the error for an event that does not come to such a task."""
     return ProtocolError(f"{uid!r} was given {type(event).__name__}, which does not come to such a task")
 
 

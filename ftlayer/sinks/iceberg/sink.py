@@ -100,7 +100,6 @@ class Commits:
         return changed
 
     def forgotten(self) -> list[str]:
-        """Return the names of properties that are to be removed."""
         horizon_ms = self._now_ms - self._remember_ms - HOUR_MS
         return [
             name for name, value in self._properties.items() if int(value.partition(" ")[0] or 0) < horizon_ms

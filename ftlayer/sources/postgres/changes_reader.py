@@ -387,7 +387,6 @@ class ReplicationStream:
                 self._wake()
 
     def ask(self) -> None:
-        """Have the server say how far it has come."""
         with self._changed:
             self._asks = True
             self._wake()

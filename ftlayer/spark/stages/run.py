@@ -166,7 +166,6 @@ class StagesResult:
     stages: StagePlan
 
     def good_rows(self) -> DataFrame:
-        """Return the user's rows that go to the sink."""
         rows = self.pages[-1].rows(self.schema, self.verdict.dropped_roots, tracked=False)
         return self._repartitioned(rows)
 

@@ -99,7 +99,6 @@ class Migrations:
         return found
 
     def changes(self, info: TableInfo) -> bool:
-        """Whether a table of a checkpoint cannot be taken over as it is."""
         found = self.present(info)
         return found.name != info.name or (info.kind != TIMERS and self._is_older(found))
 

@@ -85,7 +85,6 @@ class Families:
             mine.merge(histogram)
 
     def values(self) -> Iterator[tuple[Metric, list[tuple[dict[str, str], float]]]]:
-        """Give counters and gauges with their samples."""
         for metric, samples in self._values.items():
             yield metric, [(dict(labels), value) for labels, value in samples.items()]
 

@@ -240,7 +240,6 @@ class DeadLetters:
         )
 
     def put_cursor(self, txn: WriteTransaction, call: PutCursor) -> Cursor:
-        """Note how far a reader of dead letters has come."""
         put_cursor(txn, self._state.stream(call.stream).number, call.reader, call.position)
         return Cursor(call.position)
 

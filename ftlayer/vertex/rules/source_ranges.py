@@ -153,7 +153,6 @@ class SourcePartition:
         self.written_below = next(iter(self.ranges), next_segment)
 
     def _begun(self) -> tuple[StoredRange, ...]:
-        """Return the ranges up to the last one of which something is done."""
         found: list[StoredRange] = []
         begun = 0
         for each in self.ranges.values():

@@ -417,7 +417,6 @@ class Vertex:
     def _split(
         self, call: calls.Xor | calls.Touch | calls.Fail, envelope: Envelope | None, answer: Answer
     ) -> None:
-        """Give each shard the roots it is in charge of."""
         if self.shards == 1:
             self._shards[0].submit(call, envelope, answer)
             return

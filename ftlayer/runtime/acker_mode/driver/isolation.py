@@ -176,7 +176,6 @@ class Isolation:
 
     @property
     def group_is_out(self) -> bool:
-        """Whether what is pending in the vertex matters for that."""
         return self._phase is _IsolationPhase.OUT
 
     @property

@@ -632,7 +632,6 @@ class AckerSlotShell:
         )
 
     def _known_partitions(self, uid: str, subtask: int) -> list[str]:
-        """Return which partitions that were taken over before are a subtask's."""
         parallelism = self._graph.vertex(uid).parallelism
         held = self._opened[self._graph.stream_of(uid)].held
         return [name for name in held if partition_index(name) % parallelism == subtask]
