@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
+
+from ftlayer.errors import StoreError
 
 # The narrow interface every store passes: tables of byte keys in order, changed by transactions.
 #
@@ -32,6 +35,18 @@ INTAKE_SHARE = 0.90
 
 # LMDB's compiled-in limit. `MemoryStore` keeps to it too, or a test could pass where production fails.
 MAX_KEY_BYTES = 511
+
+
+@contextmanager
+def alone_in_thread(local: threading.local) -> Iterator[None]:
+    """Keep transactions of a store from nesting."""
+    if getattr(local, "busy", False):
+        raise StoreError("this thread has a transaction open: transactions do not nest")
+    local.busy = True
+    try:
+        yield
+    finally:
+        local.busy = False
 
 
 class ReadTransaction(Protocol):

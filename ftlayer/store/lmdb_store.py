@@ -30,7 +30,7 @@ from ftlayer.errors import (
     newer_format,
 )
 from ftlayer.store.directory import DATA_FILE, DirectoryLock, check_directory, holder_of, prepare
-from ftlayer.store.kept import INTAKE_SHARE, MAX_KEY_BYTES, TABLES
+from ftlayer.store.kept import INTAKE_SHARE, MAX_KEY_BYTES, TABLES, alone_in_thread
 from ftlayer.store.lmdb_transaction import (
     PARTS,
     LmdbReadTransaction,
@@ -637,7 +637,7 @@ class LmdbStore:
 
     @contextmanager
     def write(self, *, intake: bool) -> Iterator[LmdbWriteTransaction]:
-        with self._alone_in_thread(), self._writer:
+        with alone_in_thread(self._local), self._writer:
             self._check_usable()
             if self._lock is None:
                 raise StoreError(f"{self._path} was opened for reading only")
@@ -664,7 +664,7 @@ class LmdbStore:
 
     @contextmanager
     def read(self) -> Iterator[LmdbReadTransaction]:
-        with self._alone_in_thread():
+        with alone_in_thread(self._local):
             with self._readers_changed:
                 self._check_usable()
                 self._readers += 1
@@ -690,7 +690,7 @@ class LmdbStore:
 
     def close(self) -> None:
         """Sync, and give up the store when the transactions of other threads have ended."""
-        with self._alone_in_thread(), self._writer:
+        with alone_in_thread(self._local), self._writer:
             if self._closed:
                 return
             self._check_usable()
@@ -796,13 +796,3 @@ class LmdbStore:
             raise StoreError(f"{self._path} was opened by process {self._pid}: a forked child cannot use it")
         if self._closed:
             raise StoreError(f"{self._path} is closed")
-
-    @contextmanager
-    def _alone_in_thread(self) -> Iterator[None]:
-        if getattr(self._local, "busy", False):
-            raise StoreError("this thread has a transaction open: transactions do not nest")
-        self._local.busy = True
-        try:
-            yield
-        finally:
-            self._local.busy = False

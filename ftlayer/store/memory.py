@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ftlayer.errors import StoreError, StoreFullError
-from ftlayer.store.kept import INTAKE_SHARE, TABLES, check_key, check_table
+from ftlayer.store.kept import INTAKE_SHARE, TABLES, alone_in_thread, check_key, check_table
 
 # A sorted set of byte strings in plain Python.
 #
@@ -274,7 +274,7 @@ class MemoryStore:
 
     @contextmanager
     def write(self, *, intake: bool) -> Iterator[_Write]:
-        with self._alone_in_thread(), self._writer:
+        with alone_in_thread(self._local), self._writer:
             self._check_open()
             limit = int(self._max_bytes * INTAKE_SHARE) if intake else self._max_bytes
             if intake and self._used_bytes >= limit:
@@ -291,7 +291,7 @@ class MemoryStore:
 
     @contextmanager
     def read(self) -> Iterator[_Read]:
-        with self._alone_in_thread():
+        with alone_in_thread(self._local):
             with self._guard:
                 self._check_open()
                 transaction = _Read(self._tables.copy())
@@ -348,13 +348,3 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("the store in memory is closed")
-
-    @contextmanager
-    def _alone_in_thread(self) -> Iterator[None]:
-        if getattr(self._local, "busy", False):
-            raise StoreError("this thread has a transaction open: transactions do not nest")
-        self._local.busy = True
-        try:
-            yield
-        finally:
-            self._local.busy = False

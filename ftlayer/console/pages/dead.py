@@ -37,7 +37,6 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/records/{vertex}/{key}/edit")
 def edit_page(request: Request, vertex: str, key: str, caller: Operator) -> Response:
-    """Show the payload in a form."""
     console = console_of(request)
     info = known_record(console, vertex, key)
     check_editable(console, info)
@@ -177,7 +176,6 @@ def work_page(request: Request, plan: str, caller: Operator) -> Response:
 
 @router.post("/dead/plans/{plan}/{action}")
 def carry_out(request: Request, plan: str, action: Wanted, caller: Operator, form: PostedForm) -> Response:
-    """Requeue or purge what was counted."""
     work = begin_change(console_of(request), plan, action, caller)
     work.ready.wait(_AT_ONCE_S)
     return go_to(f"/dead/plans/{plan}")
@@ -187,7 +185,6 @@ def carry_out(request: Request, plan: str, action: Wanted, caller: Operator, for
 def export_plan(
     request: Request, plan: str, caller: Operator, format: ExportFormat = ExportFormat.JSONL
 ) -> Response:
-    """Send what was counted as a file."""
     console = console_of(request)
     return export(console, known_work(console, plan, caller.user.name), format)
 
@@ -217,7 +214,6 @@ def begin_change(console: Console, plan: str, action: Wanted, caller: Caller) ->
 
 
 def check_export(console: Console) -> None:
-    """Raise `ConfigError` where payloads are masked."""
     if console.options.mask_payloads:
         raise ConfigError("this console masks payloads: it exports none")
 
@@ -245,7 +241,6 @@ def export(console: Console, work: Work, format: ExportFormat) -> Response:
 
 
 def _letters(console: Console, work: Work) -> Iterator[Page]:
-    """Yield the letters of a plan that are still there."""
     for start in range(0, len(work.letters.keys), MAX_SELECTED):
         some = work.letters.keys[start : start + MAX_SELECTED]
         for vertex in dict.fromkeys(at for at, _ in some):

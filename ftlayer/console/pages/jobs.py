@@ -124,7 +124,6 @@ def checkpoint_page(request: Request, job: str) -> Response:
 
 @router.get("/jobs/{job}/ask/{action}")
 def ask_page(request: Request, job: str, action: str, caller: Operator) -> Response:
-    """Say what an action does, and ask whether it is meant."""
     announced, facts = shown_job(console_of(request), caller, job)
     wanted = next((offered for offered in actions_of(announced.job) if offered.name == action), None)
     if wanted is None:
@@ -252,7 +251,6 @@ def _edge(edge: Mapping[str, Any], queued: Mapping[str, Any] | None, per_s: floa
 
 
 def batch_chart(batches: Sequence[Facts]) -> Markup:
-    """Draw batches as bars, each with its phases on top of each other."""
     bars = [
         charts.Bar(
             tuple(batch["phases_seconds"].get(phase, 0.0) for phase in PHASES),

@@ -91,7 +91,6 @@ MOST_STORED = 200
 
 @router.get("/checkpoints")
 def checkpoints_page(request: Request) -> Response:
-    """Show what lies in the directories that the console was given."""
     found = stored_checkpoints(console_of(request).options.checkpoints)
     return page(request, "stored.html", here="/checkpoints", found=found)
 

@@ -97,7 +97,6 @@ def record_page(request: Request, vertex: str, key: str) -> Response:
 
 
 def filter_of(query: Mapping[str, str]) -> RecordFilter:
-    """Read a filter from a query string. Raises `ConfigError`."""
     texts: dict[str, Any] = {name: query[name].strip() for name in _TEXTS if query.get(name, "").strip()}
     group = query.get("group", "")
     if group and not group.isdecimal():

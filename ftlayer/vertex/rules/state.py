@@ -486,12 +486,15 @@ class ShardState:
         stream.counters.cancelled_replays += 1
 
     def check_incarnation(self, incarnation: int) -> None:
-        """Raise `StaleIncarnationError` for a call meant for another incarnation."""
-        if incarnation != self.incarnation:
-            raise StaleIncarnationError(
-                f"the call is for incarnation {incarnation} of the vertex, this is {self.incarnation}; "
-                "what was pending is replayed under new ids: drop what you know of the old ones"
-            )
+        check_incarnation(incarnation, self.incarnation)
+
+
+def check_incarnation(incarnation: int, own: int) -> None:
+    if incarnation != own:
+        raise StaleIncarnationError(
+            f"the call is for incarnation {incarnation} of the vertex, this is {own}; "
+            "what was pending is replayed under new ids: drop what you know of the old ones"
+        )
 
 
 def recover(state: ShardState, txn: ReadTransaction, now: Now) -> None:

@@ -178,7 +178,6 @@ class Metrics:
 
     @property
     def port(self) -> int | None:
-        """The port listened on; None without an endpoint."""
         return None if self._server is None else int(self._server[0].server_port)
 
     def describe(self) -> list[Metric]:

@@ -42,6 +42,7 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.rules.operating import ShardPulse
 from ftlayer.vertex.rules.owners import INGEST, owner_of
+from ftlayer.vertex.rules.state import check_incarnation
 from ftlayer.vertex.service.directory import ROUTES
 from ftlayer.vertex.service.rules import Answer, ShardParts
 from ftlayer.vertex.service.shard import Shard
@@ -420,7 +421,7 @@ class Vertex:
         if self.shards == 1:
             self._shards[0].submit(call, envelope, answer)
             return
-        self._check_incarnation(call.incarnation)
+        check_incarnation(call.incarnation, self.incarnation)
         parts: list[tuple[int, Call]] = []
         if isinstance(call, calls.Fail):
             where = shard_of(np.array([failure.root for failure in call.failures], np.uint64), self.shards)
@@ -452,7 +453,7 @@ class Vertex:
         envelope: Envelope | None,
         answer: Answer,
     ) -> None:
-        self._check_incarnation(call.incarnation)
+        check_incarnation(call.incarnation, self.incarnation)
         call = dataclasses.replace(call, incarnation=self._shards[shard].incarnation)
         self._shards[shard].submit(call, envelope, answer)
 
@@ -468,16 +469,9 @@ class Vertex:
             )
         shard = self._shards[self._router.shard_of(owners[0])]
         if isinstance(call, calls.Recall):
-            self._check_incarnation(call.incarnation)
+            check_incarnation(call.incarnation, self.incarnation)
             call = dataclasses.replace(call, incarnation=shard.incarnation)
         shard.submit(call, envelope, answer)
-
-    def _check_incarnation(self, incarnation: int) -> None:
-        if incarnation != self.incarnation:
-            raise StaleIncarnationError(
-                f"the call is for incarnation {incarnation} of the vertex, this is {self.incarnation}; "
-                "what was pending is replayed under new ids: drop what you know of the old ones"
-            )
 
     def _with_own_incarnation(self, answer: Answer) -> Answer:
         def translated(reply: Reply | FTLayerError) -> None:
