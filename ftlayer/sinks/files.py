@@ -32,7 +32,7 @@ from ftlayer.errors import ConfigError, FTLayerError, SinkTargetError, Uncommitt
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import MISFITS, whole_or_refused
 from ftlayer.sinks.formats import format_named
-from ftlayer.sinks.postgres import streaming_query
+from ftlayer.sinks.postgres import by_query, streaming_query
 
 # Which files belong to which batch of a streaming query: a batch that is run again must not add others.
 #
@@ -300,16 +300,8 @@ class _Passing:
 
 
 def _by_query(messages: Iterable[WriterCommitMessage | None]) -> dict[str, list[WrittenFile]]:
-    """Return the files of messages, by query; tasks that failed have no message."""
-    found: dict[str, list[WrittenFile]] = {}
-    for message in messages:
-        if message is None:
-            continue
-        if not isinstance(message, FileMessage):
-            raise UncommittableError(f"expected the messages of a FileSink, got a {type(message).__name__}")
-        if message.file is not None:
-            found.setdefault(message.query, []).append(message.file)
-    return found
+    found = by_query(messages, FileMessage)
+    return {query: [one.file for one in written if one.file is not None] for query, written in found.items()}
 
 
 def _name(files: Files, written: list[WrittenFile]) -> None:

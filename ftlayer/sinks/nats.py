@@ -564,7 +564,7 @@ class NatsSink(DataSourceStreamArrowWriter):
         Raises `UncommittableError` if rows are gone that were never committed, and `SinkError` if the server cannot be
         reached (it is tried some times); then some may be published: call it again.
         """
-        found = by_query(messages, NatsMessage, "NatsSink")
+        found = by_query(messages, NatsMessage)
         if not found:
             return
         with self._session("committed") as session:
@@ -577,7 +577,7 @@ class NatsSink(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged rows of messages; what is committed stays."""
-        ids = [one.id for written in by_query(messages, NatsMessage, "NatsSink").values() for one in written]
+        ids = [one.id for written in by_query(messages, NatsMessage).values() for one in written]
         if ids:
             with self._session("aborted") as session:
                 session.do(lambda streams: streams.drop(ids))
@@ -591,7 +591,7 @@ class NatsSink(DataSourceStreamArrowWriter):
         ``older_than_s``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
         Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
         """
-        kept = {one.id for written in by_query(keep, NatsMessage, "NatsSink").values() for one in written}
+        kept = {one.id for written in by_query(keep, NatsMessage).values() for one in written}
         with self._session("cleaned") as session:
             session.do(lambda streams: streams.make(self._remember_s))
             found = session.do(lambda streams: streams.messages(older_than_s))

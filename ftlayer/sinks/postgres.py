@@ -51,17 +51,19 @@ class StagedRows(Protocol):
 Message = TypeVar("Message", bound=StagedRows)
 
 
-def by_query(messages: Iterable[Any], kind: type[Message], sink: str) -> dict[str, list[Message]]:
+def by_query(messages: Iterable[Any], kind: type[Message]) -> dict[str, list[Message]]:
     """Return the messages that have rows, by query; tasks that failed have no message.
 
-    Raises `UncommittableError` for what is no message of this ``kind``, which is that of the ``sink``.
+    Raises `UncommittableError` for what is no message of this ``kind``.
     """
     found: dict[str, list[Message]] = {}
     for message in messages:
         if message is None:
             continue
         if not isinstance(message, kind):
-            raise UncommittableError(f"expected the messages of a {sink}, got a {type(message).__name__}")
+            raise UncommittableError(
+                f"expected messages of {kind.__name__.replace('Message', 'Sink')}, got a {type(message).__name__}"
+            )
         if message.rows:
             found.setdefault(message.query, []).append(message)
     return found
@@ -192,7 +194,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
         there, closed, or another one than it was. Raises `SinkError` if the database cannot be reached (it is tried
         some times); then it is unknown whether it happened: call it again.
         """
-        found = by_query(messages, PostgresMessage, "PostgresSink")
+        found = by_query(messages, PostgresMessage)
         if not found:
             return
         try:
@@ -211,11 +213,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
         """Remove the staged rows of messages; what is committed stays."""
         from ftlayer.sinks.staging import drop
 
-        ids = [
-            one.id
-            for written in by_query(messages, PostgresMessage, "PostgresSink").values()
-            for one in written
-        ]
+        ids = [one.id for written in by_query(messages, PostgresMessage).values() for one in written]
         if not ids:
             return
 
@@ -236,9 +234,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
         """
         from ftlayer.sinks.staging import dead_messages, drop, prepare
 
-        kept = {
-            one.id for written in by_query(keep, PostgresMessage, "PostgresSink").values() for one in written
-        }
+        kept = {one.id for written in by_query(keep, PostgresMessage).values() for one in written}
         with self._transaction("cleaned") as connection:
             tables = self._tables()
             prepare(connection, tables)
@@ -261,7 +257,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
         from ftlayer.sinks import staging
 
         psycopg, tables = psycopg_library(), self._tables()
-        staged = list(chain.from_iterable(by_query(messages, PostgresMessage, "PostgresSink").values()))
+        staged = list(chain.from_iterable(by_query(messages, PostgresMessage).values()))
         with self._transaction("looked at") as connection:
             staging.check_staged(connection, tables, self._name, staged)
             with contextlib.suppress(SinkTargetError, psycopg.Error), connection.transaction():

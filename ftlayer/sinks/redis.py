@@ -212,7 +212,7 @@ class RedisSink(DataSourceStreamArrowWriter):
         Raises `UncommittableError` if rows are gone that were never committed, and `SinkError` if the server cannot be
         reached (it is tried some times); then it is unknown whether it happened: call it again.
         """
-        for query, written in by_query(messages, RedisMessage, "RedisSink").items():
+        for query, written in by_query(messages, RedisMessage).items():
             if query:
                 self._commit(f"{query}/{batch_id}", written)
                 continue
@@ -221,9 +221,7 @@ class RedisSink(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged rows of messages; what is committed stays."""
-        ids = [
-            one.id for written in by_query(messages, RedisMessage, "RedisSink").values() for one in written
-        ]
+        ids = [one.id for written in by_query(messages, RedisMessage).values() for one in written]
         if ids:
             self._trying("aborted", lambda: self._remove(ids))
 
@@ -236,7 +234,7 @@ class RedisSink(DataSourceStreamArrowWriter):
         ``older_than_s``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
         Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
         """
-        kept = {one.id for written in by_query(keep, RedisMessage, "RedisSink").values() for one in written}
+        kept = {one.id for written in by_query(keep, RedisMessage).values() for one in written}
 
         def clean() -> list[str]:
             client = self._connected()

@@ -390,7 +390,7 @@ def test_a_wrong_option_is_named(tmp_path: Path, options: dict[str, Any], said: 
 def test_messages_of_another_sink_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("confluent_kafka")
     sink = KafkaSink("localhost:1", "t", staging=tmp_path)
-    with pytest.raises(UncommittableError, match="expected the messages of a KafkaSink, got a FileMessage"):
+    with pytest.raises(UncommittableError, match="expected messages of KafkaSink, got a FileMessage"):
         sink.commit([FileMessage(None, 0, "")], 1)
 
 

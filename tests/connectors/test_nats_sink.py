@@ -285,7 +285,7 @@ def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
 
 
 def test_messages_of_another_sink_are_refused(sink: NatsSink) -> None:
-    with pytest.raises(UncommittableError, match="expected the messages of a NatsSink, got a FileMessage"):
+    with pytest.raises(UncommittableError, match="expected messages of NatsSink, got a FileMessage"):
         sink.commit([FileMessage(None, 0, "")], 1)
 
 

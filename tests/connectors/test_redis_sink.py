@@ -234,7 +234,7 @@ def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
 
 
 def test_messages_of_another_sink_are_refused(sink: RedisSink) -> None:
-    with pytest.raises(UncommittableError, match="expected the messages of a RedisSink, got a FileMessage"):
+    with pytest.raises(UncommittableError, match="expected messages of RedisSink, got a FileMessage"):
         sink.commit([FileMessage(None, 0, "")], 1)
 
 

@@ -591,7 +591,7 @@ def test_options_of_plain_spark(path: str) -> None:
 
 
 def test_messages_of_another_sink_are_refused(path: str) -> None:
-    with pytest.raises(UncommittableError, match="expected the messages of a DeltaSink, got a FileMessage"):
+    with pytest.raises(UncommittableError, match="expected messages of DeltaSink, got a FileMessage"):
         DeltaSink(path).commit([FileMessage(None, 0, "")], 1)
 
 

@@ -480,7 +480,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
             FileSink(path)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="format: expected one of"):
         FileSink(str(tmp_path), ["csv"])  # type: ignore[arg-type]
-    with pytest.raises(UncommittableError, match="expected the messages of a FileSink"):
+    with pytest.raises(UncommittableError, match="expected messages of FileSink"):
         FileSink(str(tmp_path)).commit([PostgresMessage("x", 1, (), "")], 1)
 
 

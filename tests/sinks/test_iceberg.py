@@ -447,9 +447,7 @@ def test_options_of_plain_spark() -> None:
 
 
 def test_messages_of_another_sink_are_refused(sink: IcebergSink) -> None:
-    with pytest.raises(
-        UncommittableError, match="expected the messages of an IcebergSink, got a FileMessage"
-    ):
+    with pytest.raises(UncommittableError, match="expected messages of IcebergSink, got a FileMessage"):
         sink.commit([FileMessage(None, 0, "")], 1)
 
 

@@ -942,7 +942,7 @@ def test_what_cannot_be_used_is_refused(server: Any, monkeypatch: pytest.MonkeyP
         PostgresSink(server.dsn, "t", name=7)  # type: ignore[arg-type]
     with pytest.raises(SinkError, match='table "nosuch" is not there'):
         PostgresSink(server.dsn, "nosuch").write(rows(1))
-    with pytest.raises(UncommittableError, match="expected the messages of a PostgresSink"):
+    with pytest.raises(UncommittableError, match="expected messages of PostgresSink"):
         PostgresSink(server.dsn, "t").commit([FileMessage(None, 0, "")], 1)
     secret = PostgresSink("host=/nowhere password=secret dbname=d", "t")
     with pytest.raises(SinkError, match="table t of d at /nowhere: rows cannot be staged") as caught:

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
-
-from ftlayer.errors import UncommittableError
 
 
 @dataclass(frozen=True)
@@ -38,16 +35,3 @@ class DeltaMessage(WriterCommitMessage):
     def id(self) -> str:
         """The name by which commits of the table know it."""
         return f"{self.writer}-{self.number}"
-
-
-def by_query(messages: Iterable[WriterCommitMessage | None]) -> dict[str, list[DeltaMessage]]:
-    """Return the messages that have rows, by query; tasks that failed have no message."""
-    found: dict[str, list[DeltaMessage]] = {}
-    for message in messages:
-        if message is None:
-            continue
-        if not isinstance(message, DeltaMessage):
-            raise UncommittableError(f"expected the messages of a DeltaSink, got a {type(message).__name__}")
-        if message.rows:
-            found.setdefault(message.query, []).append(message)
-    return found

@@ -29,7 +29,7 @@ from ftlayer.clients.s3 import SCHEMES, check_s3_options, s3_file_system
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import WriterNumbers
-from ftlayer.sinks.delta.message import DeltaMessage, StagedFile, by_query
+from ftlayer.sinks.delta.message import DeltaMessage, StagedFile
 from ftlayer.sinks.fitting import (
     as_column,
     check_fits,
@@ -39,7 +39,7 @@ from ftlayer.sinks.fitting import (
     refuse_nulls,
     whole_or_refused,
 )
-from ftlayer.sinks.postgres import streaming_query
+from ftlayer.sinks.postgres import by_query, streaming_query
 from ftlayer.sinks.table_commits import TRIES, tried
 
 logger = logging.getLogger(__name__)
@@ -568,13 +568,13 @@ class DeltaSink(DataSourceStreamArrowWriter):
         `SinkError` if the table cannot be reached (it is tried some times); then it is unknown whether it happened:
         call it again.
         """
-        found = by_query(messages)
+        found = by_query(messages, DeltaMessage)
         if found:
             self._trying("committed", lambda: self._commit(found, batch_id))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged files of messages; what is committed stays, and what may be."""
-        written = [one for found in by_query(messages).values() for one in found]
+        written = [one for found in by_query(messages, DeltaMessage).values() for one in found]
         if not written:
             return
 
@@ -596,7 +596,7 @@ class DeltaSink(DataSourceStreamArrowWriter):
         name. Those that are older than the table's log are left to ``VACUUM``. Checkpoints and savepoints that hold
         other files cannot be restored any more, if their commit had not come.
         """
-        kept = {one.id for found in by_query(keep).values() for one in found}
+        kept = {one.id for found in by_query(keep, DeltaMessage).values() for one in found}
 
         def clean() -> list[str]:
             horizon_ms = int((time.time() - older_than_s) * 1_000)

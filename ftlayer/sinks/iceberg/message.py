@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.datasource import WriterCommitMessage
-
-from ftlayer.errors import UncommittableError
 
 COUNTS = (
     "column_sizes",
@@ -75,20 +72,3 @@ def data_file(file: StagedDataFile, spec: int) -> Any:
         key_metadata=None,
         **file.metrics,
     )
-
-
-def messages_by_query(
-    messages: Iterable[WriterCommitMessage | None],
-) -> dict[str, list[IcebergMessage]]:
-    """Return the messages that have rows, by query; tasks that failed have no message."""
-    found: dict[str, list[IcebergMessage]] = {}
-    for message in messages:
-        if message is None:
-            continue
-        if not isinstance(message, IcebergMessage):
-            raise UncommittableError(
-                f"expected the messages of an IcebergSink, got a {type(message).__name__}"
-            )
-        if message.rows:
-            found.setdefault(message.query, []).append(message)
-    return found

@@ -29,8 +29,8 @@ from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_in
 from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
-from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, messages_by_query, staged
-from ftlayer.sinks.postgres import streaming_query
+from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, staged
+from ftlayer.sinks.postgres import by_query, streaming_query
 from ftlayer.sinks.table_commits import tried
 
 logger = logging.getLogger(__name__)
@@ -231,13 +231,13 @@ class IcebergSink(DataSourceStreamArrowWriter):
         partitioned in another way since, and if they were staged longer ago than ``remember``. Raises `SinkError` if
         the table cannot be reached (it is tried some times); then it is unknown whether it happened: call it again.
         """
-        found = messages_by_query(messages)
+        found = by_query(messages, IcebergMessage)
         if found:
             self._trying("committed", lambda: self._commit(found, batch_id))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged files of messages; what is committed stays, and what may be."""
-        found = messages_by_query(messages)
+        found = by_query(messages, IcebergMessage)
 
         def abort() -> None:
             table = self._load()

@@ -807,7 +807,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
         """
         if not self._staging:
             return
-        found = by_query(messages, KafkaMessage, "KafkaSink")
+        found = by_query(messages, KafkaMessage)
         for query, written in found.items():
             self._trying(partial(self._commit, query, written, batch_id))
         self._remove(one.path for written in found.values() for one in written)
@@ -816,7 +816,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
         """Remove the staged rows of messages; what is committed stays."""
         # Its numbers would have a gap.
         self._writer, self._written = secrets.token_hex(6), 0
-        found = by_query(messages, KafkaMessage, "KafkaSink")
+        found = by_query(messages, KafkaMessage)
         self._remove(one.path for written in found.values() for one in written)
 
     def clean(
@@ -831,7 +831,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
         if not self._staging:
             return []
         files = self._files()
-        kept = {one.path for written in by_query(keep, KafkaMessage, "KafkaSink").values() for one in written}
+        kept = {one.path for written in by_query(keep, KafkaMessage).values() for one in written}
         own = join(self._directory, self._execution)
         horizon_ms = (time.time() - older_than_s) * 1_000
         dead = [
