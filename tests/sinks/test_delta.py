@@ -606,3 +606,17 @@ def test_a_directory_that_cannot_be_written_is_said() -> None:
     with pytest.raises(SinkError, match="Delta table /proc/table: rows cannot be staged"):
         DeltaSink("/proc/table").write(rows(1))
     assert not os.path.exists("/proc/table")
+
+
+def test_a_table_that_is_gone_at_its_commit_is_told(path: str) -> None:
+    sink = DeltaSink(path)
+    first, message = sink.write(rows(1)), sink.write(rows(2, 3))
+    sink.commit([first], 1)
+    Path(path).rename(f"{path}-aside")
+    with pytest.raises(UncommittableError, match="is gone or changed"):
+        sink.commit([message], 7)
+    with pytest.raises(UncommittableError, match="is not there any more, and 2 rows of checkpoint 7"):
+        again(sink).commit([message], 7)
+    Path(f"{path}-aside").rename(path)
+    sink.commit([message], 7)
+    assert numbers_in(path) == [1, 2, 3]

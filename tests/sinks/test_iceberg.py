@@ -456,3 +456,38 @@ def test_a_catalog_that_cannot_be_reached_is_said(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match=r"Iceberg table shop\.lines: rows cannot be staged: "):
         IcebergSink("shop.lines", catalog).write(rows(1))
     assert os.listdir(tmp_path) == []
+
+
+def test_partitions_whose_names_are_too_long_are_refused(
+    catalog: dict[str, str], name: str, load: Any
+) -> None:
+    """They failed the whole write, and left the files of others behind."""
+    sink = IcebergSink(name, catalog, partition_by=["k", "b"])
+    keys = ["a", "x" * 254, "ä" * 50, "x" * 253, None]
+    batch = pa.record_batch({"k": keys, "b": [b"c", b"c", b"c", b"c", b"y" * 300]})
+    with pytest.raises(RowsRejected) as caught:
+        sink.write(iter([batch]))
+    assert list(caught.value.errors) == [1, 2, 4]
+    sink.commit([sink.write(iter([batch.take(pa.array([0, 3]))]))], 1)
+    table = load(name)
+    assert sorted(table.scan().to_arrow()["k"].to_pylist()) == ["a", "x" * 253]
+    assert data_files(table) == 2
+
+
+def test_a_table_that_is_gone_at_its_commit_is_told_at_once(
+    catalog: dict[str, str], sink: IcebergSink, name: str, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", None)
+    first, message = sink.write(rows(1)), sink.write(rows(2, 3))
+    sink.commit([first], 1)
+    where = load(name).metadata_location
+    opened = pyiceberg.catalog.load_catalog("default", **catalog)
+    opened.drop_table(name)
+    with pytest.raises(
+        UncommittableError, match=rf"{name} is not there any more, and 2 rows of checkpoint 7"
+    ):
+        sink.commit([message], 7)
+    opened.register_table(name, where)
+    opened.close()
+    sink.commit([message], 7)
+    assert numbers_in(load(name)) == [1, 2, 3]

@@ -40,7 +40,7 @@ from ftlayer.sinks.fitting import (
     whole_or_refused,
 )
 from ftlayer.sinks.postgres import by_query, streaming_query
-from ftlayer.sinks.table_commits import TRIES, tried
+from ftlayer.sinks.table_commits import TRIES, gone, tried
 
 logger = logging.getLogger(__name__)
 
@@ -569,8 +569,15 @@ class DeltaSink(DataSourceStreamArrowWriter):
         call it again.
         """
         found = by_query(messages, DeltaMessage)
-        if found:
+        if not found:
+            return
+        try:
             self._trying("committed", lambda: self._commit(found, batch_id))
+        except SinkError as error:
+            if not isinstance(error.__cause__, delta_library().exceptions.TableNotFoundError):
+                raise
+            back = "bring its directory back, with its log and files"
+            raise gone(self._place, found, batch_id, back) from error.__cause__
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged files of messages; what is committed stays, and what may be."""

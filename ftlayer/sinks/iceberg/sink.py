@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
+from urllib.parse import quote_plus
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +32,7 @@ from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
 from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, staged
 from ftlayer.sinks.postgres import by_query, streaming_query
-from ftlayer.sinks.table_commits import tried
+from ftlayer.sinks.table_commits import gone, tried
 
 logger = logging.getLogger(__name__)
 
@@ -215,6 +216,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
                 whole = fitted(chunk, schema, self._place, rows)
                 # pyiceberg fails by them once a file is written, which would stay.
                 whole_or_refused(chunk.num_rows, rows, partial(_pythons_times, whole))
+                whole_or_refused(chunk.num_rows, rows, partial(_named_partitions, table, whole))
                 stage = partial(self._stage, table, whole, files)
                 self._doing("staged", partial(whole_or_refused, chunk.num_rows, rows, stage))
                 rows += chunk.num_rows
@@ -266,7 +268,13 @@ class IcebergSink(DataSourceStreamArrowWriter):
         make_local_files_last(file.path for file in written)
 
     def _commit(self, found: dict[str, list[IcebergMessage]], number: int) -> None:
-        table = self._load()
+        errors = iceberg_library().exceptions
+        try:
+            table = self._load()
+        except (errors.NoSuchTableError, errors.NoSuchNamespaceError) as error:
+            raise gone(
+                self._place, found, number, "register it again, from its last metadata file"
+            ) from error
         commits = self._commits(table)
         adding: list[IcebergMessage] = []
         again: list[IcebergMessage] = []
@@ -403,6 +411,21 @@ def _pythons_times(rows: pa.Table, start: int, end: int) -> None:
     for field in rows.schema:
         if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type):
             pc.min_max(rows.column(field.name).slice(start, end - start)).as_py()
+
+
+def _named_partitions(table: Any, rows: pa.Table, start: int, end: int) -> None:
+    """Raise `ValueError` if a partition's directory, or its object's key, would have a name that is too long."""
+    schema, where = table.schema(), table.location()
+    longest = 255 if where.startswith(("file:", "/")) else 900 - len(where.encode())
+    for field in table.spec().fields:
+        name, kind = schema.find_column_name(field.source_id), schema.find_type(field.source_id)
+        if name not in rows.schema.names or str(kind) not in ("string", "binary"):
+            continue
+        transform = field.transform.transform(kind)
+        for value in rows.column(name).slice(start, end - start).unique().to_pylist():
+            said = field.transform.to_human_string(field.transform.result_type(kind), transform(value))
+            if len(f"{quote_plus(field.name)}={quote_plus(said)}") > longest:
+                raise ValueError(f"partition {field.name!r} has a name that is too long")
 
 
 def _size(io: Any, path: str) -> int | None:
