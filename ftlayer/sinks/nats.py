@@ -36,7 +36,7 @@ from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import bodies_of, column_of, texts_of
 from ftlayer.sinks.fitting import whole_or_refused
-from ftlayer.sinks.postgres import by_query, streaming_query
+from ftlayer.sinks.postgres import by_query, streaming_query, uncommittable
 
 logger = logging.getLogger(__name__)
 
@@ -567,13 +567,18 @@ class NatsSink(DataSourceStreamArrowWriter):
         found = by_query(messages, NatsMessage)
         if not found:
             return
-        with self._session("committed") as session:
-            for query, written in found.items():
-                if query:
-                    self._commit(session, f"{query}/{batch_id}", written)
-                    continue
-                for message in written:
-                    self._commit(session, message.id, [message])
+        try:
+            with self._session("committed") as session:
+                for query, written in found.items():
+                    if query:
+                        self._commit(session, f"{query}/{batch_id}", written)
+                        continue
+                    for message in written:
+                        self._commit(session, message.id, [message])
+        except SinkTargetError as error:
+            raise uncommittable(
+                str(error), found, batch_id, f" in {self._base}_rows; then start again"
+            ) from error
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged rows of messages; what is committed stays."""

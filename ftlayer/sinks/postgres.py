@@ -6,7 +6,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -67,6 +67,15 @@ def by_query(messages: Iterable[Any], kind: type[Message]) -> dict[str, list[Mes
         if message.rows:
             found.setdefault(message.query, []).append(message)
     return found
+
+
+def uncommittable(
+    said: str, found: Mapping[str, Sequence[StagedRows]], number: int, way: str
+) -> UncommittableError:
+    """Return the error for what was ``found`` by query and has no place to go any more; ``way`` says where it is."""
+    rows = sum(one.rows for written in found.values() for one in written)
+    of = "batch" if any(found) else "checkpoint"
+    return UncommittableError(f"{said}. {rows:,} rows of {of} {number} are staged{way}")
 
 
 def streaming_query() -> str:
@@ -202,12 +211,11 @@ class PostgresSink(DataSourceStreamArrowWriter):
         except SinkError as error:
             if fault_of(error.__cause__) not in (Fault.TARGET, Fault.ROW):
                 raise
-            rows = sum(one.rows for written in found.values() for one in written)
-            raise UncommittableError(
-                f"{error}. The {rows:,} rows of {'batch' if any(found) else 'checkpoint'} {batch_id} wait in "
-                f"{self._table}{SUFFIX}. Make the table take them (as it was, with its columns and rights) and start "
-                "again; or see which it refuses, and drop or divert them, by `ftlayer checkpoints refused`"
-            ) from error.__cause__
+            way = (
+                f" in {self._table}{SUFFIX}: make the table take them (as it was, with its columns and rights) and "
+                "start again; or see which it refuses, and drop or divert them, by `ftlayer checkpoints refused`"
+            )
+            raise uncommittable(str(error), found, batch_id, way) from error.__cause__
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged rows of messages; what is committed stays."""

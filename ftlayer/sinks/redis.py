@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hidden, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import whole_or_refused
-from ftlayer.sinks.postgres import by_query, streaming_query
+from ftlayer.sinks.postgres import by_query, streaming_query, uncommittable
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ PUSHED_ROWS = 1_000
 TRIES = 3
 """How often a commit or abort is tried whose connection is lost; each has its effect once."""
 TRY_AGAIN_S = 0.2
+
+_CLOSED = re.compile(r"\b(WRONGTYPE|NOPERM|NoPermissionError|can't run this command)\b")
 
 Result = TypeVar("Result")
 
@@ -212,12 +215,19 @@ class RedisSink(DataSourceStreamArrowWriter):
         Raises `UncommittableError` if rows are gone that were never committed, and `SinkError` if the server cannot be
         reached (it is tried some times); then it is unknown whether it happened: call it again.
         """
-        for query, written in by_query(messages, RedisMessage).items():
-            if query:
-                self._commit(f"{query}/{batch_id}", written)
-                continue
-            for message in written:
-                self._commit(message.id, [message])
+        found = by_query(messages, RedisMessage)
+        try:
+            for query, written in found.items():
+                if query:
+                    self._commit(f"{query}/{batch_id}", written)
+                    continue
+                for message in written:
+                    self._commit(message.id, [message])
+        except SinkError as error:
+            if isinstance(error, UncommittableError) or not _CLOSED.search(str(error)):
+                raise
+            way = ": make the key a stream that the user may write, and start again"
+            raise uncommittable(str(error), found, batch_id, way) from error.__cause__
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged rows of messages; what is committed stays."""

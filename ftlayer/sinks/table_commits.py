@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ftlayer.errors import SinkError, UncommittableError
 from ftlayer.printable import hidden
-from ftlayer.sinks.postgres import StagedRows
 
 logger = logging.getLogger(__name__)
 
@@ -21,18 +20,6 @@ CONFLICTS = 20
 TRY_AGAIN_S = 0.2
 
 Result = TypeVar("Result")
-
-
-def gone(
-    place: str, found: Mapping[str, Sequence[StagedRows]], number: int, bring_back: str
-) -> UncommittableError:
-    """Return the error for a table that is not there when what was ``found`` by query is to be committed."""
-    rows = sum(one.rows for written in found.values() for one in written)
-    of = "batch" if any(found) else "checkpoint"
-    return UncommittableError(
-        f"{place} is not there any more, and {rows:,} rows of {of} {number} were staged for it: {bring_back}, and "
-        "start again"
-    )
 
 
 def tried(work: Callable[[], Result], conflict: type[BaseException], secrets: Sequence[str]) -> Result:

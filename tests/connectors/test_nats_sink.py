@@ -250,6 +250,20 @@ def test_streams_and_subjects_that_will_not_do_are_said(nats_server: Any, stream
         NatsSink(nats_server.url, stream, f"{stream}.out", value="body").write(rows(1))
 
 
+def test_a_stream_that_is_gone_at_its_commit_is_told_at_once(
+    nats_server: Any, sink: NatsSink, stream: str
+) -> None:
+    message = sink.write(rows(1, 2))
+    nats_server.ask(lambda client: client.jetstream().delete_stream(stream))
+    with pytest.raises(
+        UncommittableError, match=rf"no stream '{stream}'.* 2 rows of checkpoint 7 are staged"
+    ):
+        sink.commit([message], 7)
+    nats_server.make(stream)
+    sink.commit([message], 7)
+    assert numbers_in(nats_server, stream) == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("pattern", "subject", "takes"),
     [

@@ -213,8 +213,14 @@ def test_a_stream_that_is_something_else_is_said(redis_server: Any, sink: RedisS
     with redis_server.client() as client:
         client.set(stream, "a text")
     message = sink.write(rows(1))
-    with pytest.raises(SinkError, match=r"rows cannot be committed: .*WRONGTYPE"):
-        sink.commit([message], 1)
+    with pytest.raises(
+        UncommittableError, match=r"rows cannot be committed: .*WRONGTYPE.* 1 rows of checkpoint 7 are staged"
+    ):
+        sink.commit([message], 7)
+    with redis_server.client() as client:
+        client.delete(stream)
+    sink.commit([message], 7)
+    assert numbers_in(redis_server, stream) == [1]
 
 
 @pytest.mark.parametrize(

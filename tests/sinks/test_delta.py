@@ -615,7 +615,7 @@ def test_a_table_that_is_gone_at_its_commit_is_told(path: str) -> None:
     Path(path).rename(f"{path}-aside")
     with pytest.raises(UncommittableError, match="is gone or changed"):
         sink.commit([message], 7)
-    with pytest.raises(UncommittableError, match="is not there any more, and 2 rows of checkpoint 7"):
+    with pytest.raises(UncommittableError, match=r"is not there any more\. 2 rows of checkpoint 7"):
         again(sink).commit([message], 7)
     Path(f"{path}-aside").rename(path)
     sink.commit([message], 7)

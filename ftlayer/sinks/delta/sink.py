@@ -39,8 +39,8 @@ from ftlayer.sinks.fitting import (
     refuse_nulls,
     whole_or_refused,
 )
-from ftlayer.sinks.postgres import by_query, streaming_query
-from ftlayer.sinks.table_commits import TRIES, gone, tried
+from ftlayer.sinks.postgres import by_query, streaming_query, uncommittable
+from ftlayer.sinks.table_commits import TRIES, tried
 
 logger = logging.getLogger(__name__)
 
@@ -576,8 +576,10 @@ class DeltaSink(DataSourceStreamArrowWriter):
         except SinkError as error:
             if not isinstance(error.__cause__, delta_library().exceptions.TableNotFoundError):
                 raise
-            back = "bring its directory back, with its log and files"
-            raise gone(self._place, found, batch_id, back) from error.__cause__
+            way = ": bring its directory back, with its log and files, and start again"
+            raise uncommittable(
+                f"{self._place} is not there any more", found, batch_id, way
+            ) from error.__cause__
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged files of messages; what is committed stays, and what may be."""

@@ -31,8 +31,8 @@ from ftlayer.printable import described, hides_secrets, secrets_in
 from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
 from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, staged
-from ftlayer.sinks.postgres import by_query, streaming_query
-from ftlayer.sinks.table_commits import gone, tried
+from ftlayer.sinks.postgres import by_query, streaming_query, uncommittable
+from ftlayer.sinks.table_commits import tried
 
 logger = logging.getLogger(__name__)
 
@@ -272,9 +272,8 @@ class IcebergSink(DataSourceStreamArrowWriter):
         try:
             table = self._load()
         except (errors.NoSuchTableError, errors.NoSuchNamespaceError) as error:
-            raise gone(
-                self._place, found, number, "register it again, from its last metadata file"
-            ) from error
+            way = ": register it again, from its last metadata file, and start again"
+            raise uncommittable(f"{self._place} is not there any more", found, number, way) from error
         commits = self._commits(table)
         adding: list[IcebergMessage] = []
         again: list[IcebergMessage] = []
