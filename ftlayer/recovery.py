@@ -38,7 +38,9 @@ _PROGRAM_CONDITION = re.compile(
     r"\bKeyError: '(Field \"[^\"]*\"|Column .*) does not exist in schema'$"
     r"|\[(TABLE_OR_VIEW_NOT_FOUND|SCHEMA_NOT_FOUND|DELTA_TABLE_NOT_FOUND|UNRESOLVED_COLUMN|"
     r"UNRESOLVED_FIELD|UNRESOLVED_ROUTINE|FIELD_NOT_FOUND|PATH_ALREADY_EXISTS)[.\w]*\] "
-    r"|\borg\.apache\.hadoop\.fs\.ParentNotDirectoryException: ",
+    r"|\borg\.apache\.hadoop\.fs\.ParentNotDirectoryException: "
+    # What a worker of Spark's tells has no causes.
+    r"|\bCheckpointStorageError: .*\[Errno (?:17|20|21)\] ",
     re.MULTILINE,
 )
 _NO_ROWS = (ConfigError, FunctionLoadError, InvalidTopologyError, UnsupportedError)

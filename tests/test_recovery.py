@@ -326,6 +326,14 @@ def test_conditions_of_spark_that_are_the_programs() -> None:
             True,
         ),
         ("[TABLE_OR_VIEW_NOT_FOUND] The table or view `orders` cannot be found. SQLSTATE: 42P01", True),
+        (
+            "ftlayer.errors.CheckpointStorageError: /x/a.part cannot be written: [Errno 17] File exists: '/x'",
+            True,
+        ),
+        (
+            "ftlayer.errors.CheckpointStorageError: /x/a.part cannot be written: [Errno 28] No space left",
+            False,
+        ),
         (": java.net.ConnectException: Connection refused", False),
     ],
 )
