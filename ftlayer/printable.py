@@ -112,7 +112,7 @@ def encodable(text: str, most: int = MAX_TEXT) -> str:
     if len(text) > most:
         half = (most - 64) // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def text_of(error: BaseException, most: int = MAX_TEXT) -> str:
