@@ -41,8 +41,6 @@ Limit = Annotated[int, typer.Option(min=1, help="How many to list at most.")]
 
 @dataclass(frozen=True, slots=True)
 class FoundRecords:
-    """A record, and the vertex that has it."""
-
     vertex: str
     info: RecordInfo
 

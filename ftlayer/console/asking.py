@@ -222,8 +222,6 @@ class RefusedError(Exception):
 
 
 class SubmittedForm:
-    """The fields of a form, as text."""
-
     def __init__(self, data: FormData) -> None:
         self._data = data
 

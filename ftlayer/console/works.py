@@ -116,8 +116,6 @@ MAX_LETTERS = 2_000_000
 
 
 class Wanted(StrEnum):
-    """What is to be done with letters."""
-
     REQUEUE = "requeue"
     PURGE = "purge"
     EXPORT = "export"

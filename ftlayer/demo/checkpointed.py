@@ -178,8 +178,6 @@ Figures = Callable[[JobStatus], Mapping[str, int]]
 
 @dataclass(frozen=True)
 class EnrichWord:
-    """Adds what the service says of a word."""
-
     service: Service
 
     def __call__(self, record: Word) -> tuple[str, int, str, str]:

@@ -34,8 +34,6 @@ class Kill(StrEnum):
 
 
 class Victim(StrEnum):
-    """Processes that can be killed."""
-
     SLOT = "slot"
     VERTEX = "vertex"
     DRIVER = "driver"

@@ -44,8 +44,6 @@ def convert(
 
 
 class _Search:
-    """The search for what does not fit."""
-
     def __init__(
         self, schema: pa.Schema, form: Form, fail: Callable[[int, BaseException], None], *, lax: bool
     ) -> None:

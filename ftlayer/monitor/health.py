@@ -123,8 +123,6 @@ _LEAST_LAG_S = 60.0
 
 
 class Health(StrEnum):
-    """How something is, from good to bad."""
-
     OK = "ok"
     LOOK = "look here"
     BROKEN = "broken"
@@ -156,8 +154,6 @@ class PageLink:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong, in a sentence, and where to go."""
-
     health: Health
     text: str
     place: PageLink

@@ -126,8 +126,6 @@ class JobKey:
 
 
 class JobNames:
-    """What the jobs and streams of some vertices are called."""
-
     def __init__(self, views: Iterable[VertexView]) -> None:
         self._titles: dict[JobKey, str] = {}
         self._since_ms: dict[JobKey, int] = {}

@@ -75,8 +75,6 @@ _META_BYTES = _META_HEAD.size + 2 * _TREE.size + _META_TAIL.size
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One B-tree as its owner describes it."""
-
     depth: int
     pages: int
     entries: int

@@ -87,8 +87,6 @@ class Reference(NamedTuple):
 
 
 class Inline(NamedTuple):
-    """A value that is in its entry."""
-
     checksum: int
     value: bytes | memoryview
 

@@ -28,8 +28,6 @@ PAUSE_S = 0.1
 
 
 class UnixStream:
-    """A client's stream, as its server sees it."""
-
     def __init__(self, frames: FrameSocket) -> None:
         self._frames = frames
 

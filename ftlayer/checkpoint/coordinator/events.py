@@ -254,8 +254,6 @@ class PublishFailed:
 
 @dataclass(frozen=True, slots=True)
 class SinksCommitted:
-    """`CommitSinks` is done."""
-
     checkpoint: int
 
 

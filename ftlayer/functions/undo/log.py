@@ -194,8 +194,6 @@ GROWTH = 4
 
 
 class PieceOfWork(Protocol):
-    """What comes of a piece of work."""
-
     @property
     def size(self) -> int:
         """How many records, or timers, it took."""

@@ -70,8 +70,6 @@ class Some:
 
 @dataclass(frozen=True, slots=True)
 class Negation:
-    """``part`` does not hold."""
-
     part: Condition
 
     def __str__(self) -> str:

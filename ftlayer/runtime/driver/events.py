@@ -231,8 +231,6 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendTo:
-    """Send a message to one instance of a slot."""
-
     slot: int
     instance: str
     message: ToSlot

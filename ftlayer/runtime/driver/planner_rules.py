@@ -151,8 +151,6 @@ class CommitOffset:
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommitted:
-    """The reader has committed up to here."""
-
     end: str
 
 
@@ -209,8 +207,6 @@ class CloseSource:
 
 @dataclass(frozen=True, slots=True)
 class KeeperEvent:
-    """An event of the mode alone, for the `RangeKeeper`."""
-
     event: Any
 
 

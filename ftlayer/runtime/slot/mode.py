@@ -105,8 +105,6 @@ Instructions: TypeAlias = Sequence[SlotInstruction]
 
 @dataclass(frozen=True)
 class SlotParts:
-    """What a mode is given of its slot."""
-
     graph: JobGraph
     options: TopologyOptions
     seating: Seating

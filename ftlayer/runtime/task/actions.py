@@ -141,8 +141,6 @@ class SourceOver:
 
 @dataclass(frozen=True, slots=True)
 class RangesAnswered:
-    """The answer to `CallRanges` with this number."""
-
     number: int
     reply: TakenOver | RangesTold | RowsStored
 

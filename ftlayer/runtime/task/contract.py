@@ -31,8 +31,6 @@ class Task(Protocol):
 
 
 class ReplayTask(Task, Protocol):
-    """A `Replay`'s subtask."""
-
     @property
     def is_asking(self) -> bool:
         """Whether an answer to `AskReplays` is under way."""

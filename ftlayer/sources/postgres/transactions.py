@@ -87,8 +87,6 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class TypeName:
-    """A type that is not built in."""
-
     oid: int
     schema: str
     name: str

@@ -189,8 +189,6 @@ class Sharing:
 
 
 class Store(Protocol):
-    """The store below the base of one table."""
-
     def get(self, key: Key) -> Any:
         """Return the value, which has no other owner; NOTHING if there is none."""
 

@@ -98,8 +98,6 @@ class _Trial:
 
 @dataclass(slots=True, eq=False)
 class _Circuit:
-    """A breaker with the streams that it pauses."""
-
     breaker: CircuitBreaker
     streams: dict[str, Stream] = field(default_factory=dict)
     trial: _Trial | None = None

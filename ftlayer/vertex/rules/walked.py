@@ -62,8 +62,6 @@ def _owner(state: ShardState, stream: Stream) -> tuple[str, JobKind | None]:
 
 
 class Record(ABC):
-    """A record that a walk came to."""
-
     __slots__ = ("key", "origin", "root", "stream")
 
     def __init__(self, key: bytes, stream: Stream, root: int, origin: int) -> None:

@@ -91,8 +91,6 @@ LEFTOVERS = 4
 
 @dataclass(frozen=True, slots=True)
 class ReplayInput:
-    """The chain of a `Replay`, and the slot that its one subtask is in."""
-
     uid: str
     slot: int
 

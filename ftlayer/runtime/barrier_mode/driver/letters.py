@@ -235,8 +235,6 @@ class ReturnToDead:
 
 @dataclass(frozen=True, slots=True)
 class SendLetters:
-    """Send letters to the subtask that is to have them."""
-
     slot: int
     uid: str
     subtask: int
