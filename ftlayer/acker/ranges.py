@@ -45,7 +45,6 @@ class RangeTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all ranges and of their directory."""
         return 10 * int(self._directory[kernels.COUNT, : self._used].sum()) + self._directory.nbytes
 
     def overlaps(self, roots: RootRange) -> bool:

@@ -66,7 +66,6 @@ class NatsRow(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes it takes, about."""
         named = sum(len(name.encode()) + len(value.encode()) + 4 for name, value in self.headers)
         return len(self.body) + named + len((self.id or "").encode())
 

@@ -633,7 +633,6 @@ class LayeredBackend:
         )
 
     def completed(self, checkpoint: int) -> None:
-        """Build on this checkpoint from now on."""
         if self._lineage is not None:
             self._lineage.completed(checkpoint)
 

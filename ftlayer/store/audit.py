@@ -27,7 +27,6 @@ def latest(txn: ReadTransaction, before: bytes = b"") -> Iterator[tuple[bytes, l
 
 
 def time_of(key: bytes) -> int:
-    """Return the time of an entry, Unix ms."""
     return int.from_bytes(key[:8], "big")
 
 

@@ -119,7 +119,6 @@ def put_head(txn: WriteTransaction, query: int, batch: int, head: BatchHead) -> 
 def put_part(
     txn: WriteTransaction, query: int, batch: int, part: int, content: BatchPart, payloads: Payloads
 ) -> None:
-    """Store part ``part`` (from 1) of a batch."""
     digest, body = payloads.write(txn, content.rows.payload)
     values = [
         FORMAT,
@@ -173,7 +172,6 @@ def get_report(txn: ReadTransaction, query: int, batch: int) -> list[Any] | None
 
 
 def delete_report(txn: WriteTransaction, query: int, batch: int) -> None:
-    """Remove what a batch reports, if anything."""
     txn.delete("batches", _key(query, batch, _REPORT))
 
 

@@ -19,7 +19,6 @@ _TIME_BYTES = 8
 
 
 def put_job(txn: WriteTransaction, owner: str, values: list[object]) -> None:
-    """Store what is known of a job (plain values)."""
     txn.put(_TABLE, _prefix(_JOB, owner), pack(values))
 
 

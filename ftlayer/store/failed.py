@@ -98,7 +98,6 @@ def stream_of(key: bytes) -> int:
 
 
 def time_of(key: bytes) -> int:
-    """Return the time of a key, Unix milliseconds."""
     return int.from_bytes(key[_STREAM_BYTES : _STREAM_BYTES + 8], "big")
 
 

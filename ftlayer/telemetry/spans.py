@@ -42,7 +42,6 @@ class CollectorNews:
     """Says what changes. For one thread at a time."""
 
     def __init__(self, what: str, where: str) -> None:
-        """``what`` goes to the collector at ``where``."""
         self._what = what
         self._where = where
         self._was_taken = True

@@ -100,7 +100,6 @@ class InputHolds:
         self._until_ms: dict[str, int] = {}  # of those that hold it no more
 
     def told(self, chains: Collection[str], now_ms: int) -> None:
-        """These hold their input now, and no others."""
         self._until_ms |= {uid: now_ms for uid in self._since_ms if uid not in chains}
         self._since_ms = {uid: self._since_ms.get(uid, now_ms) for uid in chains}
 

@@ -83,7 +83,6 @@ def join(url: str, *parts: str) -> str:
 
 
 def parent(url: str) -> str:
-    """Return the directory that ``url`` lies in."""
     return url.rstrip("/").rpartition("/")[0]
 
 

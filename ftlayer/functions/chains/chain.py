@@ -56,7 +56,6 @@ class ChainResult:
     failures: list[RowFailure]
 
     def without_failed(self) -> ChainResult:
-        """Leave out every row of a failed input row."""
         if not self.failures:
             return self
         failed = failed_rows(self.failures)

@@ -258,7 +258,6 @@ class JobCore(Generic[Own]):
 
     @property
     def epoch(self) -> int:
-        """How often tasks were told to begin anew."""
         return self._mode.epoch
 
     @property

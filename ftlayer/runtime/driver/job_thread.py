@@ -202,7 +202,6 @@ class Stacks:
         self._asked: dict[int, Future[str]] = {}
 
     def ask(self) -> tuple[AskStack, Future[str]]:
-        """Return a new question, and what becomes of it."""
         answer: Future[str] = Future()
         with self._lock:
             number = next(self._numbers)

@@ -148,7 +148,6 @@ class Pull:
 
     @property
     def received(self) -> int:
-        """How many messages wait for a `take`."""
         return len(self._received)
 
     def send(self, replies: Iterable[str], answer: bytes = b"") -> None:
@@ -247,7 +246,6 @@ class Sequences:
         return self._lasts[-1] if self._lasts else 0
 
     def add(self, first: int, last: int) -> None:
-        """Add all numbers from ``first`` to ``last``."""
         lasts = self._lasts
         if lasts and lasts[-1] + 1 == first:
             lasts[-1] = last
@@ -271,7 +269,6 @@ class Sequences:
         self._lasts.clear()
 
     def between(self, first: int, last: int) -> Iterator[int]:
-        """Yield its numbers from ``first`` to ``last``."""
         for begin, end in self:
             yield from range(max(begin, first), min(end, last) + 1)
 

@@ -392,7 +392,6 @@ class ReplicationStream:
             self._wake()
 
     def wake_up(self) -> None:
-        """A `take` that waits returns."""
         with self._changed:
             self._is_woken = True
             self._changed.notify()

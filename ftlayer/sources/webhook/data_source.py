@@ -115,7 +115,6 @@ class Request:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
         return _ENTRY_BYTES + len(self.body)
 
 

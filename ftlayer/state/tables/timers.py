@@ -69,7 +69,6 @@ class TimerService:
         return self._event.freeze(), self._processing.freeze()
 
     def thaw(self) -> None:
-        """What `freeze` returned is no longer read."""
         self._event.thaw()
         self._processing.thaw()
 

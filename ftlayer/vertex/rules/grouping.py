@@ -82,7 +82,6 @@ class DeadIndex:
         self._new = dead_index.NewLetters()
 
     def recover(self, txn: ReadTransaction) -> None:
-        """Read the groups, and how far the index is built."""
         state = dead_index.get_state(txn)
         self._is_stored = state is not None
         if state is not None:
@@ -170,7 +169,6 @@ class DeadIndex:
     # ------------------------------------------------------------ building
 
     def tick(self, txn: WriteTransaction, now: Now) -> None:
-        """Build some more of the index, if it is not there."""
         due_ms = self.next_tick_ms(now)
         if due_ms is None or due_ms > now.mono_ms:
             return

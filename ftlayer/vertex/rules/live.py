@@ -55,7 +55,6 @@ class LiveSegment:
     source: SourceRange | None = None
 
     def hand_out(self, rows: I64, roots: U64) -> None:
-        """Note the fresh roots of ``rows`` (int64[m])."""
         if self.fresh is None:
             self.fresh = np.zeros(len(self.done), np.uint64)
         self.fresh[rows] = roots

@@ -210,7 +210,6 @@ class SourceRanges:
         self._partitions[partition.stream.number, partition.name] = partition
 
     def forget(self, txn: WriteTransaction, partition: SourcePartition) -> None:
-        """Know a partition no more. Its position stays."""
         del self._partitions[partition.stream.number, partition.name]
         delete_ranges(txn, partition.stream.number, partition.name)
 

@@ -364,7 +364,6 @@ class CheckpointIo:
         self._settle(self._io, take_events)
 
     def close_storage(self, keep: Sequence[Checkpoint], take_events: Callable[[], None]) -> None:
-        """Close the storage, and wait for both threads."""
         self.clean(lambda: self._parts.storage.close(keep))
         for worker in (self._io, self._cleaning):
             self._settle(worker, take_events)

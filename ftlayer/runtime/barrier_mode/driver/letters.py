@@ -311,7 +311,6 @@ class Readmission:
         self._sent = {letter: target for letter, target in self._sent.items() if target.slot not in slots}
 
     def up(self, slots: Collection[int]) -> None:
-        """Tasks in these slots were told to start."""
         self._down.difference_update(slots)
 
     def ending(self) -> None:
