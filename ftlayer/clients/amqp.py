@@ -104,7 +104,6 @@ class AmqpConnection:
         return self._ask(self._mine, method, *arguments, **named)
 
     def has_queue(self, queue: str) -> bool:
-        """Return whether the server has a queue, of whatever kind."""
         asking = self._opened()
         try:
             self._ask(asking, "queue_declare", queue, passive=True)

@@ -27,7 +27,6 @@ def iceberg_library() -> Any:
 
 
 def check_catalog(catalog: object) -> None:
-    """Raise `ConfigError` unless it is the name of a configured catalog, or properties of one."""
     if isinstance(catalog, str):
         check_text(
             catalog, "catalog", "the name of a catalog in pyiceberg's configuration, or its properties"
@@ -47,7 +46,6 @@ def check_catalog(catalog: object) -> None:
 
 
 def load_catalog(catalog: str | Mapping[str, str]) -> Any:
-    """Return the catalog. Raises whatever it raises that cannot be reached."""
     load = iceberg_library().catalog.load_catalog
     if isinstance(catalog, str):
         return load(catalog)

@@ -41,7 +41,6 @@ def kafka_library() -> Any:
 
 
 def check_properties(properties: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for properties that librdkafka refuses, or that a source sets by itself."""
     kafka = kafka_library()
     taken = OURS & set(properties)
     if taken:
@@ -56,7 +55,6 @@ def check_properties(properties: Mapping[str, Any]) -> None:
 
 
 def check_producer_properties(properties: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for properties that librdkafka refuses, or that a sink sets by itself."""
     taken = OURS_OF_PRODUCERS & set(properties)
     if taken:
         raise ConfigError(f"config: {min(taken)!r} is set by the sink itself")
@@ -92,7 +90,6 @@ class Brokers:
 
     @property
     def secrets(self) -> list[str]:
-        """What errors must not tell."""
         return [*secrets_in(dict(self.properties)), *secrets_of(self.servers)]
 
     def consumer(self) -> Any:
@@ -114,7 +111,6 @@ class Brokers:
         return kafka_library().Producer({**_stays(), **dict(self.properties), **fixed, **own}, logger=logger)
 
     def admin(self) -> Any:
-        """Return a client that is asked about topics and offsets."""
         return _admin_library().AdminClient(
             {**dict(self.properties), "bootstrap.servers": self.servers}, logger=logger
         )
@@ -184,7 +180,6 @@ def _admin_library() -> Any:
 
 
 def reason(error: Any) -> str:
-    """Return what an error of confluent-kafka says, an exception or its `KafkaError`."""
     said = _error_of(error)
     return f"{said.name()}: {said.str()}" if hasattr(said, "name") else str(said) or type(error).__name__
 
@@ -242,7 +237,6 @@ def refused_by_brokers(error: Any) -> str:
 
 
 def is_of_partition(error: Any) -> bool:
-    """Whether a topic lacks the partition that a message names."""
     return bool(_error_of(error).code() == kafka_library().KafkaError._UNKNOWN_PARTITION)
 
 

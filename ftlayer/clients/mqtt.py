@@ -43,8 +43,6 @@ def mqtt_library() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where a server is, and as whom it is spoken to."""
-
     host: str
     port: int
     tls: bool
@@ -55,7 +53,6 @@ class BrokerAddress:
 
 
 def address_of(url: object) -> BrokerAddress:
-    """Return what ``mqtt://user:password@host:1883`` says. Raises `ConfigError`."""
     expected = "mqtt://user:password@host:1883, or mqtts://… with TLS"
     parts = url_parts(url, "url", expected, tuple(PORTS))
     if not parts.hostname or parts.path.strip("/") or parts.query:
@@ -273,7 +270,6 @@ class MqttSession:
                 raise SourceError(f"the server refuses the subscription of {topic!r}: {reason}")
 
     def _wait(self, condition: Callable[[], Any], name: str) -> None:
-        """Wait for an answer, as long as messages come before it."""
         with self._changed:
             came = -1
             while came < len(self.received) and not self._is_over(condition):

@@ -31,7 +31,6 @@ def nats_library() -> Any:
 
 
 def check_nats_url(url: object) -> None:
-    """Raise `ConfigError` unless it is the address of a server, or of several with commas between them."""
     nats_library()
     check_text(url, "url", "a URL like nats://host:4222")
     expected = "nats://user:password@host:4222, or tls://…, with commas between"
@@ -49,7 +48,6 @@ def check_credentials(credentials: object) -> None:
 
 
 def check_name(name: object, option: str, expected: str) -> None:
-    """Raise `ConfigError` unless streams and consumers may be called so."""
     check_text(name, option, expected)
     if _INVALID_IN_NAMES & set(str(name)):
         raise ConfigError(
@@ -126,7 +124,6 @@ class NatsConnection:
             raise
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let this run in the loop until the connection is closed."""
         asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def soon(self, call: Callable[[], None]) -> None:
@@ -138,7 +135,6 @@ class NatsConnection:
         return bool(self.client.is_closed)
 
     def close(self) -> None:
-        """Send what waits to be sent, and disconnect."""
         self._on_lost = _nothing
         try:
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(TIMEOUT_S)

@@ -44,7 +44,6 @@ class Reconnecting:
 
     @property
     def is_away(self) -> bool:
-        """Whether it could not be reached the last time."""
         return self._since is not None
 
     @property

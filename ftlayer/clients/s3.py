@@ -45,7 +45,6 @@ _OF_COMMITS = frozenset(
 
 
 def check_s3_options(options: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for an option that Arrow's file system would not have."""
     known = {*_NAMES, *_ENDPOINTS, *_OF_COMMITS}
     for name in options:
         if _plain(name) not in known:

@@ -34,13 +34,11 @@ def bodies_of(batch: pa.RecordBatch, body: str | None, option: str) -> list[byte
 
 
 def texts_of(batch: pa.RecordBatch, name: str, option: str) -> list[str | None]:
-    """Return a column's values as texts. Raises `ConfigError` if it is missing."""
     values = column_of(batch, name, option).to_pylist()
     return [None if value is None else str(value) for value in values]
 
 
 def column_of(batch: pa.RecordBatch, name: str, option: str) -> pa.Array:
-    """Return a column. Raises `ConfigError`, which names the ``option``, if it is missing."""
     if name not in batch.schema.names:
         raise ConfigError(
             f"{option}: rows have no column {name!r}; they have {', '.join(batch.schema.names)}"

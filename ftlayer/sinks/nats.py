@@ -447,7 +447,6 @@ def _as_json(note: Note) -> bytes:
 
 
 def _takes(pattern: str, subject: str) -> bool:
-    """Whether a stream's subject, which may have wildcards, takes messages of this one."""
     wanted, tokens = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         wanted = wanted[:-1]
@@ -608,7 +607,6 @@ class NatsSink(DataSourceStreamArrowWriter):
     def _stage(
         self, session: _Session, message: str, most_bytes: int, batches: Iterable[pa.RecordBatch]
     ) -> int:
-        """Stage the rows of batches; return how many there are."""
         rows = chunks = 0
         for batch in batches:
 

@@ -88,7 +88,6 @@ def streaming_query() -> str:
 
 
 def streaming_batch() -> str:
-    """Return the batch of the query that this task belongs to, as it is committed; "" if that is unknown."""
     return _property("streaming.sql.batchId")
 
 

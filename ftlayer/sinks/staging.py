@@ -64,8 +64,6 @@ _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('ftlayer sinks', 0))"
 
 @dataclass(frozen=True)
 class Tables:
-    """Names of the tables of one target, quoted where they are used."""
-
     table: str
     schema: str = ""
     target: sql.Identifier = field(init=False)
@@ -84,7 +82,6 @@ class Tables:
 
 
 def tables_of(name: str) -> Tables:
-    """Return the tables for ``"table"`` or ``"schema.table"``; `ConfigError` for a name that will not do."""
     schema, _, table = name.rpartition(".") if isinstance(name, str) else ("", "", "")
     if not table or "." in schema or len((table + SUFFIX).encode()) > MOST_NAME_BYTES:
         raise ConfigError(
@@ -153,8 +150,6 @@ def stage(
 
 
 class Staged(Protocol):
-    """A message: the rows that were staged under its id, with these columns."""
-
     @property
     def id(self) -> str: ...
     @property
@@ -277,7 +272,6 @@ def staged_rows(
 
 
 def take_out(connection: Any, tables: Tables, numbers: Iterable[tuple[str, int]]) -> None:
-    """Remove staged rows for good: their messages are committed without them."""
     for message, rows in _by_message(numbers).items():
         gone = connection.execute(
             sql.SQL("DELETE FROM {} WHERE {} = {} AND {} = ANY({})").format(
@@ -369,7 +363,6 @@ def dead_messages(
 
 
 def _comes_later(connection: Any, error: psycopg.Error) -> bool:
-    """Whether a row's parent may be staged, and committed before it."""
     said = error.diag
     return isinstance(error, psycopg.errors.ForeignKeyViolation) and bool(
         connection.execute(

@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 
 def checked_writer(sink: str, writer: Any) -> Any:
-    """Return ``writer``; `ConfigError` unless it is a Python Data Source's stream writer."""
     from pyspark.sql.datasource import DataSourceStreamWriter
 
     if not isinstance(writer, DataSourceStreamWriter):

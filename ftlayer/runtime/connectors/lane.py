@@ -186,7 +186,6 @@ class SplitProgress:
         self._position_of = position_of
 
     def advance(self, part: pa.RecordBatch | Misfit, *, done: bool = False) -> SourceRows:
-        """Count the rows, which are the next ones of the split."""
         first = self._rows
         places = None
         misfit = self.at(part) if isinstance(part, Misfit) else ""
@@ -308,7 +307,6 @@ class PartitionLane:
     # ------------------------------------------------------------ the thread's side
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do all of the lane's ``work``, in its thread, and note how it ended."""
         try:
             work()
         except LaneClosedError:
@@ -323,7 +321,6 @@ class PartitionLane:
             self._wake()
 
     def pump(self, items: Iterable[Any], split: SplitProgress) -> None:
-        """Read a split to its end, as `pieces` does."""
         for _ in self.pieces(items, split):
             pass
 

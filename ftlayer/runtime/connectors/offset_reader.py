@@ -47,12 +47,10 @@ _KEY_PREFIX = "p"
 
 
 def partition_key(index: int) -> str:
-    """Return the name that partition ``index`` of a source has in the vertex."""
     return f"{_KEY_PREFIX}{index}"
 
 
 def partition_index(key: str) -> int:
-    """Return the partition that `partition_key` made a name of."""
     return int(key.removeprefix(_KEY_PREFIX))
 
 
@@ -125,7 +123,6 @@ def places_of(payloads: Sequence[bytes]) -> bytes:
 
 
 def unpack_split(source: str, packed: bytes) -> SplitPosition:
-    """Read what `SplitPosition.pack` wrote; `ConfigError` for the position of another kind of source."""
     found = _unpack(packed)
     kinds = (int, str, str, int, bytes, int, bool, bytes)
     if not isinstance(found, list) or tuple(map(type, found)) not in (kinds, kinds[:-1]):
@@ -279,7 +276,6 @@ def without_rows(split: Any) -> Any:
 
 
 def offset_reader(source: str, reader: Any) -> OffsetReader:
-    """Return the face of ``reader``; `ConfigError` if it is no stream reader."""
     from pyspark.sql.datasource import DataSourceStreamReader, SimpleDataSourceStreamReader
 
     if isinstance(reader, DataSourceStreamReader):

@@ -238,7 +238,6 @@ PartitionValues = tuple[tuple[str, str | None], ...]
 
 
 def check_partitions(schema: pa.Schema, partition_by: tuple[str, ...], place: str) -> None:
-    """Raise `SinkError` unless rows can be partitioned by these columns."""
     for name in partition_by:
         if name not in schema.names:
             raise SinkTargetError(
@@ -751,5 +750,4 @@ def _reason(error: Exception) -> str:
 
 
 def _as_created(rows: pa.Schema) -> pa.Schema:
-    """Return the columns of a table that is made for rows: all may be null."""
     return pa.schema([pa.field(field.name, as_column(field.type)) for field in rows])

@@ -101,7 +101,6 @@ class StagedMessages(io.RawIOBase):
 
 
 def encode(batches: Iterable[pa.RecordBatch], schema: pa.Schema, into: StagedMessages) -> None:
-    """Write rows as an Arrow stream, compressed."""
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(cast(BinaryIO, into), schema, options=options) as stream:
         for batch in batches:

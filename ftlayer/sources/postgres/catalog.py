@@ -261,7 +261,6 @@ class TableDescription:
 
 
 def named(table: object) -> TableName:
-    """Return what ``"table"`` or ``"schema.table"`` names. Raises `ConfigError`."""
     what = "'table' or 'schema.table'"
     check_text(table, "table", what)
     assert isinstance(table, str)
@@ -272,7 +271,6 @@ def named(table: object) -> TableName:
 
 
 def check_names(names: object, option: str) -> tuple[str, ...]:
-    """Return names of columns, each there once. Raises `ConfigError`."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise ConfigError(f"{option}: expected a list of names, got {shown(names)}")
     check_texts(names, option, "the name of a column")

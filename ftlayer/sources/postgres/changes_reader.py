@@ -66,7 +66,6 @@ ChangePlace = LogPlace | CopyPlace
 
 
 def pack_place(slot: str, system: str, place: ChangePlace, oid: int) -> bytes:
-    """Return the position for a place in the log of a server, ``system``; ``oid`` is the table's."""
     if isinstance(place, LogPlace):
         state: list[object] = [system, *place]
     else:
@@ -113,13 +112,11 @@ class MadeSlot:
 
 
 def lsn_of(text: str) -> int:
-    """Return the number of a place in the log, ``16/B374D848``."""
     high, _, low = text.partition("/")
     return (int(high, 16) << 32) + int(low, 16)
 
 
 def lsn_text(lsn: int) -> str:
-    """Return a place in the log as PostgreSQL writes it."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
@@ -156,12 +153,10 @@ def make_slot(replication: Any, name: str, *, exports: bool) -> MadeSlot:
 
 
 def copy_slot(connection: Any, old: str, new: str) -> None:
-    """Make a slot that has what another one has."""
     connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (old, new))
 
 
 def drop_slot(connection: Any, name: str) -> None:
-    """Remove a slot. Fails while someone reads it."""
     connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
 
 

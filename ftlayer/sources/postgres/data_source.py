@@ -356,7 +356,6 @@ class PostgresTableReader:
         return self._compared("<=", settled)
 
     def _newest(self, condition: Any) -> Values | None:
-        """Return the highest values that there are behind the last row."""
         sql = psycopg_library().sql
         names = sql.SQL(", ").join(
             sql.SQL("{}::text").format(sql.Identifier(name)) for name in self._options.growing.names
@@ -424,7 +423,6 @@ class PostgresTableReader:
         return sql.SQL("({}) {} ({})").format(names, sql.SQL(how), literals)
 
     def _held_back(self) -> Any:
-        """The condition of rows that are old enough; None: all are."""
         sql = psycopg_library().sql
         growing = self._options.growing
         if growing.hold_s is None:

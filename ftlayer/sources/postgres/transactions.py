@@ -141,7 +141,6 @@ _NULL, _SAME, _TEXT = b"nut"
 
 
 def parse(data: bytes) -> Message:
-    """Return the message that these bytes are. Raises `PgOutputError`."""
     if not data:
         raise PgOutputError("a message without bytes")
     kind = chr(data[0])
@@ -364,7 +363,6 @@ class Transactions:
 
     @property
     def is_between(self) -> bool:
-        """Whether no transaction is under way, and none can be taken."""
         return self._open is None and not self._units
 
     def feed(self, message: Message, size: int) -> None:

@@ -129,7 +129,6 @@ def rejections(rejected: RowsRejected, operator: str, rules: RetryRules = NO_RUL
 
 
 def unknown_row(operator: str, root: int) -> ConfigError:
-    """Return the error for a record of which the sink was given no row: it would be called without end."""
     return _no_row(operator, root - (1 << 64) if root >> 63 else root)
 
 
@@ -292,7 +291,6 @@ class WriteTask:
 def stream_writer(
     spark: SparkSession, source: str | type, schema: StructType, options: dict[str, str]
 ) -> Any:
-    """Make the stream writer of a Python Data Source, given as its class or its registered name."""
     from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
 
     cls = data_source_class(spark, source) if isinstance(source, str) else source

@@ -302,8 +302,6 @@ class AckingSinkOutlet:
 
 @dataclass(slots=True)
 class _Unsent:
-    """Rows that the vertex was asked to persist, ready to be sent."""
-
     roots: U64Array
     sends: list[Send]
     failures: tuple[Failure, ...]
@@ -343,7 +341,6 @@ class PersistingSourceTask:
                 raise refused(self.uid, event)
 
     def _persist(self, rows: SourceRows, now: Now) -> list[Action]:
-        """Make roots of the rows, and have them persisted (none and a position, too)."""
         persister = self._handler.persister
         n = rows.payload.num_rows
         among = persister.root_range(self._stream, self.subtask, rows.number, rows.first_ordinal, n)
@@ -390,7 +387,6 @@ class PersistingSourceTask:
         return actions + self._ended()
 
     def held_roots(self) -> U64Array:
-        """Return the roots of all rows that were given to the vertex and are not sent yet."""
         held = self._held
         return np.concatenate(held) if held else np.zeros(0, np.uint64)
 
