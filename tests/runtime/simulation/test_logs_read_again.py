@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import DataSourceStreamReader
 
@@ -377,6 +377,7 @@ def check(simulate: Any, seed: int, bad: int, moves: int) -> None:
 
 
 @settings(max_examples=20, deadline=None)
+@example(seed=375, bad=14, moves=65)  # a range was committed that a subtask had been told to read again
 @given(seed=st.integers(0, 2**32), bad=st.integers(0, 6), moves=st.integers(0, 40))
 def test_slots_vertex_and_driver_may_be_lost(simulate: Any, seed: int, bad: int, moves: int) -> None:
     check(simulate, seed, bad, moves)
