@@ -491,11 +491,10 @@ class PlannerRules:
     def _progress_known(self, progress: tuple[RangeProgress, ...], now: Now) -> list[PlannerInstruction]:
         if self._keeper.reads_again and progress:
             self._floors_due_ms = now.mono_ms + FLOORS_MS
-            self._splits.passed(progress)
-            passed = progress[0].end if progress[0].complete else progress[0].start
             # Who was told to read a range may read it yet, though all of its rows are done meanwhile.
-            behind = self._read_to if self._first_unread <= progress[0].number else None
-            self._keeper.passed(passed if behind is None else behind)
+            if self._at is None or progress[0].number <= self._first_unread - progress[0].complete:
+                self._splits.passed(progress)
+                self._keeper.passed(progress[0].end if progress[0].complete else progress[0].start)
         if self._beginning is None:
             self._start_over(_behind(progress))
             return []

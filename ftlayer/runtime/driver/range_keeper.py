@@ -104,6 +104,9 @@ class SplitPlanner:
         self._up.add(subtask)
         known = {each.number: each for each in progress}
         messages: list[AssignSplits] = []
+        if self._keeps and self._range is not None and self._range.number not in known:
+            # All of its rows are done, and the instance that read them did not live to say so.
+            self._done.update(range(subtask, len(self._range.payloads), self._parallelism))
         for planned in self.kept:
             if planned.number in known if self._keeps else not self._ended:
                 messages += self._assign(planned, {subtask}, known.get(planned.number))

@@ -378,6 +378,7 @@ def check(simulate: Any, seed: int, bad: int, moves: int) -> None:
 
 @settings(max_examples=20, deadline=None)
 @example(seed=375, bad=14, moves=65)  # a range was committed that a subtask had been told to read again
+@example(seed=2**32, bad=19, moves=100)  # a subtask was lost before it said that its part of a range is done
 @given(seed=st.integers(0, 2**32), bad=st.integers(0, 6), moves=st.integers(0, 40))
 def test_slots_vertex_and_driver_may_be_lost(simulate: Any, seed: int, bad: int, moves: int) -> None:
     check(simulate, seed, bad, moves)
