@@ -20,6 +20,7 @@ from ftlayer.cli.records import (
     page_of,
     parsed_keys,
     parsed_where,
+    place_of,
     print_listing,
     print_record,
     table_of_groups,
@@ -300,6 +301,8 @@ def _change(
     wanted = parsed_keys(keys) if keys else ()
     names = JobNames(gatherer.views())
     selections = _selections(gatherer, where, wanted)
+    if not wanted:
+        selections = _of_one(gatherer, selections, names)
     if dry_run:
         _print_groups(asking, _grouped(gatherer, selections, names), names)
         return
@@ -307,9 +310,10 @@ def _change(
     _check_keys(letters, wanted)
     count = len(letters.keys)
     if ask and count:
+        groups = _grouped(gatherer, selections, names)
         if not asking.as_json:
-            _print_groups(asking, _grouped(gatherer, selections, names), names)
-        typer.confirm(_QUESTIONS[action].format(f"{count:,}"), abort=True, err=True)
+            _print_groups(asking, groups, names)
+        typer.confirm(_question(gatherer, action, count, groups, names), abort=True, err=True)
     changed = _changed(gatherer, Change(action), letters)
     asked = len(wanted) or count
     if asking.as_json:
@@ -325,7 +329,38 @@ def _change(
         raise typer.Exit(EXIT_ERROR)
 
 
-_QUESTIONS = {"purge": "Delete {} dead letters permanently?", "requeue": "Requeue {} dead letters?"}
+def _of_one(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> list[Selection]:
+    """Return the selection of the one vertex that a change is for: the only one, or that of the streams in the filter.
+
+    Raises `ConfigError` where several may be meant.
+    """
+    stream = selections[0].where.pushed(0).stream
+    named = {vertex for vertex, _ in names.streams(stream)} if stream else set()
+    meant = [selection for selection in selections if selection.vertex in named] or selections
+    if len(meant) > 1:
+        counts = {view.vertex: int(view.stats.get("dead_letters", 0)) for view in gatherer.views()}
+        there = "; ".join(f"{place_of(gatherer, each.vertex)} has {counts[each.vertex]:,}" for each in meant)
+        raise ConfigError(
+            f"{len(meant)} vertices are meant, and letters are changed on one: say which by --vertex, or name the job by "
+            f"--where 'stream = NAME'. {there}"
+        )
+    return meant
+
+
+def _question(gatherer: Gatherer, action: str, count: int, groups: list[LetterGroup], names: JobNames) -> str:
+    from ftlayer.monitor.names import enumerated
+
+    streams = sorted({names.stream(group.vertex, group.stream) for group in groups})
+    if len(streams) > _NAMED:
+        streams[_NAMED:] = [f"{len(streams) - _NAMED} other streams"]
+    of = f" of {enumerated(streams)}" if streams else ""
+    where = enumerated([place_of(gatherer, vertex) for vertex in sorted({group.vertex for group in groups})])
+    letters = "letter" if count == 1 else "letters"
+    return _QUESTIONS[action].format(f"{count:,} dead {letters}{of} in {where}")
+
+
+_NAMED = 3
+_QUESTIONS = {"purge": "Delete {} permanently?", "requeue": "Requeue {}?"}
 _DONE = {"purge": "purged", "requeue": "requeued"}
 
 

@@ -12,6 +12,7 @@ import typer
 from ftlayer.cli.connection import warn
 from ftlayer.cli.printing import new_table, print_line, time_text
 from ftlayer.errors import ConfigError
+from ftlayer.printable import shown_url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,6 +68,12 @@ def keepers(gatherer: Gatherer) -> list[str]:
             "address) and --checkpoints (a job's directory); ftlayer inspect PATH reads one that no program has open"
         )
     return there
+
+
+def place_of(gatherer: Gatherer, vertex: str) -> str:
+    """Return what a vertex is called, and where its store is, or its address."""
+    view = next(view for view in gatherer.views() if view.vertex == vertex)
+    return f"{vertex} ({view.path or shown_url(view.address)})"
 
 
 def warn_of_killed(views: Iterable[VertexView]) -> None:
@@ -153,16 +160,26 @@ def print_listing(
     console: Console, listing: RecordListing, names: JobNames, now_ms: int, total: int, *, wide: bool = False
 ) -> None:
     """Print records, and how many there are; ``total`` is of all, whatever the filter says. ``wide``: in full."""
+    several = len({record.vertex for record in listing.records}) > 1
     for record in listing.records:
-        print_listed(console, record, names, now_ms, wide=wide)
+        print_listed(console, record, names, now_ms, wide=wide, several=several)
     console.print(_said(listing, total), soft_wrap=True)
 
 
 def print_listed(
-    console: Console, record: FoundRecords, names: JobNames, now_ms: int, *, wide: bool = False
+    console: Console,
+    record: FoundRecords,
+    names: JobNames,
+    now_ms: int,
+    *,
+    wide: bool = False,
+    several: bool = False,
 ) -> None:
-    """Print a record as lists have it: two or three lines, on a terminal cut to its width unless ``wide``."""
-    _print_head(console, record, names, now_ms)
+    """Print a record as lists have it: two or three lines, on a terminal cut to its width unless ``wide``.
+
+    With ``several`` vertices its one is named.
+    """
+    _print_head(console, record, names, now_ms, several=several)
     info = record.info
     if info.reason:
         where = f"(in {info.operator}) " if info.operator else ""
@@ -181,12 +198,15 @@ def _said(listing: RecordListing, total: int) -> str:
     )
 
 
-def _print_head(console: Console, record: FoundRecords, names: JobNames, now_ms: int) -> None:
+def _print_head(
+    console: Console, record: FoundRecords, names: JobNames, now_ms: int, *, several: bool
+) -> None:
     from ftlayer.monitor.facts import record_stream
     from ftlayer.monitor.names import spoken
 
     info = record.info
-    parts = [info.key.hex(), record_stream(record.vertex, info, names), f"attempt {info.attempt}"]
+    stream = record_stream(record.vertex, info, names)
+    parts = [info.key.hex(), *((record.vertex,) if several else ()), stream, f"attempt {info.attempt}"]
     since_ms = _failed_ms(record) or info.registered_ms
     if since_ms:
         parts.append(f"{spoken(now_ms - since_ms)} ago")
@@ -246,9 +266,14 @@ def payload_text(info: RecordInfo, longest: int | None = None) -> str:
 def table_of_groups(groups: list[LetterGroup], names: JobNames, now_ms: int) -> Any:
     from ftlayer.monitor.names import spoken
 
-    table = new_table("count", "stream", "operator", "last", "reason", numbers=("count",), cut="reason")
+    vertex = ("vertex",) if len({group.vertex for group in groups}) > 1 else ()
+    table = new_table(
+        "count", *vertex, "stream", "operator", "last", "reason", numbers=("count",), cut="reason"
+    )
     for group in groups:
         stream = names.stream(group.vertex, group.stream)
         last = f"{spoken(now_ms - group.last_seen_ms)} ago"
-        table.add_row(f"{group.count:,}", stream, group.operator, last, group.kind)
+        table.add_row(
+            f"{group.count:,}", *((group.vertex,) if vertex else ()), stream, group.operator, last, group.kind
+        )
     return table

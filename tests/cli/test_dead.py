@@ -183,12 +183,42 @@ def test_a_selection_is_changed_after_a_question(letters: Letters) -> None:
     letters.make([1.5, 2.5, 30.5])
     chosen = ("--where", "record.price > 2")
     code, output = letters.run("dead", "requeue", *chosen, answer="n\n")
-    assert (code, "Requeue 2 dead letters?" in output, len(letters.found())) == (1, True, 3)
+    asked = f"Requeue 2 dead letters of clean-orders/orders in ft ({letters.store})?"
+    assert (code, asked in output, len(letters.found())) == (1, True, 3)
     code, output = letters.run("dead", "requeue", *chosen, answer="y\n")
     assert (code, output.splitlines()[-1], len(letters.found())) == (0, "requeued 2 of 2", 1)
     assert letters.json("dead", "purge", "--all", "--yes") == {"action": "purge", "asked": 1, "changed": 1}
     assert letters.run("dead", "purge", "--all") == (0, "purged 0 of 0\n")
     assert letters.run("dead", "purge", "--all", *chosen)[0] == 2
+
+
+@pytest.mark.parametrize("command", ["requeue", "purge"])
+def test_a_change_is_done_on_one_vertex(letters: Letters, tmp_path: Path, command: str) -> None:
+    letters.make([1.5])
+    other = tmp_path / "other"
+    with EmbeddedVertex(VertexOptions(other, max_store_bytes=1 << 26)) as second, second.client() as client:
+        elsewhere = Letters(other, client)
+        (key, _) = elsewhere.make([2.5, 3.5], "trim", "topology/in")
+        for chosen in (("--all",), ("--where", "age < 1h")):
+            for sure in ("--yes", "--dry-run"):
+                code, output = letters.run("dead", command, *chosen, sure, "--vertex", other)
+                assert (code, "2 vertices are meant" in output) == (2, True), output
+                assert f"ft ({letters.store}) has 1; other ({other}) has 2" in output
+        output = letters.run("dead", "list", "--vertex", other)[1]
+        assert f"{key}  other  topology/in" in output
+        assert letters.run("dead", "group", "--vertex", other)[1].splitlines()[1].split()[:2] == [
+            "2",
+            "other",
+        ]
+        assert letters.run("dead", command, key, "--yes", "--vertex", other)[1].endswith("1 of 1\n")
+        stream = ("--where", "stream = topology/in and operator = trim")
+        assert elsewhere.run("dead", command, *stream, "--vertex", letters.store, "--yes")[0] == 2, (
+            "both have it"
+        )
+        assert letters.run("dead", command, "--where", "stream = clean-orders", "--yes")[1].endswith(
+            "1 of 1\n"
+        )
+        assert (len(letters.found()), len(elsewhere.found())) == (0, 1)
 
 
 def test_letters_are_exported_as_lines_and_as_parquet(letters: Letters, tmp_path: Path) -> None:
