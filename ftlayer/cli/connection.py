@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -43,6 +44,12 @@ RootCerts = Annotated[Path | None, typer.Option(help="PEM of the certificate to 
 ClientPem = Annotated[
     Path | None, typer.Option(help="PEM of a certificate and its key, for a vertex with --tls-client-ca.")
 ]
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH", help="The store of a program that has ended: it is opened for this command."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: times in UTC, durations in seconds.")]
 
 
@@ -67,6 +74,7 @@ class Asking:
     token_file: Path | None
     root_certs: Path | None
     client_pem: Path | None
+    store: Path | None
     as_json: bool
 
     @contextmanager
@@ -93,15 +101,16 @@ class Asking:
 
         stored = tuple(StoredReports(url, key) for url in checkpoints)
         sources: tuple[VertexSource, ...] = ()
-        if not (stored and only_there and not self.vertex):
-            sources = self._sources(shows_killed=shows_killed, may_be_none=bool(stored))
+        is_named = bool(self.vertex or self.store)
 
         def look() -> tuple[VertexSource | StoredReports, ...]:
             return (*(_sources_now() if follows else sources), *stored)
 
-        follows = follow and not self.vertex and self.token_file is None
+        follows = follow and not is_named and self.token_file is None
         gatherer = Gatherer(look, label="cli", deadline_ms=DEADLINE_MS)
-        try:
+        with _opened(self.store), contextlib.closing(gatherer):
+            if is_named or not (stored and only_there):
+                sources = self._sources(shows_killed=shows_killed, may_be_none=bool(stored))
             views = gatherer.gather()
             errors = [error for view in views if (error := gatherer.error(view.vertex)) is not None]
             if errors and not any(view.is_up or (view.is_killed and shows_killed) for view in views):
@@ -110,15 +119,13 @@ class Asking:
                 if not view.is_up and not view.is_killed:
                     warn(f"vertex {view.vertex} gives no answer: {view.failure}")
             yield gatherer
-        finally:
-            gatherer.close()
 
     def _sources(self, *, shows_killed: bool, may_be_none: bool) -> tuple[VertexSource, ...]:
         from ftlayer.config import TCP_LISTEN
         from ftlayer.monitor.sources import sources_given, sources_here
         from ftlayer.vertex.service.access import served_here
 
-        places = list(self.vertex or ())
+        places = [*(self.vertex or ()), *([] if self.store is None else [str(self.store)])]
         if not places and self.token_file is None:
             found = sources_here()
             for sentence in found.left_out:
@@ -141,6 +148,26 @@ class Asking:
         )
 
 
+@contextmanager
+def _opened(store: Path | None) -> Iterator[None]:
+    """Serve the store of a program that has ended, under its lock, for as long as the block runs."""
+    if store is None:
+        yield
+        return
+    from ftlayer.cli.offline import inspect_store, shard_paths
+    from ftlayer.config import VertexOptions
+    from ftlayer.vertex.service.embedded import EmbeddedVertex
+
+    reports = [inspect_store(shard) for shard in shard_paths(store)]
+    if any(report.holder is not None or report.path == store for report in reports):
+        raise ConfigError(
+            f"--store: {store} is open in a program, or a part of a store: name a program's by --vertex"
+        )
+    most = max(VertexOptions.max_store_bytes, sum(report.max_bytes for report in reports))
+    with EmbeddedVertex(VertexOptions(store, shards=len(reports), max_store_bytes=most)):
+        yield
+
+
 def _sources_now() -> tuple[VertexSource, ...]:
     from ftlayer.monitor.sources import sources_here
 
@@ -153,6 +180,7 @@ def _options(
     token_file: TokenFile = None,
     root_certs: RootCerts = None,
     client_pem: ClientPem = None,
+    store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Name what `asking` adds to a command."""

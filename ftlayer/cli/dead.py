@@ -341,8 +341,8 @@ def _of_one(gatherer: Gatherer, selections: list[Selection], names: JobNames) ->
         counts = {view.vertex: int(view.stats.get("dead_letters", 0)) for view in gatherer.views()}
         there = "; ".join(f"{place_of(gatherer, each.vertex)} has {counts[each.vertex]:,}" for each in meant)
         raise ConfigError(
-            f"{len(meant)} vertices are meant, and letters are changed on one: say which by --vertex, or name the job by "
-            f"--where 'stream = NAME'. {there}"
+            f"{len(meant)} vertices are meant, and letters are changed on one: say which by --vertex, or name the job "
+            f"by --where 'stream = NAME'. {there}"
         )
     return meant
 

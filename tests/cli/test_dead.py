@@ -48,6 +48,12 @@ def vertex(store: Path) -> Iterator[EmbeddedVertex]:
         yield started
 
 
+def run(*arguments: object, answer: str | None = None) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*map(str, arguments)], input=answer)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
 class Letters:
     """Dead letters of a query that people call clean-orders, and the commands about them."""
 
@@ -83,11 +89,7 @@ class Letters:
 
     def run(self, *arguments: object, answer: str | None = None) -> tuple[int, str]:
         """Run ``ftlayer`` for this vertex; return its exit code and what it printed."""
-        result = CliRunner(env={"COLUMNS": "80"}).invoke(
-            app, [*map(str, arguments), "--vertex", str(self.store)], input=answer
-        )
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.output
+        return run(*arguments, "--vertex", self.store, answer=answer)
 
     def json(self, *arguments: object) -> Any:
         """Run ``ftlayer … --json``; return what it printed."""
@@ -331,3 +333,25 @@ def test_changes_are_in_the_audit_log_with_who_made_them(letters: Letters) -> No
     assert isinstance(page, calls.AuditPage)
     latest = page.entries[0]
     assert (latest.what, latest.count, latest.who) == ("purge", 1, user_name())
+
+
+def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(tmp_path: Path) -> None:
+    store = tmp_path / "ended"
+    with (
+        EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)) as vertex,
+        vertex.client() as client,
+    ):
+        made = Letters(store, client)
+        first, _ = made.make([1.5, 2.5, 3.5])
+        code, output = run("dead", "requeue", "--all", "--yes", "--store", store)
+        assert (code, "is open in a program" in output) == (2, True), output
+    assert run("dead", "edit", first, "--set", "price=7", "--store", store) == (
+        0,
+        "edited and requeued 1 of 1\n",
+    )
+    assert run("dead", "requeue", "--all", "--yes", "--store", store) == (0, "requeued 1 of 1\n")
+    streams = json.loads(run("pending", "--json", "--store", store)[1])
+    assert [(stream["waiting"], stream["dead"]) for stream in streams if stream["waiting"]] == [(2, 0)]
+    code, output = run("dead", "list", "--store", tmp_path)
+    assert (code, "holds no store of a vertex" in output) == (1, True), output
+    assert not list(tmp_path.glob("vertex*")), "nothing is made where no store is"
