@@ -342,7 +342,7 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(tmp_path:
         vertex.client() as client,
     ):
         made = Letters(store, client)
-        first, _ = made.make([1.5, 2.5, 3.5])
+        first, _ = made.make([1.5, 3.5])
         code, output = run("dead", "requeue", "--all", "--yes", "--store", store)
         assert (code, "is open in a program" in output) == (2, True), output
     assert run("dead", "edit", first, "--set", "price=7", "--store", store) == (
