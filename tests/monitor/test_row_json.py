@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.row_json import json_of_row, row_of_json
+from ftlayer.monitor.row_json import json_of_row, row_of_json, value_of_text
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -124,6 +124,20 @@ GOOD: dict[str, Any] = {
 }
 
 
+def test_bytes_that_are_text_are_shown_as_text() -> None:
+    kind = pa.binary()
+    for data, shown in (
+        (b'{"a": "\xc3\xa9"}\n', '{"a": "é"}\n'),
+        (b"", ""),
+        (b"\x1b[0m", {"base64": "G1swbQ=="}),
+    ):
+        assert json_of_row(pa.record_batch({"raw": pa.array([data], kind)})) == {"raw": shown}
+        schema = pa.schema({"raw": kind})
+        assert row_of_json({"raw": shown}, schema)["raw"].to_pylist() == [data]
+        meant = value_of_text(shown if isinstance(shown, str) else json.dumps(shown), "raw", schema)
+        assert row_of_json({"raw": meant}, schema)["raw"].to_pylist() == [data]
+
+
 def test_values_are_read_by_their_types() -> None:
     row = row_of_json(GOOD, SCHEMA)
     assert json_of_row(row) == GOOD | {"at": "2026-01-31T11:00:00.250000Z", "small": 1.0}
@@ -151,7 +165,8 @@ def test_values_are_read_by_their_types() -> None:
         ({"tags": [1]}, "'tags' (list<item: string>): expected text, got 1"),
         ({"small": 1e39}, "'small' (float): 1e+39 is not a float"),
         ({"small": (1 << 60) + 1}, "'small'"),
-        ({"raw": "text"}, "'raw' (binary): expected bytes as"),
+        ({"raw": 7}, "'raw' (binary): expected text, or bytes as"),
+        ({"raw": "\ud800"}, "'raw' (binary): '\\ud800' is no text"),
         ({"raw": {"base64": "!"}}, "'raw' (binary): no Base64"),
         ({"day": "31.1.2026"}, "'day' (date32[day]): expected a date like '2026-01-31'"),
         ({"who": {"name": None}}, "'who' (struct<name: string not null>): 'name' may not be null"),

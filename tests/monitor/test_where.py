@@ -17,6 +17,7 @@ NOW_MS = 1_800_000_000_000
 RECORD: dict[str, Any] = {
     "price": 12.5,
     "text": "12,5",
+    "bytes": b'{"at": "caf\xc3\xa9"}',
     "count": "17",
     "on": True,
     "none": None,
@@ -70,6 +71,7 @@ def matches(made: Any, text: str, **fields: Any) -> bool:
         "record.count = 17.0",
         'record.count = "17"',
         "record.text > 11 or record.text = 12,5",
+        'record.bytes ~ "café"',
         'record.text < "2"',
         "record.on = true",
         "record.none = null and record.gone = null and record.who.gone = null and record.price.gone = null",

@@ -6,7 +6,7 @@ Arrow type                             JSON
 boolean, integers, floats              ``true``, a number; ``"NaN"``, ``"Infinity"``, ``"-Infinity"``
 decimal                                text: ``"12.50"`` (a number is taken too)
 string                                 text; what is not UTF-8 as bytes
-binary                                 ``{"base64": "…"}``
+binary                                 text, if it is UTF-8 without control characters; ``{"base64": "…"}``
 timestamp, date, time                  ISO 8601, with a zone in UTC (``…Z``); what no calendar has: a whole number
 duration                               a whole number of the type's unit
 list                                   an array

@@ -222,12 +222,17 @@ def _decimal(value: Any) -> Decimal:
 
 
 def _bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise UnfitError(f"{shown(value)} is no text that UTF-8 has bytes for") from None
     if isinstance(value, Mapping) and set(value) == {BASE64} and isinstance(value[BASE64], str):
         try:
             return base64.b64decode(value[BASE64], validate=True)
         except (binascii.Error, ValueError) as error:
             raise UnfitError(f"no Base64: {error}") from None
-    raise UnfitError(f'expected bytes as {{"{BASE64}": "…"}}, got {shown(value)}')
+    raise UnfitError(f'expected text, or bytes as {{"{BASE64}": "…"}}, got {shown(value)}')
 
 
 def _timestamp(value: Any, kind: pa.TimestampType) -> int:
@@ -305,18 +310,23 @@ def row_of_json(values: object, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def value_of_text(text: str, name: str, schema: pa.Schema) -> Any:
-    """Return what a person means by ``text`` as a value of a column: itself for a string, else as JSON has it.
+    """Return what a person means by ``text`` as a value of a column: itself for text and bytes, else as JSON has it.
 
     What is no JSON is text too, so that times and numbers of decimals need no quotes. `ConfigError` for a column that
     is none.
     """
     _check_named(name, schema)
-    if is_string(schema.field(name).type):
+    kind = schema.field(name).type
+    if is_string(kind):
         return text
     try:
-        return json.loads(text, parse_float=str if pa.types.is_decimal(schema.field(name).type) else None)
+        value = json.loads(text, parse_float=str if pa.types.is_decimal(kind) else None)
     except ValueError:
         return text
+    is_text = (
+        is_binary(kind) and value is not None and not (isinstance(value, dict) and set(value) == {BASE64})
+    )
+    return text if is_text else value
 
 
 def _check_named(name: str, schema: pa.Schema) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,6 +20,9 @@ BASE64 = "base64"
 IN_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 DAY_S = 86_400
 EPOCH = datetime(1970, 1, 1)
+
+# What text has none of, beside tabs and ends of lines.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class UnfitError(Exception):
@@ -103,7 +108,11 @@ def _plain_float(value: float) -> float | str:
     return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _plain_bytes(value: bytes) -> dict[str, str]:
+def _plain_bytes(value: bytes) -> str | dict[str, str]:
+    with contextlib.suppress(UnicodeDecodeError):
+        text = value.decode()
+        if not _CONTROLS.search(text):
+            return text
     return {BASE64: base64.b64encode(value).decode("ascii")}
 
 
