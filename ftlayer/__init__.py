@@ -15,7 +15,10 @@ from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 if TYPE_CHECKING:
     from ftlayer.dead_letters.letter import DeadLetter
-    from ftlayer.functions.aggregates.calls import Aggregate, count, max, mean, min, sum
+    from ftlayer.functions.aggregates.calls import Aggregate, count, mean
+    from ftlayer.functions.aggregates.calls import max as max
+    from ftlayer.functions.aggregates.calls import min as min
+    from ftlayer.functions.aggregates.calls import sum as sum
     from ftlayer.functions.context import Context
     from ftlayer.functions.current import CurrentRecord, current_record
     from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0.dev0"
 
+# Without max, min and sum: ``from ftlayer import *`` hides no built-in.
 __all__ = [
     "LAST_WATERMARK_MS",
     "Aggregate",
@@ -67,13 +71,10 @@ __all__ = [
     "TrackedQueryListener",
     "count",
     "current_record",
-    "max",
     "mean",
-    "min",
     "partitions",
     "session",
     "sliding",
-    "sum",
     "tumbling",
 ]
 
@@ -120,7 +121,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted({*__all__, *_MODULES, "__version__"})
 
 
 # A program makes its Spark session behind its imports; the Java of the extra `java` must be known by then.

@@ -1,12 +1,17 @@
-"""A class's name says which class it is: each stands once in the package."""
+"""A class's name says which class it is: each stands once in the package. And what users hold says what it is."""
 
 from __future__ import annotations
 
 import ast
+import builtins
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import ftlayer
+from ftlayer import CheckpointConfig, FTLayer, FTStatus, Job, JobState, StreamEnvironment
+from ftlayer.spark.query.supervisor import TrackedQuery
 
 PACKAGE = Path(ftlayer.__file__).parent
 IN_CHECKPOINTS = {"Piece"}
@@ -24,3 +29,30 @@ def test_public_classes_have_names_of_their_own() -> None:
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert {name: found for name, found in twice.items() if name not in IN_CHECKPOINTS} == {}
     assert set(twice) == IN_CHECKPOINTS
+
+
+def test_a_star_hides_no_built_in_name() -> None:
+    assert not set(ftlayer.__all__) & set(dir(builtins))
+    assert {"max", "min", "sum"} <= set(dir(ftlayer))
+
+
+def test_what_users_hold_says_name_mode_and_state() -> None:
+    spark = SimpleNamespace(conf={})
+    layer = FTLayer.embedded("state/ft")
+    assert repr(layer) == "FTLayer(embedded, 'state/ft', not started)"
+    env = StreamEnvironment(spark, layer, name="orders")
+    assert repr(env) == "StreamEnvironment('orders', acker mode)"
+    layer.close()
+    assert repr(layer) == "FTLayer(embedded, 'state/ft', closed)"
+    off = FTLayer.connect("grpc://127.0.0.1:7077", token="t" * 16, status=FTStatus.OFF)
+    assert repr(off) == "FTLayer(connected, grpc://127.0.0.1:7077, off)"
+    assert repr(StreamEnvironment(spark, off, name="orders")) == "StreamEnvironment('orders', untracked)"
+    barriers = StreamEnvironment(spark, checkpointing=CheckpointConfig(directory="state"), name="totals")
+    assert repr(barriers) == "StreamEnvironment('totals', barrier mode)"
+    stream = barriers.source([{"id": 1}], "id long", uid="ids")
+    assert repr(stream) == "DataStream('ids': id int64)"
+    assert repr(stream.key_by("id")) == "KeyedStream('ids': id int64)"
+    running: Any = SimpleNamespace(name="totals", state=JobState.RUNNING)
+    assert repr(Job(running)) == "Job('totals', running)"
+    query: Any = SimpleNamespace(name="clean", isActive=False, error=ValueError())
+    assert repr(TrackedQuery(query)) == "TrackedQuery('clean', failed)"

@@ -522,6 +522,11 @@ class StreamEnvironment:
         """The topology's name."""
         return self._builder.name
 
+    def __repr__(self) -> str:
+        tracked = "acker mode" if self._layer is not None and self._layer.enabled else "untracked"
+        mode = tracked if self._checkpointing is None else "barrier mode"
+        return f"StreamEnvironment({self.name!r}, {mode})"
+
     @known_options
     def source(
         self,

@@ -253,6 +253,9 @@ class FTLayer:
             limit=limit_of(max_failing, "FTLayer.connect"),
         )
 
+    def __repr__(self) -> str:
+        return repr(self._layer)
+
     def __enter__(self) -> FTLayer:
         self._layer.check_open()
         return self

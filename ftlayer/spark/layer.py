@@ -28,6 +28,7 @@ from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
 from ftlayer.functions.retry_rules import RetryRules
 from ftlayer.jobs.announcer import JobAnnouncer
 from ftlayer.notebook import tell, tell_anyway
+from ftlayer.printable import shown_url
 from ftlayer.spark.sessions import is_connect, stream_reader
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.calls.common import LONGEST_MS
@@ -137,6 +138,15 @@ class FTLayerEngine:
         self.strict = strict
         check_int(max_rows, "max_rows", least=1)
         self.max_rows = max_rows
+
+    def __repr__(self) -> str:
+        if self._vertex_options is not None:
+            where = f"embedded, {str(self._vertex_options.path)!r}"
+        else:
+            where = f"connected, {'' if self._client is None else shown_url(self._client.address)}"
+        started = "open" if self._client is not None else "not started"
+        state = "closed" if self._closed else started if self.enabled else "off"
+        return f"FTLayer({where}, {state})"
 
     @property
     def enabled(self) -> bool:

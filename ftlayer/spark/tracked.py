@@ -56,6 +56,12 @@ class TrackedStream:
         """For `FTLayer.source` and `FTLayer.resume`."""
         self._plan = plan
 
+    def __repr__(self) -> str:
+        source = self._plan.source
+        steps = f", {len(self._plan.steps)} steps" if self._plan.steps else ""
+        name = source.name or source.ingest or source.carrier
+        return f"TrackedStream({name!r}{steps}, {self.schema.simpleString()})"
+
     @property
     def schema(self) -> StructType:
         """The stream's columns."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ftlayer.checks import check_text, shown
 from ftlayer.errors import ConfigError
+from ftlayer.printable import shown_url
 
 MAX_PORT = (1 << 16) - 1
 
@@ -61,7 +62,9 @@ def parse_address(text: str, option: str) -> Address:
     if scheme == "grpc+unix":
         return Address(path=_checked_path(rest, option))
     if scheme not in ("grpc", "grpc+tcp", "grpc+tls"):
-        raise ConfigError(f"{option}: expected {FORMS}, got {shown(text)}")
+        raise ConfigError(
+            f"{option}: expected {FORMS}, got {shown(shown_url(text) if '@' in text else text)}"
+        )
     host, port = split_address(rest, option)
     return Address(host, port, tls=scheme == "grpc+tls")
 
@@ -83,6 +86,8 @@ def is_socket_path(path: str) -> bool:
 def split_address(address: str, option: str) -> tuple[str, int]:
     """Split ``"host:port"`` (``"[v6]:port"``); `ConfigError` naming ``option`` if it is not of this form."""
     check_text(address, option, "'host:port'")
+    if "@" in address:
+        raise ConfigError(f"{option}: an address has no user; the vertex's token is an option of its own")
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -301,7 +301,7 @@ def reference() -> str:
 
 def test_the_reference_has_every_exported_name() -> None:
     text = page("docs/reference/README.md")
-    for name in ftlayer.__all__:
+    for name in {*ftlayer.__all__, "max", "min", "sum"}:
         assert re.search(rf"\b{name}\b", text), name
         assert getattr(ftlayer, name) is not None
 

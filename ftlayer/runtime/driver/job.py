@@ -110,6 +110,9 @@ class Job:
         """
         return self._execution.status()
 
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, {self.state})"
+
     def _repr_html_(self) -> str:
         """Return the status as HTML, for notebooks."""
         return self.status()._repr_html_()

@@ -426,6 +426,10 @@ class TrackedQuery:
     def __init__(self, supervisor: QuerySupervisor) -> None:
         self._supervisor = supervisor
 
+    def __repr__(self) -> str:
+        state = "active" if self.isActive else "ended" if self.exception() is None else "failed"
+        return f"TrackedQuery({self.name!r}, {state})"
+
     # ------------------------------------------------------------ what Spark's own handle has
 
     @property

@@ -103,6 +103,10 @@ class DataStream:
         self._legs = legs
         self.schema = schema
 
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{field.name} {field.type}" for field in self.schema)
+        return f"{type(self).__name__}({self._described()}: {columns})"
+
     # ------------------------------------------------------------ functions
 
     @takes_options(RatedOptions)
