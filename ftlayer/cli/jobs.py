@@ -13,11 +13,13 @@ from ftlayer.cli.printing import (
     PrintedLine,
     new_table,
     print_json,
+    print_line,
     print_parts,
     rate_text,
     size_text,
     time_text,
 )
+from ftlayer.errors import ConfigError
 from ftlayer.printable import printing_console
 
 if TYPE_CHECKING:
@@ -32,13 +34,20 @@ SHOWN = 10
 
 _COLOURS = {"ok": "green", "look here": "yellow", "broken": "red"}
 
+FORGET = "forget"
+
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="A topology's or query's name.")]
 
 
 @asking
 def jobs(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show this topology or query in full.")
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME] | forget [NAME...]",
+            help="Show this topology or query in full. Or forget programs that were killed: those that were started in "
+            "this directory, or those of these vertices.",
+        ),
     ] = None,
     *,
     checkpoints: Annotated[
@@ -54,22 +63,49 @@ def jobs(
     from ftlayer.monitor.facts import job_facts, overview_facts
     from ftlayer.monitor.names import JobNames
 
+    if names and names[0] == FORGET:
+        _forget(names[1:], as_json=asking.as_json)
+        return
+    if names and len(names) > 1:
+        raise ConfigError(f"jobs: name one, or say `ftlayer jobs {FORGET} NAME...`")
+    name = names[0] if names else None
     with asking.gatherer(shows_killed=name is None, checkpoints=checkpoints or ()) as gatherer:
         views = gatherer.views()
-        names = JobNames(views)
+        called = JobNames(views)
         if name is None:
             if asking.as_json:
-                print_json(overview_facts(views, names))
+                print_json(overview_facts(views, called))
             else:
-                print_parts(printing_console(), overview_parts(views, names))
+                print_parts(printing_console(), overview_parts(views, called))
             return
-        key = names.find(name)
+        key = called.find(name)
         job, hour = gatherer.job(key.vertex, key.owner), gatherer.hour(key.vertex, key.owner)
     view = next(view for view in views if view.vertex == key.vertex)
     if asking.as_json:
-        print_json(job_facts(view, job, names, hour=hour))
+        print_json(job_facts(view, job, called, hour=hour))
     else:
-        print_parts(printing_console(), job_parts(view, job, names, hour))
+        print_parts(printing_console(), job_parts(view, job, called, hour))
+
+
+def _forget(names: list[str], *, as_json: bool) -> None:
+    """Forget programs that were killed: those of this directory, or those that are named."""
+    from ftlayer.monitor.sources import sources_here
+
+    found = sources_here()
+    known = (*found.killed, *found.elsewhere)
+    for name in names:
+        if all(name not in (source.name, source.path) for source in known):
+            there = ", ".join(sorted(source.name for source in known)) or "none"
+            raise ConfigError(f"no program that was killed has the vertex {name!r}; there are: {there}")
+    chosen = found.killed if not names else [each for each in known if {each.name, each.path} & set(names)]
+    for source in chosen:
+        source.forget()
+    if as_json:
+        print_json([{"vertex": source.name, "path": source.path, "pid": source.pid} for source in chosen])
+        return
+    for source in chosen:
+        kept = f"; its store {source.path} stays" if source.path else ""
+        print_line(printing_console(), f"forgot {source.name}, whose process {source.pid} was killed{kept}")
 
 
 # ---------------------------------------------------------------- all

@@ -517,9 +517,13 @@ class Gatherer:
         return self.views()
 
     def views(self) -> tuple[VertexView, ...]:
-        """Return what is remembered, by name; asks nothing. What runs is not among what was stored last."""
+        """Return what is remembered, by name; asks nothing. What has ended comes last.
+
+        What runs is not among what was stored last.
+        """
         with self._lock:
             views = [self._vertices[name].view for name in sorted(self._vertices)]
+        views.sort(key=lambda view: view.is_gone or view.is_killed)
         there = {each.job.run for view in views if not view.is_stored for each in view.jobs}
         return tuple(
             replace(view, jobs=tuple(each for each in view.jobs if each.job.run not in there))

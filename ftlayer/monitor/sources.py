@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.transport.address import parse_address
-from ftlayer.transport.sockets import socket_directories
+from ftlayer.transport.sockets import remove_left, socket_directories
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.access import (
     ACCESS_FILE,
@@ -18,6 +18,7 @@ from ftlayer.vertex.service.access import (
     is_process,
     read_access,
     served_here,
+    working_directory,
 )
 
 DEADLINE_MS = 10_000
@@ -35,6 +36,7 @@ class VertexSource:
         path: the directory of its store, "" where that is not known: then it is known by its address.
         file: the access file that it is known by, "" for an address.
         pid: the driver that serves it, 0 where that is not known.
+        directory: where that was started, "" where that is not known.
     """
 
     name: str
@@ -45,6 +47,7 @@ class VertexSource:
     path: str = ""
     file: str = ""
     pid: int = 0
+    directory: str = ""
 
     @property
     def identity(self) -> str:
@@ -70,6 +73,14 @@ class VertexSource:
             f"process {self.pid}, which served it, was killed: start the program again{inspect}"
         )
 
+    def forget(self) -> None:
+        """Remove what tools find its driver by, where that was killed; its store stays."""
+        if self.killed is not None:
+            for directory in socket_directories():
+                if (directory / FOUND_ACCESS_FILE).resolve() == Path(self.file):
+                    remove_left(directory)
+            Path(self.file).unlink(missing_ok=True)
+
     def client(self, label: str) -> VertexClient:
         """Return a client of it; connects with the first call. Raises `ConfigError` for certificates that are none."""
         return VertexClient(
@@ -88,12 +99,15 @@ class FoundSources:
 
     Attributes:
         sources: those whose driver is there.
-        killed: those whose driver was killed, until another program of this user sweeps up behind it.
+        killed: those whose driver was killed, until another program of this user sweeps up behind it: of drivers that
+            were started in the directory that is looked from, or above or below it.
+        elsewhere: the same of other directories, which are of other projects.
         left_out: of each access file that is none a sentence that says why.
     """
 
     sources: tuple[VertexSource, ...]
     killed: tuple[VertexSource, ...] = ()
+    elsewhere: tuple[VertexSource, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
@@ -140,7 +154,14 @@ def sources_here() -> FoundSources:
         found[source.identity] = source
     killed = tuple(source for source in found.values() if source.killed is not None)
     there = tuple(source for source in found.values() if source not in killed)
-    return FoundSources(there, killed, tuple(left_out))
+    here = Path(working_directory())
+    of_here = tuple(source for source in killed if _is_near(here, Path(source.directory)))
+    elsewhere = tuple(source for source in killed if source not in of_here)
+    return FoundSources(there, of_here, elsewhere, tuple(left_out))
+
+
+def _is_near(here: Path, there: Path) -> bool:
+    return here.is_relative_to(there) or there.is_relative_to(here)
 
 
 def _at_address(address: str, token: str, root_certs: bytes | None, client_pem: bytes | None) -> VertexSource:
@@ -181,6 +202,7 @@ def _of_file(file: Path) -> VertexSource:
         str(file.parent) if is_store else "",
         str(file),
         access.pid,
+        access.directory,
     )
 
 

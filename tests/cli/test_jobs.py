@@ -234,6 +234,31 @@ def test_what_a_killed_driver_has_left_is_broken_and_told_by_jobs_alone(killed: 
     assert f"of left, process {GONE_PID}, which served it, was killed" in errors
 
 
+def test_programs_that_were_killed_are_forgotten(killed: Path) -> None:
+    code, output, _ = ftlayer("jobs", "forget", "other")
+    assert (code, output) == (2, "")
+    assert ftlayer("jobs", "forget") == (
+        0,
+        f"forgot left, whose process {GONE_PID} was killed; its store {killed} stays\n",
+        "",
+    )
+    assert killed.is_dir()
+    code, _, errors = ftlayer("jobs")
+    assert (code, "no program of yours serves a vertex" in errors) == (2, True)
+    assert ftlayer("jobs", "forget") == (0, "", "")
+
+
+def test_programs_of_other_projects_that_were_killed_are_shown_to_nobody_who_has_not_asked(
+    killed: Path, tmp_path: Path
+) -> None:
+    access = AccessFile("grpc+unix:///tmp/x/vertex", "t" * 43, None, None, GONE_PID, str(tmp_path / "other"))
+    write_access(killed / ACCESS_FILE, access)
+    code, output, errors = ftlayer("jobs")
+    assert (code, output, str(GONE_PID) in errors) == (2, "", False)
+    assert ftlayer("jobs", "forget") == (0, "", "")
+    assert json.loads(ftlayer("jobs", "forget", "left", "--json")[1])[0]["pid"] == GONE_PID
+
+
 def test_beside_others_a_killed_store_is_told_of_where_nothing_was_found(
     vertex: EmbeddedVertex, store: Path, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

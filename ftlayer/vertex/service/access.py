@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,17 @@ NEW_ACCESS_FILE = "vertex.access.new"
 """What `ACCESS_FILE` is called until all of it is there."""
 
 
+def working_directory() -> str:
+    """Return this process's, "" where that is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class AccessFile:
-    """What a client needs to connect, and ``pid``, the driver whose end is the server's end.
+    """What a client needs to connect, and ``pid``, the driver whose end is the server's end, and its ``directory``.
 
     ``root_certs`` and ``client_pem`` are PEM, None where the server speaks no TLS.
     """
@@ -40,6 +48,7 @@ class AccessFile:
     root_certs: bytes | None
     client_pem: bytes | None
     pid: int
+    directory: str = field(default_factory=working_directory)
 
 
 def write_access(path: Path, access: AccessFile) -> None:
@@ -120,6 +129,7 @@ def _to_json(access: AccessFile) -> str:
             "root_certs": _to_text(access.root_certs),
             "client_pem": _to_text(access.client_pem),
             "pid": access.pid,
+            "directory": access.directory,
         }
     )
 
@@ -132,7 +142,8 @@ def _of_json(content: bytes, path: Path) -> AccessFile:
             raise TypeError("address and token are text, and pid is a number above 0")
         parse_address(address, "address")
         check_token(token)
-        return AccessFile(address, token, _of_text(values["root_certs"]), _of_text(values["client_pem"]), pid)
+        certs, pem = _of_text(values["root_certs"]), _of_text(values["client_pem"])
+        return AccessFile(address, token, certs, pem, pid, str(values.get("directory", "")))
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise ConfigError(f"access file: {path} is none ({described(error)})") from error
 
