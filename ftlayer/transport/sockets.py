@@ -194,10 +194,10 @@ class SocketDirectory:
         ``without`` says there what that leads to.
         """
         reasons = []
-        for parent in dict.fromkeys([tempfile.gettempdir(), FALLBACK]):
+        for parent, prefix in _places():
             try:
                 _sweep(Path(parent))
-                return cls._made_in(parent)
+                return cls._made_in(parent, prefix)
             except OSError as error:
                 reasons.append(f"{parent}: {error.strerror or error}")
         logger.warning(
@@ -215,8 +215,8 @@ class SocketDirectory:
         self._removal()
 
     @classmethod
-    def _made_in(cls, parent: str) -> SocketDirectory:
-        path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    def _made_in(cls, parent: str, prefix: str) -> SocketDirectory:
+        path = tempfile.mkdtemp(prefix=prefix, dir=parent)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         made = cls(path, lock)
         try:
@@ -229,14 +229,23 @@ class SocketDirectory:
 
 
 def socket_directories() -> tuple[Path, ...]:
-    """Return those that processes of this user have made and that no other user can enter, by name.
+    """Return those that processes of this user with this temporary directory have made, and no other user can enter.
 
-    What a killed process has left is among them until another one removes it.
+    By name. What a killed process has left is among them until another one removes it.
     """
-    parents = dict.fromkeys(Path(parent).resolve() for parent in (tempfile.gettempdir(), FALLBACK))
     return tuple(
-        path for parent in parents for path in sorted(parent.glob(f"{_PREFIX}*")) if is_private(path)
+        path
+        for parent, prefix in _places()
+        for path in sorted(Path(parent).glob(f"{prefix}*"))
+        if "-" not in path.name.removeprefix(prefix) and is_private(path)
     )
+
+
+def _places() -> list[tuple[str, str]]:
+    """Return where directories are made, and what their names begin with there: a mark of the temporary directory."""
+    own = os.path.realpath(tempfile.gettempdir())
+    mark = hashlib.sha256(os.fsencode(own)).hexdigest()[:8]
+    return [(own, _PREFIX), *([] if own == os.path.realpath(FALLBACK) else [(FALLBACK, f"{_PREFIX}{mark}-")])]
 
 
 def bounded_http(base: Any, most: int, door: Door | None, *, bodies: bool = False) -> type[Any]:

@@ -22,7 +22,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.monitor.sources import sources_given
 from ftlayer.transport import sockets as sockets_module
 from ftlayer.transport.address import parse_address
-from ftlayer.transport.sockets import SocketDirectory, check_socket_free
+from ftlayer.transport.sockets import SocketDirectory, check_socket_free, socket_directories
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.access import ACCESS_FILE, FOUND_ACCESS_FILE, link_access
 from ftlayer.vertex.service.embedded import EmbeddedVertex
@@ -111,6 +111,10 @@ def test_where_the_temporary_directory_has_a_long_path_it_is_elsewhere(
     directory = SocketDirectory.make()
     assert directory is not None
     assert directory.path.startswith("/tmp/")
+    assert socket_directories() == (Path(directory.path),)
+    for other in (tmp_path, Path("/tmp")):
+        monkeypatch.setattr(tempfile, "tempdir", str(other))
+        assert Path(directory.path) not in socket_directories(), "it is of another temporary directory"
     directory.remove()
     directory.remove()
     assert not Path(directory.path).exists()
