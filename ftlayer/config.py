@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 from ftlayer.checks import (
     LONGEST_MS,
@@ -54,7 +54,7 @@ class VertexOptions:
     """How a vertex stores records, and where.
 
     Attributes:
-        path: the store's directory; made (mode 0700) if it is missing, its parent is not.
+        path: the store's directory; made (mode 0700) if it is missing, with its parents.
         shards: number of shards, a power of two up to 256; fixed when the store is made.
         durability: when a call's changes outlive the machine. ``"batch"``: before the call is answered;
             a duration (``"100ms"``): within that time; ``"none"``: when the system writes them. They outlive
@@ -107,6 +107,20 @@ class VertexOptions:
         if self.metrics_port is not None:
             check_int(self.metrics_port, "metrics_port", least=0, most=MAX_PORT)
         check_endpoint(self.otlp_endpoint, "otlp_endpoint")
+
+
+class VertexKeywords(TypedDict, total=False):
+    """The fields of `VertexOptions` behind its path, as keywords."""
+
+    shards: int
+    durability: str
+    max_store_bytes: int
+    persist_timeout_ms: int
+    max_message_bytes: int
+    tracker: Literal["table", "exact"]
+    timeout_buckets: int
+    metrics_port: int | None
+    otlp_endpoint: str | None
 
 
 @known_options

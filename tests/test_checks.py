@@ -317,3 +317,9 @@ def test_members_of_enums_and_paths() -> None:
     assert config.VertexOptions(Path("x")).path == Path("x")
     assert checks.member("on", "status", ftlayer.FTStatus) is ftlayer.FTStatus.ON
     assert issubclass(ftlayer.FTStatus, enum.Enum)
+
+
+def test_the_vertex_keywords_are_its_options() -> None:
+    hints = typing.get_type_hints(config.VertexOptions)
+    del hints["path"]
+    assert typing.get_type_hints(config.VertexKeywords) == hints

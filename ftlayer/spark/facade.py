@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ftlayer.backoff import BACKOFF
 from ftlayer.checks import Duration, check_bool, check_int, check_known, known_options, shown
 from ftlayer.circuit import Limit, limit_of
-from ftlayer.config import FTStatus, VertexOptions
+from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
 from ftlayer.dead_letters.letter import DeadLetter, json_text, shown_record
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
@@ -167,7 +167,7 @@ class FTLayer:
         dead_on: Errors | None = None,
         on_dead: Callable[[DeadLetter], object] | None = None,
         max_failing: str | int | None = None,
-        **vertex: Any,
+        **vertex: Unpack[VertexKeywords],
     ) -> FTLayer:
         """Keep the vertex as a child process of this driver, with its store in ``path``.
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftlayer.backoff import check_pauses, pauses_of
@@ -166,7 +165,6 @@ class FTLayerEngine:
         if self._client is None:
             assert self._vertex_options is not None
             self._place_by_active_session()
-            Path(self._vertex_options.path).absolute().parent.mkdir(parents=True, exist_ok=True)
             self._embedded = EmbeddedVertex(self._vertex_options, host=self._host)
             began = time.monotonic()
             self._embedded.start()

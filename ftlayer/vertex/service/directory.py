@@ -59,7 +59,7 @@ def prepare_vertex(path: Path) -> None:
     Raises `StorePathError`.
     """
     try:
-        path.mkdir(mode=MODE, exist_ok=True)
+        path.mkdir(mode=MODE, parents=True, exist_ok=True)
         if not (path / DESCRIPTION).exists():
             shards = {shard.name for shard in path.glob("shard-*")}
             own = {_NEW_DESCRIPTION, ROUTES, LOG_FILE, ACCESS_FILE, NEW_ACCESS_FILE, SOCKET, _LOST_AND_FOUND}
