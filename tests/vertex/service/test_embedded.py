@@ -151,11 +151,10 @@ def test_off_loopback_it_has_a_certificate_of_its_own(
 
 
 def test_what_is_wrong_with_the_store_is_raised(tmp_path: Path) -> None:
-    with pytest.raises(StorePathError):
-        EmbeddedVertex(VertexOptions(tmp_path / "missing" / "vertex")).start()
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorePathError):
-        EmbeddedVertex(VertexOptions(tmp_path / "file")).start()
+    for path in (tmp_path / "file", tmp_path / "file" / "vertex"):
+        with pytest.raises(StorePathError):
+            EmbeddedVertex(VertexOptions(path)).start()
     (tmp_path / "held").mkdir()
     store = LmdbStore.open(tmp_path / "held" / "shard-000", max_store_bytes=8 << 20)
     with pytest.raises(StoreLockedError):
@@ -183,7 +182,7 @@ def test_a_vertex_that_dies_again_and_again_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded_module, "MAX_RESTARTS", 2)
-    with EmbeddedVertex(VertexOptions(tmp_path / "vertex")) as vertex:
+    with EmbeddedVertex(VertexOptions(tmp_path / "missing" / "vertex")) as vertex:
         with vertex.client(deadline_ms=10_000) as client:
             for _ in range(3):
                 client.health()
