@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from ftlayer.runtime.environment import StreamEnvironment
     from ftlayer.spark.facade import FTLayer
     from ftlayer.spark.query.listener import TrackedQueryListener
+    from ftlayer.spark.query.supervisor import TrackedQuery
+    from ftlayer.spark.tracked import TrackedStream
     from ftlayer.topology.connectors import partitions
     from ftlayer.topology.operators import PushSource
-    from ftlayer.topology.streams.windowed_stream import session, sliding, tumbling
+    from ftlayer.topology.streams.data_stream import DataStream
+    from ftlayer.topology.streams.keyed_stream import ConnectedStreams, KeyedStream
+    from ftlayer.topology.streams.windowed_stream import WindowedStream, session, sliding, tumbling
     from ftlayer.vertex.calls import StreamOptions
 
 __version__ = "0.2.0.dev0"
@@ -43,8 +47,10 @@ __all__ = [
     "CheckpointStorage",
     "CheckpointingMode",
     "CoProcessFunction",
+    "ConnectedStreams",
     "Context",
     "CurrentRecord",
+    "DataStream",
     "DeadLetter",
     "ExponentialDelay",
     "FTLayer",
@@ -56,6 +62,7 @@ __all__ = [
     "FixedDelay",
     "Job",
     "JobState",
+    "KeyedStream",
     "NoRestart",
     "PermanentFailure",
     "ProcessFunction",
@@ -68,7 +75,10 @@ __all__ = [
     "StreamEnvironment",
     "StreamOptions",
     "TopologyOptions",
+    "TrackedQuery",
     "TrackedQueryListener",
+    "TrackedStream",
+    "WindowedStream",
     "count",
     "current_record",
     "mean",
@@ -82,18 +92,24 @@ _MODULES = {
     "LAST_WATERMARK_MS": "ftlayer.functions.process",
     "Aggregate": "ftlayer.functions.aggregates.calls",
     "CoProcessFunction": "ftlayer.functions.process",
+    "ConnectedStreams": "ftlayer.topology.streams.keyed_stream",
     "Context": "ftlayer.functions.context",
     "CurrentRecord": "ftlayer.functions.current",
+    "DataStream": "ftlayer.topology.streams.data_stream",
     "DeadLetter": "ftlayer.dead_letters.letter",
     "FTLayer": "ftlayer.spark.facade",
     "Job": "ftlayer.runtime.driver.job",
     "JobState": "ftlayer.runtime.driver.events",
+    "KeyedStream": "ftlayer.topology.streams.keyed_stream",
     "ProcessFunction": "ftlayer.functions.process",
     "PushSource": "ftlayer.topology.operators",
     "StateTtl": "ftlayer.functions.ttl",
     "StreamEnvironment": "ftlayer.runtime.environment",
     "StreamOptions": "ftlayer.vertex.calls",
+    "TrackedQuery": "ftlayer.spark.query.supervisor",
     "TrackedQueryListener": "ftlayer.spark.query.listener",
+    "TrackedStream": "ftlayer.spark.tracked",
+    "WindowedStream": "ftlayer.topology.streams.windowed_stream",
     "count": "ftlayer.functions.aggregates.calls",
     "current_record": "ftlayer.functions.current",
     "max": "ftlayer.functions.aggregates.calls",
