@@ -103,7 +103,8 @@ def test_one_access_file_that_is_none_hides_no_other(tmp_path: Path, here: Path)
     found = sources_here()
     assert [source.token for source in found.sources] == [TOKEN]
     assert [
-        f"{bad.path}/{FOUND_ACCESS_FILE} is none (token: expected" in left for left in found.left_out
+        f"{bad.path}/{FOUND_ACCESS_FILE} is none (ConfigError: token: expected" in left
+        for left in found.left_out
     ] == [True]
     good.remove()
     bad.remove()
