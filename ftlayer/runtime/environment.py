@@ -270,7 +270,6 @@ class TerminalLine:
             print(self._last, file=sys.stderr, flush=True)
 
     def show(self, text: str) -> None:
-        """Draw ``text``, as it is: brackets in it are no markup."""
         self._last = printable(text)
         self._status.update(self._to_text(self._last))
 

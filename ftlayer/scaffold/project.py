@@ -14,7 +14,6 @@ from ftlayer.scaffold.choices import Choices, ProjectKind
 
 
 def check_free(directory: Path) -> None:
-    """Raise `ConfigError` unless a directory is absent or empty."""
     if directory.is_dir() and not any(directory.iterdir()):
         return
     if directory.is_symlink() or directory.exists():
@@ -76,7 +75,6 @@ _FILLED = ".in"
 
 
 def project(choices: Choices) -> dict[str, str]:
-    """Return the texts of a project's files by their paths."""
     files = {**_below(TEMPLATES / "common"), **_below(TEMPLATES / choices.variant)}
     files[".gitignore"] = files.pop("gitignore")
     source, sink = TEMPLATES / "sources" / choices.source, TEMPLATES / "sinks" / choices.sink

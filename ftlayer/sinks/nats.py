@@ -255,7 +255,6 @@ class NatsStreams:
         await self._publish(numbered)
 
     async def staged(self, message: str) -> list[NatsRow]:
-        """Return a message's rows; none if they are gone."""
         rows: list[NatsRow] = []
         number = 1
         while True:

@@ -23,7 +23,6 @@ class QueueDataSource(DataSource):
     """What the Data Sources of all queues have in common: a reader with a spool."""
 
     def source(self, options: DataSourceOptions) -> Queue:
-        """Return the queue that the options say. Raises `ConfigError`."""
         raise NotImplementedError
 
     def schema(self) -> StructType:

@@ -214,7 +214,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _readable(field: pa.Field, path: str) -> pa.Field:
-    """Return the field as Arrow's reader can read it. Raises `ConfigError`."""
     return pa.field(field.name, _readable_type(field.type, path))
 
 

@@ -88,7 +88,6 @@ def record_frame(spark: SparkSession, client: VertexClient, state: str, stream: 
 
 
 def record_row(info: RecordInfo) -> tuple[Any, ...]:
-    """Return one record as a row of `COLUMNS`."""
     import json
     from datetime import UTC, datetime
 

@@ -213,7 +213,6 @@ class FTLayerEngine:
     # ------------------------------------------------------------ dead letters
 
     def watch_dead(self, stream: str) -> None:
-        """Have ``on_dead`` told of a stream's dead letters: `FTLayer.watch_dead`."""
         self.check_open()
         if self._on_dead is None:
             return
@@ -222,7 +221,6 @@ class FTLayerEngine:
         self._announcer.watch(stream)
 
     def dead_letters(self, spark: SparkSession, streams: Sequence[str]) -> DataFrame:
-        """Return the dead letters of streams as a streaming DataFrame: `FTLayer.dead_letter_stream`."""
         from ftlayer.dead_letters.reader import FORMAT, DeadLetterSource
 
         check_streams(streams, "dead_letter_stream")
@@ -252,7 +250,6 @@ class FTLayerEngine:
     # ------------------------------------------------------------ the console
 
     def console(self, options: ConsoleOptions) -> ConsoleProcess:
-        """Start a console over the vertex, once: `FTLayer.console`."""
         from ftlayer.console.options import ConsoleProcess
         from ftlayer.monitor.sources import source_of_client, sources_given
 
@@ -275,7 +272,6 @@ class FTLayerEngine:
             raise LayerClosedError(CLOSED)
 
     def close(self) -> None:
-        """End the connections, and stop an embedded vertex: `FTLayer.close`."""
         if self._announcer is not None:
             # First: the callback may use the layer.
             self._announcer.close()

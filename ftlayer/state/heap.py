@@ -60,7 +60,6 @@ class HeapMap:
             found[field] = value
 
     def remove(self, key: Key, field: Any) -> None:
-        """Remove one item; KeyError if there is none."""
         found = self._maps.get(key)
         if found is None:
             raise KeyError(field)
@@ -118,11 +117,9 @@ class HeapBackend:
         self._operators: dict[str, SubtaskOperatorStates] = {}
 
     def state(self, uid: str) -> HeapState:
-        """Return the state of an operator, the same at every call."""
         return self._states.setdefault(uid, HeapState())
 
     def timers(self, uid: str) -> TimerService:
-        """Return the timers of an operator, the same at every call."""
         return self._timers.setdefault(uid, TimerService())
 
     def operators(self, uid: str) -> SubtaskOperatorStates:

@@ -37,7 +37,6 @@ def put_order(txn: WriteTransaction, owner: str, order: str, values: list[object
 
 
 def all_orders(txn: ReadTransaction) -> Iterator[tuple[str, list[Any]]]:
-    """Iterate over all orders, by the owner of their job."""
     for key, value in txn.scan(_TABLE, _ORDER, _after(_ORDER)):
         yield _owner_of(key, _ORDER), unpack(value)
 

@@ -72,7 +72,6 @@ def put_group(txn: WriteTransaction, group: GroupRecord) -> None:
 
 
 def delete_group(txn: WriteTransaction, stream: int, number: int) -> None:
-    """Delete a group, which has no letters any more."""
     txn.delete("groups", _group_key(stream, number))
 
 

@@ -41,7 +41,6 @@ def prepare(path: Path) -> None:
 
 
 def check_directory(path: Path) -> None:
-    """Raise `StorePathError` unless ``path`` is a directory."""
     if not path.exists():
         raise StorePathError(f"{path} does not exist")
     if not path.is_dir():

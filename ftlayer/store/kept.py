@@ -160,7 +160,6 @@ class KeyValueStore(Protocol):
 
 
 def check_table(table: str) -> None:
-    """Raise `ValueError` unless ``table`` is one of `TABLES`."""
     if table not in TABLES:
         raise ValueError(f"no table {table!r}: the store has {', '.join(TABLES)}")
 

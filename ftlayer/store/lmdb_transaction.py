@@ -143,7 +143,6 @@ def part_key(number: int, index: int) -> bytes:
 
 
 def parts_prefix(number: int) -> bytes:
-    """Return what the keys of all parts of ``number`` begin with."""
     return part_key(number, 0)[:8]
 
 

@@ -75,7 +75,6 @@ def all_jobs(txn: ReadTransaction) -> Iterator[tuple[str, str]]:
 
 
 def put_reply(txn: WriteTransaction, client: str, sequence: int, reply: list[object]) -> None:
-    """Store the reply (plain values) to a client's call."""
     txn.put("meta", _client_key(client, sequence), pack(reply))
 
 
@@ -84,7 +83,6 @@ def delete_reply(txn: WriteTransaction, client: str, sequence: int) -> None:
 
 
 def all_replies(txn: ReadTransaction) -> Iterator[tuple[str, int, list[object]]]:
-    """Iterate over all stored calls: (client, sequence, reply)."""
     for key, value in txn.scan("meta", _CLIENT, b"client0"):  # "0" comes after "/"
         name, sequence = bytes(key)[len(_CLIENT) : -_TAIL_BYTES], bytes(key)[1 - _TAIL_BYTES :]
         try:

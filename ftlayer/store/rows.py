@@ -78,7 +78,6 @@ class RowInfo:
         return len(self.roots)
 
     def take(self, rows: I64) -> RowInfo:
-        """Return what is known of ``rows`` (int64[m]), in that order."""
         return RowInfo(
             self.roots[rows],
             self.origins[rows],

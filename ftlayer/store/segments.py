@@ -102,7 +102,6 @@ class Segments:
         txn.delete("done", key)
 
     def put_done(self, txn: WriteTransaction, sequence: int, done: Mask) -> None:
-        """Store which rows of a segment are done, bool[n]."""
         txn.put("done", _key(sequence), np.packbits(done, bitorder="little").tobytes())
 
     def done(self, txn: ReadTransaction, sequence: int, rows: int) -> Mask:

@@ -135,7 +135,6 @@ def put_entry(txn: WriteTransaction, stream: int, entry: LogEntry) -> None:
 
 
 def delete_entry(txn: WriteTransaction, stream: int, entry: LogEntry) -> None:
-    """Remove an entry from a stream's delivery log; its segment stays."""
     txn.delete("delivery", _entry_key(stream, entry.start))
 
 

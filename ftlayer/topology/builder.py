@@ -51,7 +51,6 @@ class GraphBuilder:
         parse_schema: ParseSchema = parse_ddl,
         open_letters: Callable[[Sequence[str]], Any] | None = None,
     ) -> None:
-        """Begin an empty graph. Raises `ConfigError`."""
         self.draft = GraphDraft(
             name, parallelism=parallelism, status=status, restart=restart, parse_schema=parse_schema
         )

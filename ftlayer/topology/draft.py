@@ -69,7 +69,6 @@ class GraphDraft:
         restart: RestartStrategy | None,
         parse_schema: ParseSchema,
     ) -> None:
-        """Begin an empty graph. Raises `ConfigError`."""
         check_job_name(name)
         check_parallelism(parallelism, f"topology {name!r}")
         self.name = name

@@ -326,7 +326,6 @@ def check_name(name: object, what: str) -> None:
 
 
 def check_job_name(name: object) -> None:
-    """Raise `ConfigError` unless a job can be called ``name``."""
     check_name(name, "name of the topology")
     if name == INGEST:
         raise ConfigError(

@@ -112,7 +112,6 @@ class Incidents:
             self._state = state
 
     def at(self, offset_ms: int) -> tuple[Incident, ...]:
-        """Return them, the oldest first, at times later by ``offset_ms``."""
         return tuple(replace(incident, at_ms=incident.at_ms + offset_ms) for incident in self._last)
 
 

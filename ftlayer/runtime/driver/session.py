@@ -291,7 +291,6 @@ class SlotSubmitter:
         self._attempts: dict[int, int] = {}
 
     def submit(self, slot: int, attempt: int) -> None:
-        """Start the Spark job of a slot; returns at once."""
         self._attempts[slot] = attempt
         threading.Thread(
             target=self._run, args=(slot, attempt), name=f"ftlayer-slot-{slot}-{attempt}", daemon=True
@@ -316,7 +315,6 @@ class SlotSubmitter:
         self._asker.do(lambda: done(count_tasks(self._spark, groups)))
 
     def close(self) -> None:
-        """End the threads behind what they do."""
         self._canceller.stop()
         self._asker.stop()
 

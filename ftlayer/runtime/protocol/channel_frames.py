@@ -100,7 +100,6 @@ def is_limits(data: bytes) -> bool:
 
 
 def decode_grants(data: bytes) -> list[tuple[Channel, int]]:
-    """Read what `encode_grants` or `encode_limits` wrote; `CodecError` for anything else."""
     if len(data) % _GRANT.size != 1 or data[:1] not in (_GRANTS, _LIMITS):
         raise CodecError(f"credits come in {_GRANT.size} bytes each behind one byte, not in {len(data)}")
     numbers = [(Channel(e, s, r), size) for e, s, r, size in _GRANT.iter_unpack(data[1:])]

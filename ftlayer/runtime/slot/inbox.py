@@ -201,7 +201,6 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits, in blocked channels neither."""
         return not self._turn and not any(queue.items for queue in self._blocked)
 
     @property
@@ -366,7 +365,6 @@ class Inbox:
     # ------------------------------------------------------------ for tests
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together."""
         # In one pass: simulations call it behind each event, and most channels are empty.
         barriers = restored = 0
         for queue in self._queues.values():

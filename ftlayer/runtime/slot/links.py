@@ -114,7 +114,6 @@ class PeerLink:
         return self._connection.transport
 
     def send(self, frame: bytes) -> None:
-        """Send a frame behind those before it; never waits."""
         self._stream.send(frame)
 
     def waiting(self) -> list[bytes]:

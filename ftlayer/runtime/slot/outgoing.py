@@ -99,7 +99,6 @@ class RemoteOutput:
         return not self._small and self.window.is_empty
 
     def send(self, element: Element, now_ms: int) -> None:
-        """Take an element; it goes out by `flush` and `take`."""
         if not isinstance(element, Batch):
             self.flush()
             if not isinstance(element, Barrier | CancelMarker | LatencyMarker):
@@ -233,7 +232,6 @@ class Outgoing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything was sent, and taken by its receiver."""
         return all(output.is_empty for output in self._outputs.values())
 
     def send(self, output: RemoteOutput, element: Element, now_ms: int) -> list[Transmit]:

@@ -191,7 +191,6 @@ class DeltaLog:
             self._known = known
 
     def _last(self, name: str) -> int | None:
-        """Return the version of an application transaction; None: there is none."""
         if name not in self._known:
             self._known[name] = self._table.transaction_version(name)
         return self._known[name]

@@ -60,7 +60,6 @@ class StagedMessages(io.RawIOBase):
 
     @property
     def content(self) -> bytes:
-        """The bytes, if there is no file."""
         return bytes(self._kept)
 
     @property
@@ -89,7 +88,6 @@ class StagedMessages(io.RawIOBase):
         return len(chunk)
 
     def finish(self) -> None:
-        """Make the file last, if there is one."""
         if self._output is not None:
             self._output.sync()
             self._output.close()

@@ -334,7 +334,6 @@ def to_messages(batch: pa.RecordBatch, topic: str | None, most_bytes: int, first
 
 
 def produced(batch: pa.RecordBatch) -> Iterator[Produced]:
-    """Return what is to be produced for rows of `SCHEMA`."""
     partitions = batch.column("partition").fill_null(ANY_PARTITION).to_pylist()
     # 0: the time at which it is produced.
     stamps = batch.column("timestamp").cast(pa.int64()).fill_null(0).to_pylist()

@@ -48,7 +48,6 @@ SCHEMA = pa.schema(
 
 
 def to_rows(messages: Sequence[Any]) -> pa.RecordBatch:
-    """Return paho's messages as rows of `SCHEMA`, as received now."""
     now = pa.scalar(time.time_ns() // 1_000, pa.int64()).cast(STAMP)
     columns = [
         pa.array(list(map(attrgetter("payload"), messages)), pa.binary()),

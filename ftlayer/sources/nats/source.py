@@ -237,12 +237,10 @@ class Sequences:
 
     @property
     def first(self) -> int:
-        """The lowest number, 0 if there is none."""
         return self._firsts[0] if self._firsts else 0
 
     @property
     def last(self) -> int:
-        """The highest number, 0 if there is none."""
         return self._lasts[-1] if self._lasts else 0
 
     def add(self, first: int, last: int) -> None:
@@ -497,7 +495,6 @@ def reply_to(like: str, sequence: int, consumer_sequence: int) -> str:
 
 
 def to_rows(messages: Sequence[Any], deliveries: Sequence[StreamDelivery]) -> pa.RecordBatch:
-    """Return messages of nats-py as rows of `SCHEMA`."""
     microseconds = [delivery.time_ns // 1_000 if delivery.time_ns else None for delivery in deliveries]
     columns = [
         pa.array(list(map(attrgetter("data"), messages)), pa.binary()),

@@ -53,7 +53,6 @@ WAY_OUT = (
 
 
 def check_session(spark: Any) -> None:
-    """Raise `UnsupportedError` for a Spark Connect session."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise UnsupportedError(
             "a wrapped query needs a classic Spark session: over Spark Connect its sink could go on when its run or "

@@ -232,13 +232,11 @@ def with_roots(batch: pa.RecordBatch, roots: U64) -> pa.RecordBatch:
 
 
 def roots_of(batch: pa.RecordBatch) -> U64:
-    """Return the column `ROOT` of a page's rows."""
     roots: U64 = batch.column(ROOT).to_numpy(zero_copy_only=True)
     return roots
 
 
 def keep_rows(batch: pa.RecordBatch, dropped: U64) -> pa.RecordBatch:
-    """Leave out the rows whose root is in ``dropped`` (sorted)."""
     if not len(dropped):
         return batch
     keep = ~np.isin(roots_of(batch), dropped)

@@ -288,7 +288,6 @@ class LayeredMap:
             found[field] = value
 
     def remove(self, key: Key, field: Any) -> None:
-        """Remove one item; KeyError if there is none."""
         found = self._table.read(key)
         if found is NOTHING or field not in found:
             raise KeyError(field)

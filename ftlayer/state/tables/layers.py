@@ -510,7 +510,6 @@ class LayeredTable(_Raw):
 
 
 def sliced(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Cut into lists of ``size``; the last may be shorter."""
     iterator = iter(items)
     while part := list(islice(iterator, size)):
         yield part

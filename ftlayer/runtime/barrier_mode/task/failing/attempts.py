@@ -406,7 +406,6 @@ class Given:
     enters: str = ""
 
     def part(self, start: int, most: int) -> Given:
-        """Return up to ``most`` of the rows, from ``start`` on."""
         if start == 0 and most >= self.payload.num_rows:
             return self
         end = start + most
