@@ -6,6 +6,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from ftlayer.functions.failures import raise_signalled
+
 
 class Worker:
     """Runs functions in the order they were given; what one raises goes to ``on_error``, and the next follows."""
@@ -38,4 +40,5 @@ class Worker:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001 - the owner decides what becomes of it
+                raise_signalled(error)
                 self._on_error(error)

@@ -17,6 +17,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobError
+from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.pickling import missing_in
 from ftlayer.histogram import LATENCY_BOUNDS, Exemplar
 from ftlayer.restart import RestartStrategy
@@ -420,6 +421,7 @@ class JobThread:
             while self._verdict is None:
                 self.step()
         except BaseException as error:
+            raise_signalled(error)
             # A fault of ours: without this the job would stand still unnoticed.
             logger.exception("the coordinator of job %r has failed", self.name)
             self._verdict = Over(JobState.FAILED, JobError(f"the coordinator has failed: {error!r}"))
@@ -537,6 +539,7 @@ class JobThread:
         try:
             self._close()
         except BaseException as error:
+            raise_signalled(error)
             # Callers that wait for the job have to hear of it.
             logger.exception("the end of job %r has failed", self.name)
             self._verdict = Over(

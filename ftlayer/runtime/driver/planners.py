@@ -11,6 +11,7 @@ from typing import Any, assert_never
 
 from ftlayer.clock import Now, system_now
 from ftlayer.errors import FTLayerError, SourceChangedError, SourceError
+from ftlayer.functions.failures import raise_signalled
 from ftlayer.printable import described
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy, note_success
@@ -242,6 +243,7 @@ class ReaderPlanner:
             self._failed(self._uid, error)
             return False
         except BaseException as error:  # noqa: BLE001 - whatever a reader raises is reported
+            raise_signalled(error)
             failure = SourceError(
                 f"source {self._uid!r}: its reader failed in the driver: {described(error)}"
             )
@@ -308,7 +310,8 @@ class ReaderPlanner:
         try:
             if reader is not None:
                 reader.stop()
-        except BaseException:
+        except BaseException as error:
+            raise_signalled(error)
             logger.warning("source %r: its reader did not stop cleanly", self._uid, exc_info=True)
 
 

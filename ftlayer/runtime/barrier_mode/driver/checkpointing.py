@@ -67,6 +67,7 @@ from ftlayer.errors import (
     StaleOwnerError,
     error_for_code,
 )
+from ftlayer.functions.failures import raise_signalled
 from ftlayer.printable import described, shown_url
 from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, GivenUp, resealed
@@ -139,7 +140,8 @@ class JobCheckpointParts:
         self.check_owner()
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            raise_signalled(error)
             with contextlib.suppress(CheckpointStorageError):
                 self.check_owner()
             raise
@@ -273,6 +275,7 @@ class CheckpointIo:
             except StaleOwnerError:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
+                raise_signalled(error)
                 self._tell(PublishFailed(checkpoint.checkpoint, _said(error), lasting(error)))
             else:
                 self._tell(Published(published))
@@ -288,6 +291,7 @@ class CheckpointIo:
             except StaleOwnerError:
                 raise
             except BaseException as error:  # noqa: BLE001 - as above
+                raise_signalled(error)
                 self._tell(CommitFailed(checkpoint.checkpoint, _said(error), lasting(error)))
             else:
                 self._tell(SinksCommitted(checkpoint.checkpoint))
@@ -460,6 +464,7 @@ class RestorePoints:
                 self._happened(RestoreFailed(number, final or error, lasting=final is not None))
                 return
             except BaseException as error:
+                raise_signalled(error)
                 logger.error("a restore failed in a way it never should", exc_info=error)
                 self._happened(RestoreFailed(number, JobError(described(error)), lasting=True))
                 return

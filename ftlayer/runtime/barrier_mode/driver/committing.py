@@ -16,6 +16,7 @@ from ftlayer.errors import (
     UnauthorizedError,
     UncommittableError,
 )
+from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.writers import call_commit
 from ftlayer.printable import described, text_of
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import reseal_captured
@@ -178,6 +179,7 @@ class Committer:
                 messages = [at_home(unseal(committable.message, self._key)) for committable in committables]
                 call_commit(self._writer(sink), messages, checkpoint)
             except BaseException as error:  # noqa: BLE001 - whatever it is, the other sinks commit theirs
+                raise_signalled(error)
                 failed[sink] = error
         if failed:
             _raise(failed, checkpoint)
@@ -206,7 +208,8 @@ class Committer:
                     self._writer(sink).abort(
                         [at_home(unseal(message, self._key)) for message in sealed], checkpoint
                     )
-                except BaseException:
+                except BaseException as error:
+                    raise_signalled(error)
                     logger.warning(
                         "sink %r: abort of what it wrote for checkpoint %d failed; it may have left something behind",
                         sink,

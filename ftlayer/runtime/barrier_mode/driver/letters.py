@@ -33,6 +33,7 @@ from ftlayer.errors import (
     MalformedRequestError,
     StaleOwnerError,
 )
+from ftlayer.functions.failures import raise_signalled
 from ftlayer.partitioning.partitioners import OutgoingRows
 from ftlayer.partitioning.replay import HashByKeyGroup, key_groups, subtasks_of
 from ftlayer.printable import described
@@ -792,6 +793,7 @@ class JobLetters:
             try:
                 answer = work()
             except BaseException as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
+                raise_signalled(error)
                 said = _said(error)
                 over(lambda: failed(said))
             else:

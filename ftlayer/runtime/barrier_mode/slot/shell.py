@@ -36,7 +36,7 @@ from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.clock import system_now
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
 from ftlayer.functions.chains.firing import never
-from ftlayer.functions.failures import this_process
+from ftlayer.functions.failures import raise_signalled, this_process
 from ftlayer.partitioning.replay import groups_of
 from ftlayer.printable import described, text_of
 from ftlayer.records.ids import U64Array
@@ -395,6 +395,7 @@ class SnapshotRunner:
         except SnapshotCancelledError:
             return
         except BaseException as error:  # noqa: BLE001 - declines the checkpoint, with this reason
+            raise_signalled(error)
             self._decline(part, error)
             return
         if part.snapshot is not None and part.channels is not None and part.times is not None:
@@ -421,6 +422,7 @@ class SnapshotRunner:
                 else:
                     writer.sync()
             except BaseException as error:  # noqa: BLE001 - as above
+                raise_signalled(error)
                 for part, _ in mine:
                     self._decline(part, error)
                 continue
