@@ -18,7 +18,6 @@ class DataSourceOptions:
     """
 
     def __init__(self, options: Mapping[str, str], format: str) -> None:
-        """``format`` is the data source's name."""
         self._options = {name.lower(): str(value) for name, value in options.items()}
         self._format = format
         self._known: dict[str, None] = {}

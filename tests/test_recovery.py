@@ -41,7 +41,7 @@ from ftlayer.printable import MAX_TEXT
 from ftlayer.recovery import is_of_no_row, is_programs, lasting, lasting_in_text
 from ftlayer.runtime.protocol.channel_frames import encode
 from ftlayer.runtime.protocol.messages import SlotFailed
-from ftlayer.runtime.task.outlet import SinkOutlet
+from ftlayer.runtime.task.pipeline import SinkOutlet
 from ftlayer.sinks.at_least_once import column_of
 
 CLASSES: list[type[FTLayerError]] = [

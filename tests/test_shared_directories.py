@@ -14,7 +14,7 @@ import numba
 import pytest
 
 from ftlayer.acker.compiler import _warn_about_the_cache, kernel
-from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.opening import LOCK, LocalCopies
 from ftlayer.errors import ConfigError
 from ftlayer.runtime.barrier_mode.slot.shell import FORGOTTEN_S, BlackBox, box_directory, deaths_of

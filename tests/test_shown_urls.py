@@ -52,7 +52,7 @@ from ftlayer.sources import (
 from ftlayer.sources.http_pull.data_sources import check_request
 from ftlayer.telemetry.settings import Tracing, check_endpoint
 from ftlayer.telemetry.spans import open_spans
-from ftlayer.topology.queues import Member, Queue
+from ftlayer.topology.operators import Member, Queue
 from tests.connectors.servers import free_port
 
 SECRET = "hunter2"

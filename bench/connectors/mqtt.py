@@ -15,7 +15,7 @@ from bench.connectors.broker import BODY, FETCHED, Served, free_port, is_listeni
 from bench.jobs import wait_until
 from ftlayer.sources import MqttSource
 from ftlayer.sources.mqtt.data_source import MqttReader
-from ftlayer.topology.queues import Member
+from ftlayer.topology.operators import Member
 
 SESSION = "bench-0"
 PENDING = 65_535

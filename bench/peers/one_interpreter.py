@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from bench.peers.bare_loop import count
 from bench.peers.functions import last, with_key
-from ftlayer.functions.chains.fused import fuse
-from ftlayer.functions.chains.prepared import KeyColumns, Reducing
+from ftlayer.functions.chains.fused import KeyColumns, Reducing, fuse
 from ftlayer.functions.chains.topology import TopologyChain
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.steps import Map, Reduce

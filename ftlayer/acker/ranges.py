@@ -80,7 +80,6 @@ class RangeTable:
     def fold_and_take(
         self, keys: U64, values: U64, zeros: U64, words: U64, missing: npt.NDArray[np.int64]
     ) -> tuple[int, int]:
-        """See `range_kernels.fold_and_take`; there is a range, and the outputs have room for n items."""
         taken, missed = kernels.fold_and_take(
             self._directory, self._used, keys, values, zeros, words, missing
         )

@@ -171,9 +171,9 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
 
     Exit code 1: a checkpoint of a job is damaged, so that it is not known what it needs.
     """
+    from ftlayer.checkpoint.storage.keys import Ownership
     from ftlayer.checkpoint.storage.layout import last_name
     from ftlayer.checkpoint.storage.loading import check_directory
-    from ftlayer.checkpoint.storage.ownership import Ownership
     from ftlayer.checkpoint.storage.removing import job_above, job_directories, left_behind, remove_left
 
     key = _opened(path, storage, key_file)
@@ -237,7 +237,7 @@ def refused(
     from ftlayer.checkpoint.storage.keys import key_of
     from ftlayer.checkpoint.storage.layout import pieces_directory
     from ftlayer.checkpoint.storage.loading import load_checkpoint
-    from ftlayer.runtime.protocol.sealed import unseal
+    from ftlayer.runtime.protocol.messages import unseal
     from ftlayer.sinks.postgres import PostgresSink
 
     if drop and divert is not None:

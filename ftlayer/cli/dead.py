@@ -206,7 +206,7 @@ def edit(
     asking: Asking,
 ) -> None:
     """Change a dead letter's record and give it its attempts back. Opens $EDITOR, unless --set or --from says how."""
-    from ftlayer.cli.editing import edited_row
+    from ftlayer.cli.exporting import edited_row
     from ftlayer.monitor.row_json import json_of_row
     from ftlayer.monitor.sources import user_name
     from ftlayer.vertex.calls import Changed, Edit, EditAndRequeue

@@ -40,7 +40,6 @@ class DeadLetterReader(DataSourceStreamReader):
     """Reads the dead letters of ``streams``, those that are there already first."""
 
     def __init__(self, client: VertexClient, streams: Sequence[str]) -> None:
-        """``client`` is the reader's own."""
         self._client = client
         self._streams = tuple(streams)
         self._told = dict.fromkeys(self._streams, "")

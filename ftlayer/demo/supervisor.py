@@ -79,7 +79,6 @@ class Supervisor:
     """One run of the demo. Use it as a context: on leaving, no process of it is left."""
 
     def __init__(self, directory: RunDirectory, kind: Kind, kills: KillPlan) -> None:
-        """Prepare; `happenings` starts it."""
         self._directory = directory
         self._kind = kind
         self._kills = kills

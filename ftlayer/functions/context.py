@@ -22,10 +22,9 @@ from ftlayer.functions.handles import (
     ReducingHandle,
     ValueHandle,
 )
-from ftlayer.functions.keyed import Key, KeyedState, ListTable, MapTable, OperatorStates, Timers
+from ftlayer.functions.keyed import Key, KeyedState, ListTable, MapTable, OperatorStates, Timers, owned_all
 from ftlayer.functions.ttl import Stamped, StateTtl, is_expired, lifetime_ms, table_name
-from ftlayer.functions.undo.tables import value_handle
-from ftlayer.functions.values import owned_all
+from ftlayer.functions.undo.backend import value_handle
 
 
 class ExpiringValue(ValueHandle):

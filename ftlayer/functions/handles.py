@@ -6,9 +6,8 @@ from abc import ABCMeta
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from typing import Any, Protocol
 
-from ftlayer.functions.keyed import Key, ListTable, MapTable
+from ftlayer.functions.keyed import ATOMS, Key, ListTable, MapTable, is_marker, owned, owned_all
 from ftlayer.functions.ttl import StateTtl
-from ftlayer.functions.values import ATOMS, is_marker, owned, owned_all
 from ftlayer.records.kernels import native
 
 
@@ -20,7 +19,7 @@ class Call(Protocol):
 
 
 Own = Callable[[Any], Any] | None
-"""`ftlayer.functions.values.owned` for what functions get and set, which they may keep; None: it is not copied."""
+"""`ftlayer.functions.keyed.owned` for what functions get and set, which they may keep; None: it is not copied."""
 
 
 class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C, which are registered

@@ -342,7 +342,6 @@ class StoredReports:
 
     @property
     def killed(self) -> VertexUnavailableError | None:
-        """Nothing serves it."""
         return None
 
     def refreshed(self) -> StoredReports:

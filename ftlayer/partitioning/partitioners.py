@@ -153,7 +153,6 @@ class Broadcast:
         return np.full(len(rows.record_ids), ALL_CHANNELS, np.int32)
 
     def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
-        """Store nothing."""
         return None
 
 
@@ -166,7 +165,6 @@ class Global:
         return np.zeros(len(rows.record_ids), np.int32)
 
     def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
-        """Store nothing."""
         return None
 
 

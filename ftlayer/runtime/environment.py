@@ -76,17 +76,15 @@ from ftlayer.runtime.driver.session import (
 )
 from ftlayer.runtime.driver.slot_record import Crew, SlotRecord, untracked
 from ftlayer.runtime.driver.telling import TopologyTelling
-from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Heartbeat, LoopWaits, SlotFailed
-from ftlayer.runtime.protocol.order import SlotOrder
-from ftlayer.runtime.protocol.sealed import KEY_BYTES
+from ftlayer.runtime.protocol.elements import SlotOrder
+from ftlayer.runtime.protocol.messages import KEY_BYTES, Deploy, FromSlot, Heartbeat, LoopWaits, SlotFailed
 from ftlayer.runtime.slot.main import run_slot
 from ftlayer.runtime.slot.mode import Order, SlotModeFactory, UntrackedSlotFactory
 from ftlayer.spark.sessions import check_is_session, links_of, prepare_workers, tells_of_its_end
 from ftlayer.telemetry.settings import tracing_of
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import Schema
-from ftlayer.topology.explain import explain, to_dot, to_mermaid
-from ftlayer.topology.iterations import check_forced, warn_of_losses
+from ftlayer.topology.explain import check_forced, explain, to_dot, to_mermaid, warn_of_losses
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import IterationHead, Source
@@ -141,7 +139,6 @@ class LoopWatch:
 
 class BarrierDriver:
     def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
-        """``parts`` are of this job alone."""
         self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
         self.checkpoints = JobCheckpoints(parts, job)
         self._crew, self._tell = job.crew, job.tell
@@ -352,7 +349,6 @@ class UntrackedJob:
         return self._crew.all_deployed
 
     def begin(self) -> _Instructions:
-        """See `JobMode`: nothing is left of an earlier run."""
         return []
 
     def handle(self, event: Event, now_ms: int) -> _Instructions:

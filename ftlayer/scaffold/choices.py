@@ -126,7 +126,6 @@ class Choices:
 
     @property
     def variant(self) -> str:
-        """``query``, ``acker`` or ``barrier``."""
         return str(self.mode or self.kind)
 
     @property

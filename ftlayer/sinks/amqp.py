@@ -230,7 +230,6 @@ class _Attempt:
 
 class _Publisher:
     def __init__(self, url: str, exchange: str, is_json: bool, patience_s: float, place: str) -> None:
-        """Connect. Raises errors of pika's."""
         self._exchange = exchange
         self._patience_s = patience_s
         self._content_type = "application/json" if is_json else None

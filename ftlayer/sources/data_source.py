@@ -10,7 +10,7 @@ from ftlayer.checks import check_text
 from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.sources.from_json import JSON_OPTIONS, with_schema
 from ftlayer.sources.queue_stream import QueueStreamReader
-from ftlayer.topology.queues import Queue
+from ftlayer.topology.operators import Queue
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

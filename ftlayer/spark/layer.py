@@ -160,7 +160,6 @@ class FTLayerEngine:
 
     @property
     def client(self) -> VertexClient:
-        """The connection to the vertex: `FTLayer.client`."""
         self.check_open()
         if self._client is None:
             assert self._vertex_options is not None
@@ -267,7 +266,6 @@ class FTLayerEngine:
     # ------------------------------------------------------------ its end
 
     def check_open(self) -> None:
-        """Raise `LayerClosedError` after `close`."""
         if self._closed:
             raise LayerClosedError(CLOSED)
 

@@ -31,7 +31,7 @@ from ftlayer.spark.plan.stream_plan import (
     transform_plain,
     transformed_schema,
 )
-from ftlayer.spark.stages.steps import Repartition, Step, Transform, check_unique
+from ftlayer.spark.stages.task import Repartition, Step, Transform, check_unique
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ftlayer.errors import ConfigError
 from ftlayer.functions.keyed import Key, StateCache
 from ftlayer.state.operators import SubtaskOperatorStates
-from ftlayer.state.tables.timers import TimerService
+from ftlayer.state.tables.declarations import TimerService
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 

@@ -42,7 +42,7 @@ from ftlayer.state.snapshots.entries import (
 )
 from ftlayer.state.snapshots.lineage import PieceLineage, Written
 from ftlayer.state.tables import layers as memory
-from ftlayer.state.tables.declarations import TIMERS, OperatorTables
+from ftlayer.state.tables.declarations import TIMERS, OperatorTables, TimerService
 from ftlayer.state.tables.layers import (
     DELETED,
     FrontGauge,
@@ -57,7 +57,6 @@ from ftlayer.state.tables.layers import (
     merged,
     sliced,
 )
-from ftlayer.state.tables.timers import TimerService
 
 
 class SubtaskState:

@@ -12,8 +12,7 @@ from typing import Any
 from ftlayer.errors import StoreDamagedError
 from ftlayer.records.failure_columns import from_columns, to_columns
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.payloads import Payloads
-from ftlayer.store.rows import StoredBatch, decode_info, encode_info, pack, unpack
+from ftlayer.store.rows import Payloads, StoredBatch, decode_info, encode_info, pack, unpack
 
 FORMAT = 4
 # Format 3 has failures that say nothing of their next attempt, which format 4 leaves out too.

@@ -6,18 +6,201 @@
 | ``by_group`` | stream (u32), group (u32), key of the letter behind its stream → nothing |
 | ``by_root`` | root or origin (u64), key of the letter → nothing |
 
-All numbers are big-endian; keys of letters are those of `ftlayer.store.failed`.
+All numbers are big-endian; keys of letters are those of `ftlayer.store.dead_index`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store.failed import KEY_BYTES, FailedRecord
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import pack, unpack
+from ftlayer.store.rows import NOT_EDITED, Edit, History, decode_history, decode_old_history, pack, unpack
+
+# Failed records: one entry each, waiting for a replay or dead.
+#
+# Keys order the records of a stream by time: stream (u32), Unix milliseconds (u64), serial (u64), big-endian.
+# For a waiting record the time is the earliest one for its replay, for a dead one that of its death.
+
+
+_FORMAT = 5
+_FORMAT_WITHOUT_LETTER = 4
+_FORMAT_WITHOUT_PLACES = 3
+_FORMAT_WITHOUT_EDIT = 2
+_NUMBER_BYTES = 4
+KEY_BYTES = 20
+
+
+class FailedTable(StrEnum):
+    WAITING = "waiting"
+    DEAD = "dead"
+
+
+class KeptName(NamedTuple):
+    """What a dead letter of a job in barrier mode goes by, and what else the job wants back with it."""
+
+    letter: bytes
+    facts: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRecord:
+    """A failed record. ``root`` is the id its failed attempt had, ``attempt`` the number of the one to come
+    (of the last one, if dead). ``body`` is its payload as `Payloads` writes it. ``edit`` is the last change of its
+    payload; ``key_hashes`` are those of the payload before. ``kept`` is there for a letter of a job in barrier mode: it
+    goes back to that job, and is no replay.
+    """
+
+    root: int
+    origin: int
+    attempt: int
+    key_hashes: tuple[int, ...] | None
+    flat_hashes: bool
+    history: History
+    digest: bytes
+    body: bytes
+    edit: Edit = NOT_EDITED
+    kept: KeptName | None = None
+
+    @property
+    def is_edited(self) -> bool:
+        return self.edit != NOT_EDITED
+
+    @property
+    def shape(self) -> tuple[bytes, int, bool]:
+        """What records must share to become rows of one batch: schema, number of key hashes, being edited or not."""
+        if self.key_hashes is None:
+            return self.digest, -1, self.is_edited
+        return self.digest, 0 if self.flat_hashes else len(self.key_hashes) + 1, self.is_edited
+
+    def hash_row(self) -> Any:
+        """Return the key hashes as an item of an array: a number if the source had one selector as
+        int32[n].
+        """
+        assert self.key_hashes is not None
+        return self.key_hashes[0] if self.flat_hashes else self.key_hashes
+
+
+def hashes_of(
+    key_hashes: np.ndarray[Any, np.dtype[np.int32]] | None, row: int
+) -> tuple[tuple[int, ...] | None, bool]:
+    """Return the key hashes of one row, and whether the array is flat."""
+    if key_hashes is None:
+        return None, False
+    if key_hashes.ndim == 1:
+        return (int(key_hashes[row]),), True
+    return tuple(key_hashes[row].tolist()), False
+
+
+def key_of(stream: int, time_ms: int, serial: int) -> bytes:
+    """Return the key of a record of ``stream``; ``serial`` tells records of the same time apart."""
+    return (
+        stream.to_bytes(_NUMBER_BYTES, "big") + max(time_ms, 0).to_bytes(8, "big") + serial.to_bytes(8, "big")
+    )
+
+
+def stream_of(key: bytes) -> int:
+    return int.from_bytes(key[:_NUMBER_BYTES], "big")
+
+
+def time_of(key: bytes) -> int:
+    return int.from_bytes(key[_NUMBER_BYTES : _NUMBER_BYTES + 8], "big")
+
+
+def put(txn: WriteTransaction, table: FailedTable, key: bytes, record: FailedRecord) -> None:
+    packed = pack(
+        [
+            _FORMAT,
+            record.root,
+            record.origin,
+            record.attempt,
+            record.key_hashes,
+            record.flat_hashes,
+            record.history,
+            record.digest,
+            record.body,
+            *record.edit,
+            record.kept,
+        ]
+    )
+    txn.put(table, key, packed)
+
+
+def get(txn: ReadTransaction, table: FailedTable, key: bytes) -> FailedRecord | None:
+    value = txn.get(table, key) if len(key) == KEY_BYTES else None
+    return None if value is None else decode(value)
+
+
+def scan(
+    txn: ReadTransaction, table: FailedTable, stream: int, start_ms: int = 0
+) -> Iterator[tuple[bytes, memoryview | bytes]]:
+    """Iterate over keys and values of a stream's records from ``start_ms`` on; `decode` reads a value."""
+    return txn.scan(table, key_of(stream, start_ms, 0), _behind(stream))
+
+
+def counts(txn: ReadTransaction, table: FailedTable) -> dict[int, int]:
+    """Return how many records each stream has, by its number.
+
+    Of one stream that has them all the store knows it; of several, the keys of all but the last are counted.
+    """
+    found: dict[int, int] = {}
+    start = b""
+    while (first := next(txn.keys(table, start), None)) is not None:
+        found[stream_of(first)] = 0
+        start = _behind(stream_of(first))
+    others = list(found)[:-1]
+    for stream in others:
+        found[stream] = sum(1 for _ in txn.keys(table, key_of(stream, 0, 0), _behind(stream)))
+    if found:
+        found[next(reversed(found))] = txn.count(table) - sum(found[stream] for stream in others)
+    return found
+
+
+def last_ms(txn: ReadTransaction, table: FailedTable, stream: int) -> int:
+    """Return the time of a stream's last record, Unix milliseconds; 0 if it has none."""
+    last = next(txn.keys(table, key_of(stream, 0, 0), _behind(stream), reverse=True), None)
+    return 0 if last is None else time_of(last)
+
+
+def _behind(stream: int) -> bytes:
+    """Return where the keys of a stream end. Streams are numbered from 1 up, and never so many that this overflows."""
+    return (stream + 1).to_bytes(_NUMBER_BYTES, "big")
+
+
+def decode(value: bytes | memoryview) -> FailedRecord:
+    """Return the record of a stored value; `StoreDamagedError` if it is not one."""
+    try:
+        version, root, origin, attempt, hashes, flat, entries, *more = unpack(value)
+        if version in (_FORMAT, _FORMAT_WITHOUT_LETTER):
+            history = decode_history(entries)
+        elif version in (_FORMAT_WITHOUT_PLACES, _FORMAT_WITHOUT_EDIT):
+            frames, last_line, *more = more
+            *earlier, last = decode_old_history(entries)
+            history = (*earlier, last._replace(frames=frames, last_line=last_line))
+        else:
+            raise ValueError(f"format {version}")
+        kept = more.pop() if version == _FORMAT else None
+        digest, body, edited_ms, edited_by = (*more, *NOT_EDITED) if version == _FORMAT_WITHOUT_EDIT else more
+        return FailedRecord(
+            root,
+            origin,
+            attempt,
+            None if hashes is None else tuple(hashes),
+            flat,
+            history,
+            digest,
+            body,
+            (edited_ms, edited_by),
+            None if kept is None else KeptName(*kept),
+        )
+    except (ValueError, TypeError) as error:
+        raise StoreDamagedError(f"a failed record cannot be read: {error}") from error
+
 
 _STATE = b"index/dead"
 _STREAM_BYTES = 4

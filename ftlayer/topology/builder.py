@@ -17,8 +17,7 @@ from ftlayer.topology.connectors import Options, ParseSchema, Schema, open_sourc
 from ftlayer.topology.ddl import parse_ddl, to_ddl
 from ftlayer.topology.draft import GraphDraft
 from ftlayer.topology.graph import StreamGraph
-from ftlayer.topology.operators import Source
-from ftlayer.topology.queues import Queue
+from ftlayer.topology.operators import Queue, Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions
 

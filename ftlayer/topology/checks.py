@@ -17,8 +17,8 @@ from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey
 from ftlayer.partitioning.replay import replay_twin
 from ftlayer.records.keyhash import key_column
 from ftlayer.records.traced import KeySelector
+from ftlayer.topology.explain import check_iterations
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
-from ftlayer.topology.iterations import check_iterations
 from ftlayer.topology.job_graph import (
     LETTERS,
     check_job_name,

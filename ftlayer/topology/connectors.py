@@ -17,13 +17,13 @@ from ftlayer.topology.operators import (
     FunctionSink,
     IterableSource,
     PushSource,
+    Queue,
     QueueSource,
     ReaderSource,
     SinkConnector,
     SourceConnector,
     WriterSink,
 )
-from ftlayer.topology.queues import Queue
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource

@@ -19,8 +19,8 @@ from ftlayer.partitioning.partitioners import Forward, Partitioner
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.topology.checks import check_columns, check_operator, check_parallelism
 from ftlayer.topology.connectors import ParseSchema, Schema
+from ftlayer.topology.explain import TAIL, circle_error, closed_twice
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
-from ftlayer.topology.iterations import TAIL, circle_error, closed_twice
 from ftlayer.topology.job_graph import (
     check_job_name,
     check_name,

@@ -60,7 +60,6 @@ class BarrierBuilder:
 
     @property
     def tracked(self) -> bool:
-        """False: no record is followed."""
         return False
 
     def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:

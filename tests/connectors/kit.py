@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from servers import Server
 
-from ftlayer.topology.queues import Fetched, Member, Queue, QueueReader
+from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
 
 
 class Kit:

@@ -11,7 +11,7 @@ from typing import Any
 from kit import Kit
 from servers import Server, free_port
 
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue
 
 
 class MosquittoServer(Server):

@@ -11,7 +11,7 @@ from typing import Any
 from kit import Kit
 from servers import Server, free_port, is_open
 
-from ftlayer.topology.queues import Fetched, Queue
+from ftlayer.topology.operators import Fetched, Queue
 
 
 class NatsServer(Server):

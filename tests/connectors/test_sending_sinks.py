@@ -55,7 +55,7 @@ class MqttReceiver:
     def __init__(self, server: Any, name: str) -> None:
         from ftlayer.sinks import MqttSink
         from ftlayer.sources import MqttDataSource, MqttSource
-        from ftlayer.topology.queues import Member
+        from ftlayer.topology.operators import Member
 
         self.server, self.name, self.data_source = server, name, MqttDataSource
         self.sink = MqttSink(server.url, topic=name, body="id")

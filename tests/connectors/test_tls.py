@@ -13,7 +13,7 @@ from servers import Server, is_open, started
 
 from ftlayer.errors import SourceError
 from ftlayer.sources import MqttSource, NatsSource, RedisSource
-from ftlayer.topology.queues import Member, Queue
+from ftlayer.topology.operators import Member, Queue
 from ftlayer.transport.tls import make_certificate
 
 COUNT = 5

@@ -50,7 +50,7 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
-from ftlayer.vertex.service.rules import ShardParts
+from ftlayer.vertex.service.shard import ShardParts
 from ftlayer.vertex.service.vertex import Vertex
 from ftlayer.vertex.wire.frames import ENVELOPED
 

@@ -31,10 +31,12 @@ from ftlayer.sources.files.pieces import FilePieces
 from ftlayer.sources.logs import LogRange
 from ftlayer.spark.query import checkpoint as mark
 from ftlayer.state.snapshots import serializer
-from ftlayer.store import batches, failed, ranges, rows
+from ftlayer.store import batches, rows
+from ftlayer.store import dead_index as failed
 from ftlayer.store import lmdb_store as lmdb_environment
 from ftlayer.vertex.calls import JobDetails
 from ftlayer.vertex.rules import dedupe
+from ftlayer.vertex.rules import source_ranges as ranges
 from ftlayer.vertex.rules.board import board as entries
 from ftlayer.vertex.service import directory
 

@@ -19,7 +19,7 @@ from pyspark.sql import Row
 
 from ftlayer.errors import SourceRowError
 from ftlayer.functions.conversion import DICTS, VALUES, Form, python_values, records_in_form, to_batch
-from ftlayer.functions.values import convert
+from ftlayer.functions.keyed import convert
 from ftlayer.runtime.connectors.rows import RowMaker
 
 BY_TYPE: dict[pa.DataType, st.SearchStrategy[Any]] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.report import find_reports
 from ftlayer.errors import CheckpointDamagedError
 from ftlayer.jobs.local_board import ReportKeeper

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.storage import remote_files
-from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.errors import CheckpointStorageError, ConfigError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.sinks import FileMessage, FileSink, PostgresMessage, files, formats

@@ -26,7 +26,7 @@ from ftlayer.errors import ConfigError, SourceError
 from ftlayer.records.beside import misfits
 from ftlayer.sources import FilesSource, TailSource
 from ftlayer.sources.files import source as journals
-from ftlayer.topology.queues import Member
+from ftlayer.topology.operators import Member
 
 Make = Callable[..., FilesSource]
 
@@ -378,7 +378,7 @@ def test_one_who_was_killed_while_it_put_the_journal_together(
         put(inbox / str(number), f"{number}\n", -number)
         end = source.latestOffset(end, ReadAllAvailable())
     with monkeypatch.context() as killed:
-        killed.setattr("ftlayer.checkpoint.storage.local_files.LocalFiles.delete", lambda *_: None)
+        killed.setattr("ftlayer.checkpoint.storage.files.LocalFiles.delete", lambda *_: None)
         source.commit(end)
     assert [row["value"] for row in range_rows(make(), start, end)] == ["0", "1", "2", "3"]
     (directory,) = (tmp_path / "journal").iterdir()

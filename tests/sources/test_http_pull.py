@@ -14,7 +14,7 @@ import pytest
 
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import PolledJsonSource, SseSource
-from ftlayer.topology.queues import Fetched, Member, Queue, QueueReader
+from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
 
 MEMBER = Member("job/events", 0, 1)
 Answer = Callable[[BaseHTTPRequestHandler], None]

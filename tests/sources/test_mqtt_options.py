@@ -9,7 +9,7 @@ import pytest
 from ftlayer.errors import ConfigError
 from ftlayer.sinks import MqttSink
 from ftlayer.sources import MqttDataSource, MqttSource
-from ftlayer.topology.queues import Member
+from ftlayer.topology.operators import Member
 
 pytest.importorskip("paho.mqtt")
 

@@ -21,7 +21,7 @@ from ftlayer.sources.postgres.catalog import schema_of_changes, to_column, type_
 from ftlayer.sources.postgres.changes_reader import lsn_of, lsn_text
 from ftlayer.sources.postgres.data_source import Settling
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.queues import Member
+from ftlayer.topology.operators import Member
 
 DSN = "host=localhost dbname=shop user=ada password=secret"
 NUMBERS = pa.schema([("n", pa.int64())])

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.sources import queue_stream
 from ftlayer.sources.queue_stream import QueueStreamReader, Spool
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue
 
 ID = pa.schema([("id", pa.int64())])
 

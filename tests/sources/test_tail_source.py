@@ -11,7 +11,7 @@ import pytest
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import TailSource
 from ftlayer.sources.tail import data_source as tail
-from ftlayer.topology.queues import Fetched, Member, QueueReader
+from ftlayer.topology.operators import Fetched, Member, QueueReader
 
 MEMBER = Member("job/lines", 0, 1)
 

@@ -17,7 +17,7 @@ import pytest
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import WebhookSource
 from ftlayer.sources.webhook.data_source import WebhookReader
-from ftlayer.topology.queues import Fetched, Member
+from ftlayer.topology.operators import Fetched, Member
 from ftlayer.transport.tls import make_certificate
 
 ME = Member("job/hook", 0, 1)

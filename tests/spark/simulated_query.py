@@ -20,8 +20,7 @@ from ftlayer.spark.batch.sinks import BatchFunctionSink
 from ftlayer.spark.deliveries.source import delivered_rows
 from ftlayer.spark.protocol import BatchProtocol, BatchReport
 from ftlayer.spark.stages.run import QueryPlan
-from ftlayer.spark.stages.steps import Repartition, plan_stages
-from ftlayer.spark.stages.task import FT
+from ftlayer.spark.stages.task import FT, Repartition, plan_stages
 from ftlayer.vertex import calls
 
 SOURCE = pa.schema([("v", pa.int64())])

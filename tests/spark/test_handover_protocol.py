@@ -20,7 +20,7 @@ from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.protocol import STEPS, BatchProtocol, BatchReport
 from ftlayer.spark.stages.pages import make_carriers
 from ftlayer.spark.stages.run import QueryPlan
-from ftlayer.spark.stages.steps import plan_stages
+from ftlayer.spark.stages.task import plan_stages
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope
 

@@ -18,9 +18,9 @@ from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import OperatorState, SubtaskRestore
 from ftlayer.errors import SnapshotCancelledError
+from ftlayer.functions.keyed import NAN
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import UndoLog
-from ftlayer.functions.values import NAN
 from ftlayer.partitioning.replay import groups_of
 from ftlayer.state import opening as backend
 from ftlayer.state import opening as merging

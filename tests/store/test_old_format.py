@@ -14,10 +14,10 @@ from ftlayer.errors import StoreDamagedError
 from ftlayer.store import TABLES, LmdbStore, MemoryStore
 from ftlayer.store.lmdb_store import FORMAT_VERSION
 from ftlayer.store.meta import get_query
-from ftlayer.store.ranges import StoredPartition, StoredRange, all_ranges, put_ranges
 from ftlayer.store.rows import pack, unpack
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.source_ranges import StoredPartition, StoredRange, all_ranges, put_ranges
 from ftlayer.vertex.rules.state import LayerOptions
 
 NEW = ("groups", "by_group", "by_root", "board", "audit")

@@ -17,9 +17,8 @@ from ftlayer.functions.process import ProcessFunction
 from ftlayer.partitioning.partitioners import Forward, HashByKey
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
-from ftlayer.topology.explain import explain, to_dot, to_mermaid
+from ftlayer.topology.explain import check_forced, explain, to_dot, to_mermaid, warn_of_losses
 from ftlayer.topology.graph import StreamEdge, StreamGraph
-from ftlayer.topology.iterations import check_forced, warn_of_losses
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import IterationHead, IterationTail

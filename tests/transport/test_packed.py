@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer import _native
-from ftlayer.transport.packed import BASE_COST, unpack
+from ftlayer.transport.frames import BASE_COST, unpack
 
 values = st.recursive(
     st.one_of(

@@ -24,8 +24,8 @@ from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.service.embedded import EmbeddedVertex
-from ftlayer.vertex.service.rules import ShardParts
 from ftlayer.vertex.service.serve import VertexServer, open_vertex
+from ftlayer.vertex.service.shard import ShardParts
 from ftlayer.vertex.service.vertex import Vertex
 
 STREAM = "job/source"

@@ -12,10 +12,9 @@ from bench.scale.curve import Curve, Point, ends
 from bench.scale.lab import Lab
 from bench.scale.vertices import FAR_MS, OPTIONS, STREAM, core_over, rows_of, start_figures
 from ftlayer.clock import system_now
-from ftlayer.store import failed
-from ftlayer.store.failed import FailedRecord, FailedTable
-from ftlayer.store.payloads import Payloads
-from ftlayer.store.rows import StoredAttempt
+from ftlayer.store import dead_index as failed
+from ftlayer.store.dead_index import FailedRecord, FailedTable
+from ftlayer.store.rows import Payloads, StoredAttempt
 from ftlayer.vertex.calls import OpenStream
 
 WAITING = (1_000, 10_000, 100_000, 1_000_000, 5_000_000)

@@ -20,9 +20,8 @@ from ftlayer.checkpoint.custom_storage import serve
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Piece, Scope, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import DriverStorage, PieceWriter, SlotStorage
-from ftlayer.checkpoint.storage.files import Files, StoragePool, raise_together
+from ftlayer.checkpoint.storage.files import Files, LocalFiles, StoragePool, raise_together
 from ftlayer.checkpoint.storage.keys import Signer, key_of, packed_key
-from ftlayer.checkpoint.storage.lanes import FileLane, NamePath
 from ftlayer.checkpoint.storage.layout import (
     KEY,
     METADATA,
@@ -53,7 +52,6 @@ from ftlayer.checkpoint.storage.loading import (
     paths_of,
     verify_checkpoint,
 )
-from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.checkpoint.storage.metadata import encode
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checkpoint.storage.removing import (
@@ -65,7 +63,7 @@ from ftlayer.checkpoint.storage.removing import (
     orphans,
     shared_paths,
 )
-from ftlayer.checkpoint.storage.writer import Amplification, FileWriter, given_up
+from ftlayer.checkpoint.storage.writer import Amplification, FileLane, FileWriter, NamePath, given_up
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -568,7 +566,6 @@ class DriverStorageBase:
         return left
 
     def load(self, location: str) -> Checkpoint:
-        """See `DriverStorage.load`; any checkpoint or savepoint of any job."""
         return load_checkpoint(location, self._key_of(normal(location)))
 
     def verify(self, checkpoint: Checkpoint) -> None:

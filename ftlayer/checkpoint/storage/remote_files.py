@@ -22,9 +22,8 @@ from ftlayer.checkpoint.custom_storage import (
     installed,
     served,
 )
-from ftlayer.checkpoint.storage.files import Files, reading, storage_errors
+from ftlayer.checkpoint.storage.files import Files, LocalFiles, reading, storage_errors
 from ftlayer.checkpoint.storage.layout import is_local, new_unique, normal, parent, scheme_of
-from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.errors import CheckpointStorageError, ConfigError
 from ftlayer.printable import described, raise_from, secrets_of, shown_url
 

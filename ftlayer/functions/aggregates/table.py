@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from ftlayer.functions.aggregates.per_record import AggregatePlan, given_as, held_as
 from ftlayer.functions.conversion import VALUES, array_of
-from ftlayer.functions.keyed import Key
+from ftlayer.functions.keyed import NAN, Key
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.functions.values import NAN
 from ftlayer.records.kernels import native
 
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 from ftlayer.errors import QueryError
 from ftlayer.functions.chains.async_segment import RateLimiter
 from ftlayer.functions.chains.batch_segment import ROW_TAG as ROW_TAG
+from ftlayer.functions.chains.batch_segment import run_segments, segments_of
 from ftlayer.functions.chains.record_segment import CHUNK_ROWS as CHUNK_ROWS
 from ftlayer.functions.chains.record_segment import RecordSegment
-from ftlayer.functions.chains.segments import run_segments, segments_of
 from ftlayer.functions.conversion import DICTS
 from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import I64, failed_rows, without_rows

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from ftlayer.errors import StateSerializationError, TimerFailedError
-from ftlayer.functions.chains.prepared import Processing
+from ftlayer.functions.chains.batch_segment import Segment, run_segments, segments_of
+from ftlayer.functions.chains.fused import Processing
 from ftlayer.functions.chains.preparing import PreparedOperator, ProcessOperator
 from ftlayer.functions.chains.record_segment import RecordSegment
-from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
 from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import VALUES

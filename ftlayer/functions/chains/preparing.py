@@ -11,16 +11,14 @@ import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.aggregates.table import AggregateTable, KeyedAggregate
-from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing
+from ftlayer.functions.chains.fused import KeyColumns, PreparedStep, Processing, Reducing
 from ftlayer.functions.chains.window_segment import Aggregating, Windowing
 from ftlayer.functions.context import Context
 from ftlayer.functions.failures import I64
-from ftlayer.functions.keyed import Backend, Timers
+from ftlayer.functions.keyed import Backend, Timers, owned
 from ftlayer.functions.process import uses_timers
 from ftlayer.functions.steps import CoProcess, Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
-from ftlayer.functions.undo.backend import UndoBackend
-from ftlayer.functions.undo.tables import UndoMaps, UndoValues
-from ftlayer.functions.values import owned
+from ftlayer.functions.undo.backend import UndoBackend, UndoMaps, UndoValues
 from ftlayer.functions.windows.function import TABLE, FixedWindows
 
 # Functions of two inputs that give what they return event times of its own: pairs of a join have the later one's.

@@ -11,8 +11,17 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import ResultRowError, StateSerializationError
-from ftlayer.functions.chains.fused import Fused, fuse, has_run, is_one_to_one
-from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing, unhashable
+from ftlayer.functions.chains.fused import (
+    Fused,
+    KeyColumns,
+    PreparedStep,
+    Processing,
+    Reducing,
+    fuse,
+    has_run,
+    is_one_to_one,
+    unhashable,
+)
 from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.conversion import (
     DICTS,
@@ -30,11 +39,11 @@ from ftlayer.functions.conversion import (
     schema_text,
 )
 from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failure_of, raise_signalled
+from ftlayer.functions.keyed import NAN, convert
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter, FlatMap
+from ftlayer.functions.undo.backend import UndoValues, finds_as_dict, logged_lookup
 from ftlayer.functions.undo.log import LateFailure, UndoLog
-from ftlayer.functions.undo.tables import UndoValues, finds_as_dict, logged_lookup
-from ftlayer.functions.values import NAN, convert
 from ftlayer.records.kernels import native
 
 # The loop over per-record functions in C, where records, results and functions are such that it can run them.

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import ResultRowError
-from ftlayer.functions.chains.prepared import Processing
+from ftlayer.functions.chains.fused import Processing
 from ftlayer.functions.conversion import Form, misfit_text, schema_text
 from ftlayer.functions.failures import I64, RowFailure, SideOutput, failure_of
-from ftlayer.functions.values import convert
+from ftlayer.functions.keyed import convert
 
 
 def take_side_outputs(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ftlayer.checks import check_ran
 from ftlayer.errors import FTLayerError, JobError
 from ftlayer.functions.chains.async_segment import AsyncSegment
-from ftlayer.functions.chains.batch_segment import BatchSegment
+from ftlayer.functions.chains.batch_segment import BatchSegment, Segment, run_segments, segments_of
 from ftlayer.functions.chains.firing import (
     FIRED_AT_ONCE,
     DueTimers,
@@ -31,7 +31,6 @@ from ftlayer.functions.chains.firing import (
 )
 from ftlayer.functions.chains.preparing import ChainOperator, gives_times, prepare, taken_off
 from ftlayer.functions.chains.record_segment import RecordSegment
-from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
 from ftlayer.functions.chains.window_segment import AggregateSegment, WindowSegment
 from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running

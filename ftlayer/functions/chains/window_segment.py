@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ftlayer.functions.aggregates.per_record import AggregatePlan, overflow_error
 from ftlayer.functions.aggregates.table import AggregateTable
-from ftlayer.functions.chains.prepared import Processing
+from ftlayer.functions.chains.fused import Processing
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failure_of

@@ -16,7 +16,7 @@ import numpy as np
 
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.failures import I64, RowFailure
-from ftlayer.functions.values import is_immutable, private_copy
+from ftlayer.functions.keyed import is_immutable, private_copy
 from ftlayer.printable import described
 
 Restore = Callable[[Any, Any], object]

@@ -20,10 +20,9 @@ from ftlayer.functions.context import Context, results_of
 from ftlayer.functions.current import has_failed_before
 from ftlayer.functions.failures import I64
 from ftlayer.functions.handles import NOTHING, MapHandle
-from ftlayer.functions.keyed import Key, MapTable, Timers
+from ftlayer.functions.keyed import Key, MapTable, Timers, owned
 from ftlayer.functions.process import LAST_WATERMARK_MS, ProcessFunction
 from ftlayer.functions.undo.log import UndoLog
-from ftlayer.functions.values import owned
 
 
 @dataclass(frozen=True, slots=True)

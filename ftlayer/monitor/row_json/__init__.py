@@ -18,7 +18,7 @@ month-day-nano interval                an array of three whole numbers
 
 from __future__ import annotations
 
+from ftlayer.monitor.row_json.reading import json_of_column as json_of_column
+from ftlayer.monitor.row_json.reading import json_of_row as json_of_row
 from ftlayer.monitor.row_json.reading import row_of_json as row_of_json
 from ftlayer.monitor.row_json.reading import value_of_text as value_of_text
-from ftlayer.monitor.row_json.writing import json_of_column as json_of_column
-from ftlayer.monitor.row_json.writing import json_of_row as json_of_row

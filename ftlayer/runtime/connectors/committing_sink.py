@@ -22,7 +22,7 @@ from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.writers import call_write
 from ftlayer.printable import described, text_of
 from ftlayer.runtime.connectors.rejecting import RowRejections
-from ftlayer.runtime.protocol.sealed import seal
+from ftlayer.runtime.protocol.messages import seal
 from ftlayer.runtime.task.contract import Settled
 from ftlayer.topology.operators import WriterSink
 

@@ -44,11 +44,18 @@ from ftlayer.runtime.connectors.offset_reader import (
 )
 from ftlayer.runtime.connectors.rows import Misfit, RowMaker, SparkRowMaker, skipped, slices
 from ftlayer.runtime.protocol.elements import NAMED_SPLIT, Splits
-from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
-from ftlayer.runtime.protocol.sealed import unseal
+from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone, unseal
 from ftlayer.runtime.task.actions import SourceRows, TakenRows
-from ftlayer.topology.operators import IterableSource, PushSource, QueueSource, ReaderSource, Source
-from ftlayer.topology.queues import Fetched, Member, QueueReader
+from ftlayer.topology.operators import (
+    Fetched,
+    IterableSource,
+    Member,
+    PushSource,
+    QueueReader,
+    QueueSource,
+    ReaderSource,
+    Source,
+)
 from ftlayer.vertex.calls import SourcePosition
 
 MAX_WAITING_BYTES = 16 * MIB

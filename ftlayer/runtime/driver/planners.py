@@ -53,8 +53,7 @@ from ftlayer.runtime.driver.planner_rules import (
     WarnReadAgain,
 )
 from ftlayer.runtime.driver.range_keeper import OpenKeeper
-from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
-from ftlayer.runtime.protocol.sealed import seal
+from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone, seal
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import ReaderSource, Source
 

@@ -22,7 +22,7 @@ from ftlayer.errors import (
 )
 from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
 from ftlayer.runtime.driver.events import TaskCounts
-from ftlayer.runtime.protocol.order import SlotOrder
+from ftlayer.runtime.protocol.elements import SlotOrder
 from ftlayer.runtime.worker import Worker
 from ftlayer.spark.sessions import how_it_ended, is_connect, is_local
 from ftlayer.topology.job_graph import display_name
@@ -374,7 +374,6 @@ class SlotRunner:
         self._order, self._run = order, run
 
     def of(self, slot: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-        """Return the function for ``mapInArrow``."""
         order, run = self._order, self._run
 
         def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -93,11 +93,10 @@ from ftlayer.runtime.slot.events import (
     Turn,
     Wake,
 )
-from ftlayer.runtime.slot.links import SlotLinks, receivers_of
+from ftlayer.runtime.slot.links import ChannelServer, SlotLinks, receivers_of
 from ftlayer.runtime.slot.mode import Order, RunTracer, SlotContext
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
-from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Task, TaskKey
@@ -128,7 +127,6 @@ class ControlClient:
     """
 
     def __init__(self, endpoint: Endpoint, *, job: str, slot: int, instance: str) -> None:
-        """Prepare; connects with `start`."""
         self._endpoint = endpoint
         hello = {"protocol": PROTOCOL, "job": job, "slot": slot, "instance": instance}
         connection = FlightConnection(endpoint, pack(hello, "descriptor"))

@@ -14,7 +14,7 @@ from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.elements import Barrier, Element
+from ftlayer.runtime.protocol.elements import Barrier, Element, SlotOrder
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
     CheckpointAborted,
@@ -32,7 +32,6 @@ from ftlayer.runtime.protocol.messages import (
     ResumeIntake,
     TriggerCheckpoint,
 )
-from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot.credit import Crediting
 from ftlayer.runtime.slot.events import (
     Event,
@@ -322,11 +321,9 @@ class UntrackedSlot:
         return ()
 
     def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
-        """See `SlotMode.read`: rows are done once they are sent."""
         return RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)
 
     def source_ended(self, seat: Seat) -> Instructions:
-        """See `SlotMode.source_ended`: the coordinator sees the end by the slots."""
         return ()
 
     def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
@@ -354,7 +351,6 @@ class UntrackedSlot:
         return True
 
     def reads_early(self, seat: Seat) -> bool:
-        """See `SlotMode.reads_early`: nothing would bound the number of batches."""
         return False
 
     def rows_wanted(self, key: TaskKey) -> int:
@@ -407,7 +403,6 @@ class UntrackedSlotShell:
         return {}
 
     def carry_out(self, instruction: ModeInstruction) -> None:
-        """See `SlotModeShell.carry_out`: the rules have no instructions of their own."""
         raise misplaced(instruction)
 
     def touch(self, roots: list[U64Array]) -> None:

@@ -10,7 +10,7 @@ import msgpack
 
 from ftlayer.errors import CodecError, PeerRefusedError
 from ftlayer.runtime.protocol.messages import Peer
-from ftlayer.transport.packed import unpack
+from ftlayer.transport.frames import unpack
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,9 @@ from ftlayer.runtime.task.actions import (
     refused,
 )
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import Task
-from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.event_time import Alarm
-from ftlayer.runtime.task.gate import StatusWatermarkValve
+from ftlayer.runtime.task.contract import BoolArray, Task, known_of, replayed
+from ftlayer.runtime.task.emitter import Emitter, reports
+from ftlayer.runtime.task.event_time import Alarm, StatusWatermarkValve
 from ftlayer.runtime.task.join_buffer import (
     JoinBuffer,
     JoinRows,
@@ -54,8 +53,6 @@ from ftlayer.runtime.task.join_buffer import (
     same_keys,
     shifted,
 )
-from ftlayer.runtime.task.latency import reports
-from ftlayer.runtime.task.lineages import BoolArray, known_of, replayed
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import Join, Replay, Source

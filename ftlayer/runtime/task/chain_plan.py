@@ -14,13 +14,11 @@ from ftlayer.functions.undo.log import UndoLog
 from ftlayer.handler.handler import Handler
 from ftlayer.runtime.task.chain_rows import ChainRows, WholeBatches
 from ftlayer.runtime.task.chain_task import ChainTask
-from ftlayer.runtime.task.companion import ChainCompanion
+from ftlayer.runtime.task.contract import ChainCompanion
 from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.event_time import TimedInputs
-from ftlayer.runtime.task.gate import StatusWatermarkValve
+from ftlayer.runtime.task.event_time import StatusWatermarkValve, TimedInputs
 from ftlayer.runtime.task.iteration import HeadTask, LoopGate
-from ftlayer.runtime.task.outlet import Outlet
-from ftlayer.runtime.task.pipeline import OperatorChain
+from ftlayer.runtime.task.pipeline import OperatorChain, Outlet
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import (
     AssignWatermarks,

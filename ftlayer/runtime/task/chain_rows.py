@@ -12,9 +12,8 @@ from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.handler.handler import Handler
 from ftlayer.runtime.protocol.elements import Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.lineages import known_of, replayed
-from ftlayer.runtime.task.outlet import Outlet
-from ftlayer.runtime.task.pipeline import OperatorChain
+from ftlayer.runtime.task.contract import known_of, replayed
+from ftlayer.runtime.task.pipeline import OperatorChain, Outlet
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,9 @@ from ftlayer.runtime.task.actions import (
     refused,
 )
 from ftlayer.runtime.task.chain_rows import ChainRows, FailureCounts
-from ftlayer.runtime.task.companion import ChainCompanion
-from ftlayer.runtime.task.event_time import Alarm
-from ftlayer.runtime.task.gate import StatusWatermarkValve
-from ftlayer.runtime.task.outlet import Outlet
-from ftlayer.runtime.task.pipeline import OperatorChain
+from ftlayer.runtime.task.contract import ChainCompanion
+from ftlayer.runtime.task.event_time import Alarm, StatusWatermarkValve
+from ftlayer.runtime.task.pipeline import OperatorChain, Outlet
 from ftlayer.topology.job_graph import Channel, JobEdge
 
 logger = logging.getLogger(__name__)

@@ -2,15 +2,192 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.clock import Now
 from ftlayer.functions.chains.chain import RowFailure
-from ftlayer.records.ids import U64Array
+from ftlayer.functions.current import UNTRACKED, CurrentRecord, Known, record_of
+from ftlayer.functions.failures import I64
+from ftlayer.handler.xor import origins_of
+from ftlayer.records.ids import FIRST_TRY, U64Array, tries_or_first
+from ftlayer.runtime.protocol.elements import RecordIds
+from ftlayer.runtime.protocol.messages import Conviction
 from ftlayer.runtime.task.actions import Action, TaskEvent
+
+
+class ChainCompanion(Protocol):
+    """A mode's part in one chain. Its `ChainTask` owns it, and calls it in its own thread."""
+
+    def opened(self) -> None:
+        """All functions are open: no state is declared any more."""
+
+    def closed(self) -> None:
+        """All functions are closed, at the chain's end."""
+
+    def reports(self) -> list[Action]:
+        """Return what is to be told of the records that failed, and that were settled, since the last call."""
+
+    def loop_ended(self) -> list[Action]:
+        """Return what is to be told of the end of the loop that the chain is the head of."""
+
+    def data_ended(self) -> list[Action]:
+        """Return what is to be told of the end of the chain's data: no record comes, and none waits."""
+
+    def tend(self, records: int, now: Now) -> list[Action]:
+        """Do what is to be done between two calls of functions; the chain has just taken so many records."""
+
+    @property
+    def rest_ms(self) -> int | None:
+        """None: all goes on. A number: nothing stirs by itself now, look again in so many ms.
+
+        Timers do not fire then, and what comes back to the head of a loop waits.
+        """
+
+
+class NoCompanion:
+    rest_ms: int | None = None
+
+    def opened(self) -> None:
+        """Do nothing."""
+
+    def closed(self) -> None:
+        """Do nothing."""
+
+    def reports(self) -> list[Action]:
+        """Return nothing: the first failure was raised, and what was settled has no use."""
+        return []
+
+    def loop_ended(self) -> list[Action]:
+        return []
+
+    def data_ended(self) -> list[Action]:
+        return []
+
+    def tend(self, records: int, now: Now) -> list[Action]:
+        return []
+
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+def ids_mask(lineage: RecordIds, records: BoolArray) -> BoolArray:
+    """Return which RecordIds belong to the records of a mask bool[n]: bool[m]."""
+    return records if lineage.offsets is None else np.repeat(records, np.diff(lineage.offsets))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOf:
+    """`ftlayer.functions.current.Known` of a batch; of a record with several anchors, the one tried most often."""
+
+    lineage: RecordIds
+
+    def record(self, row: int) -> CurrentRecord:
+        lineage = self.lineage
+        first, last = (row, row + 1) if lineage.offsets is None else lineage.offsets[row : row + 2].tolist()
+        # The attempt is in the high bits.
+        worst = 0 if lineage.tries is None else int(np.argmax(lineage.tries[first:last]))
+        tries = FIRST_TRY if lineage.tries is None else int(lineage.tries[first + worst])
+        return record_of(tries, int(origins_of(lineage)[first + worst]))
+
+    def tries(self, rows: I64) -> U64Array:
+        lineage = self.lineage
+        if lineage.tries is None:
+            return tries_or_first(None, len(rows))
+        if lineage.offsets is None:
+            return lineage.tries[rows]
+        return np.maximum.reduceat(lineage.tries, lineage.offsets[:-1])[rows]
+
+
+def known_of(lineage: RecordIds | None) -> Known:
+    """Return what the functions of a chain may ask of a batch's records."""
+    return UNTRACKED if lineage is None else KnownOf(lineage)
+
+
+def replayed(lineage: RecordIds) -> BoolArray:
+    """Return which records come from a replay (by any of their anchors): bool[n]."""
+    if lineage.origins is None:
+        return np.zeros(len(lineage), np.bool_)
+    again: BoolArray = lineage.origins != lineage.roots
+    if lineage.offsets is None:
+        return again
+    result = np.zeros(len(lineage), np.bool_)
+    result[lineage.record_of[again]] = True
+    return result
+
+
+class Suspects(Protocol):
+    """One subtask's. Rows are of the chain's input with the number ``input``, as they came."""
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether rows go through the chain and its outlet one by one, each between `about_to` and `over`.
+
+        So do timers, by `fires`.
+        """
+
+    def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
+        """Return the rows that must not come to user code again, ascending: the caller makes them dead letters.
+
+        Asked again for the same rows, it says the same.
+        """
+
+    def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
+        """This row is next to go to user code."""
+
+    @property
+    def looks_at_timers(self) -> bool:
+        """Whether `fires` is to be asked of each timer."""
+
+    def fires(self, operator: str, kind: str, key: Any, time_ms: int) -> Conviction | None:
+        """This timer is next to be fired; a convicted one must not be."""
+
+    def over(self) -> None:
+        """The row, or the timer, has passed, or failed."""
+
+    def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
+        """Return the digests of rows that `convicted` has named: this checkpoint is going to hold them as dead.
+
+        Those that are left out are in a checkpoint that is known to be complete.
+        """
+
+    def completed(self, checkpoint: int) -> None:
+        """A checkpoint is complete."""
+
+
+class _NoSuspects:
+    """`Suspects` of a chain without a failure policy, and of a job in which nothing is suspected."""
+
+    one_at_a_time = False
+
+    def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
+        return ()
+
+    def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
+        """Nothing is noted."""
+
+    looks_at_timers = False
+
+    def fires(self, operator: str, kind: str, key: Any, time_ms: int) -> Conviction | None:
+        return None
+
+    def over(self) -> None:
+        """Nothing was."""
+
+    def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
+        return ()
+
+    def completed(self, checkpoint: int) -> None:
+        """It means nothing."""
+
+
+NO_SUSPECTS: Suspects = _NoSuspects()
+
 
 TaskKey: TypeAlias = tuple[str, int]
 """(uid of a chain, subtask)."""

@@ -19,9 +19,8 @@ from ftlayer.runtime.protocol.messages import LoopWaits
 from ftlayer.runtime.task.actions import Action, ElementCame, TaskEvent, TimeCame
 from ftlayer.runtime.task.chain_rows import FailureCounts
 from ftlayer.runtime.task.chain_task import ChainTask
-from ftlayer.runtime.task.companion import ChainCompanion
-from ftlayer.runtime.task.event_time import Alarm
-from ftlayer.runtime.task.gate import StatusWatermarkValve
+from ftlayer.runtime.task.contract import ChainCompanion
+from ftlayer.runtime.task.event_time import Alarm, StatusWatermarkValve
 from ftlayer.topology.job_graph import Channel
 
 LOOKS = 10

@@ -22,7 +22,7 @@ from ftlayer.handler.xor import concat_record_ids, origins_of
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.keyhash import key_column
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, RecordIds
-from ftlayer.runtime.task.lineages import BoolArray, ids_mask
+from ftlayer.runtime.task.contract import BoolArray, ids_mask
 
 MAX_RUN_BYTES = 64 << 20
 """Runs are not merged beyond this: what a merge copies stays short, and no column nears Arrow's 2 GiB."""

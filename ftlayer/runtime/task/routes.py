@@ -40,7 +40,7 @@ from ftlayer.records.kernels import native
 from ftlayer.records.keyhash import key_column
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.actions import Send
-from ftlayer.runtime.task.lineages import BoolArray
+from ftlayer.runtime.task.contract import BoolArray
 from ftlayer.topology.job_graph import JobEdge, JobGraph, keys_of
 from ftlayer.topology.operators import AssignWatermarks, CoProcess, Operator, Replay
 

@@ -18,13 +18,11 @@ from ftlayer.runtime.task.actions import (
     refused,
 )
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.companion import NoCompanion
-from ftlayer.runtime.task.contract import ReplayTask, Task
-from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.contract import NoCompanion, ReplayTask, Task
+from ftlayer.runtime.task.emitter import Emitter, SourceMarkers
 from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.latency import SourceMarkers
 from ftlayer.runtime.task.mode import OpenSink
-from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, SinkOutlet
+from ftlayer.runtime.task.pipeline import ChannelOutlet, Outlet, SinkOutlet
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Operator
@@ -50,7 +48,6 @@ class UntrackedTaskMode:
         )
 
     def chain(self, plan: ChainPlan) -> Task:
-        """See `TaskMode.chain`. State lies in memory, and is gone with the slot."""
         outlet: Outlet
         if plan.sink is None:
             outlet = ChannelOutlet(plan.handler, plan.emitter())

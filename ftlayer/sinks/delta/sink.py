@@ -20,12 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from ftlayer.checkpoint.storage.files import StoragePool
+from ftlayer.checkpoint.storage.files import StoragePool, sync_directory
 from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
-from ftlayer.checkpoint.storage.local_files import sync_directory
 from ftlayer.checks import check_choice, check_instance, check_text, check_texts
-from ftlayer.clients.delta import check_can_add, delta_library
-from ftlayer.clients.s3 import SCHEMES, check_s3_options, s3_file_system
+from ftlayer.clients.delta import SCHEMES, check_can_add, check_s3_options, delta_library, s3_file_system
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import WriterNumbers
@@ -68,7 +66,6 @@ class DeltaLog:
     """
 
     def __init__(self, url: str, options: dict[str, str], place: str) -> None:
-        """Read the log. Raises deltalake's errors."""
         self._table = delta_library().DeltaTable(url, storage_options=options or None, skip_stats=True)
         self._place = place
         self._pages: dict[int | None, list[dict[str, Any]]] = {}

@@ -24,9 +24,8 @@ from ftlayer.records import beside
 from ftlayer.sinks.amqp import AmqpSink
 from ftlayer.sinks.at_least_once import SendingWriter
 from ftlayer.sources.data_source import QueueDataSource
-from ftlayer.sources.queue_stream import pack_position, unpack_position
-from ftlayer.sources.redelivery import NAME_BYTES, RedeliveryWindow
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.sources.queue_stream import NAME_BYTES, RedeliveryWindow, pack_position, unpack_position
+from ftlayer.topology.operators import Fetched, Member, Queue
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -26,7 +26,7 @@ from ftlayer.records.beside import note
 from ftlayer.sinks.http import keep_out_of_log, retry_after_s
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue
 
 AWAY = (408, 425, 429)
 """Answers of 400 to 499 that another try may change."""

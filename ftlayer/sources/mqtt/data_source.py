@@ -23,7 +23,7 @@ from ftlayer.sinks.at_least_once import SendingWriter
 from ftlayer.sinks.mqtt import MqttSink
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

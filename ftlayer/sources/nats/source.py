@@ -36,7 +36,7 @@ from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sources.queue_stream import pack_position, unpack_position
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,6 @@ class Pull:
     """
 
     def __init__(self, connection: NatsConnection, stream: str, consumer: str) -> None:
-        """Subscribe. Raises `NatsAwayError`."""
         self._connection = connection
         self._stream, self._consumer = stream, consumer
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"

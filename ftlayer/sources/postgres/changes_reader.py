@@ -41,7 +41,7 @@ from ftlayer.sources.postgres.transactions import (
     parse,
 )
 from ftlayer.sources.queue_stream import pack_position, unpack_position
-from ftlayer.topology.queues import Fetched
+from ftlayer.topology.operators import Fetched
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +262,6 @@ class InitialCopy:
         ]
 
     def close(self) -> None:
-        """Disconnect; the slot stays."""
         self._connection.close()
 
     def _read(self, rows: int) -> None:

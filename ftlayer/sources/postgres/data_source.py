@@ -31,7 +31,7 @@ from ftlayer.sources.postgres.catalog import (
 )
 from ftlayer.sources.postgres.changes_reader import ChangesOptions, PostgresChangesReader
 from ftlayer.sources.queue_stream import pack_position, unpack_position
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue
 
 INITIAL = ("none", "copy")
 WHOLE_ROWS = 10_000

@@ -25,7 +25,7 @@ from ftlayer.records import beside
 from ftlayer.sinks import RedisSink
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

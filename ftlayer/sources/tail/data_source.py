@@ -26,7 +26,7 @@ from ftlayer.records.beside import valid
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.files.listing import as_pattern
 from ftlayer.sources.from_json import line_starts, texts_of
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)
 

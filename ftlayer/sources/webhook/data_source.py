@@ -35,7 +35,7 @@ from ftlayer.config import MIB
 from ftlayer.data_source_options import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources.data_source import QueueDataSource
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue
 from ftlayer.transport.address import Address, parse_listen
 from ftlayer.transport.sockets import Door, bounded_http
 

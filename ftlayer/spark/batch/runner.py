@@ -17,13 +17,19 @@ from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.traced import KeySelector
 from ftlayer.spark.batch.sinks import BatchSink, unknown_row
 from ftlayer.spark.circuits import FailureTally
-from ftlayer.spark.deliveries.source import arrow_schema
-from ftlayer.spark.deliveries.stored_rows import check_none_gone, fit_rows, row_digests
+from ftlayer.spark.deliveries.source import arrow_schema, check_none_gone, fit_rows, row_digests
 from ftlayer.spark.protocol import BatchOutcome
 from ftlayer.spark.stages.pages import U64
-from ftlayer.spark.stages.run import QueryPlan, RunOptions, StagesResult, run_stages, split_root
+from ftlayer.spark.stages.run import (
+    QueryPlan,
+    RunOptions,
+    StagesResult,
+    Verdict,
+    run_stages,
+    sealed_rows,
+    split_root,
+)
 from ftlayer.spark.stages.task import FT, RootGiver, Skip
-from ftlayer.spark.stages.verdict import Verdict, sealed_rows
 from ftlayer.vertex.calls import (
     I32,
     BatchBegun,

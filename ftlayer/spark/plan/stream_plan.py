@@ -24,8 +24,7 @@ from ftlayer.spark.deliveries.ingest_reader import stream_of_ingest
 from ftlayer.spark.layer import FTLayerEngine
 from ftlayer.spark.sessions import stream_reader
 from ftlayer.spark.stages.pages import SOURCE_FT
-from ftlayer.spark.stages.steps import FrameStep, StagePlan, Step, Transform, plan_stages
-from ftlayer.spark.stages.task import FT
+from ftlayer.spark.stages.task import FT, FrameStep, StagePlan, Step, Transform, plan_stages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -55,8 +55,7 @@ from ftlayer.spark.sessions import (
     tells_of_its_end,
 )
 from ftlayer.spark.stages.run import QueryPlan
-from ftlayer.spark.stages.steps import plan_stages
-from ftlayer.spark.stages.task import FT
+from ftlayer.spark.stages.task import FT, plan_stages
 from ftlayer.telemetry.settings import tracing_of
 from ftlayer.telemetry.spans import EndedSpan, program_spans
 from ftlayer.topology.checks import lag_behind
@@ -232,7 +231,6 @@ class BatchHistory:
 
     @property
     def batches(self) -> tuple[BatchDetails, ...]:
-        """The last ones, the oldest first."""
         with self._lock:
             return tuple(self._batches)
 

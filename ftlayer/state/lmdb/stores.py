@@ -99,7 +99,6 @@ class Sweep:
         table: LayeredTable,
         pack: Callable[[KeyGroups, Key], bytes],
     ) -> None:
-        """``pack`` returns a key's bytes."""
         self.info = info
         self.groups = groups
         self.table = table

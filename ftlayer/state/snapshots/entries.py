@@ -42,9 +42,16 @@ from ftlayer.state.snapshots.serializer import (
     unpack,
     unreadable,
 )
-from ftlayer.state.tables.declarations import LIST, MAP, TIMERS, VALUE, StateDeclarations
+from ftlayer.state.tables.declarations import (
+    LIST,
+    MAP,
+    TIMERS,
+    VALUE,
+    Buckets,
+    StateDeclarations,
+    TimerService,
+)
 from ftlayer.state.tables.layers import DELETED, KeyGroups, Layer, U16Array, sliced
-from ftlayer.state.tables.timers import Buckets, TimerService
 
 
 class Migrations:

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import IncompatibleCheckpointError
-from ftlayer.functions.values import ATOMS
+from ftlayer.functions.keyed import ATOMS
 from ftlayer.printable import described
 from ftlayer.records.ids import I64Array
 from ftlayer.records.ipc import as_stream

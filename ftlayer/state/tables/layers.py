@@ -22,8 +22,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.config import MIB
 from ftlayer.errors import StateSerializationError
-from ftlayer.functions.keyed import Key
-from ftlayer.functions.values import ATOMS, NAN, is_immutable, private_copy
+from ftlayer.functions.keyed import ATOMS, NAN, Key, is_immutable, private_copy
 from ftlayer.partitioning.replay import key_groups
 from ftlayer.printable import described
 from ftlayer.records.kernels import native

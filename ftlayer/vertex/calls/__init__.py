@@ -138,25 +138,25 @@ from ftlayer.vertex.calls.records import RecordPage as RecordPage
 from ftlayer.vertex.calls.records import SelectRecords as SelectRecords
 from ftlayer.vertex.calls.records import StreamDetails as StreamDetails
 from ftlayer.vertex.calls.records import StreamList as StreamList
+from ftlayer.vertex.calls.streams import Accepted as Accepted
 from ftlayer.vertex.calls.streams import ClaimJob as ClaimJob
+from ftlayer.vertex.calls.streams import Fail as Fail
+from ftlayer.vertex.calls.streams import Failed as Failed
+from ftlayer.vertex.calls.streams import Ingest as Ingest
 from ftlayer.vertex.calls.streams import JobClaimed as JobClaimed
 from ftlayer.vertex.calls.streams import OpenStream as OpenStream
+from ftlayer.vertex.calls.streams import Persist as Persist
 from ftlayer.vertex.calls.streams import Recall as Recall
 from ftlayer.vertex.calls.streams import Recalled as Recalled
+from ftlayer.vertex.calls.streams import SourcePosition as SourcePosition
 from ftlayer.vertex.calls.streams import StreamOpened as StreamOpened
 from ftlayer.vertex.calls.streams import StreamStatus as StreamStatus
 from ftlayer.vertex.calls.streams import StreamStatusCall as StreamStatusCall
 from ftlayer.vertex.calls.streams import TakeReplays as TakeReplays
-from ftlayer.vertex.calls.tracking import Accepted as Accepted
-from ftlayer.vertex.calls.tracking import Fail as Fail
-from ftlayer.vertex.calls.tracking import Failed as Failed
-from ftlayer.vertex.calls.tracking import Ingest as Ingest
-from ftlayer.vertex.calls.tracking import Persist as Persist
-from ftlayer.vertex.calls.tracking import SourcePosition as SourcePosition
-from ftlayer.vertex.calls.tracking import Touch as Touch
-from ftlayer.vertex.calls.tracking import Touched as Touched
-from ftlayer.vertex.calls.tracking import Xor as Xor
-from ftlayer.vertex.calls.tracking import Xored as Xored
+from ftlayer.vertex.calls.streams import Touch as Touch
+from ftlayer.vertex.calls.streams import Touched as Touched
+from ftlayer.vertex.calls.streams import Xor as Xor
+from ftlayer.vertex.calls.streams import Xored as Xored
 
 MutatingCall = (
     Persist

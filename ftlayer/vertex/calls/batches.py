@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ftlayer.notebook import html_table
 from ftlayer.vertex.calls.common import I32, U64, EventIds, Failure, StreamOptions
-from ftlayer.vertex.calls.tracking import Fail, Xor
+from ftlayer.vertex.calls.streams import Fail, Xor
 
 
 class BatchState(StrEnum):

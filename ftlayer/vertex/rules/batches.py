@@ -25,10 +25,8 @@ from ftlayer.store import batches
 from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit, StoredFailure
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.meta import QueryRecord, get_query, put_query
-from ftlayer.store.payloads import take_rows
-from ftlayer.store.rows import I64, U64, StoredBatch, first_attempts, pack
-from ftlayer.store.segments import SegmentKind
-from ftlayer.store.streams import delete_entry, get_bounds, log_entries, put_bounds
+from ftlayer.store.rows import I64, U64, StoredBatch, first_attempts, pack, take_rows
+from ftlayer.store.streams import SegmentKind, delete_entry, get_bounds, log_entries, put_bounds
 from ftlayer.vertex.calls import (
     BatchBegun,
     BatchState,

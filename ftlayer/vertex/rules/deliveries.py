@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import random_root_ids
+from ftlayer.store import dead_index as failed
+from ftlayer.store.dead_index import FailedRecord, FailedTable
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import StoredBatch, first_attempts
-from ftlayer.store.segments import SegmentKind
+from ftlayer.store.rows import I64, RowInfo, StoredBatch, concat, first_attempts
 from ftlayer.store.streams import (
     LogEntry,
+    SegmentKind,
     get_bounds,
     log_entries,
     next_stream_number,
@@ -28,12 +31,179 @@ from ftlayer.vertex.calls import (
     Ingest,
     ReadDeliveries,
     RecordBatches,
+    Records,
     StreamOptions,
+    TakeReplays,
 )
-from ftlayer.vertex.rules.replay import Replays, records_of
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
-from ftlayer.vertex.rules.tracking import check_intake
+from ftlayer.vertex.rules.tracking import Tracking, check_intake
+
+# Bytes of waiting records that one call moves: it has to answer with them in one message.
+_BYTES_PER_CALL = 32 << 20
+# Counting reads the table, and holds up other calls.
+COUNTED_DUE = 10_000
+# Rows that one call hands out, whatever it asks for: a segment's rows have 20 bits.
+_ROWS_PER_CALL = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class DueRows:
+    """Rows of a live segment that are due, with the fresh roots they are to have."""
+
+    segment: int
+    which: I64
+    rows: StoredBatch
+
+
+class Replays:
+    """Finds what is due and gives it fresh roots."""
+
+    def __init__(self, state: ShardState, tracking: Tracking) -> None:
+        self._state = state
+        self._tracking = tracking
+
+    def take(self, txn: WriteTransaction, call: TakeReplays, now: Now) -> RecordBatches:
+        """Hand out due replays of a pushed stream and register them."""
+        state = self._state
+        state.owners.check([call.stream], call.owner)
+        stream = state.stream(call.stream)
+        if stream.query:
+            raise ProtocolError(
+                f"stream {stream.name!r} is read by offset by query {stream.query!r}; its replays are in its "
+                "delivery log"
+            )
+        asked = min(call.limit, _ROWS_PER_CALL)
+        limit = state.circuits.may_take(stream, asked, now.mono_ms)
+        held = limit < asked
+        taken = []
+        for due in self.due_rows(txn, stream, limit):
+            self._tracking.reissue(stream, due.segment, due.which, due.rows.info.roots, now)
+            taken.append(due.rows)
+        limit -= sum(len(rows) for rows in taken)
+        for rows in self.waiting_rows(txn, stream, limit, now):
+            sequence = state.new_segment()
+            state.segments.append(txn, sequence, stream.number, SegmentKind.TRACKED, rows)
+            self._tracking.register_replays(stream, sequence, rows.info, now)
+            taken.append(rows)
+        for rows in taken:
+            state.circuits.let_out(stream, rows.info.roots, now.mono_ms)
+            if state.followed is not None:
+                state.followed.let_out(stream.name, rows.info, now)
+        # What is still with those who hold it comes later: what is due now is not all.
+        return RecordBatches(tuple(records_of(rows) for rows in taken), held or stream.unstored > 0)
+
+    def due_rows(self, txn: ReadTransaction, stream: Stream, limit: int) -> Iterator[DueRows]:
+        """Take up to ``limit`` rows of tracked segments that are not being worked on; their attempt goes
+        on.
+        """
+        state = self._state
+        while limit > 0 and stream.due:
+            segment, which = stream.take_due(limit)
+            limit -= len(which)
+            rows = state.segments.rows(txn, segment, which)
+            stream.counters.replayed += len(rows)
+            yield DueRows(segment, which, rows.with_roots(state.fresh_roots(len(rows))))
+
+    def waiting_rows(self, txn: WriteTransaction, stream: Stream, limit: int, now: Now) -> list[StoredBatch]:
+        """Take up to ``limit`` due records out of the table of waiting ones, a batch for each kind of
+        payload.
+        """
+        state = self._state
+        groups: dict[tuple[bytes, int, bool], list[FailedRecord]] = {}
+        timed_out: list[int] = []
+        size = 0
+        for key, value in self._due_entries(txn, stream, now):
+            if limit <= 0 or size >= _BYTES_PER_CALL:
+                break
+            record = failed.decode(value)
+            if record.kept is not None:
+                # Of a job in barrier mode: it goes back into that, not into a source of the same name.
+                continue
+            txn.delete(FailedTable.WAITING, key)
+            state.group.texts.release_all(record.history)
+            if key in state.cancelled:
+                state.cancelled.discard(key)
+                continue
+            # A record of an earlier incarnation may have the root of one that waits in this one.
+            if state.timed_out.get(record.root) == key:
+                del state.timed_out[record.root]
+                timed_out.append(record.root)
+            groups.setdefault(record.shape, []).append(record)
+            limit -= 1
+            size += len(value)
+            stream.waiting -= 1
+        if timed_out:
+            # From here on events of the old attempt are late: they must not complete the new one's record.
+            state.tracker.forget(np.array(timed_out, np.uint64))
+        return [self._put_together(txn, stream, records) for records in groups.values()]
+
+    def delete_cancelled(self, txn: WriteTransaction) -> None:
+        for key in self._state.cancelled:
+            record = failed.get(txn, FailedTable.WAITING, key)
+            if record is not None:
+                self._state.group.texts.release_all(record.history)
+                txn.delete(FailedTable.WAITING, key)
+        self._state.cancelled.clear()
+
+    def count_due(self, txn: ReadTransaction, stream: Stream, now: Now) -> int:
+        """Return how many waiting records can be taken now, counting to `COUNTED_DUE`."""
+        if not stream.waiting:
+            return 0
+        entries = (key for key, _ in self._due_entries(txn, stream, now) if key not in self._state.cancelled)
+        return sum(1 for _ in islice(entries, COUNTED_DUE))
+
+    def next_due_ms(self, txn: ReadTransaction, stream: Stream, now: Now) -> int | None:
+        """Return the wall time from which on something can be taken (0: now); None if nothing waits."""
+        if stream.due_rows:
+            return 0
+        if not stream.waiting:
+            return None
+        cancelled = self._state.cancelled
+        if any(key not in cancelled for key, _ in self._due_entries(txn, stream, now)):
+            return 0
+        entries = failed.scan(txn, FailedTable.WAITING, stream.number)
+        return next((failed.time_of(key) for key, _ in entries if key not in cancelled), None)
+
+    def _due_entries(
+        self, txn: ReadTransaction, stream: Stream, now: Now
+    ) -> Iterator[tuple[bytes, memoryview | bytes]]:
+        for key, value in failed.scan(txn, FailedTable.WAITING, stream.number):
+            if failed.time_of(key) > now.wall_ms:
+                break
+            yield key, value
+        # No pause is that long: the wall clock was ahead when these were stored, and has been set back.
+        too_late = now.wall_ms + stream.longest_pause_ms + 1
+        yield from failed.scan(txn, FailedTable.WAITING, stream.number, too_late)
+
+    def _put_together(
+        self, txn: WriteTransaction, stream: Stream, records: list[FailedRecord]
+    ) -> StoredBatch:
+        state = self._state
+        hashed = records[0].key_hashes is not None
+        info = RowInfo(
+            roots=state.fresh_roots(len(records)),
+            origins=np.array([record.origin for record in records], np.uint64),
+            attempts=np.array([record.attempt for record in records], np.int32),
+            key_hashes=np.array([record.hash_row() for record in records], np.int32) if hashed else None,
+            histories=tuple(record.history for record in records),
+            texts=state.group.texts.of_all(txn, [record.history for record in records]),
+            edits=tuple(record.edit for record in records) if records[0].is_edited else (),
+        )
+        stream.counters.replayed += len(records)
+        return StoredBatch(info, concat([state.payloads.read(txn, r.digest, r.body) for r in records]))
+
+
+def records_of(rows: StoredBatch) -> Records:
+    info = rows.info
+    first_failed = None
+    if info.histories:
+        times = [history[0].wall_ms if history else 0 for history in info.histories]
+        first_failed = np.array(times, np.uint64)
+    is_edited = bool(info.edits)
+    return Records(
+        rows.payload, info.roots, info.origins, info.attempts, info.key_hashes, first_failed, is_edited
+    )
 
 
 class Deliveries:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from ftlayer.backoff import next_attempt
 from ftlayer.clock import Now
-from ftlayer.store import failed
-from ftlayer.store.failed import FailedRecord, FailedTable
+from ftlayer.store import dead_index as failed
+from ftlayer.store.dead_index import FailedRecord, FailedTable
 from ftlayer.store.kept import WriteTransaction
-from ftlayer.store.payloads import SingleRows
-from ftlayer.store.rows import I64, U64, History, RowInfo
+from ftlayer.store.rows import I64, U64, History, RowInfo, SingleRows
 from ftlayer.store.streams import put_asked_pause_ms
 from ftlayer.vertex.rules.live import LiveSegment, by_segment
 from ftlayer.vertex.rules.retry import Cause, held, shortened, stored_attempt

@@ -13,9 +13,9 @@ import re
 
 from ftlayer.clock import Now
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store import dead_index, failed
-from ftlayer.store.dead_index import GroupRecord, IndexState
-from ftlayer.store.failed import FailedRecord, FailedTable
+from ftlayer.store import dead_index
+from ftlayer.store import dead_index as failed
+from ftlayer.store.dead_index import FailedRecord, FailedTable, GroupRecord, IndexState
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.vertex.calls import DeadGroup, GroupList
 

@@ -48,8 +48,9 @@ from ftlayer.errors import (
     VertexError,
 )
 from ftlayer.records.sought import says
-from ftlayer.store import batches, failed
-from ftlayer.store.failed import FailedTable
+from ftlayer.store import batches
+from ftlayer.store import dead_index as failed
+from ftlayer.store.dead_index import FailedTable
 from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction, all_planned
 from ftlayer.store.meta import QueryRecord, all_queries, get_query, put_query
 from ftlayer.store.streams import all_positions, get_bounds, next_stream_number
@@ -87,14 +88,13 @@ from ftlayer.vertex.rules.audit import VertexHour
 from ftlayer.vertex.rules.batches import Batches
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.dedupe import Dedupe
-from ftlayer.vertex.rules.deliveries import Deliveries
+from ftlayer.vertex.rules.deliveries import Deliveries, Replays
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.letters import BarrierLetters
 from ftlayer.vertex.rules.live import by_segment
 from ftlayer.vertex.rules.operating import DeadLetters
 from ftlayer.vertex.rules.range_calls import RangeCalls
-from ftlayer.vertex.rules.replay import Replays
 from ftlayer.vertex.rules.retry import check_timeout
 from ftlayer.vertex.rules.state import Group, LayerOptions, ShardState, recover
 from ftlayer.vertex.rules.streams import Stream, StreamCounters

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
-from ftlayer.store import failed, kept
-from ftlayer.store.failed import FailedRecord, FailedTable, KeptName
+from ftlayer.store import dead_index as failed
+from ftlayer.store import kept
+from ftlayer.store.dead_index import FailedRecord, FailedTable, KeptName
 from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.store.rows import History
 from ftlayer.vertex.calls import (

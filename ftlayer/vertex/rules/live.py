@@ -16,7 +16,7 @@ import numpy as np
 from ftlayer.clock import Now
 from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.rows import I64, U64
-from ftlayer.store.segments import Mask, Segments
+from ftlayer.store.streams import Mask, Segments
 from ftlayer.vertex.rules.source_ranges import SourceRange
 
 if TYPE_CHECKING:

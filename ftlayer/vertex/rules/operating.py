@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from ftlayer.clock import Now
 from ftlayer.errors import MalformedRequestError, ProtocolError
-from ftlayer.store import failed
-from ftlayer.store.failed import FailedRecord, FailedTable
+from ftlayer.store import dead_index as failed
+from ftlayer.store.dead_index import FailedRecord, FailedTable
 from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.store.streams import get_cursor, put_cursor, put_died_ms
 from ftlayer.vertex.calls import Changed, Cursor, Edit, EditAndRequeue, GetCursor, Purge, PutCursor, Requeue

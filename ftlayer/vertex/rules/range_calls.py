@@ -8,9 +8,8 @@ from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import ids_of
 from ftlayer.store.kept import WriteTransaction, put_planned
-from ftlayer.store.payloads import take_rows
-from ftlayer.store.rows import I64, RowInfo, StoredBatch, first_attempts
-from ftlayer.store.segments import SegmentKind
+from ftlayer.store.rows import I64, RowInfo, StoredBatch, first_attempts, take_rows
+from ftlayer.store.streams import SegmentKind
 from ftlayer.vertex.calls import (
     AskRanges,
     HeldPartition,

@@ -16,13 +16,19 @@ from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StoreDamagedError
 from ftlayer.records.ids import RowRoots, ids_of, root_ids, shard_bits
 from ftlayer.records.traced import Sampler
-from ftlayer.store import failed
-from ftlayer.store.failed import FailedTable
+from ftlayer.store import dead_index as failed
+from ftlayer.store.dead_index import FailedTable
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.payloads import Payloads
-from ftlayer.store.rows import U64, TextChanges
-from ftlayer.store.segments import Mask, SegmentKind, Segments
-from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, get_died_ms
+from ftlayer.store.rows import U64, Payloads, TextChanges
+from ftlayer.store.streams import (
+    Mask,
+    SegmentKind,
+    Segments,
+    all_streams,
+    get_asked_pause_ms,
+    get_bounds,
+    get_died_ms,
+)
 from ftlayer.vertex.calls import Envelope, Reply, RowRange, StreamCircuit
 from ftlayer.vertex.rules.followed import FollowedAttempts
 from ftlayer.vertex.rules.grouping import DeadIndex

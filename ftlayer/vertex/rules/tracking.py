@@ -13,8 +13,7 @@ from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import ids_of
 from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.rows import I64, U64, RowInfo, StoredBatch, first_attempts
-from ftlayer.store.segments import SegmentKind
-from ftlayer.store.streams import get_position, put_position
+from ftlayer.store.streams import SegmentKind, get_position, put_position
 from ftlayer.vertex.calls import (
     Accepted,
     EventIds,

@@ -12,14 +12,14 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.store import dead_index, failed
+from ftlayer.store import dead_index
+from ftlayer.store import dead_index as failed
 from ftlayer.store import rows as texts
-from ftlayer.store.failed import FailedRecord, FailedTable
+from ftlayer.store.dead_index import FailedRecord, FailedTable
 from ftlayer.store.kept import ReadTransaction
 from ftlayer.store.meta import get_query
 from ftlayer.store.rows import I64, History, RowInfo
-from ftlayer.store.segments import Head, Mask
-from ftlayer.store.streams import get_bounds, log_entries
+from ftlayer.store.streams import Head, Mask, get_bounds, log_entries
 from ftlayer.vertex.calls import Attempt, JobKind, RecordInfo
 from ftlayer.vertex.rules.live import LiveSegment, by_segment
 from ftlayer.vertex.rules.owners import INGEST, owner_of

@@ -38,7 +38,7 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.metrics import catalogue as plain
 from ftlayer.vertex.metrics.catalogue import Families, MetricKind, add_build, add_jobs, add_vertex, is_shown
 from ftlayer.vertex.rules.operating import Phase, ProbeResult, ShardPulse, liveness, readiness
-from ftlayer.vertex.service.rules import Answer
+from ftlayer.vertex.service.shard import Answer
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment

@@ -52,7 +52,7 @@ from ftlayer.vertex.service.directory import SOCKET, fix_shards, prepare_vertex
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.vertex.service.metrics import Metrics, Probes, vertex_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
-from ftlayer.vertex.service.rules import Answer, ShardParts
+from ftlayer.vertex.service.shard import Answer, ShardParts
 from ftlayer.vertex.service.vertex import Vertex
 from ftlayer.vertex.wire.frames import (
     call_of,

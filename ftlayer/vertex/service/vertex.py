@@ -44,8 +44,7 @@ from ftlayer.vertex.rules.operating import ShardPulse
 from ftlayer.vertex.rules.owners import INGEST, owner_of
 from ftlayer.vertex.rules.state import check_incarnation
 from ftlayer.vertex.service.directory import ROUTES
-from ftlayer.vertex.service.rules import Answer, ShardParts
-from ftlayer.vertex.service.shard import Shard
+from ftlayer.vertex.service.shard import Answer, Shard, ShardParts
 
 
 class Router:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.snapshots import ChannelState, Piece, Scope
-from ftlayer.checkpoint.storage import local_files
+from ftlayer.checkpoint.storage import files as local_files
 from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.remote_files import open_files

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.snapshots import Scope
+from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.layout import new_savepoint
 from ftlayer.checkpoint.storage.loading import load_checkpoint
-from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, SnapshotCancelledError
 
 LARGE = b"x" * 300_000

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.snapshots import Scope
-from ftlayer.checkpoint.storage.local_files import LocalFileOutput
+from ftlayer.checkpoint.storage.files import LocalFileOutput
 from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ftlayer.checkpoint.storage import local_files
-from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.checkpoint.storage import files as local_files
+from ftlayer.checkpoint.storage.files import LocalFiles
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin"])

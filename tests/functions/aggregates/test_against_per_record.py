@@ -17,7 +17,7 @@ import ftlayer as ft
 from ftlayer.functions.aggregates import table as tables
 from ftlayer.functions.aggregates.per_record import AggregatePlan, AggregatesPerRecord
 from ftlayer.functions.aggregates.table import AggregateTable
-from ftlayer.functions.values import NAN
+from ftlayer.functions.keyed import NAN
 from ftlayer.records.kernels import native
 
 LARGEST = Decimal("9" * 36 + ".99")

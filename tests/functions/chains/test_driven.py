@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import StateSerializationError
-from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Reducing
+from ftlayer.functions.chains.fused import KeyColumns, PreparedStep, Reducing
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.steps import Filter, FlatMap, Map
+from ftlayer.functions.undo.backend import UndoValues
 from ftlayer.functions.undo.log import LateFailure, UndoLog
-from ftlayer.functions.undo.tables import UndoValues
 
 IN = pa.schema(
     [

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ftlayer.functions.chains.prepared import PreparedStep
+from ftlayer.functions.chains.fused import PreparedStep
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.conversion import DICTS
 from ftlayer.functions.retry_rules import RetryRules

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.functions.chains.prepared import KeyColumns, Reducing
+from ftlayer.functions.chains.fused import KeyColumns, Reducing
 from ftlayer.functions.chains.record_segment import MOST_UNWRITTEN, RecordSegment
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.steps import Filter, Map

@@ -15,6 +15,7 @@ import pytest
 
 from ftlayer.errors import ConfigError
 from ftlayer.failures import PermanentFailure, RetryLater
+from ftlayer.functions.chains.batch_segment import segments_of
 from ftlayer.functions.chains.chain import (
     CALLED_BYTES,
     CALLED_ROWS,
@@ -23,7 +24,6 @@ from ftlayer.functions.chains.chain import (
     ChainResult,
     rows_at_once,
 )
-from ftlayer.functions.chains.segments import segments_of
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.current import Tries, current_record
 from ftlayer.functions.steps import Filter, Map, MapAsync, MapBatches

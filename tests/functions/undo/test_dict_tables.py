@@ -20,12 +20,10 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.errors import StateSerializationError, UnsupportedError
 from ftlayer.functions.context import Context
 from ftlayer.functions.handles import ValueHandle
-from ftlayer.functions.keyed import Backend
+from ftlayer.functions.keyed import Backend, is_immutable
 from ftlayer.functions.ttl import StateTtl
-from ftlayer.functions.undo.backend import UndoBackend
+from ftlayer.functions.undo.backend import ABSENT, UndoBackend, UndoValues, logged_lookup, value_handle
 from ftlayer.functions.undo.log import LateFailure, Uncopied, UndoLog
-from ftlayer.functions.undo.tables import ABSENT, UndoValues, logged_lookup, value_handle
-from ftlayer.functions.values import is_immutable
 from ftlayer.records.kernels import native
 from ftlayer.state import opening as merging
 from ftlayer.state.contract import BackendSpec, Frozen

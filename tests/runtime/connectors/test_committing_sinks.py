@@ -17,7 +17,7 @@ from ftlayer.errors import ConfigError, JobError, UnauthorizedError
 from ftlayer.runtime.connectors import committing_sink
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
 from ftlayer.runtime.connectors.sinks import FunctionSinkBody, open_sink
-from ftlayer.runtime.protocol.sealed import unseal
+from ftlayer.runtime.protocol.messages import unseal
 from ftlayer.runtime.task.contract import Settled
 from ftlayer.topology.operators import FunctionSink, Sink, WriterSink
 

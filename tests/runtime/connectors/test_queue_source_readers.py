@@ -14,8 +14,7 @@ from ftlayer.runtime.connectors import readers as queue_reader
 from ftlayer.runtime.connectors.lane import READY_BATCHES, BatchLimits
 from ftlayer.runtime.connectors.offset_reader import partition_key
 from ftlayer.runtime.connectors.readers import open_reader
-from ftlayer.topology.operators import QueueSource, Source
-from ftlayer.topology.queues import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue, QueueSource, Source
 
 ID = pa.schema([("id", pa.int64())])
 

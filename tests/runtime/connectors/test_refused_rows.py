@@ -21,7 +21,7 @@ from ftlayer.runtime.barrier_mode.task.mode import ChainSnapshot
 from ftlayer.runtime.connectors import committing_sink
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.protocol.sealed import unseal
+from ftlayer.runtime.protocol.messages import unseal
 from ftlayer.topology.operators import Sink, WriterSink
 
 ID = pa.schema([("id", pa.int64())])

@@ -27,7 +27,8 @@ from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
 from ftlayer.runtime.protocol.messages import EndReplays, ReplayNow
-from ftlayer.runtime.task import actions, latency
+from ftlayer.runtime.task import actions
+from ftlayer.runtime.task import emitter as latency
 from ftlayer.runtime.task.actions import (
     ChannelReset,
     ElementCame,

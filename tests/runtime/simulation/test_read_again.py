@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import SourceChangedError
 from ftlayer.failures import FailException
-from ftlayer.store.ranges import all_ranges
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.rules.source_ranges import all_ranges
 
 ROWS = 40
 RETRY = StreamOptions(timeout_ms=30_000, max_attempts=3, backoff_ms=(100,), jitter=0.0)

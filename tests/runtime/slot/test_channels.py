@@ -16,9 +16,8 @@ from pyarrow import flight
 from ftlayer.errors import CodecError, PeerRefusedError
 from ftlayer.runtime.protocol.messages import Peer
 from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
-from ftlayer.runtime.slot.links import FLIGHT, UNIX, PeerLink
+from ftlayer.runtime.slot.links import FLIGHT, UNIX, ChannelServer, PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
-from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.transport.address import Address
 from ftlayer.transport.connection import Endpoint
 from ftlayer.transport.flight_connection import NO_COLUMNS
@@ -325,7 +324,7 @@ import time
 from ftlayer.transport.address import Address
 from ftlayer.runtime.protocol.messages import Peer
 from ftlayer.runtime.slot.roster import Roster
-from ftlayer.runtime.slot.server import ChannelServer
+from ftlayer.runtime.slot.links import ChannelServer
 
 roster = Roster("job", "zero")
 server = ChannelServer(
@@ -410,7 +409,7 @@ from ftlayer.runtime.protocol.messages import Peer
 from ftlayer.transport.connection import Endpoint
 from ftlayer.runtime.slot.links import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
-from ftlayer.runtime.slot.server import ChannelServer
+from ftlayer.runtime.slot.links import ChannelServer
 
 roster, token = Roster("job", "zero"), "a-token-of-the-job"
 frames, socket = queue.SimpleQueue(), sys.argv[1]

@@ -92,7 +92,7 @@ def test_a_loop_with_checkpoints_is_forced(
             env.execute_async()
     env = environment(force_iterations=True, force_unaligned=unaligned)
     build(env, write)
-    with caplog.at_level(logging.WARNING, logger="ftlayer.topology.iterations"):
+    with caplog.at_level(logging.WARNING, logger="ftlayer.topology.explain"):
         job = env.execute_async()
     ended.append(job)
     assert [each.getMessage() for each in caplog.records if "iteration 'loop'" in each.getMessage()]

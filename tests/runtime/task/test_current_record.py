@@ -18,7 +18,7 @@ from ftlayer.functions.steps import Map, MapBatches, Process
 from ftlayer.handler.xor import concat_record_ids
 from ftlayer.records.ids import pack_tries
 from ftlayer.runtime.protocol.elements import RecordIds
-from ftlayer.runtime.task.lineages import KnownOf, known_of
+from ftlayer.runtime.task.contract import KnownOf, known_of
 from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.state.heap import HeapBackend
 from ftlayer.store import MemoryStore

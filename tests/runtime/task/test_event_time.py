@@ -32,8 +32,7 @@ from ftlayer.runtime.protocol.elements import (
     Splits,
     Watermark,
 )
-from ftlayer.runtime.protocol.messages import SplitDone
-from ftlayer.runtime.protocol.sealed import seal
+from ftlayer.runtime.protocol.messages import SplitDone, seal
 from ftlayer.runtime.task.actions import ElementCame, Send, SourceOver, SourceRows, TaskStart
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.event_time import TimedInputs, WatermarkGenerator, times_of

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, EndOfStream, Idle, Watermark
-from ftlayer.runtime.task.gate import StatusWatermarkValve
+from ftlayer.runtime.task.event_time import StatusWatermarkValve
 from ftlayer.topology.job_graph import Channel
 
 A, B, REPLAY = Channel(0, 0, 0), Channel(0, 1, 0), Channel(7, 0, 0)

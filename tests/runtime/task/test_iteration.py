@@ -24,8 +24,8 @@ from ftlayer.runtime.task.actions import (
     WakeAt,
 )
 from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.contract import NO_SUSPECTS
 from ftlayer.runtime.task.iteration import HeadTask, LoopGate, Quiet
-from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.job_graph import Channel, JobGraph

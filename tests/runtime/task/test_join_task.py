@@ -31,7 +31,7 @@ from ftlayer.runtime.task.actions import (
 )
 from ftlayer.runtime.task.build import JoinTask
 from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.gate import StatusWatermarkValve
+from ftlayer.runtime.task.event_time import StatusWatermarkValve
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Join, Sink, Source
 

@@ -21,8 +21,7 @@ from ftlayer.runtime.protocol.elements import Batch, LatencyMarker, RecordIds
 from ftlayer.runtime.task.actions import ElementCame, Send, TaskStart, TimeCame, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
-from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.latency import EVERY_MS, SinkLatencies, SourceMarkers
+from ftlayer.runtime.task.emitter import EVERY_MS, Emitter, SinkLatencies, SourceMarkers
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 

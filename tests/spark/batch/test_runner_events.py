@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftlayer.spark.batch.runner import SparkRunner, resumed_events
 from ftlayer.spark.stages.pages import CARRIER_DTYPE
-from ftlayer.spark.stages.verdict import Verdict
+from ftlayer.spark.stages.run import Verdict
 from ftlayer.vertex.calls import Fail, Failure, Report, Xor
 
 Carrier = tuple[int, int, int]  # root, id, incarnation

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError, QueryError
 from ftlayer.spark.batch.runner import choose, rows_to_skip
-from ftlayer.spark.deliveries.stored_rows import row_digests
+from ftlayer.spark.deliveries.source import row_digests
 from ftlayer.vertex.calls import BatchBegun, BatchState, Failure, SealedRows
 
 S = pa.schema([("a", pa.int64()), ("s", pa.string())])

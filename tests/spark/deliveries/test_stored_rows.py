@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError
-from ftlayer.spark.deliveries.stored_rows import fit_rows, may_become
+from ftlayer.spark.deliveries.source import fit_rows, may_become
 
 ZONED = pa.timestamp("us", "UTC")
 NAIVE = pa.timestamp("us")

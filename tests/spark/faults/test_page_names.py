@@ -12,7 +12,7 @@ import pytest
 from ftlayer.errors import RecomputedResultError
 from ftlayer.functions.steps import Map
 from ftlayer.spark.stages.run import QueryPlan, RunOptions, StagesResult, run_stages
-from ftlayer.spark.stages.steps import plan_stages
+from ftlayer.spark.stages.task import plan_stages
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -17,7 +17,7 @@ from ftlayer.monitor.sources import sources_here
 from ftlayer.restart import NoRestart
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.plan.stream_plan import plain_rows
-from ftlayer.spark.stages.steps import plan_stages
+from ftlayer.spark.stages.task import plan_stages
 from ftlayer.spark.tracked import plan_of
 from ftlayer.vertex.calls import AnnouncedJob, GetJob, JobDetails
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ftlayer.records.keyhash import partition_of, spark_hash
 from ftlayer.spark.stages.pages import NAME, ROOT, WithNames, ipc_to_rows
-from ftlayer.spark.stages.steps import Spread
-from ftlayer.spark.stages.task import FT, RootGiver, StageTask
+from ftlayer.spark.stages.task import FT, RootGiver, Spread, StageTask
 
 ROWS = st.lists(st.tuples(st.one_of(st.none(), st.text(max_size=3)), st.integers(0, 5)), max_size=40)
 

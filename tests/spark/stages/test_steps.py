@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
-from ftlayer.spark.stages.steps import Repartition, Stage, Transform, check_unique, plan_stages
+from ftlayer.spark.stages.task import Repartition, Stage, Transform, check_unique, plan_stages
 
 V = pa.schema([("v", pa.int64())])
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from ftlayer.functions.steps import Map
 from ftlayer.spark.stages import task as stage_task
 from ftlayer.spark.stages.pages import FailedRow, PageHead, make_carriers
-from ftlayer.spark.stages.task import RootGiver, StageTask
-from ftlayer.spark.stages.verdict import (
+from ftlayer.spark.stages.run import (
     add_failures,
     add_last_stage,
     first_stage_verdict,
     lost_roots,
     sealed_rows,
 )
+from ftlayer.spark.stages.task import RootGiver, StageTask
 from ftlayer.vertex.calls import Failure
 
 V = pa.schema([("v", pa.int64())])

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ftlayer.state.tables.timers import TimerService
+from ftlayer.state.tables.declarations import TimerService
 
 keys = st.sampled_from(["a", "b", None, 1, (1, "x")])
 times = st.integers(-3, 12) | st.sampled_from([-(2**63), 2**63 - 1])

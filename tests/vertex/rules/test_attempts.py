@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.store import failed
-from ftlayer.store.failed import FailedTable
+from ftlayer.store import dead_index as failed
+from ftlayer.store.dead_index import FailedTable
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules import retry
 

@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 )
 
 from ftlayer.errors import StoreFullError
-from ftlayer.store import dead_index, failed
+from ftlayer.store import dead_index
+from ftlayer.store import dead_index as failed
 from ftlayer.store.dead_index import IndexState
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules import grouping

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.store import segments
+from ftlayer.store import streams as segments
 from ftlayer.vertex import calls
 
 

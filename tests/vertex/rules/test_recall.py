@@ -138,7 +138,7 @@ def test_records_that_can_be_taken_are_counted_by_their_time(vertex):
 
 
 def test_more_due_records_than_are_counted_count_as_waiting(vertex, monkeypatch):
-    monkeypatch.setattr("ftlayer.vertex.rules.replay.COUNTED_DUE", 2)
+    monkeypatch.setattr("ftlayer.vertex.rules.deliveries.COUNTED_DUE", 2)
     vertex.persist([1, 2, 3])
     vertex.fail(1, 2, 3)
     vertex.advance(100)

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import StoreDamagedError, StoreFullError
-from ftlayer.store import failed
+from ftlayer.store import dead_index as failed
 from ftlayer.store import rows as texts
-from ftlayer.store.failed import FailedTable
+from ftlayer.store.dead_index import FailedTable
 from ftlayer.store.rows import StoredAttempt, unpack
 from ftlayer.vertex import calls
 

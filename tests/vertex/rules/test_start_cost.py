@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ftlayer.store import memory
-from ftlayer.store.failed import FailedTable
+from ftlayer.store.dead_index import FailedTable
 
 STREAMS = ("shop/clicks", "shop/orders", "shop/returns")
 

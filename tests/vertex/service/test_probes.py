@@ -28,8 +28,7 @@ from ftlayer.vertex.calls import Envelope, Ingest, OpenQuery
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.rules.operating import STUCK_AFTER_MS
 from ftlayer.vertex.service.metrics import Metrics, Probes
-from ftlayer.vertex.service.rules import ShardParts
-from ftlayer.vertex.service.shard import Shard
+from ftlayer.vertex.service.shard import Shard, ShardParts
 
 TOKEN = "a-token-that-is-long-enough"
 PATIENCE_S = 120.0

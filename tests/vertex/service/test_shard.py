@@ -41,8 +41,7 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
-from ftlayer.vertex.service.rules import ShardParts
-from ftlayer.vertex.service.shard import Shard
+from ftlayer.vertex.service.shard import Shard, ShardParts
 
 STREAM = "job/source"
 

@@ -492,7 +492,6 @@ class AckerJob:
         return JobState.ISOLATING if self._suspicion.active else None
 
     def begin(self) -> _Instructions:
-        """See `JobMode`: what an earlier run left pending becomes due."""
         return [*self._recalls.ask()]
 
     def handle(self, event: Event, now_ms: int) -> _Instructions:

@@ -51,7 +51,6 @@ class FloorKeeper:
         """See `RangeKeeper`: there are no events."""
 
     def begun(self, at: str, number: int) -> None:
-        """See `RangeKeeper`: where a source begins there is nothing to commit."""
         if not number:
             self._committed = at
 
@@ -65,7 +64,6 @@ class FloorKeeper:
         self._passed = end
 
     def to_commit(self, complete: str | None) -> str | None:
-        """See `RangeKeeper`: what is read need not be done."""
         return None if self._passed == self._committed else self._passed
 
     def committed(self, end: str) -> None:

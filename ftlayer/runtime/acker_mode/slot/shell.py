@@ -356,14 +356,12 @@ class AckerSlot:
         return () if number is None else [RowsDone(seat.key, number)]
 
     def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
-        """See `SlotMode.read`: rows are done once they are persisted, or the task keeps them."""
         if seat.key in self._ranged:
             return [RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)]
         self._read[seat.key] = read.number
         return [RunTask(seat.key, read.rows)]
 
     def source_ended(self, seat: Seat) -> Instructions:
-        """See `SlotMode.source_ended`: the coordinator sees the end by the vertex."""
         return ()
 
     # ------------------------------------------------------------ elements

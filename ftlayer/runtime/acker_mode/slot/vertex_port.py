@@ -73,7 +73,6 @@ class PersistOrder:
 
     @property
     def size(self) -> int:
-        """Bytes of the call, about."""
         return size_of(self.call)
 
 

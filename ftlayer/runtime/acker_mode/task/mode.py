@@ -36,14 +36,11 @@ from ftlayer.runtime.task.actions import (
     refused,
 )
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import ReplayTask, Settled, SinkBody, Task
-from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.contract import BoolArray, ReplayTask, Settled, SinkBody, Task, ids_mask
+from ftlayer.runtime.task.emitter import Emitter, SinkLatencies, SourceMarkers, failures_of, reports
 from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.latency import SinkLatencies, SourceMarkers, failures_of, reports
-from ftlayer.runtime.task.lineages import BoolArray, ids_mask
 from ftlayer.runtime.task.mode import OpenSink
-from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, unharmed
-from ftlayer.runtime.task.pipeline import Passed, Rows
+from ftlayer.runtime.task.pipeline import ChannelOutlet, Outlet, Passed, Rows, unharmed
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import JobGraph, has_timers, reads_again
 from ftlayer.topology.operators import Operator
@@ -196,7 +193,7 @@ class SettleQueue:
 
 
 class AckingSinkOutlet:
-    """`ftlayer.runtime.task.outlet.Outlet` of a chain with a sink; records are settled when all their rows are.
+    """`ftlayer.runtime.task.pipeline.Outlet` of a chain with a sink; records are settled when all their rows are.
 
     Attributes:
         latencies: how old records are when the sink has settled their rows.
@@ -326,7 +323,6 @@ class PersistingSourceTask:
         self._ending = False
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
-        """See `Task.handle`. `ProtocolError` for a ticket that is not out."""
         match event:
             case SourceRows():
                 return [action for rows in (*event.aside, event) for action in self._persist(rows, now)]
@@ -507,7 +503,7 @@ class TimerRoots:
 
 
 class TimerRootsOutlet:
-    """`ftlayer.runtime.task.outlet.Outlet` of a chain that ends in timers: their results become roots."""
+    """`ftlayer.runtime.task.pipeline.Outlet` of a chain that ends in timers: their results become roots."""
 
     due_ms: int | None = None
 
@@ -601,7 +597,6 @@ class AckerTaskMode:
         return StreamReplayTask(graph, uid, subtask, handler, self._options)
 
     def chain(self, plan: ChainPlan) -> Task:
-        """See `TaskMode.chain`. State is in memory, and gone with the slot."""
         return plan.task(HeapBackend(), self._outlet(plan), AckerCompanion(plan.handler.xor))
 
     def _outlet(self, plan: ChainPlan) -> Outlet:

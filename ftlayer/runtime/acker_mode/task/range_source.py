@@ -37,9 +37,8 @@ from ftlayer.runtime.task.actions import (
     WakeAt,
     refused,
 )
-from ftlayer.runtime.task.emitter import Emitter, RootEmission
+from ftlayer.runtime.task.emitter import Emitter, RootEmission, SourceMarkers, failures_of
 from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.latency import SourceMarkers, failures_of
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import (
     AskRanges,
@@ -81,7 +80,6 @@ class ReplayBuffer:
     """
 
     def __init__(self, source: str, partition: str) -> None:
-        """``source`` is the uid, for errors."""
         self._source = source
         self._partition = partition
         self.head: bytes | None = None
@@ -348,7 +346,6 @@ class RangeSourceTask:
     # ------------------------------------------------------------ events
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
-        """See `Task.handle`. `ProtocolError` for a ticket that is not out."""
         match event:
             case TaskStart():
                 return self._take_over() if self._untaken else []

@@ -39,9 +39,8 @@ from ftlayer.runtime.task.actions import (
     WakeAt,
     refused,
 )
-from ftlayer.runtime.task.emitter import Emitter, columns_of
-from ftlayer.runtime.task.latency import reports
-from ftlayer.runtime.task.outlet import unharmed
+from ftlayer.runtime.task.emitter import Emitter, columns_of, reports
+from ftlayer.runtime.task.pipeline import unharmed
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Replay
 from ftlayer.vertex.calls import Failure, Records
@@ -88,7 +87,6 @@ class StreamReplayTask:
         self._held = False
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
-        """See `Task.handle`. What the coordinator says comes as it is (see `ftlayer.runtime.protocol.messages`)."""
         match event:
             case TaskStart() | TimeCame() | ReplayNow():
                 return self._poll()

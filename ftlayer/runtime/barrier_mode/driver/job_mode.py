@@ -219,7 +219,6 @@ class BarrierJob:
 
     @property
     def isolation(self) -> IsolationStatus | None:
-        """See `JobMode`: it goes on while the job runs, record by record."""
         return self._search.status
 
     def begin(self) -> _Instructions:

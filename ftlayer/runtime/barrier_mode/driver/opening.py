@@ -10,12 +10,11 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.files import NAMED
-from ftlayer.checkpoint.storage.keys import key_of, storage_key
+from ftlayer.checkpoint.storage.keys import key_of, storage_key, take_over
 from ftlayer.checkpoint.storage.layout import METADATA, checkpoint_number, last_name, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint, read_each
 from ftlayer.checkpoint.storage.metadata import JobResult, find_result, forget_result, remains
 from ftlayer.checkpoint.storage.opening import absolute, driver_storage
-from ftlayer.checkpoint.storage.ownership import take_over
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checks import check_named
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, ConfigError
@@ -26,7 +25,7 @@ from ftlayer.runtime.barrier_mode.driver.letters import open_letters
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.driver.restoring import edge_infos, goes_back, operator_infos, restores
 from ftlayer.runtime.barrier_mode.overtaking import may_overtake
-from ftlayer.runtime.protocol.order import CheckpointPlan
+from ftlayer.runtime.protocol.elements import CheckpointPlan
 from ftlayer.topology.job_graph import JobGraph
 
 LATEST = "latest"

@@ -13,7 +13,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.runtime.connectors.offset_reader import RangeProgress, SplitPosition, partition_key, unpack_split
 from ftlayer.runtime.driver.range_keeper import Beginning, KeptRanges, PlannedRange
-from ftlayer.runtime.protocol.sealed import reseal
+from ftlayer.runtime.protocol.messages import reseal
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Source
 
@@ -236,7 +236,6 @@ class LogKeeper:
     reads_again = False
 
     def __init__(self, source: str) -> None:
-        """``source`` is its uid."""
         self._log = RangeLog(source)
         self._to_commit: deque[str] = deque()
         self._committed: str | None = None

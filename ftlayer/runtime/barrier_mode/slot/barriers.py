@@ -28,17 +28,10 @@ from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.overtaking import may_overtake
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel
-from ftlayer.runtime.barrier_mode.slot.instructions import (
-    BeginSnapshot,
-    CancelSnapshot,
-    GiveUpSnapshot,
-    SnapshotCaptured,
-    SnapshotWork,
-)
 from ftlayer.runtime.barrier_mode.task.mode import Checkpointed, PendingSnapshot
 from ftlayer.runtime.protocol.elements import Batch, CancelMarker, Element, EndOfStream
 from ftlayer.runtime.protocol.messages import EndTasks
-from ftlayer.runtime.slot.events import RunTask, SlotInstruction, Transmit
+from ftlayer.runtime.slot.events import ModeInstruction, ModeWork, RunTask, SlotInstruction, Transmit
 from ftlayer.runtime.slot.inbox import FeedbackOutput, HeadInbox
 from ftlayer.runtime.slot.mode import SlotParts
 from ftlayer.runtime.slot.outgoing import Departed, RemoteOutput
@@ -46,6 +39,80 @@ from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.actions import Action, ElementCame
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.topology.job_graph import Channel
+
+# What barrier mode's rules in a slot want of tasks, of the storage of checkpoints, and of the coordinator.
+#
+# For each task and checkpoint: `BeginSnapshot`, then `SnapshotCaptured`, each once at most and in this order (often
+# without another turn between). `GiveUpSnapshot` or `CancelSnapshot` may come instead of the first, between the two, or
+# behind both, also when everything is written: the last word then is that it was given up.
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWork(ModeWork):
+    """The synchronous part of a task's snapshot."""
+
+    decision: TakeSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSnapshot(ModeInstruction):
+    """The synchronous part is over and the barrier sent on: write ``pending``, and release it at the end."""
+
+    key: TaskKey
+    barrier: Barrier
+    pending: PendingSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCaptured(ModeInstruction):
+    """All records in flight that belong to the checkpoint are known; mostly there are none.
+
+    ``times`` lacks ``async_ms`` and ``in_flight_bytes`` (the length of what the channels wrote).
+    """
+
+    key: TaskKey
+    checkpoint: int
+    channels: tuple[CapturedChannel, ...]
+    times: SnapshotTimes
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpSnapshot(ModeInstruction):
+    """The task cannot take its part: tell the coordinator. What was begun is cancelled."""
+
+    key: TaskKey
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSnapshot(ModeInstruction):
+    """The coordinator has given the checkpoint up. What was begun is cancelled; nothing to tell."""
+
+    key: TaskKey
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSnapshot(ModeInstruction):
+    """Nothing of a snapshot is needed any more."""
+
+    key: TaskKey
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFiles(ModeInstruction):
+    """The checkpoint is complete: its files stay."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropFiles(ModeInstruction):
+    """The checkpoint was given up, and nothing else needs its files."""
+
+    checkpoint: int
 
 
 @dataclass(slots=True)

@@ -11,8 +11,14 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.barrier_mode.slot.barriers import Barriers, CheckpointParts
-from ftlayer.runtime.barrier_mode.slot.instructions import DropFiles, KeepFiles, ReleaseSnapshot, SnapshotWork
+from ftlayer.runtime.barrier_mode.slot.barriers import (
+    Barriers,
+    CheckpointParts,
+    DropFiles,
+    KeepFiles,
+    ReleaseSnapshot,
+    SnapshotWork,
+)
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
     CheckpointAborted,
@@ -335,7 +341,6 @@ class BarrierSlot:
         return self._barriers.took(seat, channel, mark, now)
 
     def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
-        """See `SlotMode.worked`; ``size`` is in rows for a source."""
         return () if self._debloating is None else self._debloating.worked(seat, size, now_ms)
 
     # ------------------------------------------------------------ time
@@ -371,7 +376,6 @@ class BarrierSlot:
         return self._final is None
 
     def reads_early(self, seat: Seat) -> bool:
-        """See `SlotMode.reads_early`: nothing would bound the number of batches."""
         return False
 
     def rows_wanted(self, key: TaskKey) -> int:
@@ -385,7 +389,6 @@ class BarrierSlot:
 
     @property
     def is_quiet(self) -> bool:
-        """See `SlotMode.is_quiet`: snapshots are the coordinator's to wait for."""
         return True
 
     def counters(self) -> dict[str, int]:

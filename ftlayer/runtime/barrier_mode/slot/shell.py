@@ -41,22 +41,23 @@ from ftlayer.partitioning.replay import groups_of
 from ftlayer.printable import described, text_of
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import is_programs, lasting
-from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
-from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight
-from ftlayer.runtime.barrier_mode.slot.instructions import (
+from ftlayer.runtime.barrier_mode.slot.barriers import (
     BeginSnapshot,
     CancelSnapshot,
+    CheckpointParts,
     DropFiles,
     GiveUpSnapshot,
     KeepFiles,
     ReleaseSnapshot,
     SnapshotCaptured,
 )
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight
 from ftlayer.runtime.barrier_mode.slot.last_words import LastWords
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.barrier_mode.task.chain_suspects import ChainSuspects
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode, Checkpointed, PendingSnapshot
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.protocol.elements import CheckpointPlan
 from ftlayer.runtime.protocol.messages import (
     Conviction,
     Death,
@@ -65,11 +66,9 @@ from ftlayer.runtime.protocol.messages import (
     SubtaskAcked,
     SubtaskDeclined,
 )
-from ftlayer.runtime.protocol.order import CheckpointPlan
 from ftlayer.runtime.slot.events import Event, ModeInstruction, SnapshotOver
 from ftlayer.runtime.slot.mode import SlotContext, SlotParts, misplaced
-from ftlayer.runtime.task.contract import TaskKey
-from ftlayer.runtime.task.suspects import NO_SUSPECTS, Suspects
+from ftlayer.runtime.task.contract import NO_SUSPECTS, Suspects, TaskKey
 from ftlayer.secret_files import is_private
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.opening import open_backend
@@ -277,7 +276,7 @@ _Job = Callable[[], None]
 
 
 class SnapshotRunner:
-    """Carries out what `ftlayer.runtime.barrier_mode.slot.instructions` says of snapshots, in the loop's thread.
+    """Carries out what `ftlayer.runtime.barrier_mode.slot.barriers` says of snapshots, in the loop's thread.
 
     The subtask has acked when both `PendingSnapshot.write` and `CapturedChannel.write` of each channel are over and
     synced. ``pending`` of each `begin` is released once, in the loop's thread.

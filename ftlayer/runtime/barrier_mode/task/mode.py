@@ -41,11 +41,12 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import (
     DrawnKeys,
     Given,
     HeadKeys,
+    MadeLetters,
     RecordAttempts,
+    RowPacker,
     TimersAlone,
     WaitingRecords,
 )
-from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters, RowPacker
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.protocol.elements import (
     MAX_TIME_MS,
@@ -72,15 +73,20 @@ from ftlayer.runtime.task.actions import (
 from ftlayer.runtime.task.chain_plan import ChainPlan, RowsAlone
 from ftlayer.runtime.task.chain_rows import NO_FAILURES, FailureCounts
 from ftlayer.runtime.task.chain_task import ChainTask
-from ftlayer.runtime.task.contract import ReplayTask, SinkBody, Task, TaskKey
-from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.contract import ReplayTask, SinkBody, Suspects, Task, TaskKey
+from ftlayer.runtime.task.emitter import Emitter, SinkLatencies, SourceMarkers
 from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.runtime.task.iteration import HeadTask
-from ftlayer.runtime.task.latency import SinkLatencies, SourceMarkers
-from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, Routed, SinkOutlet
-from ftlayer.runtime.task.pipeline import OperatorChain, Passed, Rows
+from ftlayer.runtime.task.pipeline import (
+    ChannelOutlet,
+    OperatorChain,
+    Outlet,
+    Passed,
+    Routed,
+    Rows,
+    SinkOutlet,
+)
 from ftlayer.runtime.task.routes import key_schemas
-from ftlayer.runtime.task.suspects import Suspects
 from ftlayer.state.contract import BackendSnapshot, CheckpointedBackend, Frozen
 from ftlayer.state.heap import HeapBackend
 from ftlayer.state.snapshots.serializer import unpack
@@ -205,7 +211,7 @@ LOOK_MS = 2
 
 
 class BarrierCompanion:
-    """`ftlayer.runtime.task.companion.ChainCompanion` of barrier mode.
+    """`ftlayer.runtime.task.contract.ChainCompanion` of barrier mode.
 
     Attributes:
         backend: the chain's state; None: it keeps none.
@@ -389,7 +395,7 @@ class ChainSnapshot:
 
 
 class RowsToSink:
-    """`WayOut` of such a chain, and its `ftlayer.runtime.task.outlet.Outlet`.
+    """`WayOut` of such a chain, and its `ftlayer.runtime.task.pipeline.Outlet`.
 
     A row that a function refuses fails at once; a two-phase writer refuses rows when it writes them for a checkpoint,
     and gives its letters by itself.
@@ -423,7 +429,6 @@ class RowsToSink:
         return 0 if self._committing is None else self._committing.refused
 
     def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
-        """See `WayOut.route`: there are no functions before the sink, and no state."""
         return Routed({MAIN: (passed.outputs[MAIN], None)}, passed.failures)
 
     def send(self, given: Given, routed: Routed, now: Now) -> list[Action]:
@@ -431,7 +436,6 @@ class RowsToSink:
         return []
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
-        """Rows come by `send`."""
         raise NotImplementedError
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +15,8 @@ from ftlayer.errors import (
     StoreDamagedError,
     UnknownJobError,
 )
-from ftlayer.store import board as tables
 from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
+from ftlayer.store.rows import pack, unpack
 from ftlayer.transport.codec import Codec, plain_codec
 from ftlayer.vertex.calls import (
     ORDER_EXPIRES_MS,
@@ -36,6 +37,93 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.audit import JobHours
+
+# The table ``board`` of a store: jobs as they were announced last, orders to them, and their checkpoints.
+#
+# Keys begin with what it is and the owner of the job; the owner ends with a NUL, which names do not have. Of a
+# checkpoint Unix milliseconds of its end (u64) and its number (u64) follow, big-endian, so that they are in order.
+
+
+_TABLE = "board"
+_JOBS, _ORDERS, _CHECKPOINTS = b"job/", b"order/", b"checkpoint/"
+_TIME_BYTES = 8
+
+
+def put_job(txn: WriteTransaction, owner: str, values: list[object]) -> None:
+    txn.put(_TABLE, _prefix(_JOBS, owner), pack(values))
+
+
+def get_job(txn: ReadTransaction, owner: str) -> list[Any] | None:
+    value = txn.get(_TABLE, _prefix(_JOBS, owner))
+    return None if value is None else unpack(value)
+
+
+def all_jobs(txn: ReadTransaction) -> Iterator[tuple[str, list[Any]]]:
+    for key, value in txn.scan(_TABLE, _JOBS, _after(_JOBS)):
+        yield _owner_of(key, _JOBS), unpack(value)
+
+
+def put_order(txn: WriteTransaction, owner: str, order: str, values: list[object]) -> None:
+    txn.put(_TABLE, _prefix(_ORDERS, owner) + order.encode(), pack(values))
+
+
+def all_orders(txn: ReadTransaction) -> Iterator[tuple[str, list[Any]]]:
+    for key, value in txn.scan(_TABLE, _ORDERS, _after(_ORDERS)):
+        yield _owner_of(key, _ORDERS), unpack(value)
+
+
+def delete_order(txn: WriteTransaction, owner: str, order: str) -> None:
+    txn.delete(_TABLE, _prefix(_ORDERS, owner) + order.encode())
+
+
+def checkpoint_key(owner: str, ended_ms: int, number: int) -> bytes:
+    tail = ended_ms.to_bytes(_TIME_BYTES, "big") + number.to_bytes(_TIME_BYTES, "big")
+    return _prefix(_CHECKPOINTS, owner) + tail
+
+
+def put_checkpoint(txn: WriteTransaction, key: bytes, values: list[object]) -> None:
+    txn.put(_TABLE, key, pack(values))
+
+
+def checkpoint_keys(txn: ReadTransaction) -> Iterator[tuple[str, bytes]]:
+    """Iterate over the owners and keys of all checkpoints, of one owner by the time of their end."""
+    for key, _ in txn.scan(_TABLE, _CHECKPOINTS, _after(_CHECKPOINTS)):
+        yield _owner_of(key, _CHECKPOINTS), bytes(key)
+
+
+def checkpoints(txn: ReadTransaction, owner: str, since_ms: int) -> Iterator[list[Any]]:
+    """Iterate over the checkpoints of a job that ended at ``since_ms`` or later, by the time of their end."""
+    prefix = _prefix(_CHECKPOINTS, owner)
+    for _, value in txn.scan(_TABLE, prefix + since_ms.to_bytes(_TIME_BYTES, "big"), _after(prefix)):
+        yield unpack(value)
+
+
+def delete_checkpoint(txn: WriteTransaction, key: bytes) -> None:
+    txn.delete(_TABLE, key)
+
+
+def forget(txn: WriteTransaction, owner: str) -> None:
+    for kind in (_JOBS, _ORDERS, _CHECKPOINTS):
+        prefix = _prefix(kind, owner)
+        for key, _ in txn.scan(_TABLE, prefix, _after(prefix)):
+            txn.delete(_TABLE, key)
+
+
+def _prefix(kind: bytes, owner: str) -> bytes:
+    return kind + owner.encode() + b"\0"
+
+
+def _owner_of(key: bytes, kind: bytes) -> str:
+    try:
+        return key[len(kind) : key.index(b"\0", len(kind))].decode()
+    except ValueError as error:
+        raise StoreDamagedError(f"key {key.hex()} of the store is no job's: {error}") from error
+
+
+def _after(prefix: bytes) -> bytes:
+    """Return the end of the keys that begin with ``prefix``, whose last byte is below 255."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
 
 KEEP_INCIDENTS = 200
 
@@ -305,7 +393,7 @@ class BoardOrders:
         for entry in job.orders.values():
             if entry.ended and now.wall_ms - entry.asked_ms >= KEEP_ORDERS_MS:
                 del job.orders[entry.order.id]
-                tables.delete_order(txn, entry.order.owner, entry.order.id)
+                delete_order(txn, entry.order.owner, entry.order.id)
                 return
         raise ProtocolError(
             f"job {job.details.owner!r} was given {MAX_ORDERS} orders within {KEEP_ORDERS_MS // 60_000} minutes: "
@@ -317,7 +405,7 @@ class BoardOrders:
         if is_full(self._store) or not job.is_stored:
             return
         order, answer = entry.order, entry.answer
-        tables.put_order(txn, order.owner, order.id, order_values(entry))
+        put_order(txn, order.owner, order.id, order_values(entry))
         if answer.state is OrderState.TAKEN:
             return
         state = "asked" if answer.state is OrderState.WAITING else str(answer.state)
@@ -362,12 +450,12 @@ class Board:
         # Jobs were not heard while there was no board to hear them.
         self._started_ms = self._trimmed_ms = now.wall_ms
         self._orders = BoardOrders(store, now.wall_ms)
-        for owner, values in tables.all_jobs(txn):
+        for owner, values in all_jobs(txn):
             self._jobs[owner] = read_job(owner, values)
-        for owner, values in tables.all_orders(txn):
+        for owner, values in all_orders(txn):
             order = read_order(owner, values)
             self._known_job(owner).orders[order.order.id] = order
-        for owner, key in tables.checkpoint_keys(txn):
+        for owner, key in checkpoint_keys(txn):
             self._known_job(owner).checkpoints.append(key)
         for job in self._jobs.values():
             self._orders.recover(job)
@@ -423,7 +511,7 @@ class Board:
         details = job.details if job.is_whole else self._stored_details(txn, call.owner)
         ended = tuple(
             read_checkpoint(call.owner, values)
-            for values in tables.checkpoints(txn, call.owner, call.checkpoints_since_ms)
+            for values in checkpoints(txn, call.owner, call.checkpoints_since_ms)
         )
         announced = self._announced(job, replace(details, checkpoints=(*ended, *details.checkpoints)), now)
         orders = tuple(order.record for order in job.orders.values())
@@ -483,9 +571,9 @@ class Board:
         if not new or not self._has_room():
             return
         for point in new:
-            key = tables.checkpoint_key(job.details.owner, point.ended_ms, point.number)
+            key = checkpoint_key(job.details.owner, point.ended_ms, point.number)
             if key not in job.checkpoints:
-                tables.put_checkpoint(txn, key, checkpoint_values(point))
+                put_checkpoint(txn, key, checkpoint_values(point))
                 insort(job.checkpoints, key)
         self._drop_checkpoints(txn, job, KEEP_CHECKPOINTS)
         # One that is under way may end behind those that were triggered later.
@@ -495,7 +583,7 @@ class Board:
 
     def _drop_checkpoints(self, txn: WriteTransaction, job: JobEntry, keep: int) -> None:
         for key in job.checkpoints[:-keep]:
-            tables.delete_checkpoint(txn, key)
+            delete_checkpoint(txn, key)
         del job.checkpoints[:-keep]
 
     def _has_room(self) -> bool:
@@ -507,7 +595,7 @@ class Board:
             return
         job.written_ms, job.is_stored = now.wall_ms, True
         details = job.details if self._has_room() else listed(job.details)
-        tables.put_job(txn, job.details.owner, job_values(job, details))
+        put_job(txn, job.details.owner, job_values(job, details))
 
     def _trim(self, txn: WriteTransaction, now: Now) -> None:
         gone = [job for job in self._jobs.values() if self._is_gone(job, now)]
@@ -517,7 +605,7 @@ class Board:
                 del self._jobs[job.details.owner]
                 self._orders.forget(job.details.owner)
                 self._hours.forget(job.details.owner)
-                tables.forget(txn, job.details.owner)
+                forget(txn, job.details.owner)
             elif job.is_whole and self._has_room():
                 self._drop_checkpoints(txn, job, KEEP_CHECKPOINTS_GONE)
                 self._write(txn, job, now)
@@ -535,7 +623,7 @@ class Board:
         return AnnouncedJob(details, heard_ago_ms, self._is_silent(job, now), job.incidents)
 
     def _stored_details(self, txn: ReadTransaction, owner: str) -> JobDetails:
-        values = tables.get_job(txn, owner)
+        values = get_job(txn, owner)
         if values is None:
             raise StoreDamagedError(f"the store lacks job {owner!r}, which it had")
         return read_details(owner, values)

@@ -21,8 +21,7 @@ from ftlayer.runtime.connectors.offset_reader import (
     read_split,
     unpack_split,
 )
-from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
-from ftlayer.runtime.protocol.sealed import unseal
+from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone, unseal
 from ftlayer.runtime.task.actions import ElementCame, TaskStart
 from ftlayer.topology.job_graph import Channel
 

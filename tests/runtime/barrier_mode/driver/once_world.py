@@ -23,12 +23,11 @@ from ftlayer.runtime.connectors.offset_reader import partition_key, unpack_split
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.driver.planner_rules import MAX_POLL_MS
 from ftlayer.runtime.driver.planners import Planners
-from ftlayer.runtime.protocol.messages import AssignSplits
-from ftlayer.runtime.protocol.sealed import unseal
+from ftlayer.runtime.protocol.messages import AssignSplits, unseal
 from ftlayer.runtime.slot.main import ANY_CHECKPOINT
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.suspects import NO_SUSPECTS
+from ftlayer.runtime.task.contract import NO_SUSPECTS
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import ReaderSource, Sink, Source, WriterSink
 

@@ -27,6 +27,7 @@ from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.driver.telling import TopologyTelling
 from ftlayer.runtime.environment import BarrierDriver
 from ftlayer.runtime.protocol.messages import (
+    KEY_BYTES,
     AskStack,
     Cancel,
     DataEnded,
@@ -41,8 +42,8 @@ from ftlayer.runtime.protocol.messages import (
     SubtaskDeclined,
     TasksStarted,
     TriggerCheckpoint,
+    seal,
 )
-from ftlayer.runtime.protocol.sealed import KEY_BYTES, seal
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Sink, Source, WriterSink
 

@@ -16,12 +16,11 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.storage import opening
-from ftlayer.checkpoint.storage.keys import Signer, key_of, packed_key
+from ftlayer.checkpoint.storage.files import LocalFiles
+from ftlayer.checkpoint.storage.keys import Ownership, Signer, key_of, packed_key
 from ftlayer.checkpoint.storage.layout import OWNERS, checkpoint_number, last_name, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint
-from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.checkpoint.storage.metadata import encode
-from ftlayer.checkpoint.storage.ownership import Ownership
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -37,8 +36,7 @@ from ftlayer.runtime.barrier_mode.driver.opening import LATEST
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.environment import StreamEnvironment
-from ftlayer.runtime.protocol.messages import SlotFailed
-from ftlayer.runtime.protocol.sealed import unseal
+from ftlayer.runtime.protocol.messages import SlotFailed, unseal
 
 DELETE, NEVER = Retention.DELETE_ON_CANCELLATION, Retention.NO_EXTERNALIZED_CHECKPOINTS
 

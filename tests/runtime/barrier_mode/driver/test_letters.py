@@ -19,7 +19,7 @@ from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters, stored_letters
-from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.opening import FileDriverStorage
 from ftlayer.clock import system_now
 from ftlayer.errors import CheckpointStorageError, ConfigError, StaleOwnerError

@@ -15,7 +15,7 @@ from ftlayer.functions.steps import Map
 from ftlayer.runtime.barrier_mode.slot.shell import Suspecting
 from ftlayer.runtime.barrier_mode.task.chain_suspects import row_digests
 from ftlayer.runtime.protocol.messages import Conviction, Deploy
-from ftlayer.runtime.task.suspects import NO_SUSPECTS
+from ftlayer.runtime.task.contract import NO_SUSPECTS
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 
 N = pa.schema([("n", pa.int64())])

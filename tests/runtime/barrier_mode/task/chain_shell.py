@@ -33,7 +33,7 @@ from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Watermark
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.runtime.task.actions import Action, ElementCame, Send, TaskStart, TimeCame
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.suspects import NO_SUSPECTS, Suspects
+from ftlayer.runtime.task.contract import NO_SUSPECTS, Suspects
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend, HeapState
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex

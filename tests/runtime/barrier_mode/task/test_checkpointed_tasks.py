@@ -43,8 +43,7 @@ from ftlayer.runtime.task.actions import (
     WakeAt,
 )
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import Settled
-from ftlayer.runtime.task.suspects import NO_SUSPECTS
+from ftlayer.runtime.task.contract import NO_SUSPECTS, Settled
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import (
     AssignWatermarks,

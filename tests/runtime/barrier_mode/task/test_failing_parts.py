@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
-from ftlayer.runtime.barrier_mode.task.failing.attempts import WAITING_TABLE, WaitingRecord, WaitingRecords
-from ftlayer.runtime.barrier_mode.task.failing.letters import MadeLetters
+from ftlayer.runtime.barrier_mode.task.failing.attempts import (
+    WAITING_TABLE,
+    MadeLetters,
+    WaitingRecord,
+    WaitingRecords,
+)
 from ftlayer.state.heap import HeapBackend, HeapMap
 
 EARLIEST = FailedAttempt(1, 5, "no", "op", "here", "trace")

@@ -53,10 +53,10 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import WaitingRecord, Wa
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Watermark
-from ftlayer.runtime.protocol.sealed import unseal
+from ftlayer.runtime.protocol.messages import unseal
 from ftlayer.runtime.task.actions import Action, ElementCame, Send, TaskStart, TimeCame
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.suspects import NO_SUSPECTS
+from ftlayer.runtime.task.contract import NO_SUSPECTS
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
 from ftlayer.state.snapshots.serializer import unpack

@@ -16,7 +16,7 @@ from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode, shown
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.actions import Action, ElementCame, Send, SourceRows, TaskStart, TimeCame
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.suspects import NO_SUSPECTS
+from ftlayer.runtime.task.contract import NO_SUSPECTS
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.builder import GraphBuilder

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.records.ipc import may_share, read_one_batch, row_alone
-from ftlayer.runtime.barrier_mode.task.failing.letters import OtherColumnsError, RowPacker, rows_of
+from ftlayer.runtime.barrier_mode.task.failing.attempts import OtherColumnsError, RowPacker, rows_of
 
 COLUMNS: list[Any] = [
     pa.array([1, None, 3]),

@@ -34,8 +34,8 @@ from ftlayer.runtime.driver.events import JobState, Over
 from ftlayer.runtime.driver.mode import JobContext
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.environment import BarrierDriver
-from ftlayer.runtime.protocol.order import SlotOrder
-from ftlayer.runtime.protocol.sealed import KEY_BYTES
+from ftlayer.runtime.protocol.elements import SlotOrder
+from ftlayer.runtime.protocol.messages import KEY_BYTES
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.transport.connection import Endpoint
 

@@ -25,7 +25,7 @@ from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.functions.current import current_record
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.runtime.connectors.offset_reader import partition_index, unpack_rows
-from ftlayer.runtime.protocol.sealed import unseal
+from ftlayer.runtime.protocol.messages import unseal
 from ftlayer.state.snapshots.serializer import unpack
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.streams.windowed_stream import tumbling

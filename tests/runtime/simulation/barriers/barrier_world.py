@@ -31,7 +31,7 @@ from ftlayer.checkpoint.storage.layout import pieces_directory
 from ftlayer.checkpoint.storage.loading import all_pieces, paths_of
 from ftlayer.checkpoint.storage.opening import driver_storage
 from ftlayer.clock import Now
-from ftlayer.runtime.protocol.sealed import unseal
+from ftlayer.runtime.protocol.messages import unseal
 
 
 def files_below(root: str) -> list[str]:

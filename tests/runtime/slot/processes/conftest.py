@@ -21,6 +21,7 @@ from ftlayer.histogram import LATENCY_BOUNDS, Histogram
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
+from ftlayer.runtime.protocol.elements import SlotOrder
 from ftlayer.runtime.protocol.messages import (
     END_TO_END,
     Cancel,
@@ -40,7 +41,6 @@ from ftlayer.runtime.protocol.messages import (
     ToSlot,
     histograms_of,
 )
-from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot.mode import UntrackedSlotFactory
 from ftlayer.telemetry.settings import Tracing
 from ftlayer.topology.builder import GraphBuilder

@@ -24,17 +24,17 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import (
     NO_SCHEMAS,
     Breakers,
     Given,
+    OtherColumnsError,
     RecordAttempts,
     TimersAlone,
     WaitingRecord,
+    rows_of,
 )
-from ftlayer.runtime.barrier_mode.task.failing.letters import OtherColumnsError, rows_of
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.chain_rows import FailureCounts
-from ftlayer.runtime.task.outlet import ChannelOutlet, Routed
-from ftlayer.runtime.task.pipeline import OperatorChain, Passed
-from ftlayer.runtime.task.suspects import Suspects
+from ftlayer.runtime.task.contract import Suspects
+from ftlayer.runtime.task.pipeline import ChannelOutlet, OperatorChain, Passed, Routed
 
 LAST_PAUSE_MS = 1_000
 """The longest pause before an attempt once no more records come: the job's end waits for it."""

@@ -21,16 +21,16 @@ from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.partitioning.replay import HashByKeyGroup
 from ftlayer.records.traced import KeySelector
-from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
-from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight, read_batches
-from ftlayer.runtime.barrier_mode.slot.instructions import (
+from ftlayer.runtime.barrier_mode.slot.barriers import (
     BeginSnapshot,
     CancelSnapshot,
+    CheckpointParts,
     DropFiles,
     GiveUpSnapshot,
     KeepFiles,
     SnapshotCaptured,
 )
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight, read_batches
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
