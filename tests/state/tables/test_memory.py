@@ -55,6 +55,11 @@ class Slotted:
 
 BEYOND_ASCII = {chr(code) for code in range(0x80, 0x100)}
 
+
+def _made_anew(text: str) -> str:
+    return text.encode("utf-32", "surrogatepass").decode("utf-32", "surrogatepass")
+
+
 atoms = (
     st.none()
     | st.booleans()
@@ -64,8 +69,9 @@ atoms = (
     )
     | st.floats()
     | st.binary(max_size=40)
-    # From Python 3.12 on all share these characters as objects, which keep their UTF-8: C counts texts without it.
-    | st.text(max_size=20).filter(lambda text: text not in BEYOND_ASCII)
+    # C counts texts without the UTF-8 that they keep once they were encoded: these are new, and none of those that all
+    # share as objects from Python 3.12 on.
+    | st.text(max_size=20).filter(lambda text: text not in BEYOND_ASCII).map(_made_anew)
 )
 
 
