@@ -46,7 +46,7 @@ def jobs(
         typer.Argument(
             metavar="[NAME] | forget [NAME...]",
             help="Show this topology or query in full. Or forget programs that were killed: those that were started in "
-            "this directory, or those of these vertices.",
+            "this directory, above or below it, or those of these vertices.",
         ),
     ] = None,
     *,

@@ -529,6 +529,12 @@ class _CommandGroup(TyperGroup):
         except FTLayerError as error:
             typer.echo(printable(f"ftlayer: {_in_words_of_options(error)}"), err=True)
             raise typer.Exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            # A path that was given, and that cannot be looked at: closed to this user, too long, a loop.
+            typer.echo(printable(f"ftlayer: {error.filename}: {error.strerror}"), err=True)
+            raise typer.Exit(EXIT_ERROR) from error
 
 
 app = typer.Typer(

@@ -60,7 +60,7 @@ class VertexView:
 
     def heard_ago_ms(self, announced: AnnouncedJob) -> int:
         """Return how long ago a job of it was heard, by when the vertex was asked last."""
-        return announced.heard_ago_ms + max(self.asked_ms - self.as_of_ms, 0)
+        return announced.heard_ago_ms + (max(self.asked_ms - self.as_of_ms, 0) if self.as_of_ms else 0)
 
     @property
     def state(self) -> str:

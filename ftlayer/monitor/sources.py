@@ -147,7 +147,7 @@ def sources_here() -> FoundSources:
         ):  # what it leads to may be in a directory that is closed to this user by now
             continue  # of slots, or of a driver that is about to begin or end
         try:
-            source = _of_file(path.resolve())
+            source = _of_file(Path(os.path.realpath(path)))
         except ConfigError as error:
             left_out.append(str(error))
             continue
@@ -176,7 +176,7 @@ def _at_address(address: str, token: str, root_certs: bytes | None, client_pem: 
 def _at_path(path: Path, token: Callable[[], str]) -> VertexSource:
     file = path / ACCESS_FILE if path.is_dir() else path
     if not file.exists():
-        store = path.resolve()
+        store = Path(os.path.realpath(path))
         if (address := served_here().get(store)) is not None:
             return VertexSource(short_name(store.name), str(address), token(), path=str(store))
         what = "is served by no program that runs" if path.is_dir() else "is not there"
@@ -184,7 +184,7 @@ def _at_path(path: Path, token: Callable[[], str]) -> VertexSource:
             f"--vertex: {path} {what}: name a store's directory while its program runs (it has {ACCESS_FILE} then), or "
             "an address like grpc://127.0.0.1:7077"
         )
-    source = _of_file(file.resolve())
+    source = _of_file(Path(os.path.realpath(file)))
     if (killed := source.killed) is not None:
         raise VertexUnavailableError(f"--vertex: {path}: {killed}")
     return source

@@ -355,3 +355,20 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(tmp_path:
     code, output = run("dead", "list", "--store", tmp_path)
     assert (code, "holds no store of a vertex" in output) == (1, True), output
     assert not list(tmp_path.glob("vertex*")), "nothing is made where no store is"
+
+
+def test_a_path_that_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (tmp_path / "loop" / "x", tmp_path / ("x" * 300)):
+        for command in (
+            ("dead", "list", "--vertex"),
+            ("dead", "list", "--store"),
+            ("checkpoints", "list"),
+            ("inspect",),
+        ):
+            code, output = run(*command, path)
+            assert (code in (1, 2), output.startswith("ftlayer: "), len(output.splitlines())) == (
+                True,
+                True,
+                1,
+            ), output

@@ -73,7 +73,8 @@ class Terminal:
             self._process = subprocess.Popen(
                 ["bash", "-e", "-c", command],
                 cwd=directory,
-                env=dict(environment),
+                # At a terminal a line is seen at once; in a file it would be when its buffer is full.
+                env={**environment, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -392,7 +392,7 @@ def serve(
         try:
             server = _listen(options, place, vertex)
             if sockets is not None:
-                link_access(Path(sockets.path), Path(options.vertex.path).resolve(), STORE)
+                link_access(Path(sockets.path), Path(os.path.realpath(options.vertex.path)), STORE)
                 link_access(Path(sockets.path), Path(place.path), SERVED)
             asked.vertex = vertex
             telling = _Telling(probes, notifier or Notifier("", None), on_ready)
@@ -492,7 +492,7 @@ def _place(options: ServeOptions) -> tuple[Address, SocketDirectory | None]:
     """Return where to listen, and where tools find that, if it is nowhere that was named."""
     if options.listen is not None or options.tls_cert is not None:
         return parse_listen(options.listen or TCP_LISTEN, "listen"), None
-    store = Path(options.vertex.path).resolve()
+    store = Path(os.path.realpath(options.vertex.path))
     prepare_vertex(store)
     sockets = SocketDirectory.make("tools find this vertex by its address alone")
     try:
