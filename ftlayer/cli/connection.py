@@ -47,7 +47,8 @@ ClientPem = Annotated[
 Store = Annotated[
     Path | None,
     typer.Option(
-        metavar="PATH", help="The store of a program that has ended: it is opened for this command."
+        metavar="PATH",
+        help="The store of a program that has ended, which is opened for this command: it alone is asked.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: times in UTC, durations in seconds.")]
@@ -125,7 +126,8 @@ class Asking:
         from ftlayer.monitor.sources import sources_given, sources_here
         from ftlayer.vertex.service.access import served_here
 
-        places = [*(self.vertex or ()), *([] if self.store is None else [str(self.store)])]
+        # FTLAYER_ADDRESS may name another vertex, which is not meant.
+        places = list(self.vertex or ()) if self.store is None else [str(self.store)]
         if not places and self.token_file is None:
             found = sources_here()
             for sentence in found.left_out:
@@ -159,10 +161,10 @@ def _opened(store: Path | None) -> Iterator[None]:
     from ftlayer.vertex.service.embedded import EmbeddedVertex
 
     reports = [inspect_store(shard) for shard in shard_paths(store)]
-    if any(report.holder is not None or report.path == store for report in reports):
-        raise ConfigError(
-            f"--store: {store} is open in a program, or a part of a store: name a program's by --vertex"
-        )
+    if any(report.holder is not None for report in reports):
+        raise ConfigError(f"--store: {store} is open in a program that runs: name it by --vertex {store}")
+    if reports[0].path == store:
+        raise ConfigError(f"--store: {store} is a shard of a store: name the directory that it is in")
     most = max(VertexOptions.max_store_bytes, sum(report.max_bytes for report in reports))
     with EmbeddedVertex(VertexOptions(store, shards=len(reports), max_store_bytes=most)):
         yield

@@ -335,7 +335,9 @@ def test_changes_are_in_the_audit_log_with_who_made_them(letters: Letters) -> No
     assert (latest.what, latest.count, latest.who) == ("purge", 1, user_name())
 
 
-def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(tmp_path: Path) -> None:
+def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = tmp_path / "ended"
     with (
         EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)) as vertex,
@@ -345,6 +347,9 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(tmp_path:
         first, _ = made.make([1.5, 3.5])
         code, output = run("dead", "requeue", "--all", "--yes", "--store", store)
         assert (code, "is open in a program" in output) == (2, True), output
+    code, output = run("dead", "list", "--store", store / "shard-000")
+    assert (code, "is a shard of a store" in output) == (2, True), output
+    monkeypatch.setenv("FTLAYER_ADDRESS", "grpc://127.0.0.1:1")
     assert run("dead", "edit", first, "--set", "price=7", "--store", store) == (
         0,
         "edited and requeued 1 of 1\n",
