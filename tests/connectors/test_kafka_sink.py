@@ -6,6 +6,7 @@ import datetime
 import os
 import pickle
 import signal
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
+from ftlayer.clients.kafka import Brokers
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks import FileMessage, KafkaSink
 from ftlayer.sinks.kafka import messages as messages_module
@@ -310,6 +312,40 @@ def test_what_brokers_refuse_is_never_committed_and_told_at_once(
         assert f"topic {(topic if partition else small)!r}, partition {partition}: " in said
         assert ("_UNKNOWN_PARTITION" if partition else "raise the topic's max.message.bytes") in said
     assert kafka_server.messages(topic) == []
+
+
+def test_a_commit_that_fails_before_the_report_of_its_row_is_told_with_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = pytest.importorskip("confluent_kafka")
+    error = library.KafkaError(library.KafkaError.MSG_SIZE_TOO_LARGE)
+
+    class Late:
+        def __init__(self) -> None:
+            self.reports: list[Any] = []
+
+        def produce(self, topic: str, value: bytes, key: bytes, *, on_delivery: Any, **_: Any) -> None:
+            self.reports.append(
+                partial(on_delivery, error, sink_module.Produced(topic, value, key, 3, 0, None))
+            )
+
+        def poll(self, _: float) -> None:
+            self.reports.pop()()
+
+        def commit_transaction(self, _: float) -> None:
+            raise library.KafkaException(error)
+
+        def init_transactions(self, _: float) -> None: ...
+        def begin_transaction(self) -> None: ...
+        def send_offsets_to_transaction(self, *_: Any) -> None: ...
+
+    sink = KafkaSink("127.0.0.1:1", "t", staging=tmp_path, name="n")
+    monkeypatch.setattr(Brokers, "producer", lambda *_: Late())
+    transactions = sink_module.KafkaTransactions(sink._brokers, "id", sink._files())
+    transactions.fence()
+    written = sink.write(rows(1))
+    with pytest.raises(UncommittableError, match=r"topic 't', partition 3: .*raise the topic's max.message"):
+        transactions.run([written], {})
 
 
 @pytest.mark.parametrize("as_writer", [False, True])

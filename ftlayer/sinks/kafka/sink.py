@@ -481,6 +481,12 @@ class KafkaTransactions:
         try:
             return work()
         except (kafka_library().KafkaException, BufferError, TimeoutError) as error:
+            # A call may fail before the report of the row that failed it was served.
+            deadline = time.monotonic() + CALL_S
+            while self._producer and not self._refused and refused_by_brokers(error) in ("row", "topic"):
+                self._producer.poll(POLL_S)
+                if time.monotonic() > deadline:
+                    break
             self.close()
             place, said = self._refused or ("", error)
             if refused_by_brokers(said):
