@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftlayer.cli.connection import EXIT_ERROR, Asking, asking, warn
-from ftlayer.cli.printing import Wide, print_json, print_table
+from ftlayer.cli.printing import Wide, print_differences, print_json, print_table
 from ftlayer.cli.records import (
     Limit,
     WhereText,
@@ -199,7 +199,9 @@ def edit(
     file: Annotated[
         Path | None, typer.Option("--from", help="File with the record as JSON, every column of it.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new record; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would change; change nothing.")
+    ] = False,
     checkpoints: Checkpoints = None,
     key_file: KeyFile = None,
     *,
@@ -207,6 +209,7 @@ def edit(
 ) -> None:
     """Change a dead letter's record and give it its attempts back. Opens $EDITOR, unless --set or --from says how."""
     from ftlayer.cli.exporting import edited_row
+    from ftlayer.monitor.differences import differences
     from ftlayer.monitor.row_json import json_of_row
     from ftlayer.monitor.sources import user_name
     from ftlayer.vertex.calls import Changed, Edit, EditAndRequeue
@@ -221,8 +224,13 @@ def edit(
             names = " and ".join(record.vertex for record in found)
             raise ConfigError(f"--vertex: {names} each have a dead letter {key}: say which")
         row = edited_row(found[0].info, values or [], file)
-        if dry_run:
+        if not asking.as_json:
+            print_differences(
+                printing_console(), differences(json_of_row(found[0].info.payload), json_of_row(row))
+            )
+        elif dry_run:
             print_json(json_of_row(row))
+        if dry_run:
             return
         reply = gatherer.client(found[0].vertex).call(EditAndRequeue((Edit(wanted, row),), user_name()))
         assert isinstance(reply, Changed)

@@ -230,12 +230,24 @@ def print_record(console: Console, record: FoundRecords, names: JobNames, *, sev
         "operator": info.operator,
         "reason": info.reason,
         "edited": f"{time_text(info.edited_ms)} by {info.edited_by}" if info.edited_ms else "",
-        "record": payload_text(info),
+        "record": _structured_text(info),
     }
     for name, value in lines.items():
         if value:
             console.print(f"  {name:9}{value}", soft_wrap=True)
     _print_attempts(console, info.history)
+
+
+def _structured_text(info: RecordInfo) -> str:
+    """Return a payload on one line; on several where a text of it is JSON, which is shown as its structure."""
+    import json
+
+    from ftlayer.monitor.row_json import json_of_row, structured_row
+
+    row = structured_row(info.payload)
+    if row == json_of_row(info.payload):
+        return payload_text(info)
+    return json.dumps(row, indent=2, ensure_ascii=False).replace("\n", "\n" + " " * 11)
 
 
 def _print_attempts(console: Console, attempts: tuple[Attempt, ...]) -> None:

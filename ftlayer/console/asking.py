@@ -5,9 +5,8 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow as pa
 from fastapi import Depends, Request
@@ -185,13 +184,13 @@ def check_editable(console: Console, info: RecordInfo) -> None:
         raise ConfigError(f"this record is {info.state}: only dead letters are edited")
 
 
-def parsed_payload(text: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Read a payload as a form gives it. Raises `ConfigError` that says where it is wrong."""
+def parsed_payload(text: str, before: pa.RecordBatch) -> pa.RecordBatch:
+    """Read what is to take the place of ``before``. Raises `ConfigError` that says where it is wrong."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"payload: this is not JSON: {error}") from None
-    return row_of_json(values, schema)
+    return row_of_json(values, before.schema, before)
 
 
 def requeue_edited(
@@ -203,15 +202,6 @@ def requeue_edited(
     assert isinstance(changed, Changed)
     console.watch.refresh()
     return changed.count == 1
-
-
-def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the columns that differ: name, what was there, what will be."""
-    return [
-        (name, json.dumps(before.get(name), ensure_ascii=False), json.dumps(value, ensure_ascii=False))
-        for name, value in after.items()
-        if before.get(name) != value
-    ]
 
 
 CSRF_HEADER = "x-csrf-token"

@@ -274,7 +274,10 @@ def test_a_record_is_changed_and_tried_again(
         "text": "7",
     }
     assert len(letters.found()) == 3
-    assert letters.run("dead", "edit", first, "--set", "price=7") == (0, "edited and requeued 1 of 1\n")
+    done = "edited and requeued 1 of 1\n"
+    changes = "  price\n  - 1.5\n  + 7.0\n"
+    assert letters.run("dead", "edit", first, "--set", "price=7", "--dry-run") == (0, changes)
+    assert letters.run("dead", "edit", first, "--set", "price=7") == (0, changes + done)
     (tmp_path / "record.json").write_text('{"price": 8.5, "text": null}')
     file = ("--from", tmp_path / "record.json")
     assert letters.json("dead", "edit", second, *file) == {"action": "edit", "asked": 1, "changed": 1}
@@ -282,7 +285,7 @@ def test_a_record_is_changed_and_tried_again(
     editor.write_text('#!/bin/sh\nsed -i "s/3.5,/9.5,/" "$1"\n')
     editor.chmod(0o700)
     monkeypatch.setenv("EDITOR", str(editor))
-    assert letters.run("dead", "edit", third) == (0, "edited and requeued 1 of 1\n")
+    assert letters.run("dead", "edit", third) == (0, f"  price\n  - 3.5\n  + 9.5\n{done}")
     waiting = letters.client.call(calls.SelectRecords("waiting", stream=STREAM))
     assert isinstance(waiting, calls.RecordPage)
     found = [info.payload.to_pylist()[0] for info in waiting.records if info.edited_by]
@@ -352,7 +355,7 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(
     monkeypatch.setenv("FTLAYER_ADDRESS", "grpc://127.0.0.1:1")
     assert run("dead", "edit", first, "--set", "price=7", "--store", store) == (
         0,
-        "edited and requeued 1 of 1\n",
+        "  price\n  - 1.5\n  + 7.0\nedited and requeued 1 of 1\n",
     )
     assert run("dead", "requeue", "--all", "--yes", "--store", store) == (0, "requeued 1 of 1\n")
     streams = json.loads(run("pending", "--json", "--store", store)[1])

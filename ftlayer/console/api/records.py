@@ -124,7 +124,7 @@ def edit(
     console = console_of(request)
     info = known_record(console, vertex, key)
     check_editable(console, info)
-    payload = row_of_json(body, info.payload.schema)
+    payload = row_of_json(body, info.payload.schema, info.payload)
     return {"changed": int(requeue_edited(console, caller, vertex, info, payload))}
 
 

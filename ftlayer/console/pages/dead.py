@@ -15,7 +15,6 @@ from ftlayer.console.asking import (
     PostedForm,
     by,
     check_editable,
-    differing,
     parsed_payload,
     requeue_edited,
 )
@@ -27,9 +26,11 @@ from ftlayer.console.rendering import console_of, go_to, page, say
 from ftlayer.console.searching import Choice, Console, choice_of
 from ftlayer.console.works import Wanted, Work, WorkState, dead_groups, with_query
 from ftlayer.errors import ConfigError, MalformedRequestError
+from ftlayer.monitor.differences import Difference, differences
 from ftlayer.monitor.exporting import Page, exported
-from ftlayer.monitor.facts import letter_group_facts, payload_facts, record_facts
+from ftlayer.monitor.facts import letter_group_facts, record_facts
 from ftlayer.monitor.file_formats import ExportFormat
+from ftlayer.monitor.row_json import json_of_row, structured_row
 from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
 
 router = APIRouter(include_in_schema=False)
@@ -56,7 +57,7 @@ def edit(request: Request, vertex: str, key: str, caller: Operator, form: Posted
     if form.text("again"):
         return _page(request, vertex, info, text=text)
     try:
-        payload = parsed_payload(text, info.payload.schema)
+        payload = parsed_payload(text, info.payload)
         if form.text("confirmed"):
             if requeue_edited(console, caller, vertex, info, payload):
                 say(request, "The letter was requeued with its new payload.")
@@ -65,7 +66,7 @@ def edit(request: Request, vertex: str, key: str, caller: Operator, form: Posted
             return go_to("/dead")
     except (ConfigError, MalformedRequestError) as error:
         return _page(request, vertex, info, text=text, failure=str(error), status=400)
-    changes = differing(payload_facts(info.payload), payload_facts(payload))
+    changes = differences(json_of_row(info.payload), json_of_row(payload))
     return _page(request, vertex, info, text=text, changes=changes, is_checked=True)
 
 
@@ -76,7 +77,7 @@ def _page(
     *,
     text: str | None = None,
     failure: str = "",
-    changes: list[tuple[str, str, str]] | None = None,
+    changes: list[Difference] | None = None,
     is_checked: bool = False,
     status: int = 200,
 ) -> Response:
@@ -86,7 +87,7 @@ def _page(
         "edit.html",
         here="/dead",
         record=facts,
-        text=payload_text(facts["record"]) if text is None else text,
+        text=payload_text(structured_row(info.payload)) if text is None else text,
         failure=failure,
         changes=changes or [],
         is_checked=is_checked,

@@ -18,6 +18,7 @@ from ftlayer.console.searching import STATES, Console, RecordFilter, SearchResul
 from ftlayer.console.works import with_query
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.monitor.facts import Facts, explained_facts, job_summary_facts, record_facts
+from ftlayer.monitor.row_json import structured_row
 from ftlayer.vertex.calls import Explain, Explained, RecordInfo
 
 LONGEST_PAYLOAD = 160
@@ -85,13 +86,14 @@ def records_page(request: Request, caller: AnyCaller, after: str = "") -> Respon
 def record_page(request: Request, vertex: str, key: str) -> Response:
     console = console_of(request)
     info = known_record(console, vertex, key)
-    facts = record_facts(vertex, info, console.watch.names(), mask=console.options.mask_payloads)
+    mask = console.options.mask_payloads
+    facts = record_facts(vertex, info, console.watch.names(), mask=mask)
     return page(
         request,
         "record.html",
         here="/dead" if info.state == "dead" else "/records",
         record=facts,
-        payload=payload_text(facts["record"]),
+        payload=payload_text(facts["record"] if mask else structured_row(info.payload)),
         explained=explanation_of(console, vertex, info) if info.state == "pending" else None,
     )
 

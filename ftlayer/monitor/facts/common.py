@@ -215,7 +215,7 @@ def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool =
         "attempts": _attempts(info, mask=mask),
         "edited": iso(info.edited_ms),
         "edited_by": info.edited_by or None,
-        "record": payload_facts(info.payload, mask=mask),
+        "record": _payload(info.payload, mask=mask),
         "types": {field.name: str(field.type) for field in info.payload.schema},
     }
 
@@ -258,7 +258,7 @@ def explained_facts(root: int, explained: Explained) -> Facts:
     }
 
 
-def payload_facts(payload: pa.RecordBatch, *, mask: bool = False) -> Facts:
+def _payload(payload: pa.RecordBatch, *, mask: bool = False) -> Facts:
     """Return the one row of ``payload`` by columns, as `ftlayer.monitor.row_json` reads it again."""
     record = json_of_row(payload)
     if mask:
