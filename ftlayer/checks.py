@@ -1,18 +1,26 @@
-"""Checks of what a user gives as an option. Each error names the option, what it may be, and what was given."""
+"""Checks of what a user gives as an option, calls, or forgets to start.
+
+Each error names the option, what it may be, and what was given.
+"""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import math
+import os
 import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, NeverStartedWarning, NotHereError
 
 Duration = str | int
 """``"30s"``, or milliseconds."""
@@ -374,6 +382,92 @@ def _nearest(name: object, known: Iterable[str]) -> str:
 
     found = difflib.get_close_matches(str(name)[:_SHOWN_CHARS], list(known), n=1)
     return f": did you mean {found[0]!r}?" if found else ""
+
+
+# ---------------------------------------------------------------- what was built, and what is asked of it
+
+
+Line = tuple[str, int]
+
+
+def users_line() -> Line:
+    """Return file and line of the user's program that are running: the innermost that are not ftlayer's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ftlayer":
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+class Unstarted:
+    """Part of what a user builds: unless it is `settle`d, a `NeverStartedWarning` says where that was thrown away.
+
+    Copies of what it is part of share it. In pickled ones, and in forked processes, it says nothing.
+    """
+
+    def __init__(self, what: str, line: Line | None = None) -> None:
+        """``line``: where it was built; None: where it is now."""
+        self._warning = weakref.finalize(self, _warn, what, line or users_line(), os.getpid())
+        _forgive_behind_errors()
+        _UNSTARTED.add(self)
+
+    def settle(self) -> None:
+        self._warning.detach()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _settled, ()
+
+
+_UNSTARTED: weakref.WeakSet[Unstarted] = weakref.WeakSet()
+
+
+def forgive_unstarted() -> None:
+    """An error ends the program, or a block of it: what it had built and not started by then is no mistake."""
+    for each in list(_UNSTARTED):
+        each.settle()
+
+
+@functools.cache
+def _forgive_behind_errors() -> None:
+    """Have it so where an error has ended the program. Behind the first `finalize`: what comes later goes first."""
+
+    def at_exit() -> None:
+        if getattr(sys, "last_value", None) is not None:
+            forgive_unstarted()
+
+    atexit.register(at_exit)
+
+
+def _settled() -> Unstarted:
+    unstarted = Unstarted("")
+    unstarted.settle()
+    return unstarted
+
+
+def _warn(what: str, line: Line, pid: int) -> None:
+    if os.getpid() == pid:
+        warnings.warn_explicit(what, NeverStartedWarning, *line)
+
+
+def not_here(of: object, name: str, words: Mapping[str, str]) -> AttributeError:
+    """Return what ``__getattr__`` raises for an attribute that ``of`` does not have.
+
+    ``words``: what to call instead, by names of other systems, in lower case and without ``_``, several in one text.
+    """
+    kind = type(of).__name__
+    if hasattr(type(of), name):  # a property that raised an AttributeError of its own, which is to be seen
+        object.__getattribute__(of, name)
+    if not name.startswith("_"):
+        plain = name.replace("_", "").lower()
+        own = (
+            each
+            for each in dir(type(of))
+            if not each.startswith("_") and each.replace("_", "").lower() == plain
+        )
+        same = next((f"it is called {each}" for each in own), None)
+        said = next((text for names, text in words.items() if plain in names.split()), same)
+        if said is not None:
+            return NotHereError(f"{kind} has no {name!r}: {said.replace('{name}', name)}")
+    return AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=of)
 
 
 # ---------------------------------------------------------------- durations

@@ -22,6 +22,10 @@ class FTLayerDeprecationWarning(DeprecationWarning):
     """
 
 
+class NeverStartedWarning(UserWarning):
+    """A query or topology that was built and thrown away before anything started it, or a stream that nothing took."""
+
+
 def __getattr__(name: str) -> Any:
     """Give what was here up to 0.1.0, with a `FTLayerDeprecationWarning`."""
     if name not in _MOVED:
@@ -80,6 +84,13 @@ class UnsupportedError(FTLayerError):
     """A thing that works elsewhere and not here; the message names the alternative."""
 
     code = "UNSUPPORTED"
+    recoverable = False
+
+
+class NotHereError(FTLayerError, AttributeError):
+    """A method that Spark or Flink has, and the object it was asked of does not; says what to call."""
+
+    code = "NOT_HERE"
     recoverable = False
 
 

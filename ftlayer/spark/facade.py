@@ -11,7 +11,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ftlayer.backoff import BACKOFF
-from ftlayer.checks import Duration, check_bool, check_int, check_known, known_options, shown
+from ftlayer.checks import (
+    Duration,
+    check_bool,
+    check_int,
+    check_known,
+    forgive_unstarted,
+    known_options,
+    not_here,
+    shown,
+)
 from ftlayer.circuit import Limit, limit_of
 from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
 from ftlayer.dead_letters.letter import DeadLetter, json_text, shown_record
@@ -118,6 +127,16 @@ def _signed(value: int) -> int:
 
 
 MAX_ROWS = 100_000
+
+_WORDS = {
+    "start execute awaittermination run": "a layer is no query: layer.source(…).….sink(…, checkpoint=…).start() starts "
+    "one, and what that returns has .awaitTermination()",
+    "read readstream load fromsource addsource": "read with spark.readStream, and wrap it: layer.source(frame, name=…)",
+    "write writestream sink map filter keyby": "it belongs to a stream: layer.source(frame, name=…) returns one",
+    "stop shutdown": ".close() stops its vertex; a query is stopped by its own .stop()",
+    "environment streamenvironment topology": "StreamEnvironment(spark, layer, name=…) is a topology over it",
+    "getorcreate builder": "make one with FTLayer.embedded(directory), or FTLayer.connect(address, token=…)",
+}
 
 
 @known_options
@@ -252,6 +271,11 @@ class FTLayer:
             limit=limit_of(max_failing, "FTLayer.connect"),
         )
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
+
     def __repr__(self) -> str:
         return repr(self._layer)
 
@@ -262,6 +286,8 @@ class FTLayer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            forgive_unstarted()
         try:
             self.close()
         except KeyboardInterrupt:

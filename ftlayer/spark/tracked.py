@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ftlayer.checks import (
+    Unstarted,
     check_bool,
     check_choice,
     check_function,
@@ -13,6 +14,7 @@ from ftlayer.checks import (
     check_text,
     duration_ms,
     known_options,
+    not_here,
     rate_per_second,
     takes_options,
 )
@@ -43,6 +45,26 @@ if TYPE_CHECKING:
 _NO_SESSION = ("SESSION_OR_CONTEXT_NOT_EXISTS", "NO_ACTIVE_OR_DEFAULT_SESSION")
 
 
+_WORDS = {
+    "start awaittermination trigger outputmode option options queryname execute run": "end the stream first. "
+    ".sink(function, checkpoint=…), .write_stream(source, checkpoint=…) and .emit(…) return a writer, which has "
+    ".trigger(…), .option(…) and .start(); .start() returns the query, which has .awaitTermination()",
+    "writestream foreachbatch foreach totable addsink sinkto write": "end it with .sink(function, checkpoint=…), whose "
+    "function(rows, batch_id) is that of foreachBatch, or with .write_stream(source, checkpoint=…), then .start() it",
+    "groupby groupbykey reduce reducebykey aggregate agg sum min max count mean avg window withwatermark join distinct "
+    "dropduplicates dropduplicateswithinwatermark": "a wrapped query keeps no state over batches: a record that is "
+    "replayed would come too late for it. Aggregate in the function of .sink(…), or take a StreamEnvironment, whose "
+    "streams have .key_by(…) and, behind it, .reduce(…), .aggregate(…), .window(…) and .join(…)",
+    "show print collect topandas toarrow head take first tolocaliterator": "a stream has rows when it runs: "
+    ".sink(lambda rows, batch_id: rows.show(), checkpoint=…).start()",
+    "select selectexpr withcolumn withcolumns withcolumnrenamed where drop alias fillna orderby sort limit": "say "
+    ".transform(lambda rows: rows.{name}(…)) : it keeps the column _ft",
+    "mapinpandas mapinarrow mappartitions": ".map_batches(function, schema, kind='arrow' or 'pandas')",
+    "columns dtypes printschema": "it is in .schema",
+}
+"""What Spark's and Flink's users look for, and what there is."""
+
+
 class StepOptions(FailureOptions, total=False):
     """Of a step whose calls can be paced. ``rate_limit``: records a second of each task; None: no limit."""
 
@@ -55,6 +77,15 @@ class TrackedStream:
     def __init__(self, plan: StreamPlan) -> None:
         """For `FTLayer.source` and `FTLayer.resume`."""
         self._plan = plan
+        self._unstarted = Unstarted(
+            "the stream that was made here has no end, so nothing runs. Each method returns a new stream: end the last "
+            "in .sink(…), .write_stream(…) or .emit(…), and .start() what that returns"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         source = self._plan.source
@@ -246,6 +277,7 @@ class TrackedStream:
         return self._repartition(partitions, columns, "key_by")
 
     def _repartition(self, partitions: int | None, columns: tuple[str, ...], what: str) -> TrackedStream:
+        self._unstarted.settle()
         if partitions is not None:
             check_int(partitions, f"{what}: partitions", least=1)
         found = check_columns(self._spark, self.schema, columns, what)
@@ -274,6 +306,7 @@ class TrackedStream:
         from ftlayer.spark.plan.stream_plan import function_ending
         from ftlayer.spark.query.writer import TrackedWriter
 
+        self._unstarted.settle()
         check_bool(tagged, "sink: tagged")
         name = name or self._plan.source.name
         return TrackedWriter(
@@ -293,6 +326,7 @@ class TrackedStream:
         from ftlayer.spark.plan.stream_plan import writer_ending
         from ftlayer.spark.query.writer import TrackedWriter
 
+        self._unstarted.settle()
         check_bool(bisect, "write_stream: bisect")
         name = name or self._plan.source.name
         return TrackedWriter(
@@ -318,6 +352,7 @@ class TrackedStream:
         from ftlayer.spark.plan.stream_plan import emit_ending
         from ftlayer.spark.query.writer import TrackedWriter
 
+        self._unstarted.settle()
         check_text(carrier, "emit: carrier", "the name of a column")
         if carrier in self.schema.names:
             raise ConfigError(
@@ -335,6 +370,7 @@ class TrackedStream:
         """
         from ftlayer.spark.query.checkpoint import CheckpointDirectory
 
+        self._unstarted.settle()
         if self._plan.source.ingest:
             query = ""
         elif checkpoint == "":
@@ -351,12 +387,14 @@ class TrackedStream:
         return self._plan.spark
 
     def _then(self, step: Step, schema: StructType) -> TrackedStream:
+        self._unstarted.settle()
         return TrackedStream(self._plan.then(step, schema))
 
     def _limited(self, uid: str, options: FailureOptions) -> TrackedStream:
         max_failing = options.get("max_failing")
         if max_failing is None:
             return self
+        self._unstarted.settle()
         return TrackedStream(self._plan.limited(uid, Limit.of(max_failing, repr(uid))))
 
     def _rules(self, options: FailureOptions, uid: str) -> RetryRules:
@@ -369,6 +407,7 @@ class TrackedStream:
         return rules.within(self._plan.source.rules)
 
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
+        self._unstarted.settle()  # first of all: an error tells enough
         if not callable(function):
             raise InvalidTopologyError(f"{kind}: expected a function, got {type(function).__name__}")
         check_function(function, kind, takes=1, may_yield=kind == "flat_map", is_async=kind == "map_async")

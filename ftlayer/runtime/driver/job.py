@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ftlayer.checkpoint.coordinator.events import (
     CheckpointEvent,
@@ -16,7 +16,7 @@ from ftlayer.checkpoint.coordinator.events import (
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
-from ftlayer.checks import check_seconds, check_text
+from ftlayer.checks import check_seconds, check_text, not_here
 from ftlayer.errors import CheckpointError, FTLayerError
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job_status import JobStatus
@@ -82,11 +82,29 @@ class Execution(Protocol):
         """Wait up to ``timeout`` seconds until all tasks run, or the job is over; return whether that is so."""
 
 
+_WORDS = {
+    "awaittermination awaitcompletion join get getjobexecutionresult": ".wait(timeout) waits for its end",
+    "start execute run": "it was started; .wait() waits for its end",
+    "stop close shutdown": ".cancel() ends it now, .drain() when its sources' records are through, "
+    ".stop_with_savepoint(directory) with a savepoint (barrier mode)",
+    "id jobid getjobid": ".job is the id of this execution",
+    "isactive isrunning done": ".over() and .state say it",
+    "triggersavepoint": ".savepoint(directory)",
+    "triggercheckpoint": ".checkpoint()",
+    "deadletters listdead requeue purge": "ask the FTLayer: its .list_dead(), .requeue(keys) and .purge(keys)",
+}
+
+
 class Job:
     """The handle of a running topology. Any thread may use it. Made by `StreamEnvironment.execute_async`."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     @property
     def job(self) -> str:

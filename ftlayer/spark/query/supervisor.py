@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from pyspark.errors import StreamingQueryException
 
+from ftlayer.checks import not_here
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.dead_letters.reader import FORMAT
 from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
@@ -420,11 +421,27 @@ def _spark_is_gone() -> bool:
     return process is not None and process.poll() is not None
 
 
+_WORDS = {
+    "start execute run": "it was started; .awaitTermination() waits for its end",
+    "wait join result get": ".awaitTermination(timeout) waits for its end",
+    "cancel close shutdown": ".stop() ends it, .drain(timeout) when everything that its source has is done",
+    "savepoint checkpoint": "its checkpoint is Spark's, of each batch, where checkpoint=… of its sink says",
+    "deadletters listdead requeue purge": "ask the FTLayer: its .list_dead(), .requeue(keys) and .purge(keys)",
+    "show collect topandas": "its rows are where its sink writes them",
+    "state": ".isActive and .exception() say it",
+}
+
+
 class TrackedQuery:
     """A wrapped query that was started. Thread-safe; the properties of Spark's own are there by name."""
 
     def __init__(self, supervisor: QuerySupervisor) -> None:
         self._supervisor = supervisor
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         state = "active" if self.isActive else "ended" if self.exception() is None else "failed"

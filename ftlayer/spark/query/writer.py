@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftlayer import __version__
-from ftlayer.checks import check_instance, check_known, check_text, known_options, shown
+from ftlayer.checks import Unstarted, check_instance, check_known, check_text, known_options, not_here, shown
 from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError, UnsupportedError
 from ftlayer.functions.pickling import missing_in, needing
@@ -446,6 +446,20 @@ def rates_of(batches: tuple[BatchDetails, ...], now_ms: int) -> dict[str, float]
     }
 
 
+_WORDS = {
+    "awaittermination stop isactive lastprogress recentprogress status exception processallavailable drain explain "
+    "wait join id runid": "nothing runs yet: .start() returns the query, which has .awaitTermination(), .stop(), …",
+    "execute run": "it is started with .start()",
+    "queryname name": "give it as name=… to sink, write_stream or emit",
+    "outputmode": "rows come to the sink as they are, a batch at a time, which is Spark's append: leave it out",
+    "options": "give each with .option(key, value)",
+    "foreachbatch foreach format table totable writestream sink": "where the rows go was said by sink, write_stream or "
+    "emit: call .start()",
+    "map flatmap filter mapbatches mapasync transform keyby repartition": "it belongs to the stream: call it before "
+    "sink, write_stream or emit",
+}
+
+
 class TrackedWriter:
     """A wrapped query that is ready to start. Its methods return it, as those of a DataStreamWriter do."""
 
@@ -462,6 +476,15 @@ class TrackedWriter:
         self._ending = end()
         self._listeners: list[TrackedQueryListener] = []
         self._watch: Callable[[str, int], None] = lambda step, batch: None
+        self._unstarted = Unstarted(
+            f"query {name!r} was built here and never started: call .start() on it, and .awaitTermination() on what "
+            "that returns"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     # ------------------------------------------------------------ how it runs
 
@@ -526,6 +549,7 @@ class TrackedWriter:
         this query's, `InvalidTopologyError` for a function that cannot be pickled, `SessionLostError` if Spark's JVM
         ends meanwhile, `LayerClosedError` if the layer is closed, and whatever Spark or the vertex raises at the start.
         """
+        self._unstarted.settle()
         self._plan.layer.check_open()
         check_functions(self._plan.steps)
         spark = self._plan.spark

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import pyarrow as pa
 
-from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options, takes_options
+from ftlayer.checks import (
+    LONGEST_MS,
+    Unstarted,
+    check_function,
+    duration_ms,
+    known_options,
+    not_here,
+    takes_options,
+)
 from ftlayer.errors import ConfigError
 from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
 from ftlayer.functions.aggregates.per_record import AggregatePlan
@@ -62,6 +70,17 @@ def session(gap: str | int) -> Session:
     return Session(duration_ms(gap, "session: gap"))
 
 
+_WORDS = {
+    "apply": ".process(function, schema), whose function(key, window, records) gets all of a window",
+    "sum min max count mean avg": ".aggregate(ftlayer.sum(column)); ftlayer has count, sum, min, max and mean",
+    "map flatmap filter sink addsink sinkto print show collect keyby": "windows have no records before .reduce(…), "
+    ".aggregate(…) or .process(…); call it on what those return",
+    "sideoutputlatedata": "its name here is .late_to(tag)",
+    "trigger evictor": "a window is emitted when the watermark reaches its end, and again for late records as "
+    ".allowed_lateness(…) says; there is no other trigger",
+}
+
+
 @dataclass(frozen=True)
 class WindowedStream:
     """A keyed stream cut into windows: `KeyedStream.window`. Nothing runs until one of the three last methods.
@@ -75,6 +94,12 @@ class WindowedStream:
     _windows: WindowKind
     _lateness_ms: int = 0
     _late_tag: str | None = None
+    _unstarted: Unstarted | None = field(default=None, compare=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         return f"WindowedStream({self._windows})"
@@ -188,6 +213,8 @@ class WindowedStream:
     def _add(
         self, content: Content, schema: Schema | None, volatile_state: bool, options: FunctionOptions
     ) -> DataStream:
+        if self._unstarted is not None:
+            self._unstarted.settle()
         function = window_function(self._windows, content, self._lateness_ms, self._late_tag)
         side = {} if self._late_tag is None else {self._late_tag: self._stream.schema}
         return self._stream.process(function, schema, side=side, volatile_state=volatile_state, **options)
