@@ -358,13 +358,19 @@ def _checked(function: Callable[..., Any], what: str, signature: inspect.Signatu
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not takes_any:
-            check_known(kwargs, names, what)
         try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise ConfigError(f"{what}: {error}; it is {what}({', '.join(names)})") from None
-        return function(*args, **kwargs)
+            if not takes_any:
+                check_known(kwargs, names, what)
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise ConfigError(f"{what}: {error}; it is {what}({', '.join(names)})") from None
+            return function(*args, **kwargs)
+        except Exception:
+            unstarted = getattr(args[0], "_unstarted", None) if args else None
+            if isinstance(unstarted, Unstarted):
+                unstarted.settle()  # the error tells enough
+            raise
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
     return checked

@@ -133,6 +133,12 @@ def refused_step() -> None:
         source.map(str, NO_COLUMNS, rate_limit="x")
 
 
+def refused_window() -> None:
+    made = windows()
+    with pytest.raises(ConfigError):
+        made.reduce(3)
+
+
 def error_in_a_layer() -> None:
     built = tracked()
     with suppress(ZeroDivisionError), FTLayer.embedded("never-made"):
@@ -151,6 +157,7 @@ def error_in_a_layer() -> None:
         refused_env,
         refused_start,
         refused_step,
+        refused_window,
         error_in_a_layer,
     ],
 )

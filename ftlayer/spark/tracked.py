@@ -277,7 +277,6 @@ class TrackedStream:
         return self._repartition(partitions, columns, "key_by")
 
     def _repartition(self, partitions: int | None, columns: tuple[str, ...], what: str) -> TrackedStream:
-        self._unstarted.settle()
         if partitions is not None:
             check_int(partitions, f"{what}: partitions", least=1)
         found = check_columns(self._spark, self.schema, columns, what)
@@ -407,7 +406,6 @@ class TrackedStream:
         return rules.within(self._plan.source.rules)
 
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
-        self._unstarted.settle()  # first of all: an error tells enough
         if not callable(function):
             raise InvalidTopologyError(f"{kind}: expected a function, got {type(function).__name__}")
         check_function(function, kind, takes=1, may_yield=kind == "flat_map", is_async=kind == "map_async")

@@ -523,8 +523,8 @@ class DataStream:
     def _waiting(self) -> Self:
         """Return this stream, which no operator knows of: it says so where none is put behind it."""
         self._unstarted = Unstarted(
-            "the stream that was made here was thrown away with nothing behind it. Methods leave the stream that they are "
-            "called on as it was: go on from what they return"
+            "the stream that was made here was thrown away with nothing behind it. A method leaves its stream as it "
+            "was: go on from what it returns"
         )
         return self
 
