@@ -367,9 +367,8 @@ def _checked(function: Callable[..., Any], what: str, signature: inspect.Signatu
                 raise ConfigError(f"{what}: {error}; it is {what}({', '.join(names)})") from None
             return function(*args, **kwargs)
         except Exception:
-            unstarted = getattr(args[0], "_unstarted", None) if args else None
-            if isinstance(unstarted, Unstarted):
-                unstarted.settle()  # the error tells enough
+            if args:
+                _tells_enough(args[0])
             raise
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
@@ -454,6 +453,13 @@ def _warn(what: str, line: Line, pid: int) -> None:
         warnings.warn_explicit(what, NeverStartedWarning, *line)
 
 
+def _tells_enough(of: object) -> None:
+    """A method of ``of`` raises an error: nothing else has to be said of it."""
+    unstarted = getattr(of, "__dict__", {}).get("_unstarted")
+    if isinstance(unstarted, Unstarted):
+        unstarted.settle()
+
+
 def not_here(of: object, name: str, words: Mapping[str, str]) -> AttributeError:
     """Return what ``__getattr__`` raises for an attribute that ``of`` does not have.
 
@@ -472,6 +478,7 @@ def not_here(of: object, name: str, words: Mapping[str, str]) -> AttributeError:
         same = next((f"it is called {each}" for each in own), None)
         said = next((text for names, text in words.items() if plain in names.split()), same)
         if said is not None:
+            _tells_enough(of)
             return NotHereError(f"{kind} has no {name!r}: {said.replace('{name}', name)}")
     return AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=of)
 

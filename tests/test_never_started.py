@@ -133,6 +133,11 @@ def refused_step() -> None:
         source.map(str, NO_COLUMNS, rate_limit="x")
 
 
+def not_here() -> None:
+    with pytest.raises(NotHereError):
+        writer().awaitTermination()
+
+
 def refused_window() -> None:
     made = windows()
     with pytest.raises(ConfigError):
@@ -157,6 +162,7 @@ def error_in_a_layer() -> None:
         refused_env,
         refused_start,
         refused_step,
+        not_here,
         refused_window,
         error_in_a_layer,
     ],
