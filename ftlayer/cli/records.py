@@ -216,13 +216,14 @@ def _print_head(
 
 
 def print_record(console: Console, record: FoundRecords, names: JobNames, *, several: bool) -> None:
-    from ftlayer.monitor.facts import record_stream
+    from ftlayer.monitor.facts import came_from, record_stream
 
     info = record.info
     console.print(info.key.hex(), style="bold cyan", soft_wrap=True)
     lines = {
         "vertex": record.vertex if several else "",
         "stream": record_stream(record.vertex, info, names),
+        "from": came_from(info),
         "state": info.state,
         "root": f"{info.root:016x}",
         "origin": f"{info.origin:016x}",

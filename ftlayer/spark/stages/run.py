@@ -44,7 +44,7 @@ from ftlayer.spark.stages.task import (
     StageTask,
     Transform,
 )
-from ftlayer.vertex.calls import I32, Failure, SealedRows
+from ftlayer.vertex.calls import I32, READ_AS, Failure, SealedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -146,7 +146,7 @@ def add_failures(verdict: Verdict, head: PageHead) -> None:
                 failed.fatal,
                 failed.after_ms,
                 failed.uses_attempt,
-                head.place,
+                f"{head.place}{READ_AS}{failed.read_as}" if failed.read_as else head.place,
             )
         )
         if failed.row >= 0 and whole is not None:
