@@ -67,7 +67,7 @@ class ConfigError(FTLayerError, ValueError):
 
 
 class MachineError(FTLayerError):
-    """The machine lacks something: Java, a free address space, a Spark version."""
+    """The machine lacks something: Java, address space, a free port, a Spark version."""
 
     code = "ENVIRONMENT"
     recoverable = False

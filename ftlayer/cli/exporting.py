@@ -79,10 +79,15 @@ def _edited(text: str) -> str:
         file.write_text(text, "utf-8")
         try:
             subprocess.run([*shlex.split(editor), str(file)], check=True)
-        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        except (OSError, ValueError, IndexError) as error:
+            reason = getattr(error, "strerror", "") or str(error)
             raise ConfigError(
-                f"EDITOR: {editor!r} did not end well: {error}; or use --set or --from"
+                f"EDITOR: {editor!r} cannot be started ({reason}); nothing was changed. Name another, or use --set or "
+                "--from"
             ) from error
+        except subprocess.CalledProcessError as error:
+            warn(f"the editor {editor!r} failed (exit code {error.returncode}); nothing was changed")
+            raise typer.Exit(EXIT_ERROR) from error
         return file.read_text("utf-8", "replace")
 
 

@@ -5,7 +5,6 @@ One that gives no answer keeps its last one, with when that was: a page still sh
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -35,7 +34,7 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.monitor.health import LATELY_MS
-from ftlayer.monitor.names import VertexView
+from ftlayer.monitor.names import VertexView, marked
 from ftlayer.monitor.sources import VertexSource, short_name
 from ftlayer.printable import shown_url
 from ftlayer.records.sought import says
@@ -582,7 +581,7 @@ class Gatherer:
             alike = Counter([source.name for source in new] + list(self._vertices))
             for source in new:
                 # By what it is, and not by a number: the next command gives it the same.
-                name = source.name if alike[source.name] == 1 else f"{source.name}-{_mark(source.identity)}"
+                name = source.name if alike[source.name] == 1 else marked(source.name, source.identity)
                 self._names[source.identity] = name
                 is_stored = isinstance(source, StoredReports)
                 view = VertexView(name, source.address, source.path, is_stored=is_stored)
@@ -613,8 +612,12 @@ class Gatherer:
         try:
             view, failure = self._looked_at(vertex)
         except FTLayerError as error:
-            failure = error
-            view = self._without_answer(vertex.view, str(error))
+            failure = vertex.source.killed or error  # it may have been killed while it was asked
+            view = (
+                self._killed(vertex.view, str(failure))
+                if failure is not error
+                else self._without_answer(vertex.view, str(error))
+            )
         with self._lock:
             vertex.error = failure
             vertex.view = view
@@ -690,11 +693,6 @@ def _died_lately(hour: Hour) -> int | None:
     if len(points) * hour.step_ms < LATELY_MS or any(map(math.isnan, points)):
         return None
     return round(sum(points) * hour.step_ms / 1_000)
-
-
-def _mark(identity: str) -> str:
-    """Return a few characters that tell sources of one name apart."""
-    return hashlib.sha256(identity.encode()).hexdigest()[:4]
 
 
 def _expect(reply: Reply, kind: type[T]) -> T:

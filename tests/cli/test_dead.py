@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,9 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from ftlayer.cli.main import app
-from ftlayer.cli.records import keepers
+from ftlayer.cli.records import keepers, parsed_keys
 from ftlayer.config import VertexOptions
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, StoreLockedError
 from ftlayer.monitor.names import VertexView
 from ftlayer.monitor.sources import user_name
 from ftlayer.vertex import calls
@@ -323,7 +324,7 @@ def test_an_editor_that_changes_nothing_leaves_the_letter(
     editor.chmod(0o700)
     monkeypatch.setenv("EDITOR", "false")
     code, output = letters.run("dead", "edit", key)
-    assert (code, output.startswith("ftlayer: EDITOR: 'false' did not end well")) == (2, True)
+    assert (code, output) == (1, "ftlayer: the editor 'false' failed (exit code 1); nothing was changed\n")
     monkeypatch.setenv("EDITOR", str(editor))
     code, output = letters.run("dead", "edit", key, answer="n\n")
     assert (code, "the record: no JSON" in output, letters.found()) == (1, True, [key])
@@ -349,7 +350,13 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(
         made = Letters(store, client)
         first, _ = made.make([1.5, 3.5])
         code, output = run("dead", "requeue", "--all", "--yes", "--store", store)
-        assert (code, "is open in a program" in output) == (2, True), output
+        assert code == 1
+        assert f"{store} is held by process {os.getpid()}, whose vertex listens at {vertex.address}" in output
+        with pytest.raises(StoreLockedError, match=f"held by process {os.getpid()}, whose vertex"):
+            EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)).start()
+        assert (store / "vertex.log").exists(), "the log is that of the one that runs"
+    for left in ("vertex.access", "vertex.log"):  # as of a program that was killed
+        (store / left).write_text("left\n")
     code, output = run("dead", "list", "--store", store / "shard-000")
     assert (code, "is a shard of a store" in output) == (2, True), output
     monkeypatch.setenv("FTLAYER_ADDRESS", "grpc://127.0.0.1:1")
@@ -360,9 +367,32 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(
     assert run("dead", "requeue", "--all", "--yes", "--store", store) == (0, "requeued 1 of 1\n")
     streams = json.loads(run("pending", "--json", "--store", store)[1])
     assert [(stream["waiting"], stream["dead"]) for stream in streams if stream["waiting"]] == [(2, 0)]
+    assert (store / "vertex.access").read_text() == "left\n"
+    assert (store / "vertex.log").read_text().startswith("left\n")
     code, output = run("dead", "list", "--store", tmp_path)
-    assert (code, "holds no store of a vertex" in output) == (1, True), output
+    assert (code, "holds no store of a vertex" in output) == (2, True), output
     assert not list(tmp_path.glob("vertex*")), "nothing is made where no store is"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("checkpoints", "clean", ""), "the argument behind 'clean'"),
+        (("dead", "list", "--store="), "--store"),
+        (("jobs", ""), "the argument behind 'jobs'"),
+        (("serve", ""), "the argument behind 'serve'"),
+    ],
+)
+def test_an_argument_that_is_empty_is_not_the_working_directory(command: tuple[str, ...], name: str) -> None:
+    assert run(*command) == (2, f"ftlayer: {name} is empty: give it a value, or leave it out\n")
+
+
+def test_a_text_that_is_no_key_is_told_what_one_is() -> None:
+    for text in ("abc", "ab", "zz00ff"):
+        with pytest.raises(
+            ConfigError, match=f"KEY: '{text}' is no key of a record: these are hexadecimal digits"
+        ):
+            parsed_keys([text])
 
 
 def test_a_path_that_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
