@@ -23,11 +23,12 @@ from itertools import chain
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus, StoragePool, raise_together
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, FTLayerError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import MISFITS, whole_or_refused

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checks import Duration, check_text, duration_ms
 from ftlayer.clients.nats import (
@@ -31,6 +31,7 @@ from ftlayer.clients.nats import (
     check_subject,
     nats_library,
 )
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checks import check_text
 from ftlayer.clients.postgres import (
@@ -24,6 +24,7 @@ from ftlayer.clients.postgres import (
     reason,
     refusal,
 )
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets, secrets_of

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import msgpack
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hidden, hides_secrets, secrets_of, shown_url

@@ -19,10 +19,10 @@ from ftlayer.checks import (
     takes_options,
 )
 from ftlayer.circuit import Limit
+from ftlayer.data_sources import from_arrow_schema, to_arrow_schema
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record, result_schema
-from ftlayer.spark.deliveries.source import arrow_schema
 from ftlayer.spark.plan.stream_plan import (
     StreamPlan,
     check_columns,
@@ -184,18 +184,16 @@ class TrackedStream:
         check_bool(tagged, "map_batches: tagged")
         uid = self._uid("map_batches", function, name)
         if schema is None:
-            own = result_schema(function, arrow_schema(self.schema))
+            own = result_schema(function, to_arrow_schema(self.schema))
             if own is None:
                 raise ConfigError(
                     "map_batches: give schema=…, a StructType or text like 'id bigint, name string'"
                 )
-            from pyspark.sql.pandas.types import from_arrow_schema
-
             schema = from_arrow_schema(own)
         struct = struct_of(schema, uid)
         rules = self._rules(options, uid)
         return self._limited(uid, options)._then(
-            MapBatches(uid, function, arrow_schema(struct), kind, tagged, rules), struct
+            MapBatches(uid, function, to_arrow_schema(struct), kind, tagged, rules), struct
         )
 
     @takes_options(StepOptions)
@@ -223,7 +221,7 @@ class TrackedStream:
         limit_ms = duration_ms(timeout, f"{uid}: timeout")
         rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
         return self._limited(uid, options)._then(
-            MapAsync(uid, function, arrow_schema(struct), in_flight, limit_ms, rules, rate), struct
+            MapAsync(uid, function, to_arrow_schema(struct), in_flight, limit_ms, rules, rate), struct
         )
 
     def _each(
@@ -236,7 +234,7 @@ class TrackedStream:
     ) -> TrackedStream:
         rules = self._rules(options, uid)
         rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
-        step = kind(uid, function, arrow_schema(to), rules, rate)
+        step = kind(uid, function, to_arrow_schema(to), rules, rate)
         return self._limited(uid, options)._then(step, to)
 
     # ------------------------------------------------------------ Spark's own operators

@@ -18,12 +18,13 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import StoragePool, sync_directory
 from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
 from ftlayer.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.clients.delta import SCHEMES, check_can_add, check_s3_options, delta_library, s3_file_system
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import WriterNumbers

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import Files, StoragePool, raise_together
 from ftlayer.checkpoint.storage.layout import join, normal, parent, part
@@ -36,6 +36,7 @@ from ftlayer.clients.kafka import (
     refused_by_brokers,
     way_out,
 )
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets

@@ -6,6 +6,7 @@ run until no record waits for a replay.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from pyspark.errors import StreamingQueryException
 
 from ftlayer.checks import not_here
 from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.dead_letters.reader import FORMAT
 from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
 from ftlayer.notebook import html_table
@@ -122,7 +124,7 @@ class QuerySupervisor:
         self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
         self.incidents: tuple[Incident, ...] = ()
         self._is_restarting = False
-        self._has_succeeded = False
+        self._has_succeeded = self._repeats = False
         self._first = self._begin()
         self._thread = threading.Thread(target=self._supervise, name=f"ftlayer-{name}", daemon=True)
         self._thread.start()
@@ -257,6 +259,8 @@ class QuerySupervisor:
 
     def _begin(self) -> _QueryRun:
         self._drains = self._drain_until is not None
+        log = None if HAS_LIMITS else self._log()
+        self._repeats = log is not None and log.planned > log.committed
         run = _QueryRun(self._start(self))
         with self._lock:
             self._current = run
@@ -376,10 +380,19 @@ class QuerySupervisor:
     def _goes_on(self) -> bool:
         """After a run that ended well: whether another one follows, once there may be something for it."""
         if self._drain_until is not None:
-            return not self._drains
-        return self._bounded and self._wait_for_due()
+            left = self._drain_until - time.time()
+            # A run of its own does all of it, but on a Spark whose Python sources do not know the trigger.
+            return not self._drains or (not HAS_LIMITS and left > 0 and self._is_more(left))
+        return self._bounded and self._is_more()
 
-    def _wait_for_due(self) -> bool:
+    def _is_more(self, left: float = math.inf) -> bool:
+        """Whether another run has something to do; it may have to be waited for.
+
+        Where Spark reads all there is in one batch, a run that finds a planned one does that one alone.
+        """
+        return self._repeats or self._wait_for_due(left)
+
+    def _wait_for_due(self, left: float) -> bool:
         """After a bounded run: False if everything is done, else True once there may be something to deliver."""
         status = self._status()
         if status.drained:
@@ -387,7 +400,7 @@ class QuerySupervisor:
         if status.deliverable or status.delivered:
             return True
         pause = status.next_due_in_ms / 1000 if status.next_due_in_ms >= 0 else POLL_S
-        return not self._stopping.wait(max(pause, 0.01))
+        return not self._stopping.wait(min(max(pause, 0.01), left))
 
 
 def _reads_all(query: LetterQuery) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from ftlayer import __version__
 from ftlayer.checks import Unstarted, check_instance, check_known, check_text, known_options, not_here, shown
 from ftlayer.circuit import CircuitStatus
+from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError, UnsupportedError
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
@@ -51,6 +52,7 @@ from ftlayer.spark.sessions import (
     how_it_ended,
     links_of,
     reads_in_python,
+    start_query,
     stream_reader,
     tells_of_its_end,
 )
@@ -754,7 +756,7 @@ class TrackedWriter:
             (client.root_certs or b"").decode(),
             layer.max_rows,
             spark.sparkContext.defaultParallelism,
-            drain_until_ms=round((drain_until or 0) * 1000),
+            drain_until_ms=round((drain_until or 0) * 1000) if HAS_LIMITS else 0,
             client_pem=(client.client_pem or b"").decode(),
             required=tuple(field.name for field in own.schema if not field.nullable),
         )
@@ -796,8 +798,8 @@ class TrackedWriter:
         trigger = self._trigger if supervisor.drain_until is None else {"availableNow": True}
         if trigger:
             writer = writer.trigger(**trigger)
-        query: StreamingQuery = writer.start()
-        return query
+        bounded = self._plan.layer.enabled and "availableNow" in trigger
+        return start_query(writer, self._plan.source.frame, bounded=bounded)
 
 
 def watch_steps(writer: TrackedWriter, watch: Callable[[str, int], None]) -> None:

@@ -52,6 +52,18 @@ from ftlayer.spark.stages.pages import (
 # what Spark's own ``repartition(partitions, *columns)`` gives: pmod of its hash over the columns.
 
 
+def numbers_of_partitions(count: int) -> list[int]:
+    """Return a number for each partition that Spark's ``repartition(count, number)`` sends there."""
+    found: dict[int, int] = {}
+    first = 0
+    while len(found) < count:
+        numbers = np.arange(first, first + 8 * count, dtype=np.int32)
+        targets = partition_of(spark_hash([pa.array(numbers)]), count)
+        found.update(zip(targets.tolist(), numbers.tolist(), strict=True))
+        first += 8 * count
+    return [found[partition] for partition in range(count)]
+
+
 @dataclass(frozen=True)
 class Spread:
     """Rows go to the partition that the hash of ``columns`` names, of ``partitions``."""

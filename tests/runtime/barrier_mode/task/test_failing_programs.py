@@ -34,13 +34,14 @@ from chain_shell import no_cancel, now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_storage import MemoryStorage
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SubtaskRestore, SubtaskSnapshot
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.steps import CoProcess, Process
