@@ -17,13 +17,14 @@ import typing
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from ftlayer.errors import ConfigError, NeverStartedWarning, NotHereError
 
-Duration = str | int
-"""``"30s"``, or milliseconds."""
+Duration = timedelta | str | int | float
+"""A time: a ``timedelta``, a text with its unit (``"250ms"``, ``"30s"``, ``"5 minutes"``), or a number of seconds."""
 
 LONGEST_MS = 1 << 41
 """The longest duration, about 70 years: a thread can wait for it."""
@@ -38,8 +39,15 @@ LEAST_RATE = 0.001
 MOST_RATE = 1e9
 
 _SHOWN_CHARS = 100
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(-?)\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|min|m|h|d)?")
+_UNITS_MS = {
+    **dict.fromkeys(("ms", "millisecond"), 1),
+    **dict.fromkeys(("s", "sec", "second"), 1_000),
+    **dict.fromkeys(("m", "min", "minute"), 60_000),
+    **dict.fromkeys(("h", "hour"), 3_600_000),
+    **dict.fromkeys(("d", "day"), 86_400_000),
+    **dict.fromkeys(("w", "week"), 604_800_000),
+}
+_DURATION = re.compile(r"(-?) *([0-9]{1,30})(?:\.([0-9]{1,30}))? *([A-Za-z]*)")
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -55,29 +63,34 @@ def shown(value: object) -> str:
 
 
 def duration_ms(value: Duration, option: str, *, least: int = 1, most: int = LONGEST_MS) -> int:
-    """Return milliseconds for ``"250ms"``, ``"30s"``, ``"5m"``, ``"1h"``, ``"7d"``, or a number of milliseconds.
+    """Return the milliseconds of a duration. A number or timedelta is rounded to them, a text has to be whole ones.
 
     With ``least`` 0 a zero will do, with or without a unit; below that, all of these with a minus in front.
     Raises `ConfigError` naming ``option``.
     """
-    milliseconds = _milliseconds(value, option, zero=least < 1)
-    if milliseconds < least:
-        if least > 1:
-            expected = f"at least {least} ms"
-        else:
-            expected = f"{'0 or ' if least == 0 else ''}a duration of at least 1 ms"
-        raise ConfigError(f"{option}: expected {expected}, got {shown(value)}")
-    if milliseconds > most:
-        raise ConfigError(
-            f"{option}: expected at most {most} ms, which is {_spelled(most)}, got {shown(value)}"
-        )
+    parts, whole = _parts(value, option, zero=least < 1)
+    milliseconds = (2 * parts + whole) // (2 * whole)
+    # A float of a millisecond may be a little less.
+    if parts and 1_000 * abs(parts) < 999 * whole:
+        raise ConfigError(f"{option}: a duration is at least 1 ms, got {shown(value)}")
+    _check_between(milliseconds, value, option, least, most)
     return milliseconds
+
+
+def wait_seconds(value: Duration | None, option: str) -> float | None:
+    """Return for how many seconds a call may wait, from 0, as exactly as they were given; None for None."""
+    if value is None:
+        return None
+    parts, whole = _parts(value, option, zero=True)
+    _check_between(parts // whole, value, option, 0, LONGEST_MS)
+    return parts / whole / 1_000
 
 
 def check_int(value: object, option: str, *, least: int, most: int = MOST) -> None:
     """Raise `ConfigError` unless ``value`` is an integer (no bool) in this range."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ConfigError(f"{option}: expected an integer from {least} to {most}, got {shown(value)}")
+        unit = " of milliseconds" if option.endswith("_ms") else ""
+        raise ConfigError(f"{option}: expected an integer{unit} from {least} to {most}, got {shown(value)}")
 
 
 def check_number(value: object, option: str, *, least: float, most: float = math.inf) -> None:
@@ -87,12 +100,6 @@ def check_number(value: object, option: str, *, least: float, most: float = math
         raise ConfigError(
             f"{option}: expected a number from {least:g}{upper or ' upwards'}, got {shown(value)}"
         )
-
-
-def check_seconds(value: object, option: str) -> None:
-    """Raise `ConfigError` unless ``value`` is how many seconds something may take, from 0, or None."""
-    if value is not None:
-        check_number(value, option, least=0, most=LONGEST_MS / 1_000)
 
 
 def check_texts(values: Iterable[object], option: str, what: str) -> None:
@@ -486,23 +493,50 @@ def not_here(of: object, name: str, words: Mapping[str, str]) -> AttributeError:
 # ---------------------------------------------------------------- durations
 
 
-def _milliseconds(value: object, option: str, *, zero: bool) -> int:
+def _parts(value: object, option: str, *, zero: bool) -> tuple[int, int]:
+    """Return a duration as an exact fraction of milliseconds."""
+    hint = ""
+    if isinstance(value, timedelta):
+        return value // timedelta(microseconds=1), 1_000
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if not isinstance(value, str):
-        raise ConfigError(f"{option}: expected a duration like '30s' or milliseconds, got {shown(value)}")
-    match = _DURATION.fullmatch(value.strip())
-    nothing = match is not None and not match[2].strip("0.")
-    if match is None or (match[3] is None and not (nothing and zero)):
+        return value * 1_000, 1
+    if isinstance(value, float) and math.isfinite(value):
+        above, below = value.as_integer_ratio()
+        return above * 1_000, below
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())) is not None:
+        minus, whole, part, unit = match[1], match[2], match[3] or "", match[4]
+        # A short form is as it is written: M is not m. A word may be in capitals and of several.
+        word = unit if len(unit) < 3 else unit.lower()
+        word = word.removesuffix("s") if len(word) > 3 else word
+        number = int(whole + part) * (-1 if minus else 1)
+        if word in _UNITS_MS or (not unit and not number and zero):
+            above, below = number * _UNITS_MS.get(word, 1), 10 ** len(part)
+            if above % below:
+                raise ConfigError(f"{option}: a duration is of whole milliseconds, got {shown(value)}")
+            return above, below
+        if not unit and number:
+            hint = f": write its unit, '{value.strip()}s' for seconds"
+        elif unit == "M":
+            hint = ": M could be minutes or months, a minute is m"
+        elif word in ("mon", "month", "mo", "y", "yr", "year"):
+            hint = ": months and years differ in length, write days"
+    # What is typed at a prompt, or for Spark, is a text.
+    others = "" if isinstance(value, str) else ", a timedelta, or a number of seconds"
+    forms = f"'250ms', '30s', '5 minutes', '1h' or '7d'{others}"
+    raise ConfigError(f"{option}: expected a duration like {forms}, got {shown(value)}{hint}")
+
+
+def _check_between(milliseconds: int, value: object, option: str, least: int, most: int) -> None:
+    if milliseconds < least:
+        if least > 1:
+            expected = f"at least {least} ms"
+        else:
+            expected = f"{'0 or ' if least == 0 else ''}a duration of at least 1 ms"
+        raise ConfigError(f"{option}: expected {expected}, got {shown(value)}")
+    if milliseconds > most:
         raise ConfigError(
-            f"{option}: expected a duration like '250ms', '30s', '5m', '1h' or '7d', got {shown(value)}"
+            f"{option}: expected at most {most} ms, which is {_spelled(most)}, got {shown(value)}"
         )
-    if nothing:
-        return 0
-    milliseconds = round(float(match[2]) * _UNITS_MS[match[3]])
-    if not milliseconds:
-        raise ConfigError(f"{option}: a duration is at least 1 ms, got {shown(value)}")
-    return -milliseconds if match[1] else milliseconds
 
 
 def _spelled(milliseconds: int) -> str:

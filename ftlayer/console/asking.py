@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from starlette.datastructures import FormData, UploadFile
 
-from ftlayer.checks import check_known, duration_ms
+from ftlayer.checks import Duration, check_known, duration_ms
 from ftlayer.console.guard import Caller
 from ftlayer.console.rendering import caller_of
 from ftlayer.console.searching import Console
@@ -110,7 +110,7 @@ class OrderForm:
     run: str = ""
     id: str = ""
     directory: str = ""
-    timeout: str = ""
+    timeout: Duration = ""
     slot: int = -1
 
 
@@ -126,7 +126,7 @@ def ask(watch: Watch, job: str, asked: OrderForm, caller: Caller, now_ms: int) -
         by=by(caller),
         asked_ms=now_ms,
         directory=_checked_directory(asked.directory, announced),
-        timeout_ms=duration_ms(asked.timeout, "timeout") if asked.timeout else 0,
+        timeout_ms=0 if asked.timeout == "" else duration_ms(asked.timeout, "timeout"),
         slot=asked.slot,
     )
     record = watch.client(vertex).call(AskJob(order))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
@@ -135,7 +134,7 @@ class HttpSink:
         pause_s = retry_after_s(answer.headers.get("retry-after"))
         if pause_s is None:
             return SinkError(said)
-        return RetryLater(said, after=max(1, math.ceil(pause_s * 1_000)), uses_attempt=False)
+        return RetryLater(said, after=max(0.001, pause_s), uses_attempt=False)
 
     def _connected(self) -> Any:
         if self._client is None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ftlayer.checks import (
+    Duration,
     Unstarted,
     check_bool,
     check_choice,
@@ -203,7 +204,7 @@ class TrackedStream:
         schema: StructType | str,
         *,
         in_flight: int = 200,
-        timeout: str | int = "5s",
+        timeout: Duration = "5s",
         ordered: bool = True,
         name: str = "",
         **options: Unpack[StepOptions],

@@ -13,7 +13,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import SourceError, SourceGivenUpError
 from ftlayer.records.beside import MISFITS, misfits
 from ftlayer.recovery import lasting
-from ftlayer.restart import NoRestart, RestartStrategy, note_success
+from ftlayer.restart import NoRestart, RestartStrategy, note_success, pause_after
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
@@ -268,7 +268,7 @@ class Sources:
         if lasting(error) is not None:
             raise error
         strategy = running.reopening.strategy
-        pause_ms = strategy.on_failure(now.mono_ms)
+        pause_ms = pause_after(strategy, now.mono_ms)
         if pause_ms is None:
             again = f"it was started again {running.restarts} times, and " if running.restarts else ""
             raise SourceGivenUpError(f"{error} ({again}{strategy!r} gives up)") from error

@@ -167,7 +167,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
         catalog: str | Mapping[str, str],
         *,
         partition_by: Sequence[str] = (),
-        remember: Duration = 30 * 86_400_000,
+        remember: Duration = "30d",
     ) -> None:
         """Make the sink; nothing is connected to before the first rows come.
 

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from pyspark.errors import StreamingQueryException
 
-from ftlayer.checks import not_here
+from ftlayer.checks import Duration, duration_ms, not_here, wait_seconds
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.dead_letters.reader import FORMAT
@@ -27,7 +27,7 @@ from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
 from ftlayer.notebook import html_table
 from ftlayer.printable import shortened
 from ftlayer.recovery import is_programs, lasting
-from ftlayer.restart import RestartStrategy, note_success
+from ftlayer.restart import RestartStrategy, note_success, pause_after
 from ftlayer.spark.batch.sinks import words_of
 from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.protocol import BatchReport
@@ -157,7 +157,6 @@ class QuerySupervisor:
         return self._run.query
 
     def wait_until_ended(self, timeout: float | None) -> bool:
-        """Wait (seconds) until the query has ended; raise the error that ended it. False: it has not ended."""
         ended = self._done.wait(timeout)
         if ended and self.error is not None:
             raise self.error
@@ -180,7 +179,7 @@ class QuerySupervisor:
                 self._current.query.stop()
         self._thread.join()
 
-    def drain(self, timeout: float = 60.0) -> bool:
+    def drain(self, timeout: float) -> bool:
         """Read what the source has, finish it, and end; return whether that is done: `TrackedQuery.drain`."""
         deadline = time.monotonic() + timeout
         readers = self._letter_queries() if self.isActive else []
@@ -197,7 +196,7 @@ class QuerySupervisor:
             drain.source_ended(self._log())
         return self._is_reached(drain) and self._letters_are_read(readers, deadline)
 
-    def await_drained(self, timeout: float | None = None) -> bool:
+    def await_drained(self, timeout: float | None) -> bool:
         """Wait until what the source has now is through; the query goes on: `TrackedQuery.await_drained`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         readers = self._letter_queries() if self.isActive else []
@@ -351,7 +350,7 @@ class QuerySupervisor:
         if getattr(self.query, "lastProgress", None) is not None:  # of a query without reports, too
             self._note_success()
         ends = final is not None or (not self._has_succeeded and is_programs(error))
-        pause = None if ends else self._strategy.on_failure(round(time.monotonic() * 1000))
+        pause = None if ends else pause_after(self._strategy, round(time.monotonic() * 1000))
         if pause is None:
             self.error = final or error
             if not isinstance(self.error, FTLayerError):
@@ -501,9 +500,9 @@ class TrackedQuery:
         """Return the error that ended the query for good, None while it runs or when it ended well."""
         return self._supervisor.error
 
-    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's name
-        """Wait (seconds) until the query has ended; raise the error that ended it. False: it has not ended."""
-        return self._supervisor.wait_until_ended(timeout)
+    def awaitTermination(self, timeout: Duration | None = None) -> bool:  # noqa: N802 - Spark's name
+        """Wait until the query has ended; raise the error that ended it. False: it has not ended."""
+        return self._supervisor.wait_until_ended(wait_seconds(timeout, "awaitTermination: timeout"))
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
         """Block until what the source has now is processed. Replays that wait for their pause are not awaited.
@@ -516,18 +515,18 @@ class TrackedQuery:
         """Stop. What is pending or waits for replay stays in the vertex for the next start."""
         self._supervisor.stop()
 
-    def drain(self, timeout: float = 60.0) -> bool:
+    def drain(self, timeout: Duration = "1m") -> bool:
         """Read what the source has by now, finish it and what waits for replay, and end; return whether that is done.
 
         True: all rows that the source had are in committed batches, no record is pending, in delivery or waits, and
         the dead letters are in committed batches of the queries of this program that read them as a stream (of those
         in other programs nothing is known here).
-        Later rows are the next start's. What is not through within ``timeout`` (seconds) stays in the source and in
+        Later rows are the next start's. What is not through within ``timeout`` stays in the source and in
         the vertex for the next start. An ingest gives what it accepts until it is empty: stop putting records in
         first. Of a query that has ended, it says what its last run came to. Raises the error that ended the query, if
         one did.
         """
-        return self._supervisor.drain(timeout)
+        return self._supervisor.drain(duration_ms(timeout, "drain: timeout", least=0) / 1_000)
 
     def explain(self, extended: bool = False) -> None:
         """Print the plan of the last batch."""
@@ -558,15 +557,15 @@ class TrackedQuery:
         """Ask the vertex what is still to do."""
         return self._supervisor.ft_status()
 
-    def await_drained(self, timeout: float | None = None) -> bool:
-        """Wait (seconds) until what the source has now is through and no record is pending or waits for replay.
+    def await_drained(self, timeout: Duration | None = None) -> bool:
+        """Wait until what the source has now is through and no record is pending or waits for replay.
 
         The dead letters are through then too, in the queries of this program that read them as a stream. False if
         that did not happen in time, or the query was stopped before. It goes on meanwhile: rows that the source gets
         later need not be through, but Spark must come to the source's end once. Raises the error that ended the query,
         if one did.
         """
-        return self._supervisor.await_drained(timeout)
+        return self._supervisor.await_drained(wait_seconds(timeout, "await_drained: timeout"))
 
     def _repr_html_(self) -> str:
         """Return what became of the last batches as HTML, for notebooks."""

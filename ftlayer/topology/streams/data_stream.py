@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import OnFailure
 from ftlayer.checks import (
+    Duration,
     Unstarted,
     check_bool,
     check_choice,
@@ -225,7 +226,7 @@ class DataStream:
         schema: Schema | None = None,
         *,
         in_flight: int = 200,
-        timeout: str | int = "5s",
+        timeout: Duration = "5s",
         ordered: bool = True,
         **options: Unpack[RatedOptions],
     ) -> DataStream:
@@ -258,8 +259,8 @@ class DataStream:
     def assign_watermarks(
         self,
         column: str,
-        max_out_of_orderness: str | int = "1s",
-        idle: str | int | None = None,
+        max_out_of_orderness: Duration = "1s",
+        idle: Duration | None = None,
         **options: Unpack[OperatorOptions],
     ) -> DataStream:
         """Take each record's time from a column: a timestamp, or int64 milliseconds since 1970.
@@ -312,7 +313,7 @@ class DataStream:
         return DataStream(self._graph, (replace(leg, tag=tag),), sides[tag])._waiting()
 
     @takes_options(OperatorOptions)
-    def iterate(self, max_wait: str | int = "5s", **options: Unpack[OperatorOptions]) -> IterativeStream:
+    def iterate(self, max_wait: Duration = "5s", **options: Unpack[OperatorOptions]) -> IterativeStream:
         """Begin an iteration: `IterativeStream.close_with` says what, once, comes back to here.
 
         Not with fault tolerance on. The operators behind it get this stream's records, and those that come back.
@@ -446,7 +447,7 @@ class DataStream:
         sink: Any,
         *,
         options: Options | None = None,
-        every: str | int = "1s",
+        every: Duration = "1s",
         max_rows: int = 10_000,
         **operator: Unpack[FunctionOptions],
     ) -> None:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import pyarrow as pa
 
-from ftlayer.checks import LONGEST_MS, Unstarted, check_function, duration_ms, not_here, takes_options
+from ftlayer.checks import (
+    LONGEST_MS,
+    Duration,
+    Unstarted,
+    check_function,
+    duration_ms,
+    not_here,
+    takes_options,
+)
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
 from ftlayer.functions.aggregates.per_record import AggregatePlan
@@ -200,8 +208,8 @@ class KeyedStream(DataStream):
         self,
         other: KeyedStream,
         *,
-        lower: str | int,
-        upper: str | int,
+        lower: Duration,
+        upper: Duration,
         function: Callable[[Any, Any], Any],
         schema: Schema,
         volatile_state: bool = False,

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ftlayer.checks import (
     LONGEST_MS,
+    Duration,
     Unstarted,
     check_function,
     duration_ms,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @known_options
-def tumbling(size: str | int, *, offset: str | int = 0) -> Fixed:
+def tumbling(size: Duration, *, offset: Duration = 0) -> Fixed:
     """Windows of one size, each beginning where the one before ends.
 
     They begin at multiples of ``size`` since 1970 (UTC), and ``offset`` later; ``tumbling("24h", offset="-1h")`` are
@@ -52,7 +53,7 @@ def tumbling(size: str | int, *, offset: str | int = 0) -> Fixed:
 
 
 @known_options
-def sliding(size: str | int, *, every: str | int, offset: str | int = 0) -> Fixed:
+def sliding(size: Duration, *, every: Duration, offset: Duration = 0) -> Fixed:
     """Windows of one size that overlap: one begins ``every`` so often. A record is in ``size / every`` of them.
 
     With ``every`` longer than ``size`` there are gaps between them; what falls into one is in no window.
@@ -65,7 +66,7 @@ def sliding(size: str | int, *, every: str | int, offset: str | int = 0) -> Fixe
 
 
 @known_options
-def session(gap: str | int) -> Session:
+def session(gap: Duration) -> Session:
     """Windows that begin with a key's record, and end when no other one of that key came for ``gap``."""
     return Session(duration_ms(gap, "session: gap"))
 
@@ -104,7 +105,7 @@ class WindowedStream:
     def __repr__(self) -> str:
         return f"WindowedStream({self._windows})"
 
-    def allowed_lateness(self, lateness: str | int) -> WindowedStream:
+    def allowed_lateness(self, lateness: Duration) -> WindowedStream:
         """Keep windows for so long behind their end, in event time, and emit them again for what still comes.
 
         Once for all the late records of a batch. Without it nothing is added to a window that was emitted.

@@ -67,7 +67,7 @@ from ftlayer.topology.operators import IterableSource, Sink, Source, WriterSink
 GROUPS = 8
 SINKS = 2
 SEAL = b"k" * 32
-POLICY = FailurePolicy(max_attempts=3, backoff=(10, 30), jitter=0)
+POLICY = FailurePolicy(max_attempts=3, backoff=("10ms", "30ms"), jitter=0)
 PAUSES = POLICY.backoff_ms
 NEVER_WELL = 10**9
 MIN_MS = -(2**63)
