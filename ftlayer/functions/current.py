@@ -25,12 +25,13 @@ class CurrentRecord:
     Attributes:
         attempt: which run of it this is, from 1. A loss of a slot, an executor or the vertex counts for none.
         first_failed_at: when it first failed (UTC); None if it has not.
-        origin: the id of its first attempt, the same in all of them; None where records are not tracked.
+        origin: the id of its first attempt, the same in all of them, as the command shows it; None where
+            records are not tracked.
     """
 
     attempt: int = 1
     first_failed_at: dt.datetime | None = None
-    origin: int | None = None
+    origin: str | None = None
 
 
 class Known(Protocol):
@@ -141,7 +142,7 @@ def record_of(tries: int, origin: int | None) -> CurrentRecord:
     """Return a record's attempt and first failure from its packed form."""
     attempt, first_ms = unpacked(tries)
     first = dt.datetime.fromtimestamp(first_ms / 1_000, dt.UTC) if first_ms else None
-    return CurrentRecord(attempt, first, origin)
+    return CurrentRecord(attempt, first, None if origin is None else f"{origin:016x}")
 
 
 def worst(one: CurrentRecord, other: CurrentRecord) -> CurrentRecord:

@@ -23,7 +23,7 @@ from ftlayer.checks import (
 )
 from ftlayer.circuit import Limit, limit_of
 from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
-from ftlayer.dead_letters.letter import DeadLetter, json_text, shown_record
+from ftlayer.dead_letters.letter import DeadLetter, json_text, letter_of, shown_record
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.monitor.sources import user_name
@@ -66,12 +66,12 @@ if TYPE_CHECKING:
 PAGE = 1_000
 
 COLUMNS = (
-    "key string, stream string, state string, root bigint, origin bigint, attempt int, not_before timestamp, reason "
+    "key string, stream string, state string, root string, origin string, attempt int, not_before timestamp, reason "
     "string, operator string, traceback string, history array<struct<number: int, at: timestamp, reason: string, "
     "operator: string, place: string, traceback: string>>, record string"
 )
-"""The columns of `record_frame` (DDL). Ids are shown as signed 64-bit; ``key`` is hexadecimal, as `Requeue`
-takes it; ``record`` is the payload as JSON."""
+"""The columns of `record_frame` (DDL). Ids and ``key`` are as the command shows and takes them, ``record`` is the
+payload as JSON."""
 
 
 def list_records(client: VertexClient, state: str, stream: str = "") -> Iterator[RecordInfo]:
@@ -107,8 +107,8 @@ def record_row(info: RecordInfo) -> tuple[Any, ...]:
         info.key.hex(),
         info.stream,
         info.state,
-        _signed(info.root),
-        _signed(info.origin),
+        f"{info.root:016x}",
+        f"{info.origin:016x}",
         info.attempt,
         at(info.not_before_ms),
         info.reason,
@@ -120,10 +120,6 @@ def record_row(info: RecordInfo) -> tuple[Any, ...]:
         ],
         json.dumps(shown_record(info.payload), default=json_text, ensure_ascii=False),
     )
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 MAX_ROWS = 100_000
@@ -517,9 +513,9 @@ class FTLayer:
         """Records whose attempts are used up."""
         return record_frame(spark, self.client, "dead")
 
-    def list_dead(self) -> Iterator[RecordInfo]:
+    def list_dead(self) -> Iterator[DeadLetter]:
         """List dead letters without Spark."""
-        return list_records(self.client, "dead")
+        return map(letter_of, list_records(self.client, "dead"))
 
     @known_options
     def dead_letter_stream(self, spark: SparkSession, *streams: str) -> DataFrame:
