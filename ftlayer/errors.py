@@ -461,6 +461,11 @@ class UncommittableError(SinkError):
     recoverable = False
 
 
+def install(extra: str) -> str:
+    """Return how an extra is installed; ftlayer is in no package index, so it names no package of one."""
+    return f"pip install '.[{extra}]' in a checkout of ftlayer, or 'ftlayer-….whl[{extra}]' with the path of a wheel"
+
+
 def newer_format(what: object, found: object, known: int, writer: object) -> str:
     """Return the message about something that a later ftlayer wrote in a format of its own.
 

@@ -296,3 +296,18 @@ def test_what_other_systems_have_says_what_to_call(make: Callable[[], Any], word
 def test_an_attribute_that_is_missing_within_a_property_is_what_is_told() -> None:
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'query'"):
         _ = TrackedQuery(NO).lastProgress
+
+
+def test_what_spark_says_of_pandas_is_not_shown_and_other_warnings_are() -> None:
+    said = "PySpark does not yet fully support pandas >= 3.0.0. Some features may not work correctly."
+    program = (
+        "import ftlayer, warnings\n"
+        f"tell = lambda text, module: warnings.warn_explicit(text, FutureWarning, 'x.py', 1, module)\n"
+        f"tell({said!r}, 'pyspark.testing.utils'), tell({said!r}, 'pyspark.sql.pandas.functions')\n"
+        f"tell('another', 'pyspark.sql'), tell({said!r}, 'mine')"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert [line for line in ran.stderr.splitlines() if "Warning" in line] == [
+        "x.py:1: FutureWarning: another",
+        f"x.py:1: FutureWarning: {said}",
+    ]

@@ -694,7 +694,7 @@ def serve(
         str | None,
         typer.Option(
             help="URL of an OpenTelemetry collector, like http://localhost:4318; without it as "
-            "OTEL_EXPORTER_OTLP_ENDPOINT and the other variables say. Needs ftlayer[otel]."
+            "OTEL_EXPORTER_OTLP_ENDPOINT and the other variables say. Needs the extra otel."
         ),
     ] = None,
     exact: Annotated[

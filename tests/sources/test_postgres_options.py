@@ -71,7 +71,7 @@ def test_a_wrong_option_of_tables_is_named(given: dict[str, Any], said: str) -> 
 
 def test_psycopg_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(ConfigError, match=r"pip install 'ftlayer\[postgres\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[postgres\]'"):
         PostgresChangesSource(DSN, "t", "s")
 
 
