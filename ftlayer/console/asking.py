@@ -19,7 +19,7 @@ from ftlayer.console.rendering import caller_of
 from ftlayer.console.searching import Console
 from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.plans import DEAD
+from ftlayer.monitor.plans import check_way_back
 from ftlayer.monitor.row_json import row_of_json
 from ftlayer.vertex.calls import (
     AnnouncedJob,
@@ -176,12 +176,11 @@ def _checked_directory(given: str, announced: AnnouncedJob) -> str:
     return f"{own}/{relative}"
 
 
-def check_editable(console: Console, info: RecordInfo) -> None:
-    """Raise `ConfigError` for a record that is no dead letter, or whose payload is masked."""
+def check_editable(console: Console, vertex: str, info: RecordInfo) -> None:
+    """Raise `ConfigError` where payloads are masked, and `UnsupportedError` for a record that cannot be edited."""
     if console.options.mask_payloads:
         raise ConfigError("this console masks payloads: it edits none")
-    if info.state != DEAD:
-        raise ConfigError(f"this record is {info.state}: only dead letters are edited")
+    check_way_back(console.watch.view(vertex), info, edited=True)
 
 
 def parsed_payload(text: str, before: pa.RecordBatch) -> pa.RecordBatch:

@@ -30,6 +30,7 @@ from ftlayer.monitor.differences import Difference, differences
 from ftlayer.monitor.exporting import Page, exported
 from ftlayer.monitor.facts import letter_group_facts, record_facts
 from ftlayer.monitor.file_formats import ExportFormat
+from ftlayer.monitor.plans import BACK_FROM_FILES
 from ftlayer.monitor.row_json import json_of_row, structured_row
 from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
 
@@ -40,7 +41,7 @@ router = APIRouter(include_in_schema=False)
 def edit_page(request: Request, vertex: str, key: str, caller: Operator) -> Response:
     console = console_of(request)
     info = known_record(console, vertex, key)
-    check_editable(console, info)
+    check_editable(console, vertex, info)
     return _page(request, vertex, info)
 
 
@@ -52,7 +53,7 @@ def edit(request: Request, vertex: str, key: str, caller: Operator, form: Posted
     """
     console = console_of(request)
     info = known_record(console, vertex, key)
-    check_editable(console, info)
+    check_editable(console, vertex, info)
     text = form.text("payload")
     if form.text("again"):
         return _page(request, vertex, info, text=text)
@@ -60,7 +61,8 @@ def edit(request: Request, vertex: str, key: str, caller: Operator, form: Posted
         payload = parsed_payload(text, info.payload)
         if form.text("confirmed"):
             if requeue_edited(console, caller, vertex, info, payload):
-                say(request, "The letter was requeued with its new payload.")
+                back = f": {BACK_FROM_FILES}" if console.watch.view(vertex).is_stored else ""
+                say(request, f"The letter was requeued with its new payload{back}.")
             else:
                 say(request, "The letter was gone already: nothing was changed.", "warn")
             return go_to("/dead")
@@ -140,7 +142,9 @@ def _work(visit: Visit) -> Context:
     watch.views()
     work = known_work(visit.console, visit.params["plan"], visit.caller.user.name)
     groups = [letter_group_facts(group, watch.names(), mask=visit.mask) for group in work.groups]
-    return {"work": work, "groups": groups}
+    stored = {view.vertex for view in watch.views() if view.is_stored}
+    is_in_files = any(vertex in stored for vertex, _ in work.letters.keys)
+    return {"work": work, "groups": groups, "back": BACK_FROM_FILES if is_in_files else ""}
 
 
 LIVE = LivePage("/dead", "dead.html", ("dead_groups",), _groups, "/dead")

@@ -12,12 +12,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from ftlayer.checkpoint.letters import TIMER_SCHEMA
 from ftlayer.console.asking import AnyCaller
 from ftlayer.console.rendering import console_of, page
 from ftlayer.console.searching import STATES, Console, RecordFilter, SearchResult, record_of, search
 from ftlayer.console.works import with_query
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.monitor.facts import Facts, explained_facts, job_summary_facts, record_facts
+from ftlayer.monitor.plans import DEAD, no_way_back
 from ftlayer.monitor.row_json import structured_row
 from ftlayer.vertex.calls import Explain, Explained, RecordInfo
 
@@ -94,6 +96,8 @@ def record_page(request: Request, vertex: str, key: str) -> Response:
         here="/dead" if info.state == "dead" else "/records",
         record=facts,
         payload=payload_text(facts["record"] if mask else structured_row(info.payload)),
+        no_way_back=no_way_back(console.watch.view(vertex), info.stream) if info.state == DEAD else "",
+        is_timer=info.payload.schema.equals(TIMER_SCHEMA),
         explained=explanation_of(console, vertex, info) if info.state == "pending" else None,
     )
 
