@@ -540,7 +540,12 @@ def _check_between(milliseconds: int, value: object, option: str, least: int, mo
 
 
 def _spelled(milliseconds: int) -> str:
-    for unit, size in (("years", 31_557_600_000), ("hours", 3_600_000), ("seconds", 1_000)):
+    for unit, size in (
+        ("years", 31_557_600_000),
+        ("days", 86_400_000),
+        ("hours", 3_600_000),
+        ("seconds", 1_000),
+    ):
         if milliseconds >= 2 * size:
             return f"about {milliseconds // size} {unit}"
     return f"{milliseconds} ms"

@@ -58,9 +58,8 @@ class RetryLater(FailException):
     ) -> None:
         super().__init__(reason)
         check_known(unknown, ("after", "uses_attempt"), "RetryLater")
-        self.after_ms = None if after is None else duration_ms(after, "RetryLater: after")
-        if self.after_ms is not None and self.after_ms > MAX_RETRY_LATER_MS:
-            raise ConfigError(f"RetryLater: after: expected 366 days at most, got {after!r}")
+        most = MAX_RETRY_LATER_MS
+        self.after_ms = None if after is None else duration_ms(after, "RetryLater: after", most=most)
         if not isinstance(uses_attempt, bool):
             raise ConfigError(f"RetryLater: uses_attempt: expected True or False, got {uses_attempt!r}")
         self.uses_attempt = uses_attempt
