@@ -17,9 +17,10 @@ import typing
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 from ftlayer.errors import ConfigError, NeverStartedWarning, NotHereError
 
@@ -49,8 +50,18 @@ _UNITS_MS = {
 }
 _DURATION = re.compile(r"(-?) *([0-9]{1,30})(?:\.([0-9]{1,30}))? *([A-Za-z]*)")
 
+Record = TypeVar("Record")
 Target = TypeVar("Target", bound=Callable[..., Any])
 Choice = TypeVar("Choice", bound=StrEnum)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def fast_dataclass(cls: type[Record]) -> type[Record]:
+    """Make a dataclass with slots that nobody assigns to: mypy checks that, and nothing does while it runs.
+
+    A frozen one takes four times as long to make. For records of which each batch makes some.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 def shown(value: object) -> str:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from contextvars import ContextVar, Token
 from typing import Protocol
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.errors import UnsupportedError
 from ftlayer.functions.failures import I64
 from ftlayer.records.ids import FIRST_TRY, U64Array, tries_or_first, unpacked
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class CurrentRecord:
     """Facts about a record beside its columns.
 
@@ -44,7 +44,7 @@ class Known(Protocol):
         """Return the tries (`ftlayer.records.ids`) of some of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Tries:
     """`Known` of records with one root each; ``packed`` None: none of them has failed."""
 
@@ -66,7 +66,7 @@ class Tries:
 UNTRACKED = Tries(None, None)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class _RunningBatch:
     """A batch whose functions run: what is known of its records, and which one they work on now.
 
@@ -87,11 +87,21 @@ def running(known: Known, row: Callable[[], int | None], rows: I64 | None = None
 
     ``rows`` translates such a row to one of ``known``, if they are not the same.
     """
-    token = _running.set(_RunningBatch(known, row, rows))
+    token = begin_running(known, row, rows)
     try:
         yield
     finally:
-        _running.reset(token)
+        end_running(token)
+
+
+def begin_running(
+    known: Known, row: Callable[[], int | None], rows: I64 | None = None
+) -> Token[_RunningBatch | None]:
+    """Do as `running`, up to `end_running`: for those who run as many batches that a context manager is dear."""
+    return _running.set(_RunningBatch(known, row, rows))
+
+
+end_running = _running.reset
 
 
 def for_calls() -> Callable[[int], None]:

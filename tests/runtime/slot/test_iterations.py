@@ -372,7 +372,7 @@ def test_turns_at_a_head() -> None:
     # A channel has room for two batches; more of what came back than that comes first.
     assert [box.take().channel for _ in range(8)] == [back, back, back, fresh, back, fresh, fresh, fresh]
     assert output.has_room
-    assert not box
+    assert not box.turns
 
 
 def test_no_mark_goes_round() -> None:
