@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -199,7 +199,8 @@ class JobEdge:
         return isinstance(self.partitioner, Forward)
 
 
-class Channel(NamedTuple):
+@dataclass(frozen=True)
+class Channel:
     """One subtask's records on their way to one other, by one edge."""
 
     edge: int

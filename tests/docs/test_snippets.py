@@ -70,7 +70,6 @@ OTHERS_OPTIONS = {
     "--pyflink",
     "--supervise",
     "--py-files",
-    "--no-deps",
     "--hypothesis-profile",
     "--pdb",
     "--durations",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 
-from ftlayer.checks import fast_dataclass
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Element, Splits
@@ -38,17 +39,17 @@ from ftlayer.vertex.calls import (
 )
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class TaskStart:
     """Begin; comes once, before anything else."""
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class TimeCame:
     """Do what time brings (timers, idle sources, sinks that wait); it does no harm if it comes early."""
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class RowsPersisted:
     """The vertex has persisted, or registered, what `PersistRoots` with this ticket asked for.
 
@@ -62,7 +63,7 @@ class RowsPersisted:
 # ---------------------------------------------------------------- with inputs
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class ElementCame:
     """Take one element. Elements of one channel come in their order. Barriers never come."""
 
@@ -70,7 +71,7 @@ class ElementCame:
     element: Element
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class ChannelReset:
     """The sender is gone and another one will begin afresh: forget what the channel said of watermark and end."""
 
@@ -80,7 +81,7 @@ class ChannelReset:
 # ---------------------------------------------------------------- sources
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class SourceRows:
     """Rows of one split of a source, in their order, which its reader has read.
 
@@ -124,7 +125,7 @@ class SourceRows:
         return TakenRows(self.number, self.first_ordinal, self.position)
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class TakenRows:
     """Which rows `SourceRows` were, without the rows: what is remembered until they need not be read again."""
 
@@ -133,18 +134,18 @@ class TakenRows:
     position: SourcePosition | None
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class SourceOver:
     """There are no more rows."""
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class RangesAnswered:
     number: int
     reply: TakenOver | RangesTold | RowsStored
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class RangesLost:
     """The vertex of this incarnation has lost its memory: calls that named it are not answered any more."""
 
@@ -154,7 +155,7 @@ class RangesLost:
 # ---------------------------------------------------------------- replays
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class Replayed:
     """The answer to `AskReplays`. ``held``: a circuit breaker holds what there may be beyond."""
 
@@ -162,12 +163,12 @@ class Replayed:
     held: bool = False
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class PeersAway:
     """A slot is away: ask for nothing until `PeersThere`. What is answered goes out."""
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class PeersThere:
     """All slots are there again."""
 
@@ -207,13 +208,13 @@ def refused(uid: str, event: TaskEvent) -> ProtocolError:
     return ProtocolError(f"{uid!r} was given {type(event).__name__}, which does not come to such a task")
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class Send:
     channel: Channel
     element: Element
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class PersistRoots:
     """Have the vertex persist new roots, or register them, and tell the task when it has (`RowsPersisted`)."""
 
@@ -221,7 +222,7 @@ class PersistRoots:
     call: Persist | Register
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class CallRanges:
     """Call the vertex about ranges; `RangesAnswered` with this number follows, or `RangesLost`."""
 
@@ -229,7 +230,7 @@ class CallRanges:
     call: TakeOver | AskRanges | StoreRows
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class Acknowledge:
     """XOR events: ``values[i]`` for ``roots[i]``, both uint64[m]; ``values`` None: those of the roots themselves."""
 
@@ -238,12 +239,12 @@ class Acknowledge:
     ids: EventIds | None = None
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class FailRoots:
     failures: tuple[Failure, ...]
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class AskReplays:
     """Take up to ``limit`` due replays of ``stream`` and hand them to the task (`replays(records)`)."""
 
@@ -251,21 +252,21 @@ class AskReplays:
     limit: int
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Call the task's `on_time` at this monotone time (ms), or soon after."""
 
     mono_ms: int
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class HoldInput:
     """Give the task nothing from its inputs before its `on_time`, which is to be called as `WakeAt` says."""
 
     mono_ms: int
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class TaskEnded:
     """The task has sent its last element and holds nothing."""
 
