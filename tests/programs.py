@@ -6,6 +6,7 @@ import os
 import pty
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,22 @@ def open_terminal() -> tuple[int, int]:
         return pty.openpty()
     except OSError as error:
         pytest.skip(f"there are no terminals here ({error}): mount -t devpts devpts /dev/pts")
+
+
+def children_of(pid: int, called: str = "") -> list[int]:
+    """Return the processes that a process has started and that still run; or those of them with a program's name."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # A thread may end between these two lines.
+            found += (task / "children").read_text().split()
+    return [child for child in map(int, found) if is_running(child, called)]
+
+
+def is_running(pid: int, called: str = "") -> bool:
+    """Return whether there is such a process. One that has ended and was not waited for does not run."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    name, _, rest = stat.partition("(")[2].rpartition(") ")
+    return rest[0] not in "ZX" and called in ("", name)

@@ -18,6 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from programs import children_of, is_running
+
 KILLS: dict[str, tuple[str, ...]] = {"clean": (), "killed": ("executor", "worker")}
 """What is killed in each case, one after another: an executor, and then a worker, which leaves one of two cores."""
 SLOTS = {"clean": 3, "killed": 2}
@@ -55,21 +59,8 @@ class ClusterJob:
         return file
 
 
-def executors_of(worker: int) -> list[int]:
-    """Return the process ids of the executors that a worker runs."""
-    tasks = Path(f"/proc/{worker}/task").iterdir()
-    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    # A worker leaves the ones that were killed lying about for a while.
-    return [child for child in children if is_running(child)]
-
-
-def is_running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z"
-
-
 def executors_there(job: ClusterJob) -> list[int]:
-    return [pid for worker in job.workers for pid in executors_of(worker)]
+    return [pid for worker in job.workers for pid in children_of(worker)]
 
 
 def executor_of(running: Any, job: ClusterJob, slot: int) -> int:
@@ -119,7 +110,7 @@ def run(kit: ModuleType, spark: Any, layer: Any, job: ClusterJob, case: str) -> 
     for victim in KILLS[case]:
         slot = running.status().slots[0]
         (worker,) = workers_of(running, job)[0]
-        killed.append([worker] if victim == "worker" else executors_of(worker))
+        killed.append([worker] if victim == "worker" else children_of(worker))
         for pid in killed[-1]:
             os.kill(pid, signal.SIGKILL)
         kit.until(running, lambda: running.status().slots[0].instance not in ("", slot.instance), grow)  # noqa: B023

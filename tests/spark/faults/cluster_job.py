@@ -17,6 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from programs import children_of, is_running
+
 WORD_SCHEMA = "line string, copy int, nonce string"
 FAILURES = 0.03
 SLOW_S = 600.0
@@ -36,12 +40,6 @@ class ClusterJob:
     master: str
     workers: list[int]
     settings: dict[str, str]
-
-
-def executors_of(worker: int) -> list[int]:
-    """Return the process ids of the executors a worker runs."""
-    tasks = Path(f"/proc/{worker}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def answers_differently(row: Row) -> list[Row]:
@@ -75,11 +73,6 @@ def slow_at_first(directory: Path) -> Callable[[Row], list[Row]]:
     return run
 
 
-def is_running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z"
-
-
 class LoseExecutors:
     """Takes executors away between the verdict and the sink: those of one worker a batch, from batch 1 on.
 
@@ -95,7 +88,7 @@ class LoseExecutors:
         if step != "sealed" or batch != turn + 1 or turn >= len(self._turns):
             return
         worker, ask = self._turns[turn]
-        executors = [pid for pid in executors_of(worker) if is_running(pid)]
+        executors = children_of(worker)
         for executor in executors:
             os.kill(executor, ask)
         deadline = time.monotonic() + GONE_S

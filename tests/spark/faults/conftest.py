@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from programs import children_of
 
 from ftlayer.spark.tracked import plan_of
 
@@ -71,12 +72,6 @@ def _write_files(lines: list[str], directory: Path, files: int) -> None:
 def write_files() -> Callable[[list[str], Path, int], None]:
     """Write lines to a number of files in a new directory."""
     return _write_files
-
-
-def children(parent: int) -> list[int]:
-    """Return the process ids of a process's children."""
-    tasks = Path(f"/proc/{parent}/task")
-    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
 
 
 class JobRun:
@@ -135,9 +130,7 @@ class JobRun:
 
     def kill_jvm(self, process: subprocess.Popen[bytes]) -> None:
         """Kill the JVM of a life with SIGKILL."""
-        (jvm,) = (
-            child for child in children(process.pid) if Path(f"/proc/{child}/comm").read_text() == "java\n"
-        )
+        (jvm,) = children_of(process.pid, called="java")
         os.kill(jvm, signal.SIGKILL)
 
     def kills(self) -> int:
