@@ -22,6 +22,10 @@ class FTLayerDeprecationWarning(DeprecationWarning):
     """
 
 
+class NeverStartedWarning(UserWarning):
+    """A query or topology that was built and thrown away before anything started it, or a stream that nothing took."""
+
+
 def __getattr__(name: str) -> Any:
     """Give what was here up to 0.1.0, with a `FTLayerDeprecationWarning`."""
     if name not in _MOVED:
@@ -63,7 +67,7 @@ class ConfigError(FTLayerError, ValueError):
 
 
 class MachineError(FTLayerError):
-    """The machine lacks something: Java, a free address space, a Spark version."""
+    """The machine lacks something: Java, address space, a free port, a Spark version."""
 
     code = "ENVIRONMENT"
     recoverable = False
@@ -80,6 +84,13 @@ class UnsupportedError(FTLayerError):
     """A thing that works elsewhere and not here; the message names the alternative."""
 
     code = "UNSUPPORTED"
+    recoverable = False
+
+
+class NotHereError(FTLayerError, AttributeError):
+    """A method that Spark or Flink has, and the object it was asked of does not; says what to call."""
+
+    code = "NOT_HERE"
     recoverable = False
 
 
@@ -448,6 +459,11 @@ class UncommittableError(SinkError):
 
     code = "UNCOMMITTABLE"
     recoverable = False
+
+
+def install(extra: str) -> str:
+    """Return how an extra is installed; ftlayer is in no package index, so it names no package of one."""
+    return f"pip install '.[{extra}]' in a checkout of ftlayer, or 'ftlayer-….whl[{extra}]' with the path of a wheel"
 
 
 def newer_format(what: object, found: object, known: int, writer: object) -> str:

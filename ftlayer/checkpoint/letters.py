@@ -109,14 +109,28 @@ def with_attempt(attempts: tuple[FailedAttempt, ...], newest: FailedAttempt) -> 
     return (*attempts, newest)
 
 
+TIMER_SCHEMA = pa.schema([("timer", pa.timestamp("ms", "UTC")), ("key", pa.binary())])
+"""What is shown of a timer. It is no record that could be edited."""
+
+
+def not_into_source(chain: str) -> str:
+    return (
+        f"{chain!r} is a source: a row that it could not send does not come back into it. Mend the source, "
+        "its schema or its partitioner, and let it give the row anew"
+    )
+
+
 def payload_of(letter: ChainLetter) -> pa.RecordBatch:
     """Return the one row of a letter; a timer has one with its time and its key, as that is packed.
 
     Raises `CheckpointDamagedError` for a payload that is no row.
     """
     if letter.kind is LetterKind.TIMER:
-        time = pa.array([letter.event_time_ms], pa.timestamp("ms", "UTC"))
-        return pa.RecordBatch.from_arrays([time, pa.array([letter.key], pa.binary())], ["timer", "key"])
+        values = [letter.event_time_ms], [letter.key]
+        return pa.RecordBatch.from_arrays(
+            [pa.array(each, field.type) for each, field in zip(values, TIMER_SCHEMA, strict=True)],
+            schema=TIMER_SCHEMA,
+        )
     try:
         return read_one_batch(letter.payload)
     except UNREADABLE as error:

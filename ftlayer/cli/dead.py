@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftlayer.cli.connection import EXIT_ERROR, Asking, asking, warn
-from ftlayer.cli.printing import Wide, print_json, print_table
+from ftlayer.cli.printing import Wide, print_differences, print_json, print_table
 from ftlayer.cli.records import (
     Limit,
     WhereText,
@@ -199,7 +199,9 @@ def edit(
     file: Annotated[
         Path | None, typer.Option("--from", help="File with the record as JSON, every column of it.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new record; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would change; change nothing.")
+    ] = False,
     checkpoints: Checkpoints = None,
     key_file: KeyFile = None,
     *,
@@ -207,6 +209,8 @@ def edit(
 ) -> None:
     """Change a dead letter's record and give it its attempts back. Opens $EDITOR, unless --set or --from says how."""
     from ftlayer.cli.exporting import edited_row
+    from ftlayer.monitor.differences import differences
+    from ftlayer.monitor.plans import BACK_FROM_FILES, check_way_back
     from ftlayer.monitor.row_json import json_of_row
     from ftlayer.monitor.sources import user_name
     from ftlayer.vertex.calls import Changed, Edit, EditAndRequeue
@@ -220,16 +224,24 @@ def edit(
         if len(found) > 1:
             names = " and ".join(record.vertex for record in found)
             raise ConfigError(f"--vertex: {names} each have a dead letter {key}: say which")
+        (view,) = (each for each in gatherer.views() if each.vertex == found[0].vertex)
+        check_way_back(view, found[0].info, edited=True)
         row = edited_row(found[0].info, values or [], file)
-        if dry_run:
+        if not asking.as_json:
+            print_differences(
+                printing_console(), differences(json_of_row(found[0].info.payload), json_of_row(row))
+            )
+        elif dry_run:
             print_json(json_of_row(row))
+        if dry_run:
             return
         reply = gatherer.client(found[0].vertex).call(EditAndRequeue((Edit(wanted, row),), user_name()))
         assert isinstance(reply, Changed)
     if asking.as_json:
         print_json({"action": "edit", "asked": 1, "changed": reply.count})
     else:
-        typer.echo(f"edited and requeued {reply.count} of 1")
+        back = f"; {BACK_FROM_FILES}" if reply.count and view.is_stored else ""
+        typer.echo(f"edited and requeued {reply.count} of 1{back}")
     if not reply.count:
         warn(f"the dead letter {key} has gone meanwhile")
         raise typer.Exit(EXIT_ERROR)
@@ -294,7 +306,7 @@ def _change(
 ) -> None:
     """Count, ask, and change; exit code 1 if keys that were named are of none."""
     from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.plans import Change
+    from ftlayer.monitor.plans import BACK_FROM_FILES, Change, check_streams
 
     if sum(map(bool, (keys, where, everything))) != 1:
         raise ConfigError("name the dead letters by their keys or by --where, or say --all")
@@ -309,8 +321,11 @@ def _change(
     letters = _letters(gatherer, selections, names)
     _check_keys(letters, wanted)
     count = len(letters.keys)
+    groups = _grouped(gatherer, selections, names) if ask or action == "requeue" else []
+    if action == "requeue":
+        for view in gatherer.views():
+            check_streams(view, {group.stream for group in groups if group.vertex == view.vertex})
     if ask and count:
-        groups = _grouped(gatherer, selections, names)
         if not asking.as_json:
             _print_groups(asking, groups, names)
         typer.confirm(_question(gatherer, action, count, groups, names), abort=True, err=True)
@@ -319,7 +334,9 @@ def _change(
     if asking.as_json:
         print_json({"action": action, "asked": asked, "changed": changed})
     else:
-        typer.echo(f"{_DONE[action]} {changed:,} of {asked:,}")
+        is_in_files = any(view.is_stored for view in gatherer.views() if view.vertex in dict(letters.keys))
+        back = f"; {BACK_FROM_FILES}" if changed and is_in_files and action == "requeue" else ""
+        typer.echo(f"{_DONE[action]} {changed:,} of {asked:,}{back}")
     missing = len(wanted) - changed
     if wanted and missing:
         warn(

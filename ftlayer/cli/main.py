@@ -421,6 +421,10 @@ def pending(
         print_json({"items": items, "examined": listing.examined, "total": total})
     else:
         print_listing(printing_console(), listing, names, system_now().wall_ms, total, wide=wide)
+        others = {other: sum(_count(view, other) for view in views) for other in State if other is not state}
+        there = [f"{count:,} with --state {other}" for other, count in others.items() if count]
+        if not listing.records and there:
+            typer.echo(f"none of state {state}; there are {', '.join(there)}")
 
 
 def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobNames) -> None:
@@ -523,6 +527,15 @@ def _in_words_of_options(error: FTLayerError) -> str:
 class _CommandGroup(TyperGroup):
     """Prints ftlayer's own errors as what they say, without a traceback."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for before, argument in zip(["ftlayer", *args], args, strict=False):
+            if not argument or re.fullmatch(r"--[\w-]+=", argument):
+                # Of a variable that is not set, say: taken as a path it would be the working directory.
+                name = argument.rstrip("=") or f"the argument behind {before!r}"
+                typer.echo(printable(f"ftlayer: {name} is empty: give it a value, or leave it out"), err=True)
+                raise typer.Exit(EXIT_USAGE)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -534,7 +547,7 @@ class _CommandGroup(TyperGroup):
                 raise
             # A path that was given, and that cannot be looked at: closed to this user, too long, a loop.
             typer.echo(printable(f"ftlayer: {error.filename}: {error.strerror}"), err=True)
-            raise typer.Exit(EXIT_ERROR) from error
+            raise typer.Exit(EXIT_USAGE) from error
 
 
 app = typer.Typer(
@@ -681,7 +694,7 @@ def serve(
         str | None,
         typer.Option(
             help="URL of an OpenTelemetry collector, like http://localhost:4318; without it as "
-            "OTEL_EXPORTER_OTLP_ENDPOINT and the other variables say. Needs ftlayer[otel]."
+            "OTEL_EXPORTER_OTLP_ENDPOINT and the other variables say. Needs the extra otel."
         ),
     ] = None,
     exact: Annotated[

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftlayer.clock import system_now
-from ftlayer.errors import StorePathError
+from ftlayer.errors import ConfigError
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.plans import LetterGroup, LetterGroups, Selection, whole_groups
 from ftlayer.store.directory import DATA_FILE, holder_of
@@ -114,16 +114,15 @@ class ShardReport:
 def shard_paths(path: Path) -> list[Path]:
     """Return the stores of the vertex at ``path`` (or ``path`` itself, if it is a shard's store).
 
-    Raises `StorePathError` when there is neither.
+    Raises `ConfigError` when there is neither.
     """
     if (path / DATA_FILE).exists():
         return [path]
     shards = sorted(path.glob("shard-*"))
     if not shards:
-        what = "holds no store of a vertex" if path.is_dir() else "is no directory"
-        raise StorePathError(
-            f"{path} {what}; name the directory given to FTLayer.embedded or to ftlayer serve"
-        )
+        what = "is no directory" if path.exists() else "is not there"
+        what = "holds no store of a vertex" if path.is_dir() else what
+        raise ConfigError(f"{path} {what}; name the directory given to FTLayer.embedded or to ftlayer serve")
     return shards
 
 

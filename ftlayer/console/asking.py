@@ -5,22 +5,21 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow as pa
 from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from starlette.datastructures import FormData, UploadFile
 
-from ftlayer.checks import check_known, duration_ms
+from ftlayer.checks import Duration, check_known, duration_ms
 from ftlayer.console.guard import Caller
 from ftlayer.console.rendering import caller_of
 from ftlayer.console.searching import Console
 from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.plans import DEAD
+from ftlayer.monitor.plans import check_way_back
 from ftlayer.monitor.row_json import row_of_json
 from ftlayer.vertex.calls import (
     AnnouncedJob,
@@ -111,7 +110,7 @@ class OrderForm:
     run: str = ""
     id: str = ""
     directory: str = ""
-    timeout: str = ""
+    timeout: Duration = ""
     slot: int = -1
 
 
@@ -127,7 +126,7 @@ def ask(watch: Watch, job: str, asked: OrderForm, caller: Caller, now_ms: int) -
         by=by(caller),
         asked_ms=now_ms,
         directory=_checked_directory(asked.directory, announced),
-        timeout_ms=duration_ms(asked.timeout, "timeout") if asked.timeout else 0,
+        timeout_ms=0 if asked.timeout == "" else duration_ms(asked.timeout, "timeout"),
         slot=asked.slot,
     )
     record = watch.client(vertex).call(AskJob(order))
@@ -177,21 +176,20 @@ def _checked_directory(given: str, announced: AnnouncedJob) -> str:
     return f"{own}/{relative}"
 
 
-def check_editable(console: Console, info: RecordInfo) -> None:
-    """Raise `ConfigError` for a record that is no dead letter, or whose payload is masked."""
+def check_editable(console: Console, vertex: str, info: RecordInfo) -> None:
+    """Raise `ConfigError` where payloads are masked, and `UnsupportedError` for a record that cannot be edited."""
     if console.options.mask_payloads:
         raise ConfigError("this console masks payloads: it edits none")
-    if info.state != DEAD:
-        raise ConfigError(f"this record is {info.state}: only dead letters are edited")
+    check_way_back(console.watch.view(vertex), info, edited=True)
 
 
-def parsed_payload(text: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Read a payload as a form gives it. Raises `ConfigError` that says where it is wrong."""
+def parsed_payload(text: str, before: pa.RecordBatch) -> pa.RecordBatch:
+    """Read what is to take the place of ``before``. Raises `ConfigError` that says where it is wrong."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"payload: this is not JSON: {error}") from None
-    return row_of_json(values, schema)
+    return row_of_json(values, before.schema, before)
 
 
 def requeue_edited(
@@ -203,15 +201,6 @@ def requeue_edited(
     assert isinstance(changed, Changed)
     console.watch.refresh()
     return changed.count == 1
-
-
-def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the columns that differ: name, what was there, what will be."""
-    return [
-        (name, json.dumps(before.get(name), ensure_ascii=False), json.dumps(value, ensure_ascii=False))
-        for name, value in after.items()
-        if before.get(name) != value
-    ]
 
 
 CSRF_HEADER = "x-csrf-token"

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ftlayer.console.login import Users
-from ftlayer.errors import ConfigError, FTLayerError, MachineError, error_for_code
+from ftlayer.errors import ConfigError, FTLayerError, MachineError, error_for_code, install
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.secret_files import read_file, read_secret
 from ftlayer.transport.address import Address, parse_listen
@@ -37,7 +37,7 @@ def check_extra() -> None:
     """Raise `MachineError` that says what to install, where something is missing."""
     missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
     if missing:
-        raise MachineError(f"the console needs {', '.join(missing)}: pip install 'ftlayer[console]'")
+        raise MachineError(f"the console needs {', '.join(missing)}: {install('console')}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.errors import JobError
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array, concat_tries, xor_fold_by_root
@@ -73,7 +73,7 @@ def fold_lists(parts: Sequence[EventIds], group_of: I64Array, groups: int) -> Ev
     return EventIds(sorted_lists.ids, offsets, sorted_lists.owners, sorted_lists.operators)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RecordIds:
     """The RecordIds of n records: the source record that each derives from, and its own name. Never 0.
 
@@ -158,7 +158,7 @@ def _counts(lineage: RecordIds) -> I32Array:
     return np.ones(len(lineage), np.int32) if lineage.offsets is None else np.diff(lineage.offsets)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Events:
     """XOR events: ``values[i]`` for ``roots[i]``, uint64[m]. ``ids`` for a vertex with the exact tracker.
 

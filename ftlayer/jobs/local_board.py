@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.jobs.announcer import JobAnnouncer, Telling
+from ftlayer.printable import shown_url
 from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.memory import MemoryStore
 from ftlayer.transport.exchange import TokenServer
@@ -43,6 +45,7 @@ from ftlayer.vertex.calls import (
     Call,
     GetHour,
     GetJob,
+    JobDetails,
     ListAudit,
     ListJobs,
     Reply,
@@ -122,6 +125,8 @@ class LocalBoard:
         self._store = MemoryStore(MAX_STORE_BYTES)
         self._lock = threading.Lock()
         self._board = self._recovered()
+        self._run: dict[str, str] = {}
+        self.on_jobs: Callable[[str], None] = lambda jobs: None
 
     def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:
         """Answer one call, at once.
@@ -135,7 +140,9 @@ class LocalBoard:
                 self._change(lambda txn: self._board.tick(txn, now))
             match call:
                 case AnnounceJob():
-                    return self._change(lambda txn: self._board.announce(txn, call, "", now))
+                    reply = self._change(lambda txn: self._board.announce(txn, call, "", now))
+                    self._note(call.job)
+                    return reply
                 case AskJob():
                     return self._change(lambda txn: self._board.ask(txn, call, now))
                 case ListJobs():
@@ -153,6 +160,21 @@ class LocalBoard:
                         f"{type(call).__name__}: this is the board of a program without a vertex; it knows of jobs and "
                         "keeps no records"
                     )
+
+    def _note(self, job: JobDetails) -> None:
+        """Tell `on_jobs` what runs now, where that has changed."""
+        before = dict(self._run)
+        if job.final:
+            self._run.pop(job.run, None)
+        else:
+            kept = (
+                f" with checkpoints in {shown_url(job.checkpoint_location)}"
+                if job.checkpoint_location
+                else ""
+            )
+            self._run[job.run] = f"{job.name or job.owner}{kept}"
+        if self._run != before:
+            self.on_jobs(", ".join(self._run.values()))
 
     def _change(self, change: Callable[[WriteTransaction], T]) -> T:
         """Let the rules change something. A refusal has changed nothing; after anything else memory is read anew."""
@@ -188,12 +210,20 @@ class BoardServer(TokenServer):
         super().__init__(sockets.socket("board"), token=token, certificate=None, client_ca=None)
         # Behind Flight's own, so that it is called before that.
         atexit.register(self.close)
-        access = AccessFile(str(self.address), token, None, None, os.getpid())
+        self._access = AccessFile(str(self.address), token, None, None, os.getpid())
         try:
-            write_access(Path(sockets.path) / FOUND_ACCESS_FILE, access)
+            write_access(Path(sockets.path) / FOUND_ACCESS_FILE, self._access)
         except StorePathError:
             self.close()
             raise
+        board.on_jobs = self._name_jobs
+
+    def _name_jobs(self, jobs: str) -> None:
+        """Let tools know what ran, where the program is killed and nothing can be asked."""
+        try:
+            write_access(Path(self._sockets.path) / FOUND_ACCESS_FILE, replace(self._access, job=jobs))
+        except StorePathError as error:
+            logger.warning("tools do not know what this program runs once it is killed: %s", error)
 
     def close(self) -> None:
         """Answer no more, and leave nothing behind. In a forked process: do nothing."""

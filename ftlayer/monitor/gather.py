@@ -5,7 +5,6 @@ One that gives no answer keeps its last one, with when that was: a page still sh
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -13,12 +12,14 @@ import socket
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+import pyarrow as pa
 
 from ftlayer.checkpoint.letters import ChainLetter, attempts_of, payload_of
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters, stored_letters
@@ -35,9 +36,11 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.monitor.health import LATELY_MS
-from ftlayer.monitor.names import VertexView
+from ftlayer.monitor.names import VertexView, marked
+from ftlayer.monitor.plans import DEAD, WAITING, check_way_back
 from ftlayer.monitor.sources import VertexSource, short_name
 from ftlayer.printable import shown_url
+from ftlayer.records.ipc import as_stream
 from ftlayer.records.sought import says
 from ftlayer.store import LmdbStore
 from ftlayer.vertex.calls import (
@@ -74,6 +77,7 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.grouping import kind_of
+from ftlayer.vertex.rules.operating import as_stored
 
 logger = logging.getLogger(__name__)
 
@@ -120,12 +124,21 @@ class _Shown:
 
 
 class LetterReader:
-    """Answers as a vertex does that has only dead letters. A key is the name of its letter."""
+    """Answers as a vertex does that has only dead letters. A key is the name of its letter.
 
-    def __init__(self, url: str, key: bytes | None = None) -> None:
-        """``key`` is `CheckpointConfig.key` of the jobs; None: the one that is kept with their checkpoints."""
+    What is requeued is an order beside the letters, which the job's driver carries out: such a letter is *waiting*.
+    """
+
+    def __init__(
+        self, url: str, key: bytes | None = None, jobs: Callable[[], tuple[AnnouncedJob, ...]] = tuple
+    ) -> None:
+        """``key`` is `CheckpointConfig.key` of the jobs; None: the one that is kept with their checkpoints.
+
+        ``jobs`` says what their drivers have said last.
+        """
         self._url = url
         self._key = key
+        self._jobs = jobs
         self._read: tuple[object, list[_Shown]] = (), []
         self._broken = BrokenFiles()
 
@@ -137,17 +150,20 @@ class LetterReader:
     def answer(self, call: Call) -> Reply | None:
         """Answer a call; None for one about something else, and where there are no letters and never were.
 
-        Raises `CheckpointError` for files that cannot be read where there are no others, and `UnsupportedError` for
-        what takes a vertex.
+        Raises `CheckpointError` for files that cannot be read where there are no others, and for letters that cannot
+        go back `UnsupportedError`: then nothing is changed.
         """
         match call:
-            case Requeue() | EditAndRequeue():
-                raise UnsupportedError(
-                    f"the letters in {shown_url(self._url)} are of jobs without a vertex, so there is nothing to "
-                    "requeue them with: give the job's environment one (board=FTLayer.connect(…)) and start it "
-                    "again; it sends them there, and a requeued one goes back into the job"
-                )
-            case Stats() | ListStreams() | DeadGroups() | SelectRecords() | ListRecords() | Purge():
+            case (
+                Stats()
+                | ListStreams()
+                | DeadGroups()
+                | SelectRecords()
+                | ListRecords()
+                | Purge()
+                | Requeue()
+                | EditAndRequeue()
+            ):
                 jobs = stored_letters(self._url, self._key, self._broken.take)
                 self._broken.name(others=bool(jobs))
                 return self._of_jobs(call, jobs) if jobs else None
@@ -158,6 +174,10 @@ class LetterReader:
             purged = sum(len(job.purge(frozenset(call.keys), self._broken.take)) for job in jobs)
             self._broken.name(others=bool(purged))
             return Changed(purged)
+        if isinstance(call, Requeue):
+            return self._requeue(dict.fromkeys(call.keys), jobs)
+        if isinstance(call, EditAndRequeue):
+            return self._requeue({edit.key: edit.payload for edit in call.edits}, jobs)
         if isinstance(call, ListRecords):
             wanted = SelectRecords(call.state, call.stream, limit=call.limit, after=call.after)
             page = _page(wanted, self._letters(jobs))
@@ -166,11 +186,28 @@ class LetterReader:
         if isinstance(call, SelectRecords):
             return _page(call, letters)
         if isinstance(call, Stats):
-            return StatsReply({"dead_letters": float(len(letters))})
+            states = Counter(each.info.state for each in letters)
+            return StatsReply({"dead_letters": float(states[DEAD]), "waiting": float(states[WAITING])})
         if isinstance(call, ListStreams):
             return _streams(letters)
         assert isinstance(call, DeadGroups)
         return _groups(call, letters)
+
+    def _requeue(self, payloads: Mapping[bytes, pa.RecordBatch | None], jobs: list[StoredLetters]) -> Changed:
+        meant: dict[str, dict[bytes, bytes | None]] = {}
+        view = VertexView("", self._url, is_stored=True, jobs=self._jobs())
+        for each in self._letters(jobs):
+            info = each.info
+            if info.state == DEAD and info.key in payloads:
+                payload = payloads[info.key]
+                check_way_back(view, info, edited=payload is not None)
+                if payload is not None:
+                    payload = as_stored(payload, info.payload.schema, f"the record of {info.key.hex()}")
+                new = None if payload is None else as_stream(payload).to_pybytes()
+                meant.setdefault(info.title, {})[info.key] = new
+        changed = sum(len(job.requeue(meant[job.job], self._broken.take)) for job in jobs if job.job in meant)
+        self._broken.name(others=True)
+        return Changed(changed)
 
     def _letters(self, jobs: list[StoredLetters]) -> list[_Shown]:
         """Return all letters; the files are read again once they have changed."""
@@ -185,22 +222,23 @@ class LetterReader:
 def _in_order(jobs: Iterable[StoredLetters], broken: BrokenFiles) -> list[_Shown]:
     """Return all letters, in the order of their deaths; ``broken`` is told of files that cannot be read."""
     # A job that went back to an older checkpoint may have written a letter twice.
-    found = {
-        (job.job, letter.letter): _shown(job.job, letter)
-        for job in jobs
-        for _, letter in job.letters(broken.take)
-    }
+    found = {}
+    for job in jobs:
+        for _, letter in job.letters(broken.take):
+            found[job.job, letter.letter] = _shown(job.job, letter, DEAD)
+        for order in job.orders(broken=broken.take):
+            found |= {(job.job, each.letter): _shown(job.job, each, WAITING) for each in order.letters}
     return sorted(found.values(), key=lambda shown: shown.place)
 
 
-def _shown(job: str, letter: ChainLetter) -> _Shown:
+def _shown(job: str, letter: ChainLetter, state: str) -> _Shown:
     attempts = attempts_of(letter)
     # Tools know records by numbers of 64 bits, and none of 0.
     root = int.from_bytes(letter.letter[:8], "big") or 1
     info = RecordInfo(
         key=letter.letter,
         stream=f"{job}/{letter.chain}",
-        state="dead",
+        state=state,
         root=root,
         origin=root,
         attempt=attempts[-1].number,
@@ -214,8 +252,7 @@ def _shown(job: str, letter: ChainLetter) -> _Shown:
 
 
 def _page(call: SelectRecords, letters: list[_Shown]) -> RecordPage:
-    if call.state != "dead":
-        return RecordPage((), (), 0, b"")
+    letters = [each for each in letters if each.info.state == call.state]
     if call.newest:
         letters = letters[::-1]
         behind = [each for each in letters if not call.after or each.place < call.after]
@@ -257,7 +294,9 @@ def _is_wanted(call: SelectRecords, shown: _Shown) -> bool:
 
 
 def _streams(letters: list[_Shown]) -> StreamList:
-    counts = Counter((each.info.stream, each.info.title, each.info.source) for each in letters)
+    counts = Counter(
+        (each.info.stream, each.info.title, each.info.source, each.info.state) for each in letters
+    )
     return StreamList(
         tuple(
             StreamDetails(
@@ -266,9 +305,9 @@ def _streams(letters: list[_Shown]) -> StreamList:
                 title=job,
                 source=chain,
                 pending=0,
-                waiting=0,
+                waiting=counts[stream, job, chain, WAITING],
                 in_delivery=0,
-                dead=count,
+                dead=counts[stream, job, chain, DEAD],
                 persisted=0,
                 completed=0,
                 failed=0,
@@ -277,7 +316,7 @@ def _streams(letters: list[_Shown]) -> StreamList:
                 max_pending=0,
                 kind=JobKind.TOPOLOGY,
             )
-            for (stream, job, chain), count in sorted(counts.items())
+            for stream, job, chain in sorted({name[:3] for name in counts})
         )
     )
 
@@ -285,7 +324,7 @@ def _streams(letters: list[_Shown]) -> StreamList:
 def _groups(call: DeadGroups, letters: list[_Shown]) -> GroupList:
     groups: dict[tuple[str, int], list[_Shown]] = {}
     for each in letters:
-        if call.stream in ("", each.info.stream, each.info.title):
+        if each.info.state == DEAD and call.stream in ("", each.info.stream, each.info.title):
             groups.setdefault((each.info.stream, _number(each.info)), []).append(each)
     found = [
         DeadGroup(
@@ -358,7 +397,7 @@ class ReportReader:
     def __init__(self, url: str, clock: Callable[[], Now], key: bytes | None = None) -> None:
         self._url = url
         self._clock = clock
-        self._letters = LetterReader(url, key)
+        self._letters = LetterReader(url, key, self._jobs)
         self._broken = BrokenFiles()
 
     def call(self, call: Call, *, deadline_ms: int | None = None) -> Reply:
@@ -582,7 +621,7 @@ class Gatherer:
             alike = Counter([source.name for source in new] + list(self._vertices))
             for source in new:
                 # By what it is, and not by a number: the next command gives it the same.
-                name = source.name if alike[source.name] == 1 else f"{source.name}-{_mark(source.identity)}"
+                name = source.name if alike[source.name] == 1 else marked(source.name, source.identity)
                 self._names[source.identity] = name
                 is_stored = isinstance(source, StoredReports)
                 view = VertexView(name, source.address, source.path, is_stored=is_stored)
@@ -613,8 +652,12 @@ class Gatherer:
         try:
             view, failure = self._looked_at(vertex)
         except FTLayerError as error:
-            failure = error
-            view = self._without_answer(vertex.view, str(error))
+            failure = vertex.source.killed or error  # it may have been killed while it was asked
+            view = (
+                self._killed(vertex.view, str(failure))
+                if failure is not error
+                else self._without_answer(vertex.view, str(error))
+            )
         with self._lock:
             vertex.error = failure
             vertex.view = view
@@ -690,11 +733,6 @@ def _died_lately(hour: Hour) -> int | None:
     if len(points) * hour.step_ms < LATELY_MS or any(map(math.isnan, points)):
         return None
     return round(sum(points) * hour.step_ms / 1_000)
-
-
-def _mark(identity: str) -> str:
-    """Return a few characters that tell sources of one name apart."""
-    return hashlib.sha256(identity.encode()).hexdigest()[:4]
 
 
 def _expect(reply: Reply, kind: type[T]) -> T:

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from ftlayer.monitor.names import JobNames
+from ftlayer.checkpoint.letters import TIMER_SCHEMA, not_into_source
+from ftlayer.errors import UnsupportedError
+from ftlayer.monitor.names import JobNames, VertexView
 from ftlayer.monitor.where import Where
 from ftlayer.vertex.calls import (
     MAX_KEYS,
     MAX_SELECTED,
     Changed,
     DeadGroup,
+    JobPlan,
     Purge,
     RecordInfo,
     RecordPage,
@@ -32,7 +35,7 @@ from ftlayer.vertex.rules.grouping import kind_of
 # others work. It says how many were examined, and may be given up, or gone on with, behind each.
 
 
-DEAD = "dead"
+DEAD, WAITING = "dead", "waiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,48 @@ class Selection:
     text: str = ""
     keys: tuple[bytes, ...] = ()
     newest: bool = False
+
+
+# What may be done to a dead letter. All of them may be purged, exported and shown.
+
+BACK_FROM_FILES = "their job takes them within ten seconds while it runs, else at its next start"
+"""What becomes of requeued letters that are in files."""
+
+
+def no_way_back(view: VertexView, stream: str) -> str:
+    """Return why dead letters of a stream cannot be requeued, and what to do; "" where they can, as far as is known."""
+    for job in (announced.job for announced in view.jobs):
+        chain = stream.removeprefix(f"{job.owner}/")
+        if chain == stream or job.mode != "barrier":
+            continue
+        plan = job.plan or JobPlan((), ())
+        if chain in {node.uid for node in plan.nodes} - {edge.target for edge in plan.edges}:
+            return not_into_source(chain)
+        if view.is_stored and job.state == "ended":
+            return (
+                f"{job.name!r} has come to its end, and a start with restore_from='latest' has nothing left to do: "
+                "nothing would take its letters. Requeue them while it runs anew (from a savepoint, or with "
+                "restore_from=None); or write them to a file with `ftlayer dead export`"
+            )
+    return ""
+
+
+def check_streams(view: VertexView, streams: Iterable[str]) -> None:
+    """Raise `UnsupportedError` where dead letters of one of these streams of a vertex cannot be requeued."""
+    for stream in streams:
+        if reason := no_way_back(view, stream):
+            raise UnsupportedError(reason)
+
+
+def check_way_back(view: VertexView, info: RecordInfo, *, edited: bool = False) -> None:
+    """Raise `UnsupportedError` for a record that cannot be requeued, or, with ``edited``, that cannot be edited."""
+    if info.state != DEAD:
+        raise UnsupportedError(f"this record is {info.state}: only dead letters are requeued and edited")
+    check_streams(view, [info.stream])
+    if edited and info.payload.schema.equals(TIMER_SCHEMA):
+        raise UnsupportedError(
+            f"{info.key.hex()} is a timer, which has no record to edit: requeue or purge it"
+        )
 
 
 class Search:

@@ -20,7 +20,17 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
-from ftlayer.checks import check_bool, check_instance, check_int, check_text, known_options, shown
+from ftlayer.checks import (
+    Unstarted,
+    check_bool,
+    check_instance,
+    check_int,
+    check_text,
+    known_options,
+    not_here,
+    shown,
+    users_line,
+)
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobStartError
 from ftlayer.functions.retry_rules import Errors
@@ -434,6 +444,21 @@ def open_untracked(source: Source, happened: Callable[[Any], None]) -> KeptRange
 TLS_NAME = "ftlayer-job"
 
 
+_WORDS = {
+    "start run submit awaittermination": ".execute() runs the topology to its end; .execute_async() starts it and "
+    "returns its Job, which has .wait()",
+    "addsource fromsource fromcollection fromelements fromdata readtextfile readstream read": ".source(source, schema) "
+    "begins a stream: an iterable, a DataFrame, a Python Data Source, or one of ftlayer.sources",
+    "sink addsink sinkto print show map flatmap filter keyby process": "it belongs to a stream: "
+    "env.source(source, schema) returns one",
+    "executeandcollect collect": "give the stream a .sink(function), then call .execute()",
+    "enablecheckpointing getcheckpointconfig setstatebackend": "give StreamEnvironment "
+    "checkpointing=CheckpointConfig(interval=…, directory=…)",
+    "setparallelism setrestartstrategy": "give StreamEnvironment parallelism=… or restart=…",
+    "stop cancel drain savepoint state status wait result": "it belongs to the Job that .execute_async() returns",
+}
+
+
 class StreamEnvironment:
     """A topology of long-lived Python operators in a Spark session, tracked by an `FTLayer` or with checkpoints.
 
@@ -511,6 +536,13 @@ class StreamEnvironment:
             restart=restart,
             open_letters=None if layer is None else lambda streams: layer.dead_letter_reader(spark, *streams),
         )
+        self._built = users_line()
+        self._unstarted: Unstarted | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     @property
     def name(self) -> str:
@@ -546,6 +578,12 @@ class StreamEnvironment:
             raise ConfigError(
                 "source: replay: it is about acker mode; with checkpoints a source is read again anyway: leave it out"
             )
+        if self._unstarted is None:
+            self._unstarted = Unstarted(
+                f"topology {self.name!r} was built here and never executed: call .execute() or .execute_async() of "
+                "its StreamEnvironment",
+                self._built,
+            )
         return self._builder.source(
             source,
             schema,
@@ -564,6 +602,7 @@ class StreamEnvironment:
 
     def job_graph(self) -> JobGraph:
         """Return what will run; raises where the topology could not be tracked, naming the operators."""
+        self._settle()
         graph = self._builder.build()
         if self._checkpointing is not None:
             check_forced(graph, self._checkpointing)
@@ -632,6 +671,7 @@ class StreamEnvironment:
             CheckpointError: there is nothing to restore from there, it is damaged, or it does not fit the topology.
             MachineError: the extra ``console`` is not installed.
         """
+        self._settle()
         check_bool(stop_at_latest, "stop_at_latest")
         if console is not None:
             check_int(console, "console", least=0, most=MAX_PORT)
@@ -665,6 +705,11 @@ class StreamEnvironment:
         except BaseException:
             taken.give_back(graph.name)
             raise
+
+    def _settle(self) -> None:
+        """It is executed or looked at."""
+        if self._unstarted is not None:
+            self._unstarted.settle()
 
     def _show(self, port: int) -> None:
         """Start the console of this program over the topology's vertex, or over the board that this process serves."""

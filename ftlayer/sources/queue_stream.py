@@ -11,12 +11,12 @@ from typing import Any
 
 import msgpack
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import InputPartition
 
 from ftlayer import __version__
 from ftlayer.checkpoint.storage.layout import check_location, normal
 from ftlayer.checkpoint.storage.remote_files import open_files
+from ftlayer.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.errors import CheckpointDamagedError, ConfigError, SourceChangedError, SourceError, newer_format
 from ftlayer.printable import shown_url
 from ftlayer.topology.checks import WAITING

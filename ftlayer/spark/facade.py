@@ -11,10 +11,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ftlayer.backoff import BACKOFF
-from ftlayer.checks import Duration, check_bool, check_int, check_known, known_options, shown
+from ftlayer.checks import (
+    Duration,
+    check_bool,
+    check_int,
+    check_known,
+    forgive_unstarted,
+    known_options,
+    not_here,
+    shown,
+)
 from ftlayer.circuit import Limit, limit_of
 from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
-from ftlayer.dead_letters.letter import DeadLetter, json_text, shown_record
+from ftlayer.dead_letters.letter import DeadLetter, json_text, letter_of, shown_record
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.monitor.sources import user_name
@@ -57,12 +66,12 @@ if TYPE_CHECKING:
 PAGE = 1_000
 
 COLUMNS = (
-    "key string, stream string, state string, root bigint, origin bigint, attempt int, not_before timestamp, reason "
+    "key string, stream string, state string, root string, origin string, attempt int, not_before timestamp, reason "
     "string, operator string, traceback string, history array<struct<number: int, at: timestamp, reason: string, "
     "operator: string, place: string, traceback: string>>, record string"
 )
-"""The columns of `record_frame` (DDL). Ids are shown as signed 64-bit; ``key`` is hexadecimal, as `Requeue`
-takes it; ``record`` is the payload as JSON."""
+"""The columns of `record_frame` (DDL). Ids and ``key`` are as the command shows and takes them, ``record`` is the
+payload as JSON."""
 
 
 def list_records(client: VertexClient, state: str, stream: str = "") -> Iterator[RecordInfo]:
@@ -98,8 +107,8 @@ def record_row(info: RecordInfo) -> tuple[Any, ...]:
         info.key.hex(),
         info.stream,
         info.state,
-        _signed(info.root),
-        _signed(info.origin),
+        f"{info.root:016x}",
+        f"{info.origin:016x}",
         info.attempt,
         at(info.not_before_ms),
         info.reason,
@@ -113,11 +122,17 @@ def record_row(info: RecordInfo) -> tuple[Any, ...]:
     )
 
 
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
 MAX_ROWS = 100_000
+
+_WORDS = {
+    "start execute awaittermination run": "a layer is no query: layer.source(…).….sink(…, checkpoint=…).start() starts "
+    "one, and what that returns has .awaitTermination()",
+    "read readstream load fromsource addsource": "read with spark.readStream, and wrap it: layer.source(frame, name=…)",
+    "write writestream sink map filter keyby": "it belongs to a stream: layer.source(frame, name=…) returns one",
+    "stop shutdown": ".close() stops its vertex; a query is stopped by its own .stop()",
+    "environment streamenvironment topology": "StreamEnvironment(spark, layer, name=…) is a topology over it",
+    "getorcreate builder": "make one with FTLayer.embedded(directory), or FTLayer.connect(address, token=…)",
+}
 
 
 @known_options
@@ -252,6 +267,11 @@ class FTLayer:
             limit=limit_of(max_failing, "FTLayer.connect"),
         )
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
+
     def __repr__(self) -> str:
         return repr(self._layer)
 
@@ -262,6 +282,8 @@ class FTLayer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            forgive_unstarted()
         try:
             self.close()
         except KeyboardInterrupt:
@@ -491,9 +513,9 @@ class FTLayer:
         """Records whose attempts are used up."""
         return record_frame(spark, self.client, "dead")
 
-    def list_dead(self) -> Iterator[RecordInfo]:
+    def list_dead(self) -> Iterator[DeadLetter]:
         """List dead letters without Spark."""
-        return list_records(self.client, "dead")
+        return map(letter_of, list_records(self.client, "dead"))
 
     @known_options
     def dead_letter_stream(self, spark: SparkSession, *streams: str) -> DataFrame:

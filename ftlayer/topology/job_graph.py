@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -199,8 +199,7 @@ class JobEdge:
         return isinstance(self.partitioner, Forward)
 
 
-@dataclass(frozen=True)
-class Channel:
+class Channel(NamedTuple):
     """One subtask's records on their way to one other, by one edge."""
 
     edge: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,9 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from ftlayer.cli.main import app
-from ftlayer.cli.records import keepers
+from ftlayer.cli.records import keepers, parsed_keys
 from ftlayer.config import VertexOptions
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, StoreLockedError
 from ftlayer.monitor.names import VertexView
 from ftlayer.monitor.sources import user_name
 from ftlayer.vertex import calls
@@ -274,7 +275,10 @@ def test_a_record_is_changed_and_tried_again(
         "text": "7",
     }
     assert len(letters.found()) == 3
-    assert letters.run("dead", "edit", first, "--set", "price=7") == (0, "edited and requeued 1 of 1\n")
+    done = "edited and requeued 1 of 1\n"
+    changes = "  price\n  - 1.5\n  + 7.0\n"
+    assert letters.run("dead", "edit", first, "--set", "price=7", "--dry-run") == (0, changes)
+    assert letters.run("dead", "edit", first, "--set", "price=7") == (0, changes + done)
     (tmp_path / "record.json").write_text('{"price": 8.5, "text": null}')
     file = ("--from", tmp_path / "record.json")
     assert letters.json("dead", "edit", second, *file) == {"action": "edit", "asked": 1, "changed": 1}
@@ -282,7 +286,7 @@ def test_a_record_is_changed_and_tried_again(
     editor.write_text('#!/bin/sh\nsed -i "s/3.5,/9.5,/" "$1"\n')
     editor.chmod(0o700)
     monkeypatch.setenv("EDITOR", str(editor))
-    assert letters.run("dead", "edit", third) == (0, "edited and requeued 1 of 1\n")
+    assert letters.run("dead", "edit", third) == (0, f"  price\n  - 3.5\n  + 9.5\n{done}")
     waiting = letters.client.call(calls.SelectRecords("waiting", stream=STREAM))
     assert isinstance(waiting, calls.RecordPage)
     found = [info.payload.to_pylist()[0] for info in waiting.records if info.edited_by]
@@ -320,7 +324,7 @@ def test_an_editor_that_changes_nothing_leaves_the_letter(
     editor.chmod(0o700)
     monkeypatch.setenv("EDITOR", "false")
     code, output = letters.run("dead", "edit", key)
-    assert (code, output.startswith("ftlayer: EDITOR: 'false' did not end well")) == (2, True)
+    assert (code, output) == (1, "ftlayer: the editor 'false' failed (exit code 1); nothing was changed\n")
     monkeypatch.setenv("EDITOR", str(editor))
     code, output = letters.run("dead", "edit", key, answer="n\n")
     assert (code, "the record: no JSON" in output, letters.found()) == (1, True, [key])
@@ -346,20 +350,49 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(
         made = Letters(store, client)
         first, _ = made.make([1.5, 3.5])
         code, output = run("dead", "requeue", "--all", "--yes", "--store", store)
-        assert (code, "is open in a program" in output) == (2, True), output
+        assert code == 1
+        assert f"{store} is held by process {os.getpid()}, whose vertex listens at {vertex.address}" in output
+        with pytest.raises(StoreLockedError, match=f"held by process {os.getpid()}, whose vertex"):
+            EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)).start()
+        assert (store / "vertex.log").exists(), "the log is that of the one that runs"
+    for left in ("vertex.access", "vertex.log"):  # as of a program that was killed
+        (store / left).write_text("left\n")
     code, output = run("dead", "list", "--store", store / "shard-000")
     assert (code, "is a shard of a store" in output) == (2, True), output
     monkeypatch.setenv("FTLAYER_ADDRESS", "grpc://127.0.0.1:1")
     assert run("dead", "edit", first, "--set", "price=7", "--store", store) == (
         0,
-        "edited and requeued 1 of 1\n",
+        "  price\n  - 1.5\n  + 7.0\nedited and requeued 1 of 1\n",
     )
     assert run("dead", "requeue", "--all", "--yes", "--store", store) == (0, "requeued 1 of 1\n")
     streams = json.loads(run("pending", "--json", "--store", store)[1])
     assert [(stream["waiting"], stream["dead"]) for stream in streams if stream["waiting"]] == [(2, 0)]
+    assert (store / "vertex.access").read_text() == "left\n"
+    assert (store / "vertex.log").read_text().startswith("left\n")
     code, output = run("dead", "list", "--store", tmp_path)
-    assert (code, "holds no store of a vertex" in output) == (1, True), output
+    assert (code, "holds no store of a vertex" in output) == (2, True), output
     assert not list(tmp_path.glob("vertex*")), "nothing is made where no store is"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("checkpoints", "clean", ""), "the argument behind 'clean'"),
+        (("dead", "list", "--store="), "--store"),
+        (("jobs", ""), "the argument behind 'jobs'"),
+        (("serve", ""), "the argument behind 'serve'"),
+    ],
+)
+def test_an_argument_that_is_empty_is_not_the_working_directory(command: tuple[str, ...], name: str) -> None:
+    assert run(*command) == (2, f"ftlayer: {name} is empty: give it a value, or leave it out\n")
+
+
+def test_a_text_that_is_no_key_is_told_what_one_is() -> None:
+    for text in ("abc", "ab", "zz00ff"):
+        with pytest.raises(
+            ConfigError, match=f"KEY: '{text}' is no key of a record: these are hexadecimal digits"
+        ):
+            parsed_keys([text])
 
 
 def test_a_path_that_cannot_be_looked_at_is_said(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from ftlayer.vertex.calls import DeadGroups, Stats
+from ftlayer.vertex.calls import DeadGroups, SelectRecords, Stats
 
 SCRIPT = '"><script>alert(1)</script>'
 STREAM = "orders/lines"
@@ -256,8 +256,8 @@ def test_a_payload_is_edited(visitor: Any, vertex: Any) -> None:
         assert says in answer.text
     fields = {"payload": '{"id": 3, "price": "17"}'}
     checked = visitor.post(f"{link}/edit", fields).text
-    assert "&#34;1&#34;" in checked
-    assert "&#34;17&#34;" in checked
+    assert "&#34;<del>1</del>&#34;" in checked
+    assert "&#34;<ins>17</ins>&#34;" in checked
     assert dead(vertex) == 5
     answer = visitor.post(f"{link}/edit", fields | {"confirmed": "yes"})
     assert answer.headers["location"] == "/dead"
@@ -267,6 +267,23 @@ def test_a_payload_is_edited(visitor: Any, vertex: Any) -> None:
     audit = visitor.log_in("reader").get("/audit").text
     assert "ada@console" in audit
     assert visitor.get(f"{link}/edit").status_code == 403
+
+
+def test_a_text_of_json_is_shown_and_edited_as_its_structure(visitor: Any, vertex: Any) -> None:
+    vertex.open(STREAM)
+    vertex.kill(STREAM, [{"value": b'{"a b": [1, 2], "c": "x"}'}], "parse", "ValueError")
+    text = visitor.log_in("operator").get("/records?state=dead").text
+    link = re.findall(r'href="(/records/shop/[0-9a-f]+)"', text)[0]
+    for path in (link, f"{link}/edit"):
+        shown = html.unescape(visitor.get(path).text)
+        assert '"value": {\n    "json": {\n      "a b": [\n        1,' in shown
+    fields = {"payload": '{"value": {"json": {"a b": [1, 3], "c": "x"}}}'}
+    checked = html.unescape(visitor.post(f"{link}/edit", fields).text)
+    assert 'value (JSON)."a b"[1]' in checked
+    assert "<del>2</del>" in checked
+    visitor.post(f"{link}/edit", fields | {"confirmed": "yes"})
+    (waiting,) = vertex.call(SelectRecords("waiting")).records
+    assert waiting.payload.to_pylist() == [{"value": b'{"a b": [1, 3], "c": "x"}'}]
 
 
 @pytest.mark.usefixtures("letters")

@@ -59,4 +59,14 @@ def test_letters_in_files_are_among_the_dead_letters(
         )
         page = client.get("/dead")
         assert (page.status_code, "orders/parse" in page.text) == (200, True)
+        (key,) = (each["key"] for each in client.get("/api/v1/records", headers=headers).json()["items"])
+        (vertex,) = (view.vertex for view in console.watch.views())
+        assert "Edit and requeue" in client.get(f"/records/{vertex}/{key}").text
+        edited = client.put(
+            f"/api/v1/records/{vertex}/{key}/payload", headers=headers, json={"line": "an order"}
+        )
+        assert (edited.status_code, edited.json()) == (200, {"changed": 1})
+        (waiting,) = client.get("/api/v1/records?state=waiting", headers=headers).json()["items"]
+        assert waiting["record"] == {"line": "an order"}
+        assert "Requeue" not in client.get(f"/records/{vertex}/{key}").text
     console.watch.close()

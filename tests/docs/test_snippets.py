@@ -70,6 +70,7 @@ OTHERS_OPTIONS = {
     "--pyflink",
     "--supervise",
     "--py-files",
+    "--no-deps",
     "--hypothesis-profile",
     "--pdb",
     "--durations",

@@ -19,6 +19,7 @@ from ftlayer.cli.offline import inspect_vertex, stored_records
 from ftlayer.errors import CheckpointMismatchError, SourceError, StoreVersionError
 from ftlayer.sources import queue_stream as spools
 from ftlayer.sources.queue_stream import Spool
+from ftlayer.spark.facade import list_records
 from ftlayer.spark.query.checkpoint import MARK, CheckpointMark
 from ftlayer.vertex.service.directory import DESCRIPTION, fix_shards
 
@@ -97,7 +98,9 @@ def test_queries_and_topologies_go_on(spark: Any, programs: ModuleType, kept: Pa
         for each in (query, clicks):
             assert each.await_drained(600)
             each.stop()
-        dead = sorted(tuple(letter.payload.to_pylist()[0].values())[:3] for letter in layer.list_dead())
+        dead = sorted(
+            tuple(letter.payload.to_pylist()[0].values())[:3] for letter in list_records(layer.client, "dead")
+        )
     assert dead == [("k2", 0, 7), ("k2", 1, 7), ("k2", 7), ("k2", 27)]
     numbers = Counter(row["number"] for row in programs.shown(kept / "query"))
     assert numbers == Counter(number for number in range(2 * BATCH) if number % BATCH != 7)

@@ -768,7 +768,7 @@ def test_what_the_dead_have_staged_is_cleaned(server: Any, table: str) -> None:
     lost, kept = dead.write(rows(1)), dead.write(rows(2))
     theirs, mine = other.write(rows(3)), alive.write(rows(4))
     assert alive.clean([kept]) == []
-    assert alive.clean([kept], older_than_s=0) == [lost.id]
+    assert alive.clean([kept], older_than=0) == [lost.id]
     for sink, message in ((alive, kept), (other, theirs), (alive, mine)):
         sink.commit([message], 1)
     assert numbers_in(server, table) == [2, 3, 4]
@@ -905,7 +905,7 @@ def test_names_that_look_like_placeholders(server: Any) -> None:
     ]
     other = PostgresSink(server.dsn, "100%.a%st%", name="it's %s\\")
     assert other.clean() == []
-    assert other.clean(older_than_s=0.0) == [third.id]
+    assert other.clean(older_than=0.0) == [third.id]
 
 
 def test_the_staging_table_has_an_index_however_long_its_name(server: Any) -> None:
@@ -954,5 +954,5 @@ def test_psycopg_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(ConfigError, match=r"pip install 'ftlayer\[postgres\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[postgres\]'"):
         PostgresSink("dbname=x", "t")

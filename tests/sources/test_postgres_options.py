@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import (
     PostgresChangesDataSource,
@@ -71,7 +71,7 @@ def test_a_wrong_option_of_tables_is_named(given: dict[str, Any], said: str) -> 
 
 def test_psycopg_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(ConfigError, match=r"pip install 'ftlayer\[postgres\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[postgres\]'"):
         PostgresChangesSource(DSN, "t", "s")
 
 

@@ -123,8 +123,8 @@ def edit(
     """Give a dead letter this payload, a field a column, and requeue it; ``changed`` is 0 where it was gone."""
     console = console_of(request)
     info = known_record(console, vertex, key)
-    check_editable(console, info)
-    payload = row_of_json(body, info.payload.schema)
+    check_editable(console, vertex, info)
+    payload = row_of_json(body, info.payload.schema, info.payload)
     return {"changed": int(requeue_edited(console, caller, vertex, info, payload))}
 
 

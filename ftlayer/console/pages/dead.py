@@ -15,7 +15,6 @@ from ftlayer.console.asking import (
     PostedForm,
     by,
     check_editable,
-    differing,
     parsed_payload,
     requeue_edited,
 )
@@ -27,9 +26,12 @@ from ftlayer.console.rendering import console_of, go_to, page, say
 from ftlayer.console.searching import Choice, Console, choice_of
 from ftlayer.console.works import Wanted, Work, WorkState, dead_groups, with_query
 from ftlayer.errors import ConfigError, MalformedRequestError
+from ftlayer.monitor.differences import Difference, differences
 from ftlayer.monitor.exporting import Page, exported
-from ftlayer.monitor.facts import letter_group_facts, payload_facts, record_facts
+from ftlayer.monitor.facts import letter_group_facts, record_facts
 from ftlayer.monitor.file_formats import ExportFormat
+from ftlayer.monitor.plans import BACK_FROM_FILES
+from ftlayer.monitor.row_json import json_of_row, structured_row
 from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
 
 router = APIRouter(include_in_schema=False)
@@ -39,7 +41,7 @@ router = APIRouter(include_in_schema=False)
 def edit_page(request: Request, vertex: str, key: str, caller: Operator) -> Response:
     console = console_of(request)
     info = known_record(console, vertex, key)
-    check_editable(console, info)
+    check_editable(console, vertex, info)
     return _page(request, vertex, info)
 
 
@@ -51,21 +53,22 @@ def edit(request: Request, vertex: str, key: str, caller: Operator, form: Posted
     """
     console = console_of(request)
     info = known_record(console, vertex, key)
-    check_editable(console, info)
+    check_editable(console, vertex, info)
     text = form.text("payload")
     if form.text("again"):
         return _page(request, vertex, info, text=text)
     try:
-        payload = parsed_payload(text, info.payload.schema)
+        payload = parsed_payload(text, info.payload)
         if form.text("confirmed"):
             if requeue_edited(console, caller, vertex, info, payload):
-                say(request, "The letter was requeued with its new payload.")
+                back = f": {BACK_FROM_FILES}" if console.watch.view(vertex).is_stored else ""
+                say(request, f"The letter was requeued with its new payload{back}.")
             else:
                 say(request, "The letter was gone already: nothing was changed.", "warn")
             return go_to("/dead")
     except (ConfigError, MalformedRequestError) as error:
         return _page(request, vertex, info, text=text, failure=str(error), status=400)
-    changes = differing(payload_facts(info.payload), payload_facts(payload))
+    changes = differences(json_of_row(info.payload), json_of_row(payload))
     return _page(request, vertex, info, text=text, changes=changes, is_checked=True)
 
 
@@ -76,7 +79,7 @@ def _page(
     *,
     text: str | None = None,
     failure: str = "",
-    changes: list[tuple[str, str, str]] | None = None,
+    changes: list[Difference] | None = None,
     is_checked: bool = False,
     status: int = 200,
 ) -> Response:
@@ -86,7 +89,7 @@ def _page(
         "edit.html",
         here="/dead",
         record=facts,
-        text=payload_text(facts["record"]) if text is None else text,
+        text=payload_text(structured_row(info.payload)) if text is None else text,
         failure=failure,
         changes=changes or [],
         is_checked=is_checked,
@@ -139,7 +142,9 @@ def _work(visit: Visit) -> Context:
     watch.views()
     work = known_work(visit.console, visit.params["plan"], visit.caller.user.name)
     groups = [letter_group_facts(group, watch.names(), mask=visit.mask) for group in work.groups]
-    return {"work": work, "groups": groups}
+    stored = {view.vertex for view in watch.views() if view.is_stored}
+    is_in_files = any(vertex in stored for vertex, _ in work.letters.keys)
+    return {"work": work, "groups": groups, "back": BACK_FROM_FILES if is_in_files else ""}
 
 
 LIVE = LivePage("/dead", "dead.html", ("dead_groups",), _groups, "/dead")

@@ -244,6 +244,8 @@ def run_segments(
         outcome = segment.run(rows, parents, times)
         if log is not None and outcome.failures and not isinstance(segment, RecordSegment):
             log.late(min(failure.row for failure in outcome.failures))
+        if len(segments) == 1:
+            return outcome
         rows, parents = outcome.batch, outcome.parents
         failures += outcome.failures
         side += outcome.side

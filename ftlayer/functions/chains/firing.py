@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.errors import StateSerializationError, TimerFailedError
 from ftlayer.functions.chains.batch_segment import Segment, run_segments, segments_of
 from ftlayer.functions.chains.fused import Processing
@@ -47,7 +47,7 @@ FIRED_AT_ONCE = 10_000
 """Calls of ``on_timer`` whose results wait as Python objects."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class FiredTimers:
     """What came of some timers of one operator.
 

@@ -152,12 +152,15 @@ class SlotMode(Protocol):
     def on_time(self, now: Now) -> Instructions:
         """Do what is due, and what there is room for."""
 
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `on_time` has something to do."""
+
     def rest(self, now_ms: int) -> Instructions:
         """There is nothing else to do: let go what is due."""
 
     @property
     def due_ms(self) -> int | None:
-        """When one of the two has something to do (monotone, ms); None: not until something happens."""
+        """When `on_time` or `rest` has something to do (monotone, ms); None: not until something happens."""
 
     # ------------------------------------------------------------ peers
 
@@ -337,6 +340,9 @@ class UntrackedSlot:
 
     def on_time(self, now: Now) -> Instructions:
         return ()
+
+    def is_due(self, now_ms: int) -> bool:
+        return False
 
     def rest(self, now_ms: int) -> Instructions:
         return ()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Element, Splits
@@ -39,17 +38,17 @@ from ftlayer.vertex.calls import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TaskStart:
     """Begin; comes once, before anything else."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TimeCame:
     """Do what time brings (timers, idle sources, sinks that wait); it does no harm if it comes early."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RowsPersisted:
     """The vertex has persisted, or registered, what `PersistRoots` with this ticket asked for.
 
@@ -63,7 +62,7 @@ class RowsPersisted:
 # ---------------------------------------------------------------- with inputs
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class ElementCame:
     """Take one element. Elements of one channel come in their order. Barriers never come."""
 
@@ -71,7 +70,7 @@ class ElementCame:
     element: Element
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class ChannelReset:
     """The sender is gone and another one will begin afresh: forget what the channel said of watermark and end."""
 
@@ -81,7 +80,7 @@ class ChannelReset:
 # ---------------------------------------------------------------- sources
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class SourceRows:
     """Rows of one split of a source, in their order, which its reader has read.
 
@@ -125,7 +124,7 @@ class SourceRows:
         return TakenRows(self.number, self.first_ordinal, self.position)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TakenRows:
     """Which rows `SourceRows` were, without the rows: what is remembered until they need not be read again."""
 
@@ -134,18 +133,18 @@ class TakenRows:
     position: SourcePosition | None
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class SourceOver:
     """There are no more rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RangesAnswered:
     number: int
     reply: TakenOver | RangesTold | RowsStored
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RangesLost:
     """The vertex of this incarnation has lost its memory: calls that named it are not answered any more."""
 
@@ -155,7 +154,7 @@ class RangesLost:
 # ---------------------------------------------------------------- replays
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Replayed:
     """The answer to `AskReplays`. ``held``: a circuit breaker holds what there may be beyond."""
 
@@ -163,12 +162,12 @@ class Replayed:
     held: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PeersAway:
     """A slot is away: ask for nothing until `PeersThere`. What is answered goes out."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PeersThere:
     """All slots are there again."""
 
@@ -208,13 +207,13 @@ def refused(uid: str, event: TaskEvent) -> ProtocolError:
     return ProtocolError(f"{uid!r} was given {type(event).__name__}, which does not come to such a task")
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Send:
     channel: Channel
     element: Element
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PersistRoots:
     """Have the vertex persist new roots, or register them, and tell the task when it has (`RowsPersisted`)."""
 
@@ -222,7 +221,7 @@ class PersistRoots:
     call: Persist | Register
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class CallRanges:
     """Call the vertex about ranges; `RangesAnswered` with this number follows, or `RangesLost`."""
 
@@ -230,7 +229,7 @@ class CallRanges:
     call: TakeOver | AskRanges | StoreRows
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Acknowledge:
     """XOR events: ``values[i]`` for ``roots[i]``, both uint64[m]; ``values`` None: those of the roots themselves."""
 
@@ -239,12 +238,12 @@ class Acknowledge:
     ids: EventIds | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class FailRoots:
     failures: tuple[Failure, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class AskReplays:
     """Take up to ``limit`` due replays of ``stream`` and hand them to the task (`replays(records)`)."""
 
@@ -252,21 +251,21 @@ class AskReplays:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class WakeAt:
     """Call the task's `on_time` at this monotone time (ms), or soon after."""
 
     mono_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class HoldInput:
     """Give the task nothing from its inputs before its `on_time`, which is to be called as `WakeAt` says."""
 
     mono_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TaskEnded:
     """The task has sent its last element and holds nothing."""
 

@@ -9,10 +9,11 @@ from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.circuit import CircuitStatus
 from ftlayer.clock import Now
 from ftlayer.functions.chains.firing import TimerKind
+from ftlayer.functions.current import UNTRACKED, Known
 from ftlayer.handler.handler import Handler
 from ftlayer.runtime.protocol.elements import Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.contract import known_of, replayed
+from ftlayer.runtime.task.contract import KnownOf, replayed
 from ftlayer.runtime.task.pipeline import OperatorChain, Outlet
 
 
@@ -94,8 +95,9 @@ class WholeBatches:
     def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
         lineage = batch.lineage
         fresh = lineage is None or lineage.origins is None or not replayed(lineage).all()
-        passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now, known_of(lineage))
-        return self._outlet.take(lineage, batch.num_rows, passed, now)
+        known: Known = UNTRACKED if lineage is None else KnownOf(lineage)
+        passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now, known)
+        return self._outlet.take(lineage, batch.payload.num_rows, passed, now)
 
     def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
         found = self._pipeline.stages[stage]

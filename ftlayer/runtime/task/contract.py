@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.clock import Now
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.current import UNTRACKED, CurrentRecord, Known, record_of
@@ -81,7 +81,7 @@ def ids_mask(lineage: RecordIds, records: BoolArray) -> BoolArray:
     return records if lineage.offsets is None else np.repeat(records, np.diff(lineage.offsets))
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class KnownOf:
     """`ftlayer.functions.current.Known` of a batch; of a record with several anchors, the one tried most often."""
 
@@ -216,7 +216,7 @@ class ReplayTask(Task, Protocol):
 # ---------------------------------------------------------------- sinks
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Settled:
     """The first ``rows`` of the rows that a sink was given and has not settled are done, save ``failures``.
 

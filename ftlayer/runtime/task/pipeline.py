@@ -7,19 +7,19 @@ before it. So a chain is cut into *stages*, each beginning with one (the first m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.clock import Now
 from ftlayer.errors import JobError
 from ftlayer.functions.chains.firing import DueTimers, Interrupted, Timer, TimerGuard, TimerKind, never
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
-from ftlayer.functions.current import UNTRACKED, Known, running
+from ftlayer.functions.current import UNTRACKED, Known, begin_running, end_running
 from ftlayer.functions.failures import RowFailure, failed_rows
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
@@ -43,7 +43,7 @@ from ftlayer.topology.job_graph import Channel, has_timers
 from ftlayer.topology.operators import AssignWatermarks
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Rows:
     """Rows on their way through a chain, each from a row of the batch it began with.
 
@@ -72,7 +72,7 @@ class Passed:
     failures: list[RowFailure] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Fired:
     """What came of some timers of one operator, behind all stages.
 
@@ -316,17 +316,18 @@ class OperatorChain:
             rows = self._timed(stage.generator, rows, passed.failures)
             if rows.times is not None:
                 stage.generator.observe(rows.times, fresh, now.mono_ms, self.origin)
-        with ExitStack() as stack:
-            # What timers put out has no row of a batch to name.
-            self._running = None if known is None else (stage.chain, rows.parents)
-            if known is not None:
-                stack.enter_context(running(known, lambda: stage.chain.row, rows.parents))
-            try:
-                result = stage.chain.run(
-                    rows.payload, rows.times, watermark_ms, now.wall_ms, input=input, enters=enters
-                )
-            except LateFailure as late:
-                raise LateFailure(int(rows.parents[late.row])) from None
+        # What timers put out has no row of a batch to name.
+        self._running = None if known is None else (stage.chain, rows.parents)
+        token = None if known is None else begin_running(known, lambda: stage.chain.row, rows.parents)
+        try:
+            result = stage.chain.run(
+                rows.payload, rows.times, watermark_ms, now.wall_ms, input=input, enters=enters
+            )
+        except LateFailure as late:
+            raise LateFailure(int(rows.parents[late.row])) from None
+        finally:
+            if token is not None:
+                end_running(token)
         for tag, output in result.outputs.items():
             times = output.times
             if times is None and rows.times is not None:
@@ -394,7 +395,7 @@ class Outlet(Protocol):
         """Roots of what is held back here. Another thread may look."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Routed:
     """What came of a batch, before any of it is sent.
 
@@ -428,7 +429,9 @@ class ChannelOutlet:
 
         With ``log`` of what the chain has changed, raises `LateFailure` for such a record.
         """
-        outputs = {tag: (rows, self._emitter.ask(tag, rows.payload)) for tag, rows in passed.outputs.items()}
+        outputs: dict[str, tuple[Rows, Routes | None]] = {}
+        for tag, rows in passed.outputs.items():
+            outputs[tag] = rows, self._emitter.ask(tag, rows.payload) if self._emitter.asks else None
         refused: dict[int, RowFailure] = {}
         for rows, routes in outputs.values():
             for failure in () if routes is None else routes.failures:
@@ -447,11 +450,10 @@ class ChannelOutlet:
         """Send what came of a batch of so many records, and settle those that have not failed."""
         actions: list[Action] = []
         owed: U64Array | None = None
-        sent = [
-            tag
-            for tag, (rows, _) in routed.outputs.items()
-            if rows.payload.num_rows and self._emitter.reads(tag)
-        ]
+        sent: list[str] = []
+        for tag, (rows, _) in routed.outputs.items():
+            if rows.payload.num_rows and self._emitter.reads(tag):
+                sent.append(tag)
         for tag in sent:
             rows, routes = routed.outputs[tag]
             emission = self._emitter.derived(
@@ -459,7 +461,8 @@ class ChannelOutlet:
             )
             actions.extend(emission.sends)
             owed = emission.owed if owed is None else owed ^ emission.owed
-        self._handler.xor.settle(lineage, owed, unharmed(records, routed.failures))
+        failures = routed.failures
+        self._handler.xor.settle(lineage, owed, unharmed(records, failures) if failures else None)
         return actions
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:

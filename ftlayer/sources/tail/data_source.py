@@ -20,7 +20,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.storage.layout import is_local, normal
 from ftlayer.checks import Duration, check_choice, check_int, check_text, check_texts, duration_ms
 from ftlayer.config import MIB
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.records.beside import valid
 from ftlayer.sources.data_source import QueueDataSource

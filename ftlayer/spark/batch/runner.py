@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.data_sources import to_arrow_schema
 from ftlayer.errors import CodecError, QueryError, StaleIncarnationError
 from ftlayer.handler.xor import IdBook
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.traced import KeySelector
 from ftlayer.spark.batch.sinks import BatchSink, unknown_row
 from ftlayer.spark.circuits import FailureTally
-from ftlayer.spark.deliveries.source import arrow_schema, check_none_gone, fit_rows, row_digests
+from ftlayer.spark.deliveries.source import check_none_gone, fit_rows, row_digests
 from ftlayer.spark.protocol import BatchOutcome
 from ftlayer.spark.stages.pages import U64
 from ftlayer.spark.stages.run import (
@@ -188,7 +189,7 @@ class SparkRunner:
         if sealed is not None and (sealed.failed or sealed.redelivered or sealed.resumed):
             # Read once: the places of the rows to leave out hold for this reading only.
             frame = frame.localCheckpoint(eager=True)
-            schema = arrow_schema(frame.schema)
+            schema = to_arrow_schema(frame.schema)
             skip = rows_to_skip(frame, sealed, schema.remove(schema.get_field_index(FT)))
         again = TRIES_IN_PLACE if sealed is not None else 0
         try:

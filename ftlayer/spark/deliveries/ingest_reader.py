@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.datasource import InputPartition
 
 from ftlayer.checks import shown
+from ftlayer.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, to_arrow_schema
 from ftlayer.errors import (
     CodecError,
     MalformedRequestError,
@@ -20,7 +20,6 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.functions.conversion import to_batch
-from ftlayer.spark.deliveries.source import arrow_schema
 from ftlayer.vertex.calls import (
     BatchBegun,
     BatchState,
@@ -195,7 +194,7 @@ class IngestStream:
     def __init__(self, name: str, schema: StructType, client: VertexClient) -> None:
         self.name = name
         self.schema = schema
-        self._arrow = arrow_schema(schema)
+        self._arrow = to_arrow_schema(schema)
         self._client = client
         self._gathering = _SharedCall()
         self._lock = threading.Lock()

@@ -17,10 +17,16 @@ from typing import Any
 
 import pyarrow as pa
 from pyarrow import types
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
 
+from ftlayer.data_sources import (
+    DataSourceStreamReader,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    to_arrow_schema,
+)
 from ftlayer.errors import CodecError, ConfigError
 from ftlayer.functions.conversion import cast_by_value, kind_of, raw_type
 from ftlayer.records.ids import pack_tries
@@ -359,6 +365,10 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return ReadMaxRows(self._options.max_rows)
 
+    def unasked_limit(self) -> ReadLimit:
+        """Return the limit also for a Spark that asks for all there is: such a run is followed by others."""
+        return self.getDefaultReadLimit()
+
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix how far this run reads; what becomes due later is the next run's, save when draining."""
         if not self._options.drain_until_ms:
@@ -419,7 +429,7 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for records in reply.batches:
             yield delivered_rows(
                 records,
-                arrow_schema(self._schema),
+                to_arrow_schema(self._schema),
                 partition.start,
                 partition.end,
                 self._options.required,
@@ -427,13 +437,6 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         self._client.close()
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return Spark's own Arrow schema for ``schema``; instants are in UTC, whatever the session's zone."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 def delivered_rows(

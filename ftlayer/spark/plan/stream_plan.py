@@ -159,8 +159,8 @@ def is_hashable(schema: StructType, columns: tuple[str, ...]) -> bool:
 
 def check_key(schema: StructType, columns: tuple[str, ...], what: str) -> None:
     """Raise `UnhashableKeyError` for a key whose hash would not be Spark's own."""
+    from ftlayer.data_sources import to_arrow_schema
     from ftlayer.records.traced import KeySelector
-    from ftlayer.spark.deliveries.source import arrow_schema
 
     for column in columns:
         kind: Any = schema
@@ -173,7 +173,7 @@ def check_key(schema: StructType, columns: tuple[str, ...], what: str) -> None:
                 "and Arrow does not know of it: add a column with lower(…) or collate(…, 'UTF8_BINARY') to the "
                 "source and take that for the key"
             )
-    KeySelector(columns).check(arrow_schema(schema))
+    KeySelector(columns).check(to_arrow_schema(schema))
 
 
 def _collation(kind: Any) -> str:

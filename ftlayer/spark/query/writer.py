@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftlayer import __version__
-from ftlayer.checks import check_instance, check_known, check_text, known_options, shown
+from ftlayer.checks import Unstarted, check_instance, check_known, check_text, known_options, not_here, shown
 from ftlayer.circuit import CircuitStatus
+from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError, UnsupportedError
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
@@ -51,6 +52,7 @@ from ftlayer.spark.sessions import (
     how_it_ended,
     links_of,
     reads_in_python,
+    start_query,
     stream_reader,
     tells_of_its_end,
 )
@@ -446,6 +448,20 @@ def rates_of(batches: tuple[BatchDetails, ...], now_ms: int) -> dict[str, float]
     }
 
 
+_WORDS = {
+    "awaittermination stop isactive lastprogress recentprogress status exception processallavailable drain explain "
+    "wait join id runid": "nothing runs yet: .start() returns the query, which has .awaitTermination(), .stop(), …",
+    "execute run": "it is started with .start()",
+    "queryname name": "give it as name=… to sink, write_stream or emit",
+    "outputmode": "rows come to the sink as they are, a batch at a time, which is Spark's append: leave it out",
+    "options": "give each with .option(key, value)",
+    "foreachbatch foreach format table totable writestream sink": "where the rows go was said by sink, write_stream or "
+    "emit: call .start()",
+    "map flatmap filter mapbatches mapasync transform keyby repartition": "it belongs to the stream: call it before "
+    "sink, write_stream or emit",
+}
+
+
 class TrackedWriter:
     """A wrapped query that is ready to start. Its methods return it, as those of a DataStreamWriter do."""
 
@@ -462,6 +478,15 @@ class TrackedWriter:
         self._ending = end()
         self._listeners: list[TrackedQueryListener] = []
         self._watch: Callable[[str, int], None] = lambda step, batch: None
+        self._unstarted = Unstarted(
+            f"query {name!r} was built here and never started: call .start() on it, and .awaitTermination() on what "
+            "that returns"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     # ------------------------------------------------------------ how it runs
 
@@ -526,6 +551,7 @@ class TrackedWriter:
         this query's, `InvalidTopologyError` for a function that cannot be pickled, `SessionLostError` if Spark's JVM
         ends meanwhile, `LayerClosedError` if the layer is closed, and whatever Spark or the vertex raises at the start.
         """
+        self._unstarted.settle()
         self._plan.layer.check_open()
         check_functions(self._plan.steps)
         spark = self._plan.spark
@@ -730,7 +756,7 @@ class TrackedWriter:
             (client.root_certs or b"").decode(),
             layer.max_rows,
             spark.sparkContext.defaultParallelism,
-            drain_until_ms=round((drain_until or 0) * 1000),
+            drain_until_ms=round((drain_until or 0) * 1000) if HAS_LIMITS else 0,
             client_pem=(client.client_pem or b"").decode(),
             required=tuple(field.name for field in own.schema if not field.nullable),
         )
@@ -772,8 +798,8 @@ class TrackedWriter:
         trigger = self._trigger if supervisor.drain_until is None else {"availableNow": True}
         if trigger:
             writer = writer.trigger(**trigger)
-        query: StreamingQuery = writer.start()
-        return query
+        bounded = self._plan.layer.enabled and "availableNow" in trigger
+        return start_query(writer, self._plan.source.frame, bounded=bounded)
 
 
 def watch_steps(writer: TrackedWriter, watch: Callable[[str, int], None]) -> None:

@@ -139,7 +139,10 @@ more with a heap of 4 GiB), each of which it keeps in regions of its own."""
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A root that failed in this page. ``row`` is its place in the head's ``failed_rows``, or -1."""
+    """A root that failed in this page. ``row`` is its place in the head's ``failed_rows``, or -1.
+
+    ``read_as`` says in words where it was in its source, "" where that is not known here.
+    """
 
     root: int
     row: int
@@ -149,6 +152,7 @@ class FailedRow:
     fatal: bool
     after_ms: int | None = None
     uses_attempt: bool = True
+    read_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)

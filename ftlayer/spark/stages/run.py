@@ -43,8 +43,9 @@ from ftlayer.spark.stages.task import (
     StagePlan,
     StageTask,
     Transform,
+    numbers_of_partitions,
 )
-from ftlayer.vertex.calls import I32, Failure, SealedRows
+from ftlayer.vertex.calls import I32, READ_AS, Failure, SealedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -146,7 +147,7 @@ def add_failures(verdict: Verdict, head: PageHead) -> None:
                 failed.fatal,
                 failed.after_ms,
                 failed.uses_attempt,
-                head.place,
+                f"{head.place}{READ_AS}{failed.read_as}" if failed.read_as else head.place,
             )
         )
         if failed.row >= 0 and whole is not None:
@@ -261,7 +262,13 @@ class Pages:
             return self._frame.select(NAME, "data")
         # Each further step would be one more analysis of the frame. Of a page's head, whose data are in other rows, its
         # name goes along.
-        return self._frame.select(NAME, "data", "part").repartitionById(self._spread.partitions, "part")
+        frame, count = self._frame.select(NAME, "data", "part"), self._spread.partitions
+        if hasattr(frame, "repartitionById"):
+            return frame.repartitionById(count, "part")
+        from pyspark.sql import functions
+
+        numbers = functions.lit(numbers_of_partitions(count))  # for Spark 4.0, which goes by a hash alone
+        return frame.repartition(count, functions.get(numbers, "part"))
 
     def tagged_rows(self, schema: StructType, dropped: U64) -> DataFrame:
         """Return the pages' rows with the column `ROW_TAG`: a number that names the record of each."""

@@ -52,6 +52,18 @@ from ftlayer.spark.stages.pages import (
 # what Spark's own ``repartition(partitions, *columns)`` gives: pmod of its hash over the columns.
 
 
+def numbers_of_partitions(count: int) -> list[int]:
+    """Return a number for each partition that Spark's ``repartition(count, number)`` sends there."""
+    found: dict[int, int] = {}
+    first = 0
+    while len(found) < count:
+        numbers = np.arange(first, first + 8 * count, dtype=np.int32)
+        targets = partition_of(spark_hash([pa.array(numbers)]), count)
+        found.update(zip(targets.tolist(), numbers.tolist(), strict=True))
+        first += 8 * count
+    return [found[partition] for partition in range(count)]
+
+
 @dataclass(frozen=True)
 class Spread:
     """Rows go to the partition that the hash of ``columns`` names, of ``partitions``."""
@@ -349,7 +361,7 @@ class _Page:
 
     def add(self, chunk: pa.RecordBatch, ordinal: int) -> None:
         """Run the rows of ``chunk``, whose first is the partition's ``ordinal``-th."""
-        rows, roots, delivered, known = self._named(chunk, ordinal)
+        rows, roots, delivered, known, at = self._named(chunk, ordinal)
         # Rows that are left out count: their carriers and offsets are in this page.
         self._rows_in += chunk.num_rows
         self.bytes += roots.nbytes
@@ -361,21 +373,26 @@ class _Page:
         for out, parents in result.batches:
             if out.num_rows:
                 self._keep(out, roots[parents])
-        self._fail(result.failures, rows, roots, delivered)
+        self._fail(result.failures, rows, roots, delivered, ordinal, at)
         if self._task.keep_source:
             source = with_roots(rows, roots)
             self._source.append(source)
             self.bytes += source.nbytes
 
-    def _named(self, chunk: pa.RecordBatch, ordinal: int) -> tuple[pa.RecordBatch, U64, Flags, Tries]:
-        """Split `FT` off: the user's columns, a root for each row, whether the vertex delivered it, its tries."""
+    def _named(
+        self, chunk: pa.RecordBatch, ordinal: int
+    ) -> tuple[pa.RecordBatch, U64, Flags, Tries, I64 | None]:
+        """Split `FT` off: the user's columns, a root for each row, whether the vertex delivered it, its tries.
+
+        The last is where each row was in ``chunk``, None if none was left out.
+        """
         n = chunk.num_rows
         names = [name for name in chunk.schema.names if name != FT]
         ft = chunk.column(FT)
         delivered = np.zeros(n, bool)
         if self._task.giver is None:
             roots = _known_roots(ft)
-            return chunk.select(names), roots, delivered, self._task.tried.known(roots)
+            return chunk.select(names), roots, delivered, self._task.tried.known(roots), None
         if self._task.carrier:
             carried = check_carriers(chunk.column(self._task.carrier), self._task.carrier)
             self._carried.append(carried)
@@ -397,8 +414,9 @@ class _Page:
             self._fail_misfits(read_misfits(ft), roots, out)
         if out.any():
             keep = ~out
-            return rows.filter(pa.array(keep)), roots[keep], delivered[keep], known.take(np.flatnonzero(keep))
-        return rows, roots, delivered, known
+            at = np.flatnonzero(keep)
+            return rows.filter(pa.array(keep)), roots[keep], delivered[keep], known.take(at), at
+        return rows, roots, delivered, known, None
 
     def _left_out(self, ordinal: int, roots: U64, delivered: Flags) -> Flags:
         n = len(roots)
@@ -439,15 +457,25 @@ class _Page:
         self._out.append(out)
         self.bytes += out.nbytes
 
-    def _fail(self, failures: list[RowFailure], rows: pa.RecordBatch, roots: U64, delivered: Flags) -> None:
+    def _fail(
+        self,
+        failures: list[RowFailure],
+        rows: pa.RecordBatch,
+        roots: U64,
+        delivered: Flags,
+        ordinal: int,
+        at: I64 | None,
+    ) -> None:
         """Note the first failure of each row; rows the vertex does not have go along."""
         first = {failure.row: failure for failure in reversed(failures)}
         taken: list[int] = []
         for row, failure in sorted(first.items()):
-            place = -1
+            place, read_as = -1, ""
             if self._task.giver is not None and not delivered[row] and not self._task.carrier:
                 place = self._failed_count + len(taken)
                 taken.append(row)
+                number = ordinal + (row if at is None else int(at[row]))
+                read_as = f"row {number} of partition {self._partition} of batch {self._task.giver.batch}"
             index = self._tracebacks.setdefault(failure.traceback, len(self._tracebacks))
             self._failures.append(
                 FailedRow(
@@ -459,6 +487,7 @@ class _Page:
                     failure.fatal,
                     failure.after_ms,
                     failure.uses_attempt,
+                    read_as,
                 )
             )
         if taken:

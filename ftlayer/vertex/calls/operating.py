@@ -26,6 +26,9 @@ class ListRecords:
     after: bytes = b""
 
 
+READ_AS = "; read as "
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A failed attempt of a record, its ``number``-th failure: of many, those in the middle are not kept.
@@ -34,7 +37,8 @@ class Attempt:
         at_ms: when it failed, Unix time.
         reason: the exception's class and message, up to 1,024 characters.
         operator: the uid of the function that raised it, as far as it is known.
-        place: which process that was, in words: the slot, or the Spark task, its host and pid; "" if not known.
+        place: which process that was, in words: the slot, or the Spark task, its host and pid; "" if not known. Behind
+            `READ_AS` there may be where it was in its source.
         traceback: up to 4,096 characters; of the first attempt and the last three. Others say that it is not kept.
     """
 
@@ -44,6 +48,10 @@ class Attempt:
     operator: str = ""
     place: str = ""
     traceback: str = ""
+
+    @property
+    def read_as(self) -> str:
+        return self.place.partition(READ_AS)[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ class DeadLetters:
         if record is None:
             return None
         schema = self._state.payloads.schema(txn, record.digest)
-        return _as_stored(edit.payload, schema, f"EditAndRequeue.edits[{index}].payload")
+        return as_stored(edit.payload, schema, f"EditAndRequeue.edits[{index}].payload")
 
     def _wait(self, txn: WriteTransaction, stream: Stream, record: FailedRecord, now: Now) -> None:
         key = failed.key_of(stream.number, now.wall_ms, self._state.new_serial())
@@ -271,7 +271,7 @@ def _shown_keys(keys: Sequence[bytes]) -> str:
     return f"key{'s' * (len(keys) > 1)} {', '.join(key.hex() for key in keys[:SHOWN_ORIGINS])}{more}"
 
 
-def _as_stored(payload: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+def as_stored(payload: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
     """Return a new payload under the schema that its letter has.
 
     Raises `MalformedRequestError` that names the column, if it has another type, is missing, is one too many, or has a

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from pathlib import Path
 
 from ftlayer import __version__
 from ftlayer.config import VertexOptions
-from ftlayer.errors import ConfigError, MachineError, StorePathError, StoreVersionError, newer_format
+from ftlayer.errors import (
+    ConfigError,
+    MachineError,
+    StoreLockedError,
+    StorePathError,
+    StoreVersionError,
+    newer_format,
+)
 from ftlayer.printable import described
-from ftlayer.store.directory import check_no_others
-from ftlayer.vertex.service.access import ACCESS_FILE, NEW_ACCESS_FILE
+from ftlayer.store.directory import check_no_others, holder_of
+from ftlayer.vertex.service.access import ACCESS_FILE, NEW_ACCESS_FILE, is_process, read_access, served_here
 
 MODE = 0o700
 DESCRIPTION = "vertex.json"
@@ -66,6 +74,25 @@ def prepare_vertex(path: Path) -> None:
             check_no_others(path, own | shards)
     except OSError as error:
         raise _unusable(path, error) from error
+
+
+def check_unheld(path: Path) -> None:
+    """Raise `StoreLockedError`, which names who has it and how that is asked, for a vertex that is open elsewhere."""
+    store = Path(os.path.realpath(path))
+    holder = next((found for shard in store.glob("shard-*") if (found := holder_of(shard)) is not None), None)
+    if holder is None:
+        return
+    who, asked = f"process {holder or 'unknown'}", f"ftlayer jobs --vertex {path}"
+    if (address := served_here().get(store)) is not None:
+        who = f"{who}, a vertex that listens at {address}"
+    elif (store / ACCESS_FILE).exists() and is_process((access := read_access(store / ACCESS_FILE)).pid):
+        # The vertex' own process would be started again.
+        who = f"process {access.pid}, whose vertex listens at {access.address}"
+    else:
+        asked = "a vertex with --listen is asked by its address"
+    raise StoreLockedError(
+        f"{path} is held by {who}: stop that, or give this one another directory ({asked})"
+    )
 
 
 def fix_shards(path: Path, shards: int) -> None:

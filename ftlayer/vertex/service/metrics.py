@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Exemplar, Metric
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from ftlayer.errors import ConfigError, FTLayerError, UnknownJobError, VertexUnavailableError
+from ftlayer.errors import FTLayerError, UnknownJobError, VertexUnavailableError
 from ftlayer.histogram import Histogram
-from ftlayer.transport.sockets import REQUEST_S
+from ftlayer.transport.sockets import REQUEST_S, cannot_listen
 from ftlayer.vertex.calls import (
     AnnouncedJob,
     Call,
@@ -138,7 +138,7 @@ class Metrics:
         self._server: tuple[ThreadingWSGIServer, threading.Thread] | None = None
 
     def __enter__(self) -> Metrics:
-        """Listen; `ConfigError` when the port is taken."""
+        """Listen; `MachineError` when the port is taken."""
         if self._port is None:
             return self
         registry = CollectorRegistry()
@@ -161,7 +161,7 @@ class Metrics:
         try:
             server = make_server(self._host, self._port, app, kind, handler_class=_SilentHandler)
         except OSError as error:
-            raise ConfigError(f"metrics_port: cannot listen on {self._port}: {error.strerror}") from error
+            raise cannot_listen("metrics_port", self._port, error) from error
         thread = threading.Thread(target=server.serve_forever, name="ftlayer-metrics", daemon=True)
         thread.start()
         self._server = server, thread

@@ -600,7 +600,9 @@ class Vertex:
     def _split_key(self, key: bytes, where: str) -> tuple[int, bytes]:
         index = int.from_bytes(key[:SHARD_BYTES], "big")
         if len(key) < SHARD_BYTES or index >= self.shards:
-            raise MalformedRequestError(f"{where}: not a key that this vertex has given out")
+            raise MalformedRequestError(
+                f"{where}: not a key that this vertex has given out: dead letters and records are listed with theirs"
+            )
         return index, key[SHARD_BYTES:]
 
 

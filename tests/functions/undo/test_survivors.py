@@ -47,7 +47,7 @@ SIDE = (("late", SCHEMA),)
 KEY = pa.schema([("k", pa.string())])
 TIMES = [pa.field(name, pa.timestamp("us", tz="UTC")) for name in ("window_start", "window_end")]
 PLAN = AggregatePlan.of([ft.count(), ft.sum("id")], ("k",), SCHEMA, between=TIMES)
-TTL = StateTtl(5)
+TTL = StateTtl("5ms")
 LAST_ID = 1_000
 
 Record = tuple[str, int, int]

@@ -14,6 +14,7 @@ import pytest
 
 from ftlayer import FTLayer, JobState
 from ftlayer.restart import FixedDelay
+from ftlayer.spark.facade import list_records
 from ftlayer.topology.connectors import partitions
 
 pytestmark = pytest.mark.spark
@@ -58,7 +59,11 @@ def test_two_of_2000_records_end_their_process(
 
     came = Counter(row[0] for row in logs_kit.Notes(tmp_path, "out").rows())
     assert came.keys() == set(range(RECORDS)) - DEADLY
-    dead = {its.payload[0][0].as_py(): its for its in layer.list_dead() if its.stream == f"{name}/numbers"}
+    dead = {
+        its.payload[0][0].as_py(): its
+        for its in list_records(layer.client, "dead")
+        if its.stream == f"{name}/numbers"
+    }
     assert dead.keys() == DEADLY
     for letter in dead.values():
         assert "ended while it ran this record and no other, twice: " in letter.reason

@@ -119,6 +119,6 @@ def test_a_replay_says_when_its_record_first_failed() -> None:
             records.origins,
             pack_tries(records.attempts, records.first_failed_ms),
         )
-        expected = CurrentRecord(attempt, dt.datetime.fromtimestamp(2, dt.UTC), 5)
+        expected = CurrentRecord(attempt, dt.datetime.fromtimestamp(2, dt.UTC), f"{5:016x}")
         assert KnownOf(lineage).record(0) == expected
         root = int(records.roots[0])

@@ -10,6 +10,7 @@ from typing import Protocol, assert_never, cast
 import numpy as np
 
 from ftlayer import __version__
+from ftlayer.checks import fast_dataclass
 from ftlayer.clock import Now
 from ftlayer.functions.failures import this_process
 from ftlayer.handler.handler import FTHandler
@@ -160,7 +161,7 @@ def _joined_ids(events: list[Acknowledge]) -> EventIds | None:
     return EventIds(ids, np.concatenate(offsets), np.concatenate(owners), tuple(names))
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PersistCall(ModeInstruction):
     """Persist, or register; `RootsAccepted` follows, or for what is registered `RangesRefused`."""
 
@@ -169,7 +170,7 @@ class PersistCall(ModeInstruction):
     call: Persist | Register
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RangesCall(ModeInstruction):
     """Make this call; `RangesCame` follows, or `RangesRefused`."""
 
@@ -178,17 +179,17 @@ class RangesCall(ModeInstruction):
     call: TakeOver | AskRanges | StoreRows
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class XorCall(ModeInstruction):
     event: Acknowledge
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class FailCall(ModeInstruction):
     failures: tuple[Failure, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TakeReplaysCall(ModeInstruction):
     """Ask for replays; `ReplaysCame` follows."""
 
@@ -386,6 +387,9 @@ class AckerSlot:
             return []
         room = [key for key in self._unasked if self._seats[key].has_room]
         return [TakeReplaysCall(key, self._unasked.pop(key)) for key in room]
+
+    def is_due(self, now_ms: int) -> bool:
+        return bool(self._unasked) or self._acks.is_due(now_ms)
 
     def rest(self, now_ms: int) -> Instructions:
         return self._due_acks(now_ms)

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.errors import FTLayerError, SlotLostError
-from ftlayer.restart import FixedDelay, RestartStrategy, note_success
+from ftlayer.restart import FixedDelay, RestartStrategy, note_success, pause_after
 from ftlayer.runtime.driver.events import (
     AllRunning,
     BarrierInstruction,
@@ -148,7 +148,7 @@ class KillerSearch:
 _Instructions: TypeAlias = Sequence[ModeInstruction[BarrierInstruction]]
 
 # A process that is gone is replaced at once and without limit: it is the region's restart that the strategy judges.
-_AT_ONCE = FixedDelay(attempts=1 << 30, delay=1)
+_AT_ONCE = FixedDelay(attempts=1 << 30, delay="1ms")
 
 
 @dataclass(eq=False)
@@ -285,7 +285,7 @@ class BarrierJob:
         running = [region for region in regions if region.deployed]
         if not running:
             return []
-        pause = 0 if excused else self._restart.on_failure(now_ms)
+        pause = 0 if excused else pause_after(self._restart, now_ms)
         if pause is None:
             return [failed(SlotLostError(f"the restart strategy has given up. Last failure: {reason}"))]
         self._restarts += 1
@@ -325,7 +325,7 @@ class BarrierJob:
         if region is None:
             return []
         self._restore_fails = True
-        pause = None if event.lasting else self._restart.on_failure(now_ms)
+        pause = None if event.lasting else pause_after(self._restart, now_ms)
         if pause is None:
             return [failed(event.error)]
         region.asked, region.not_before_ms = 0, now_ms + pause

@@ -200,7 +200,7 @@ class Debloating:
         told: list[Grant] = []
         for measured in self._tasks.values():
             debloater = measured.debloater
-            changed = debloater.stuck(now_ms) if measured.seat.inbox else debloater.rested(now_ms)
+            changed = debloater.stuck(now_ms) if measured.seat.inbox.turns else debloater.rested(now_ms)
             if changed:
                 told += self._tell(measured)
         for measured in self._sources.values():
@@ -349,6 +349,9 @@ class BarrierSlot:
         """Let barriers that have waited long enough overtake records, and see who is idle."""
         told = () if self._debloating is None else self._debloating.look(now.mono_ms)
         return [*told, *self._barriers.on_time(now)]
+
+    def is_due(self, now_ms: int) -> bool:
+        return self._debloating is not None or self._barriers.is_due(now_ms)
 
     def interrupts(self, barrier_waits: bool, now_ms: int) -> bool:
         """Whether timers that fire are to wait: a barrier has come meanwhile, or one that has waited may overtake."""

@@ -493,7 +493,7 @@ def shown(letter: ChainLetter, job: str) -> DeadLetter:
         attempts=last.number,
         first_failed_at=_time(letter.first_failed_ms),
         died_at=_time(letter.died_ms),
-        origin=int.from_bytes(letter.letter[:_ORIGIN_BYTES]),
+        origin=letter.letter[:_ORIGIN_BYTES].hex(),
     )
 
 

@@ -43,7 +43,7 @@ ROW = pa.schema([("key", pa.string()), ("n", pa.int64())])
 IN = Channel(0, 0, 0)
 
 
-RETRYING = FailurePolicy(max_attempts=3, backoff=(1_000, 5_000), jitter=0)
+RETRYING = FailurePolicy(max_attempts=3, backoff=("1s", "5s"), jitter=0)
 
 
 def no_cancel() -> bool:
