@@ -18,7 +18,7 @@ import typer
 from ftlayer.cli.connection import EXIT_ERROR, warn
 from ftlayer.cli.records import page_of
 from ftlayer.clock import system_now
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, MachineError
 from ftlayer.monitor.exporting import Page, exported
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.monitor.plans import Search, Selection
@@ -157,6 +157,8 @@ def _new_file(output: Path) -> Iterator[BinaryIO]:
             yield file
         path.rename(output)
     except OSError as error:
-        raise ConfigError(f"--output: {output} cannot be written: {error.strerror or error}") from error
+        failed = f"--output: {output} cannot be written: {error.strerror or error}"
+        # A path that will not do has its name in the error; a disk that is full has not.
+        raise (MachineError if error.filename is None else ConfigError)(failed) from error
     finally:
         path.unlink(missing_ok=True)

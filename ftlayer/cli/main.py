@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -811,8 +812,26 @@ def _explained(gatherer: Gatherer, vertex: str, root: int) -> Explained:
     return answer
 
 
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
+
 def main() -> None:
-    app()
+    try:
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:  # with `>&-`
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITTEN:
+            raise
+        if error.errno != errno.EPIPE:
+            typer.echo(
+                f"ftlayer: {error.strerror}: what this command was to write is not all there", err=True
+            )
+        # What is left to be written would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(EXIT_ERROR) from None
 
 
 def parse_size(text: str, option: str) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -247,6 +250,34 @@ def test_letters_are_exported_as_lines_and_as_parquet(letters: Letters, tmp_path
     assert (code, "letters.txt ends in neither .jsonl" in output) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["letters.jsonl", "letters.parquet"]
     assert len(letters.found()) == 3
+
+
+def test_an_export_that_has_no_place_says_so_and_leaves_no_half_file(
+    letters: Letters, tmp_path: Path
+) -> None:
+    """A device that is full, a reader that has gone, a file that may not grow any more."""
+    letters.make([float(price) for price in range(200)])
+    program = "from ftlayer.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "dead", "export", "--vertex", str(letters.store)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=900)
+    said = "ftlayer: No space left on device: what this command was to write is not all there\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=900)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, "")
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path / "letters.jsonl")],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000)),
+    )
+    said = f"ftlayer: --output: {tmp_path / 'letters.jsonl'} cannot be written: File too large\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_not_done_is_counted_by_stream_and_listed_from_the_oldest_on(letters: Letters) -> None:
