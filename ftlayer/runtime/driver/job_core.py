@@ -462,6 +462,7 @@ class JobCore(Generic[Own]):
     ) -> Sequence[JobInstruction | Own]:
         was_deployed, alone = slot.deployed, self._crew.all_deployed
         busy = "" if slot.heartbeat is None else slot.heartbeat.busy
+        instance = "" if slot.hello is None else slot.hello.instance
         self._crew.drop(slot, now_ms)
         if self._stopping():
             return []
@@ -471,6 +472,7 @@ class JobCore(Generic[Own]):
             self._mode.lost_before()
             return []
         slot.loss, slot.loss_in = slot.failure, operator or busy
+        slot.lost_instance, slot.death = instance, None
         slot.was_lost, slot.silent = True, silent
         return self._carried_out(self._mode.lost(slot, now_ms, alone=alone), now_ms)
 

@@ -99,7 +99,7 @@ from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import Task, TaskKey
+from ftlayer.runtime.task.contract import UNKNOWN_RECORD, RecordNotes, Task, TaskKey
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.topology.job_graph import JobGraph, placed
 from ftlayer.topology.operators import Source
@@ -254,11 +254,12 @@ class SlotLoop:
         peer_timeout_ms: int,
         carry_out: Callable[[ModeInstruction], None],
         tracer: RunTracer | None = None,
+        notes: RecordNotes | None = None,
     ) -> None:
         """``send`` reaches the coordinator, which has ``peer_timeout_ms`` to replace a peer that is lost.
 
         ``carry_out`` does what the mode's rules want done (see `SlotModeShell.carry_out`); ``tracer`` is told of all
-        runs, None where nothing is traced.
+        runs, None where nothing is traced; ``notes`` of the chain that runs while a record is looked for.
         """
         self._core = core
         self._sources = sources
@@ -270,6 +271,7 @@ class SlotLoop:
         self._peer_timeout_ms = peer_timeout_ms
         self._carry_out = carry_out
         self._tracer = tracer
+        self._notes = notes
         self._lost: dict[int, _Lost] = {}
         self._over = False
         self.reset: ResetTasks | None = None
@@ -292,6 +294,8 @@ class SlotLoop:
             self._take(PeerReached(slot))
         if deploy.paused:
             self._take(PauseIntake())
+        else:
+            self._notes = None
         self._take(SlotStarted())
         self._sources.start()
         self._send(TasksStarted())
@@ -332,9 +336,13 @@ class SlotLoop:
                 case RunTask(key):
                     # All that was decided before has left.
                     self._busy.began(key, began_ns := monotonic_ns())
+                    if self._notes is not None:
+                        self._notes.about_to(key[0], UNKNOWN_RECORD)
                     decided = self._core.handle(instruction, now)
                     todo.extendleft(reversed(decided))
                     self._busy.ended(ended_ns := monotonic_ns())
+                    if self._notes is not None:
+                        self._notes.over()
                     if self._tracer is not None:
                         end_ns = time_ns()
                         self._tracer.ran(instruction, decided, end_ns - (ended_ns - began_ns), end_ns)
@@ -717,6 +725,7 @@ class _Slot:
             order.options.heartbeat_timeout_ms,
             self._mode.carry_out,
             self._mode.tracer,
+            self._mode.notes,
         )
 
     def _open_sources(self, core: SlotCore) -> Sources:

@@ -60,7 +60,7 @@ from ftlayer.runtime.task.actions import (
     ReplaysOut,
     TaskEvent,
 )
-from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.contract import RecordNotes, TaskKey
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobGraph
@@ -263,6 +263,10 @@ class SlotModeShell(Protocol):
     def tracer(self) -> RunTracer | None:
         """What is told of each run; None where nothing is traced. Behind `open`."""
 
+    @property
+    def notes(self) -> RecordNotes | None:
+        """Where the loop notes which chain runs while a record is looked for; None: it does not. Behind `open`."""
+
     def positions(self, key: TaskKey) -> Mapping[str, bytes]:
         """Return where a source's subtask begins to read, by partition."""
 
@@ -392,9 +396,7 @@ class UntrackedSlotFactory:
 class UntrackedSlotShell:
     """`ftlayer.runtime.slot.mode.SlotModeShell` of ``FTStatus.OFF``: nothing is opened."""
 
-    touch_timeout_ms = None
-    tracer = None
-    """See `SlotModeShell.tracer`: no record has a root."""
+    touch_timeout_ms = tracer = notes = None
 
     def __init__(self, slot: SlotContext) -> None:
         self._slot = slot

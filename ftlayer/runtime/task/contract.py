@@ -121,6 +121,20 @@ def replayed(lineage: RecordIds) -> BoolArray:
     return result
 
 
+DIGEST_BYTES = 16
+UNKNOWN_RECORD = bytes(DIGEST_BYTES)
+
+
+class RecordNotes(Protocol):
+    """Where a process notes the one record that it has in hand, or the chain that runs: the note outlives it."""
+
+    def about_to(self, chain: str, digest: bytes) -> None:
+        """This one is next. `UNKNOWN_RECORD`: one of a batch's."""
+
+    def over(self) -> None:
+        """None is."""
+
+
 class Suspects(Protocol):
     """One subtask's. Rows are of the chain's input with the number ``input``, as they came."""
 
@@ -242,3 +256,14 @@ class SinkBody(Protocol):
 
     def close(self) -> None:
         """Give resources up; called once at the end, after a forced flush."""
+
+
+class _NoNotes:
+    def about_to(self, chain: str, digest: bytes) -> None:
+        """No process would read it."""
+
+    def over(self) -> None:
+        """Nothing was noted."""
+
+
+NO_NOTES: RecordNotes = _NoNotes()

@@ -294,7 +294,12 @@ class StageTask:
         return result
 
     def _run_once(self, rows: pa.RecordBatch, known: Tries) -> ChainResult:
-        return isolated(rows, known, self._run) if self.isolate else self._run(rows, known)
+        if not self.isolate or not self.functions:
+            return self._run(rows, known)
+        result, chain = isolated(rows, known, self._run), self.functions[0].uid
+        # A process that has ended does not say how far in the chain it was.
+        failures = [replace(each, operator=each.operator or chain) for each in result.failures]
+        return ChainResult(result.batches, failures)
 
     def _run(self, rows: pa.RecordBatch, known: Tries) -> ChainResult:
         if not self.functions:

@@ -40,6 +40,7 @@ from ftlayer.runtime.driver.events import (
 from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.mode import (
     CheckpointCalls,
+    FailureNoted,
     JobContext,
     LossesForgiven,
     ModeInstruction,
@@ -52,14 +53,17 @@ from ftlayer.runtime.driver.slot_record import (
     Crew,
     SlotRecord,
     conviction,
+    died,
     given_up,
 )
 from ftlayer.runtime.protocol.messages import (
+    Death,
     Deploy,
     DropPeers,
     EndReplays,
     FromSlot,
     Heartbeat,
+    Hello,
     PauseIntake,
     PeersDropped,
     PeersUp,
@@ -354,15 +358,23 @@ class Suspicion:
             self._isolation.deployed()
             self._detection.restart(at_rest)
 
+    def died(self, deaths: Sequence[Death]) -> _Instructions_of_suspicion:
+        """A new instance tells how others on its host have ended themselves."""
+        for death in deaths:
+            for slot in self._crew.slots:
+                if slot.lost_instance == death.instance:
+                    slot.death = death
+        return [FailureNoted(died(death)) for death in deaths]
+
     @property
     def has_convict(self) -> bool:
         """Whether there is a record that has to be condemned first: by a recall the vertex forgets its root."""
         return self._isolation.convicted is not None
 
     def condemn(self) -> _Instructions_of_suspicion:
-        """Have that record condemned, if that is not under way."""
+        """Have that record condemned, if that is not under way, and as soon as its slot can say how it ended."""
         found = self._isolation.convicted
-        if found is None or self._condemning:
+        if found is None or self._condemning or self._crew.slots[found.slot].hello is None:
             return []
         self._condemning = True
         return [Condemn(conviction(found.root, self._crew.slots[found.slot]))]
@@ -509,6 +521,8 @@ class AckerJob:
 
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
         match message:
+            case Hello(deaths=deaths):
+                return self._suspicion.died(deaths)
             case Heartbeat() if slot.running:
                 self._detection.heartbeat(slot.number, message)
             case PeersDropped():

@@ -38,6 +38,7 @@ from ftlayer.runtime.protocol.messages import (
     counters_of,
     exemplars_of,
 )
+from ftlayer.runtime.slot.black_box import SlotBox
 from ftlayer.runtime.slot.events import (
     ModeInstruction,
     ModeWork,
@@ -78,7 +79,7 @@ from ftlayer.runtime.task.actions import (
     RowsPersisted,
     TaskEvent,
 )
-from ftlayer.runtime.task.contract import ReplayTask, TaskKey
+from ftlayer.runtime.task.contract import RecordNotes, ReplayTask, TaskKey
 from ftlayer.telemetry.settings import Tracing
 from ftlayer.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
 from ftlayer.topology.job_graph import Channel
@@ -611,6 +612,7 @@ class AckerSlotShell:
         self._opened: dict[str, OpenedStream] = {}
         self._spans: SpanExport | None = None
         self._tracer: AckerTracer | None = None
+        self._box = SlotBox(slot, None, [vertex.uid for vertex in self._graph.vertices])
 
     @property
     def touch_timeout_ms(self) -> int | None:
@@ -620,6 +622,7 @@ class AckerSlotShell:
         """Declare the job's streams. Raises what `VertexClient.call` raises."""
         order = self._slot.order
         self._open_tracer(order.tracing)
+        self._box.open()
         self._port = VertexPort(self._client, self._graph.options, self._slot.post, order.job)
         self._opened = self._port.open()
         # Streams of one job are on one shard.
@@ -649,6 +652,10 @@ class AckerSlotShell:
     def tracer(self) -> AckerTracer | None:
         return self._tracer
 
+    @property
+    def notes(self) -> RecordNotes:
+        return self._box.notes
+
     def rules(self, parts: SlotParts) -> AckerSlot:
         assert self._port is not None
         return AckerSlot(self._port, parts)
@@ -677,13 +684,13 @@ class AckerSlotShell:
             self._port.touch(roots)
 
     def deaths(self) -> tuple[Death, ...]:
-        return ()
+        return self._box.deaths()
 
     def damaged(self, error: BaseException) -> int:
         return 0
 
     def end(self, *, over: bool, stands: int) -> None:
-        """See `SlotModeShell.end`."""
+        self._box.close()
 
     def close(self) -> None:
         if self._port is not None:
