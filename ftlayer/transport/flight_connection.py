@@ -136,7 +136,8 @@ class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "replace"), self._wanted):
             raise flight_error(
                 UnauthorizedError(
-                    "the token is missing or wrong; send a header 'authorization: Bearer <token>'"
+                    "the token is missing or wrong: give the one that the server was started with, by token=… in "
+                    "Python, in other clients by a header 'authorization: Bearer <token>'"
                 )
             )
 
