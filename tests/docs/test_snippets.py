@@ -71,6 +71,8 @@ OTHERS_OPTIONS = {
     "--supervise",
     "--py-files",
     "--no-deps",
+    "--archives",
+    "--packages",
     "--hypothesis-profile",
     "--pdb",
     "--durations",
