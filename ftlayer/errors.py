@@ -466,21 +466,24 @@ def install(extra: str) -> str:
     return f"pip install '.[{extra}]' in a checkout of ftlayer, or 'ftlayer-….whl[{extra}]' with the path of a wheel"
 
 
-def newer_format(what: object, found: object, known: int, writer: object) -> str:
-    """Return the message about something that a later ftlayer wrote in a format of its own.
+def other_format(what: object, found: object, known: int, writer: object = None) -> str:
+    """Return the message about something that another ftlayer wrote in a format of its own.
 
     Args:
         what: where it lies.
         found: its format.
-        known: the latest one that is read here.
+        known: the one that is read here.
         writer: the version that wrote it, text or ASCII; None: it does not say.
     """
     from ftlayer import __version__
 
     by = writer.decode("ascii", "replace") if isinstance(writer, bytes) else writer
+    which, way = "a later ftlayer", "a later one"
+    if isinstance(found, int) and found < known:
+        which, way = "an earlier ftlayer", "move it away to begin anew"
     return (
-        f"{what} has format {found}, written by {'a later ftlayer' if by is None else f'ftlayer {by}'}; ftlayer "
-        f"{__version__} reads up to {known}: use the version that wrote it, or a later one"
+        f"{what} has format {found}, written by {which if by is None else f'ftlayer {by}'}; ftlayer {__version__} "
+        f"reads format {known}: use the version that wrote it, or {way}"
     )
 
 

@@ -15,8 +15,6 @@ from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import Payloads, StoredBatch, decode_info, encode_info, pack, unpack
 
 FORMAT = 4
-# Format 3 has failures that say nothing of their next attempt, which format 4 leaves out too.
-_READABLE = (3, 4)
 
 _REPORT = (1 << 32) - 1
 
@@ -80,10 +78,10 @@ def get_head(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
     if value is None:
         return None
     try:
-        version, committed, said, delivered, redelivered, resumed, emitted, *numbers = unpack(value)
-        parts, waiting, dead = numbers
-        if version not in _READABLE:
-            raise ValueError(f"format {version}")
+        version, *fields = unpack(value)
+        if version != FORMAT:
+            raise ValueError(f"format {version}, and not {FORMAT}")
+        committed, said, delivered, redelivered, resumed, emitted, parts, waiting, dead = fields
         return BatchHead(
             committed,
             said,

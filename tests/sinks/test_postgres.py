@@ -553,12 +553,11 @@ def test_a_database_that_is_gone_is_final_and_a_password_is_not(
 
 
 def test_rows_that_block_a_commit_are_taken_out(server: Any, sink: PostgresSink, table: str) -> None:
-    """Those that exclude each other over messages, too; of an earlier version's, which have no numbers; once."""
+    """Those that exclude each other over messages, too; once."""
     written = [sink.write(rows(1, 2, 3)), sink.write(rows(3, 4)), sink.write(rows(2)), sink.write(rows(9))]
     committed = sink.write(rows(7))
     sink.commit([committed], 1)
     server.execute(f"INSERT INTO {table} VALUES (9)")
-    server.execute(f"UPDATE {table}_ftlayer_staging SET ftlayer_row = NULL WHERE n <> 9")
     again = PostgresSink(server.dsn, table)
     messages = [committed, *written]
     found = again.refused(messages)
@@ -597,18 +596,6 @@ def test_a_batch_that_was_committed_is_not_refused_when_it_runs_again(
     monkeypatch.setattr(postgres, "streaming_batch", lambda: "8")
     with pytest.raises(RowsRejected, match="23505"):
         sink.write(rows(1))
-    assert numbers_in(server, table) == [1]
-
-
-def test_tables_that_an_earlier_version_has_made(server: Any, sink: PostgresSink, table: str) -> None:
-    sink.write(rows(1))
-    server.execute(f"DROP TABLE {table}_ftlayer_staging")
-    server.execute(
-        f"CREATE TABLE {table}_ftlayer_staging AS SELECT NULL::text AS ftlayer_message, * FROM {table}"
-    )
-    with pytest.raises(RowsRejected):
-        sink.write(rows(1, 1))
-    sink.commit([sink.write(rows(1))], 1)
     assert numbers_in(server, table) == [1]
 
 

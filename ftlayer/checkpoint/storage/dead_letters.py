@@ -47,7 +47,7 @@ from ftlayer.checkpoint.storage.layout import (
 )
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.config import MIB
-from ftlayer.errors import CheckpointDamagedError, CheckpointError, IncompatibleCheckpointError, newer_format
+from ftlayer.errors import CheckpointDamagedError, CheckpointError, IncompatibleCheckpointError, other_format
 from ftlayer.printable import shown_url
 
 logger = logging.getLogger(__name__)
@@ -189,9 +189,9 @@ def _head_of(schema: pa.Schema, location: str) -> LettersHead:
     said = schema.metadata or {}
     try:
         version = int(said[_VERSION_KEY])
-        if version > _VERSION:
+        if version != _VERSION:
             raise IncompatibleCheckpointError(
-                newer_format(location, version, _VERSION, said.get(_WRITER_KEY))
+                other_format(location, version, _VERSION, said.get(_WRITER_KEY))
             )
         return LettersHead(int(said[_LETTERS_KEY]), said[_LASTING_KEY] == b"1")
     except (KeyError, ValueError) as error:

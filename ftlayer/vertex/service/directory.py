@@ -15,7 +15,7 @@ from ftlayer.errors import (
     StoreLockedError,
     StorePathError,
     StoreVersionError,
-    newer_format,
+    other_format,
 )
 from ftlayer.printable import described
 from ftlayer.store.directory import check_no_others, holder_of
@@ -99,7 +99,7 @@ def fix_shards(path: Path, shards: int) -> None:
     """Write down the number of shards of a store that is new; `ConfigError` if it has another number.
 
     The top bits of stored root ids name the shard, so the number cannot change. Raises `StorePathError` too, and
-    `StoreVersionError` for a directory of a newer ftlayer.
+    `StoreVersionError` for a directory of another format.
     """
     try:
         _fix_shards(path, shards)
@@ -112,11 +112,11 @@ def _fix_shards(path: Path, shards: int) -> None:
     if file.exists():
         try:
             said = json.loads(file.read_text("utf-8"))
-            stored, found = int(said["shards"]), int(said.get("format", _FORMAT))
+            stored, found = int(said["shards"]), int(said["format"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{file}: not a vertex's description ({described(error)})") from error
-        if found > _FORMAT:
-            raise StoreVersionError(newer_format(file, found, _FORMAT, said.get("ftlayer")))
+        if found != _FORMAT:
+            raise StoreVersionError(other_format(file, found, _FORMAT, said.get("ftlayer")))
         if stored != shards:
             raise ConfigError(
                 f"shards: the store in {path} was made with shards={stored}, not {shards}, and its root ids "
