@@ -107,7 +107,8 @@ class DeadGroup:
 class GroupList:
     """Reply to `DeadGroups`, the largest first; the smallest of more than 2,000 are ``left_out``.
 
-    ``indexed`` is the share of the dead that is counted already: below 1 for a while after a store with an index of other rules was opened.
+    ``indexed`` is the share of the dead that is counted already: below 1 for a while where the
+    index is made anew.
     """
 
     groups: tuple[DeadGroup, ...]

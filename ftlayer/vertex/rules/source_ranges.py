@@ -24,7 +24,6 @@ from ftlayer.vertex.calls import RowRange
 from ftlayer.vertex.rules.retry import Cause
 from ftlayer.vertex.rules.streams import Stream
 
-
 # How far the partitions of a source that can be read again are done, and what is done beyond that.
 #
 # Up to the *floor* of a partition all rows are done or stored. It is the position that `ftlayer.store.streams` keeps.
