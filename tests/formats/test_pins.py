@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt
+from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage import dead_letters as letter_table
 from ftlayer.checkpoint.storage import metadata
@@ -34,7 +34,7 @@ from ftlayer.state.snapshots import serializer
 from ftlayer.store import batches, rows
 from ftlayer.store import dead_index as failed
 from ftlayer.store import lmdb_store as lmdb_environment
-from ftlayer.vertex.calls import JobDetails
+from ftlayer.vertex.calls import Attempt, JobDetails
 from ftlayer.vertex.rules import dedupe
 from ftlayer.vertex.rules import source_ranges as ranges
 from ftlayer.vertex.rules.board import board as entries
@@ -62,7 +62,7 @@ NUMBERS = {
 
 PARTS: dict[str, list[Any]] = {
     "checkpoint and savepoint": [Checkpoint],
-    "dead letters of checkpoints": [ChainLetter, FailedAttempt],
+    "dead letters of checkpoints": [ChainLetter, Attempt],
     "last report of a job, and job on the board": [JobDetails],
     "result of a job": [JobResult],
     "store: rows and sealed batches": [

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterBatch, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters
 from ftlayer.checkpoint.storage.keys import storage_key
@@ -23,6 +23,7 @@ from ftlayer.errors import CheckpointError, MalformedRequestError, UnsupportedEr
 from ftlayer.monitor.gather import Gatherer, LetterReader, StoredReports
 from ftlayer.records.ipc import as_stream
 from ftlayer.vertex import calls
+from ftlayer.vertex.calls import Attempt
 
 
 def letter(number: int, **more: Any) -> ChainLetter:
@@ -30,9 +31,7 @@ def letter(number: int, **more: Any) -> ChainLetter:
     payload = as_stream(pa.record_batch({"n": [number], "text": [f"line {number}"]})).to_pybytes()
     operator = more.get("operator", "parse")
     attempts = tuple(
-        FailedAttempt(
-            each, number * 1_000, f"ValueError: no number: 'x{number}'", operator, "slot 0", "Traceback"
-        )
+        Attempt(each, number * 1_000, f"ValueError: no number: 'x{number}'", operator, "slot 0", "Traceback")
         for each in (1, 2)
     )
     fields: dict[str, Any] = {

@@ -28,7 +28,6 @@ from ftlayer import __version__
 from ftlayer.checkpoint.letters import (
     LETTER_BYTES,
     ChainLetter,
-    FailedAttempt,
     LetterBatch,
     LetterKind,
     with_attempt,
@@ -49,6 +48,7 @@ from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, IncompatibleCheckpointError, other_format
 from ftlayer.printable import shown_url
+from ftlayer.vertex.calls import Attempt
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ def _head_of(schema: pa.Schema, location: str) -> LettersHead:
 
 
 def _letter(row: dict[str, Any]) -> ChainLetter:
-    attempts = tuple(FailedAttempt(**attempt) for attempt in row["attempts"])
+    attempts = tuple(Attempt(**attempt) for attempt in row["attempts"])
     return ChainLetter(**{**row, "kind": LetterKind(row["kind"]), "attempts": attempts})
 
 
@@ -376,7 +376,7 @@ class StoredLetters:
             back = [
                 replace(
                     each,
-                    attempts=with_attempt(each.attempts, FailedAttempt(1, at_ms, reason, each.operator)),
+                    attempts=with_attempt(each.attempts, Attempt(1, at_ms, reason, each.operator)),
                     died_ms=at_ms,
                 )
                 for each in order.letters

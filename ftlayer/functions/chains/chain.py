@@ -23,9 +23,9 @@ from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import I64, failed_rows, without_rows
 from ftlayer.functions.failures import MAX_REASON as MAX_REASON
 from ftlayer.functions.failures import MAX_TRACEBACK as MAX_TRACEBACK
-from ftlayer.functions.failures import RowFailure as RowFailure
 from ftlayer.functions.failures import failure_of as failure_of
 from ftlayer.functions.steps import FunctionStep, MapAsync, MapBatches
+from ftlayer.records.failures import RowFailure as RowFailure
 from ftlayer.recovery import TRACEBACK
 
 CALLED_ROWS = 65_536

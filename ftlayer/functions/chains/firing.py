@@ -17,11 +17,12 @@ from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import VALUES
-from ftlayer.functions.failures import I64, RowFailure, SideOutput, failed_rows, failure_of, without_rows
+from ftlayer.functions.failures import I64, SideOutput, failed_rows, failure_of, without_rows
 from ftlayer.functions.keyed import Key, Timers
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.log import UndoLog
+from ftlayer.records.failures import RowFailure
 
 TimerKind = Literal["event", "processing"]
 

@@ -38,12 +38,13 @@ from ftlayer.functions.conversion import (
     records_in_form,
     schema_text,
 )
-from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failure_of, raise_signalled
+from ftlayer.functions.failures import I64, SegmentOutcome, failure_of, raise_signalled
 from ftlayer.functions.keyed import NAN, convert
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.backend import UndoValues, finds_as_dict, logged_lookup
 from ftlayer.functions.undo.log import LateFailure, UndoLog
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.kernels import native
 
 # The loop over per-record functions in C, where records, results and functions are such that it can run them.

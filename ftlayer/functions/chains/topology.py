@@ -34,7 +34,7 @@ from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.window_segment import AggregateSegment, WindowSegment
 from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running
-from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failed_rows, raise_signalled
+from ftlayer.functions.failures import I64, SegmentOutcome, failed_rows, raise_signalled
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.process import uses_timers
 from ftlayer.functions.steps import MAIN as MAIN
@@ -42,6 +42,7 @@ from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.windows.function import WindowFunction
 from ftlayer.printable import described
+from ftlayer.records.failures import RowFailure
 
 
 @fast_dataclass

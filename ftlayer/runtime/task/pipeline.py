@@ -20,10 +20,11 @@ from ftlayer.functions.chains.firing import DueTimers, Interrupted, Timer, Timer
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.current import UNTRACKED, Known, begin_running, end_running
-from ftlayer.functions.failures import RowFailure, failed_rows
+from ftlayer.functions.failures import failed_rows
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.handler.handler import Handler
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
 from ftlayer.recovery import TRACEBACK, is_programs_text
 from ftlayer.runtime.protocol.elements import (

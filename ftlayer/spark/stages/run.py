@@ -45,7 +45,7 @@ from ftlayer.spark.stages.task import (
     Transform,
     numbers_of_partitions,
 )
-from ftlayer.vertex.calls import I32, READ_AS, Failure, SealedRows
+from ftlayer.vertex.calls import I32, Failure, SealedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -138,18 +138,7 @@ def add_failures(verdict: Verdict, head: PageHead) -> None:
     rows = list(ipc_to_rows(head.failed_rows))
     whole = pa.concat_batches(rows) if rows else None
     for failed in head.failures:
-        verdict.fail(
-            Failure(
-                failed.root,
-                failed.reason,
-                failed.operator,
-                head.tracebacks[failed.traceback],
-                failed.fatal,
-                failed.after_ms,
-                failed.uses_attempt,
-                f"{head.place}{READ_AS}{failed.read_as}" if failed.read_as else head.place,
-            )
-        )
+        verdict.fail(failed.failure(head.tracebacks[failed.traceback], head.place))
         if failed.row >= 0 and whole is not None:
             verdict.failed_rows[failed.root] = whole.slice(failed.row, 1)
 

@@ -22,13 +22,13 @@ from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.functions.failures import this_process
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.handler.handler import FTPersister
+from ftlayer.records.failures import FailedRow
 from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
 from ftlayer.records.keyhash import key_column, partition_of, spark_hash
 from ftlayer.spark.stages.known import NOTHING_TRIED, TriedRoots, isolated, known_of_source
 from ftlayer.spark.stages.pages import (
     PAGE_BYTES,
     U64,
-    FailedRow,
     PageHead,
     check_carriers,
     page_row,
@@ -482,19 +482,7 @@ class _Page:
                 number = ordinal + (row if at is None else int(at[row]))
                 read_as = f"row {number} of partition {self._partition} of batch {self._task.giver.batch}"
             index = self._tracebacks.setdefault(failure.traceback, len(self._tracebacks))
-            self._failures.append(
-                FailedRow(
-                    int(roots[row]),
-                    place,
-                    failure.operator,
-                    failure.reason,
-                    index,
-                    failure.fatal,
-                    failure.after_ms,
-                    failure.uses_attempt,
-                    read_as,
-                )
-            )
+            self._failures.append(FailedRow.of(int(roots[row]), place, failure, index, read_as))
         if taken:
             self._failed_rows.append(rows.take(pa.array(taken)))
             self._failed_count += len(taken)

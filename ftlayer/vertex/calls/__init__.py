@@ -83,7 +83,6 @@ from ftlayer.vertex.calls.jobs import SubtaskCheckpointDetails as SubtaskCheckpo
 from ftlayer.vertex.calls.jobs import SubtaskDetails as SubtaskDetails
 from ftlayer.vertex.calls.operating import MAX_LETTERS as MAX_LETTERS
 from ftlayer.vertex.calls.operating import MAX_PAGE as MAX_PAGE
-from ftlayer.vertex.calls.operating import READ_AS as READ_AS
 from ftlayer.vertex.calls.operating import Attempt as Attempt
 from ftlayer.vertex.calls.operating import Changed as Changed
 from ftlayer.vertex.calls.operating import CircuitsReported as CircuitsReported

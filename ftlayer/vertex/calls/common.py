@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,7 @@ from ftlayer.backoff import BACKOFF_MS
 from ftlayer.checks import check_choice, check_instance, check_int, check_number, known_options, shown
 from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError
-from ftlayer.records.failure_columns import Why
+from ftlayer.records.failures import Failure as Failure
 from ftlayer.records.ids import RootRange as RootRange
 from ftlayer.records.ids import RowRoots as RowRoots
 
@@ -114,32 +113,6 @@ class EventIds:
         offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
         places = np.repeat(self.offsets[which] - offsets[:-1], sizes) + np.arange(offsets[-1])
         return EventIds(self.ids[places], offsets, self.owners[places], self.operators)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why one root failed. ``traceback`` is cut to a bound by the layer. ``fatal`` skips further attempts.
-
-    ``after_ms`` is the pause before the next attempt, exactly; None: as the stream's options say. A failure that does
-    not use up an attempt (``uses_attempt``) is followed by the attempt of the same number. ``place`` says in words in
-    which process it happened; "" where that is not known.
-    """
-
-    root: int
-    reason: str
-    operator: str = ""
-    traceback: str = ""
-    fatal: bool = False
-    after_ms: int | None = None
-    uses_attempt: bool = True
-    place: str = ""
-
-    @classmethod
-    def of(cls, root: int, why: Why, place: str = "") -> Self:
-        """Return a failure of a record, however it is kept, as that of a root."""
-        return cls(
-            root, why.reason, why.operator, why.traceback, why.fatal, why.after_ms, why.uses_attempt, place
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ftlayer.circuit import CircuitStatus
+from ftlayer.records.failures import READ_AS
 
 MAX_PAGE = 10_000
 """At most this many records are listed by a call."""
@@ -24,9 +25,6 @@ class ListRecords:
     stream: str = ""  # or its owner; "" for all
     limit: int = 1_000
     after: bytes = b""
-
-
-READ_AS = "; read as "
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ import numpy as np
 from ftlayer.backoff import next_attempt
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, StaleOwnerError, StoreDamagedError
-from ftlayer.records.failure_columns import from_columns, to_columns
+from ftlayer.records.failures import from_columns, to_columns
 from ftlayer.store import batches
-from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit, StoredFailure
+from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.meta import QueryRecord, get_query, put_query
 from ftlayer.store.rows import I64, U64, StoredBatch, first_attempts, pack, take_rows
@@ -47,7 +47,7 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.calls.event_ids import plain_event_ids, stored_event_ids
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
-from ftlayer.vertex.rules.retry import MAX_OPERATOR, MAX_PLACE, MAX_REASON, MAX_TRACEBACK, cause_of, cut
+from ftlayer.vertex.rules.retry import MAX_OPERATOR, MAX_PLACE, MAX_REASON, MAX_TRACEBACK, cut
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking
@@ -143,9 +143,9 @@ class SealWriter:
                     attempts[root] = name, attempt
         return attempts
 
-    def _will_wait(self, stream: str, attempt: int, failure: Failure | StoredFailure, now: Now) -> bool:
+    def _will_wait(self, stream: str, attempt: int, failure: Failure, now: Now) -> bool:
         options = self._state.stream(stream).options
-        retry = next_attempt(options, failure.root, attempt, cause_of(failure), wall_ms=now.wall_ms)
+        retry = next_attempt(options, failure.root, attempt, failure, wall_ms=now.wall_ms)
         return retry is not None
 
     def _check(
@@ -192,17 +192,14 @@ def said(call: Seal) -> bytes:
     return hashlib.blake2b(pack(content), digest_size=16).digest()
 
 
-def stored_failure(failure: Failure) -> StoredFailure:
+def stored_failure(failure: Failure) -> Failure:
     """Return a failure as it is stored, its texts cut to their bounds."""
-    return StoredFailure(
-        failure.root,
-        cut(failure.reason, MAX_REASON),
-        cut(failure.operator, MAX_OPERATOR),
-        cut(failure.traceback, MAX_TRACEBACK),
-        failure.fatal,
-        failure.after_ms,
-        failure.uses_attempt,
-        cut(failure.place, MAX_PLACE),
+    return replace(
+        failure,
+        reason=cut(failure.reason, MAX_REASON),
+        operator=cut(failure.operator, MAX_OPERATOR),
+        traceback=cut(failure.traceback, MAX_TRACEBACK),
+        place=cut(failure.place, MAX_PLACE),
     )
 
 
@@ -273,10 +270,7 @@ def _stored_report(values: list[Any]) -> Report:
             )
             for roots, xors, incarnation, ids in done
         ),
-        tuple(
-            Fail(tuple(Failure(*row) for row in from_columns(columns)), incarnation, hold=True)
-            for columns, incarnation in failed
-        ),
+        tuple(Fail(tuple(from_columns(columns)), incarnation, hold=True) for columns, incarnation in failed),
     )
 
 
@@ -359,7 +353,7 @@ class Batches:
             stream = self._state.stream(part.stream)
             bodies = self._state.payloads.rows(txn, part.rows.payload)
             for row, failure in enumerate(part.failures):
-                self._failing.move(txn, stream, part.rows.info, bodies, row, cause_of(failure), now)
+                self._failing.move(txn, stream, part.rows.info, bodies, row, failure, now)
             stream.counters.failed_sealed += len(part.failures)
         self._commit_delivered(txn, head, now)
         for emit in head.emitted:
@@ -402,7 +396,7 @@ class Batches:
         txn: WriteTransaction,
         stream: Stream,
         rows: StoredBatch,
-        failures: dict[int, StoredFailure],
+        failures: dict[int, Failure],
         now: Now,
     ) -> int:
         failed = [
@@ -411,7 +405,7 @@ class Batches:
         if failed:
             bodies = self._state.payloads.rows(txn, rows.payload)
             for row in failed:
-                cause = cause_of(failures[int(rows.info.roots[row])])
+                cause = failures[int(rows.info.roots[row])]
                 self._failing.move(txn, stream, rows.info, bodies, row, cause, now)
         stream.counters.failed_sealed += len(failed)
         return len(failed)
@@ -497,7 +491,7 @@ class Batches:
                 part.stream,
                 part.rows.payload,
                 part.rows.info.roots,
-                tuple(Failure.of(failure.root, failure, failure.place) for failure in part.failures),
+                part.failures,
                 part.rows.info.key_hashes,
             )
             for part in batches.parts(txn, query.number, batch, head.parts, self._state.payloads)
@@ -506,7 +500,7 @@ class Batches:
             BatchState.SEALED,
             failed,
             tuple(failure.root for failure in head.redelivered),
-            tuple(Failure.of(failure.root, failure, failure.place) for failure in head.resumed),
+            head.resumed,
         )
 
 

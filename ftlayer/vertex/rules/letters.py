@@ -16,6 +16,7 @@ from ftlayer.vertex.calls import (
     MAX_PAGE_BYTES,
     Attempt,
     Changed,
+    Failure,
     ForgetLetters,
     GetRequeued,
     KeepLetters,
@@ -26,7 +27,7 @@ from ftlayer.vertex.calls import (
     ReturnLetters,
 )
 from ftlayer.vertex.rules.owners import owner_of
-from ftlayer.vertex.rules.retry import MAX_HISTORY, Cause, shortened, stored_attempt
+from ftlayer.vertex.rules.retry import MAX_HISTORY, shortened, stored_attempt
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.walked import RecordContents
@@ -129,7 +130,7 @@ class BarrierLetters:
             stored_attempt(
                 each.number,
                 each.at_ms,
-                Cause(each.reason, each.operator, each.traceback, place=each.place),
+                Failure(0, each.reason, each.operator, each.traceback, place=each.place),
                 hold,
             )
             for each in attempts
@@ -141,7 +142,7 @@ class BarrierLetters:
         # What is left out of the middle is held no more.
         texts.release_all(tuple(each for each in record.history if each not in earlier))
         last = record.history[-1]
-        again = stored_attempt(last.number, now.wall_ms, Cause(reason, last.operator), texts.hold)
+        again = stored_attempt(last.number, now.wall_ms, Failure(0, reason, last.operator), texts.hold)
         return replace(record, history=(*earlier, again), attempt=last.number)
 
     def _take(

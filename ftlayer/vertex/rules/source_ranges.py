@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ftlayer.errors import StoreDamagedError
+from ftlayer.records.failures import Failure
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import I64, U64, pack, unpack
 from ftlayer.store.streams import Mask, get_position, put_position
 from ftlayer.vertex.calls import RowRange
-from ftlayer.vertex.rules.retry import Cause
 from ftlayer.vertex.rules.streams import Stream
 
 # How far the partitions of a source that can be read again are done, and what is done beyond that.
@@ -102,7 +102,7 @@ class EndedRow:
     """Why a row's attempt ended, and the root it had. ``timed_out``: late events may still complete that."""
 
     root: int
-    cause: Cause
+    cause: Failure
     timed_out: bool = False
 
 

@@ -31,7 +31,6 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.live import by_segment, locate, locations_of
-from ftlayer.vertex.rules.retry import Cause, cause_of
 from ftlayer.vertex.rules.source_ranges import SourceRange
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
@@ -40,7 +39,7 @@ from ftlayer.vertex.rules.streams import Stream
 # up for long.
 EXPIRED_PER_TICK = 10_000
 
-NONE_FAILED: Mapping[int, Cause] = {}
+NONE_FAILED: Mapping[int, Failure] = {}
 
 
 class Tracking:
@@ -48,7 +47,7 @@ class Tracking:
         self._state = state
         self._failing = failing
         self._expired: deque[Roots] = deque()
-        self._failed_early: deque[tuple[Roots, list[Cause]]] = deque()
+        self._failed_early: deque[tuple[Roots, list[Failure]]] = deque()
 
     # ------------------------------------------------------------ persist
 
@@ -123,7 +122,7 @@ class Tracking:
         locations: U64,
         now: Now,
         ids: IdLists | None,
-        failed: Mapping[int, Cause] = NONE_FAILED,
+        failed: Mapping[int, Failure] = NONE_FAILED,
     ) -> None:
         """Enter rows of live segments in the tracker; their time starts now. Those in ``failed`` end at once."""
         tracker = self._state.tracker
@@ -143,7 +142,7 @@ class Tracking:
         sequence: int,
         now: Now,
         ids: IdLists | None,
-        failed: Mapping[int, Cause],
+        failed: Mapping[int, Failure],
     ) -> None:
         """Do the same as `enter` for all rows of a segment."""
         tracker = self._state.tracker
@@ -160,12 +159,12 @@ class Tracking:
         stream.counters.registered += rows
         stream.in_flight += rows
 
-    def _entered(self, complete: Roots, failed: Mapping[int, Cause], now: Now) -> None:
+    def _entered(self, complete: Roots, failed: Mapping[int, Failure], now: Now) -> None:
         if failed:
             complete = self._end_failed(complete, failed)
         self._state.complete(complete, now)
 
-    def _end_failed(self, complete: Roots, failed: Mapping[int, Cause]) -> Roots:
+    def _end_failed(self, complete: Roots, failed: Mapping[int, Failure]) -> Roots:
         """Take roots that had failed before they came out of the tracker, and of those that are complete.
 
         Their rows are moved by the next `end_attempts`, which has a transaction.
@@ -255,7 +254,7 @@ class Tracking:
         roots = np.fromiter(failures, np.uint64, len(failures))
         forgotten = state.tracker.forget(roots)
         pending = roots[forgotten.pending]
-        causes = [cause_of(failures[root]) for root in pending.tolist()]
+        causes = [failures[root] for root in pending.tolist()]
         moved = self._failing.move_tracked(txn, pending, forgotten.locations[forgotten.pending], causes, now)
         for root in pending.tolist():
             state.timed_out.pop(root, None)
@@ -270,7 +269,7 @@ class Tracking:
         state = self._state
         bucket = state.orphan_rotations.bucket(self._orphan_timeout_ms(), now.mono_ms)
         for root in roots.tolist():
-            state.counters.orphans_dropped += state.early.hold(root, cause_of(failures[root]), bucket)
+            state.counters.orphans_dropped += state.early.hold(root, failures[root], bucket)
         return len(roots)
 
     # ------------------------------------------------------------ time
@@ -305,11 +304,11 @@ class Tracking:
         # Between the expiry and now a root may have completed or failed, and be another row's.
         still = state.are_pending(roots, locations)
         roots, locations = roots[still], locations[still]
-        causes = [Cause("")] * len(roots)
+        causes = [Failure(0, "")] * len(roots)
         for segment, _, positions in by_segment(locations):
             live = state.live.get(segment)
             if live is not None:
-                cause = Cause(f"timed out after {live.stream.options.timeout_ms} ms")
+                cause = Failure(0, f"timed out after {live.stream.options.timeout_ms} ms")
                 for position in positions.tolist():
                     causes[position] = cause
         moved = self._failing.move_tracked(txn, roots, locations, causes, now, timed_out=True)

@@ -26,7 +26,7 @@ from ftlayer.config import MIB
 from ftlayer.errors import FTLayerError, MalformedRequestError, UnsupportedError, VertexError
 from ftlayer.failures import MAX_RETRY_LATER_MS
 from ftlayer.printable import described
-from ftlayer.records.failure_columns import from_columns, to_columns
+from ftlayer.records.failures import from_columns, to_columns
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.transport.codec import Codec, Codecs, list_of
 from ftlayer.transport.flight_connection import error_in
@@ -606,7 +606,7 @@ def _check_verdict(call: calls.Seal | calls.Reseal) -> None:
 # | roots of rows | as a uint64 array, or as array [first, n]: the ids from ``first`` on |
 # | int32 array, shape (n,) or (n, k) | array [k, bin]: little-endian, 4 bytes an item; k = 0 for (n,) |
 # | Arrow record batch | bin: an Arrow IPC stream with exactly one batch, not compressed |
-# | tuple of `Failure` | map of columns (`ftlayer.records.failure_columns`); an array of maps is taken as well |
+# | tuple of `Failure` | map of columns (`ftlayer.records.failures`); an array of maps is taken as well |
 
 
 def _unpack_batch(data: Any, where: str) -> pa.RecordBatch:
@@ -681,7 +681,7 @@ def _failures() -> Codec:
         if type(value) is not dict:
             return one_by_one.unpack(value, where)
         try:
-            return tuple(Failure(*row) for row in from_columns(value))
+            return tuple(from_columns(value))
         except ValueError as error:
             raise MalformedRequestError(f"{where}: {error}") from None
 

@@ -15,11 +15,11 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobStartError
 from ftlayer.failures import FailException
-from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Filter, FlatMap, Map, Process
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey, Rebalance
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink

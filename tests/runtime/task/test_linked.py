@@ -10,10 +10,10 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError
 from ftlayer.failures import FailException
-from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.steps import Filter, Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, RecordIds, Watermark

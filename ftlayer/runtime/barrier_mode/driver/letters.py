@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.letters import (
     ChainLetter,
-    FailedAttempt,
     LetterKind,
     attempts_of,
     not_into_source,
@@ -233,14 +232,10 @@ def letter_of(requeued: RequeuedLetter) -> ChainLetter:
         raise CheckpointDamagedError(
             f"a requeued letter of {requeued.stream!r} makes no sense: {described(error)}; is it of a newer ftlayer?"
         ) from error
-    attempts = tuple(
-        FailedAttempt(each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)
-        for each in requeued.attempts
-    )
     is_timer = letter.kind is LetterKind.TIMER
     payload = b"" if is_timer else as_stream(requeued.payload).to_pybytes()
     key = b"" if requeued.edited and not is_timer else letter.key
-    return replace(letter, payload=payload, attempts=attempts, key=key)
+    return replace(letter, payload=payload, attempts=requeued.attempts, key=key)
 
 
 def _cut(keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
@@ -92,6 +92,7 @@ from ftlayer.state.heap import HeapBackend
 from ftlayer.state.snapshots.serializer import unpack
 from ftlayer.topology.job_graph import LETTERS, JobGraph, rules_of_operator, stream_name
 from ftlayer.topology.operators import CoProcess, Join, Operator, Sink, Source, WriterSink
+from ftlayer.vertex.calls import Attempt
 
 
 class PendingSnapshot(Protocol):
@@ -667,9 +668,7 @@ class CheckpointedSourceTask:
     def _bury(self, row: pa.RecordBatch, failure: RowFailure, now: Now) -> list[Action]:
         """Make a letter of a row that cannot be sent; there is a policy."""
         assert self._letters is not None
-        attempt = FailedAttempt(
-            1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback
-        )
+        attempt = Attempt(1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback)
         self._letters.add(
             ChainLetter(
                 secrets.token_bytes(LETTER_BYTES),

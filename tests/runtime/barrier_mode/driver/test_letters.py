@@ -15,7 +15,7 @@ import pytest
 from rules_client import RulesClient
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters, stored_letters
@@ -47,6 +47,7 @@ from ftlayer.state.snapshots.serializer import Serializer
 from ftlayer.topology.job_graph import LETTERS, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex import calls
+from ftlayer.vertex.calls import Attempt
 
 WAIT_S = 120
 
@@ -80,7 +81,7 @@ def letter(number: int, chain: str = "count", checkpoint: int = 1, **more: Any) 
         "key": b"",
         "payload": as_stream(row(number)).to_pybytes(),
         "event_time_ms": None,
-        "attempts": (FailedAttempt(3, 5, "ValueError: no", "count", "slot 0", "Traceback"),),
+        "attempts": (Attempt(3, 5, "ValueError: no", "count", "slot 0", "Traceback"),),
         "first_failed_ms": 4,
         "died_ms": 5,
     }

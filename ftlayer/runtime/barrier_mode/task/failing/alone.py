@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.circuit import CircuitStatus
 from ftlayer.clock import Now
 from ftlayer.errors import IncompatibleCheckpointError
@@ -35,6 +35,7 @@ from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.chain_rows import FailureCounts
 from ftlayer.runtime.task.contract import Suspects
 from ftlayer.runtime.task.pipeline import ChannelOutlet, OperatorChain, Passed, Routed
+from ftlayer.vertex.calls import Attempt
 
 LAST_PAUSE_MS = 1_000
 """The longest pause before an attempt once no more records come: the job's end waits for it."""
@@ -275,7 +276,7 @@ class RecordsAlone:
         keep = np.ones(given.payload.num_rows, np.bool_)
         for row, conviction in convicted:
             keep[row] = False
-            attempt = FailedAttempt(
+            attempt = Attempt(
                 1, now.wall_ms, conviction.reason, self._uid, conviction.place, conviction.traceback
             )
             self._attempts.condemned(given, row, attempt, now)
