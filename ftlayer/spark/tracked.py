@@ -194,7 +194,7 @@ class TrackedStream:
         struct = struct_of(schema, uid)
         rules = self._rules(options, uid)
         return self._limited(uid, options)._then(
-            MapBatches(uid, function, to_arrow_schema(struct), kind, tagged, rules), struct
+            MapBatches(uid, function, to_arrow_schema(struct), kind, tagged, rules=rules), struct
         )
 
     @takes_options(StepOptions)
@@ -222,7 +222,10 @@ class TrackedStream:
         limit_ms = duration_ms(timeout, f"{uid}: timeout")
         rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
         return self._limited(uid, options)._then(
-            MapAsync(uid, function, to_arrow_schema(struct), in_flight, limit_ms, rules, rate), struct
+            MapAsync(
+                uid, function, to_arrow_schema(struct), in_flight, limit_ms, rules=rules, rate_limit=rate
+            ),
+            struct,
         )
 
     def _each(
@@ -235,7 +238,7 @@ class TrackedStream:
     ) -> TrackedStream:
         rules = self._rules(options, uid)
         rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
-        step = kind(uid, function, to_arrow_schema(to), rules, rate)
+        step = kind(uid, function, to_arrow_schema(to), rules=rules, rate_limit=rate)
         return self._limited(uid, options)._then(step, to)
 
     # ------------------------------------------------------------ Spark's own operators

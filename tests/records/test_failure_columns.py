@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -41,7 +42,7 @@ def test_failures_come_back(failures: list[Failure]) -> None:
 def test_texts_that_repeat_are_written_once_and_read_as_one() -> None:
     frames = "Traceback:\n" + "  File somewhere\n" * 100
     failures = [Failure(i, f"no {i}", "parse", f"{frames}ValueError: no {i}", False) for i in range(1, 1_001)]
-    same = [row._replace(traceback=frames) for row in failures]
+    same = [replace(row, traceback=frames) for row in failures]
     assert len(msgpack.packb(to_columns(failures))) < 100 * len(failures)
     assert through(failures) == failures
     assert len({id(row.traceback) for row in through(same)}) == 1

@@ -73,11 +73,7 @@ class Chain:
         self, functions: Sequence[FunctionStep], pace: Callable[[float], RateLimiter] = RateLimiter
     ) -> None:
         """``pace`` makes what waits, of a rate."""
-        paces = {
-            step.uid: pace(step.rate_limit)
-            for step in functions
-            if not isinstance(step, MapBatches) and step.rate_limit is not None
-        }
+        paces = {step.uid: pace(step.rate_limit) for step in functions if step.rate_limit is not None}
         self._functions = tuple(functions)
         self._segments = segments_of(functions, DICTS, paces=paces)
 

@@ -85,11 +85,6 @@ def rules_in(options: FunctionOptions, method: str) -> RetryRules:
     )
 
 
-def rate_in(options: RatedOptions, method: str) -> float | None:
-    """Return the limit of records a second that ``options`` have; `ConfigError` names the ``method``."""
-    return rate_per_second(options.get("rate_limit"), f"{method}: rate_limit")
-
-
 _SHOW = ".sink(lambda batch: print(batch.to_pylist())), then .execute() of the StreamEnvironment"
 WORDS = {
     "start execute executeasync awaittermination run": "end the stream with .sink(…), then call .execute() of the "
@@ -163,10 +158,7 @@ class DataStream:
         many as come. Those of an earlier second that were not used are lost, save for a tenth of a second's.
         """
         check_function(function, "map", takes=1)
-        to = self._output(schema, "map")
-        rules = rules_in(options, "map")
-        rate = rate_in(options, "map")
-        return self._then(lambda uid: Map(uid, function, to, rules, rate), options)
+        return self._step(Map, "map", function, self._output(schema, "map"), options)
 
     @takes_options(RatedOptions)
     def flat_map(
@@ -177,10 +169,7 @@ class DataStream:
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
         check_function(function, "flat_map", takes=1, may_yield=True)
-        to = self._output(schema, "flat_map")
-        rules = rules_in(options, "flat_map")
-        rate = rate_in(options, "flat_map")
-        return self._then(lambda uid: FlatMap(uid, function, to, rules, rate), options)
+        return self._step(FlatMap, "flat_map", function, self._output(schema, "flat_map"), options)
 
     @takes_options(RatedOptions)
     def filter(
@@ -190,9 +179,7 @@ class DataStream:
     ) -> DataStream:
         """Keep the records for which the function is true."""
         check_function(function, "filter", takes=1)
-        rules = rules_in(options, "filter")
-        rate = rate_in(options, "filter")
-        return self._then(lambda uid: Filter(uid, function, self.schema, rules, rate), options)
+        return self._step(Filter, "filter", function, self.schema, options)
 
     @takes_options(FunctionOptions)
     def map_batches(
@@ -216,8 +203,7 @@ class DataStream:
         check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
         own = result_schema(function, self.schema) if schema is None else None
         to = self._output(schema, "map_batches") if own is None else own
-        rules = rules_in(options, "map_batches")
-        return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), options)
+        return self._step(MapBatches, "map_batches", function, to, options, kind, tagged)
 
     @takes_options(RatedOptions)
     def map_async(
@@ -238,10 +224,8 @@ class DataStream:
         """
         check_bool(ordered, "map_async: ordered")
         to = self._output(schema, "map_async")
-        rules = rules_in(options, "map_async")
         limit_ms = duration_ms(timeout, "map_async: timeout")
-        rate = rate_in(options, "map_async")
-        return self._then(lambda uid: MapAsync(uid, function, to, in_flight, limit_ms, rules, rate), options)
+        return self._step(MapAsync, "map_async", function, to, options, in_flight, limit_ms)
 
     @takes_options(RatedOptions)
     def process(
@@ -484,13 +468,30 @@ class DataStream:
     ) -> DataStream:
         from ftlayer.functions.process import ProcessFunction
 
-        rules, rate = rules_in(options, "process"), rate_in(options, "process")
         check_process(function, ProcessFunction, "process")
         to = self._output(schema, "process")
         sides = self._graph.side_schemas(side)
+        kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
+        return self._step(Process, "process", function, to, options, keys, sides, **kept)
+
+    def _step(
+        self,
+        kind: Callable[..., Operator],
+        method: str,
+        function: Any,
+        schema: pa.Schema,
+        options: FunctionOptions,
+        *own: Any,
+        others: Sequence[DataStream] = (),
+        **more: Any,
+    ) -> DataStream:
+        """Return the output of a step of ``kind``, which takes ``own`` and ``more`` besides."""
+        rules = rules_in(options, method)
+        rate = rate_per_second(options.get("rate_limit"), f"{method}: rate_limit")
         return self._then(
-            lambda uid: Process(uid, function, keys, to, sides, volatile_state, rules, rate, in_place),
+            lambda uid: kind(uid, function, schema, *own, rules=rules, rate_limit=rate, **more),
             options,
+            others,
         )
 
     def _then(

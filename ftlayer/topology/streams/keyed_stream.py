@@ -107,13 +107,8 @@ class KeyedStream(DataStream):
         `FailurePolicy` none is copied then, and what it does change, a failing record leaves changed.
         """
         check_function(function, "reduce", takes=2)
-        rules = rules_in(options, "reduce")
-        return self._then(
-            lambda uid: Reduce(
-                uid, function, self.keys, self.schema, volatile_state, rules=rules, in_place=in_place
-            ),
-            options,
-        )
+        kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
+        return self._step(Reduce, "reduce", function, self.schema, options, self.keys, **kept)
 
     @overload
     def aggregate(
@@ -165,10 +160,8 @@ class KeyedStream(DataStream):
         check_function(create, "aggregate: create", takes=0)
         check_function(add, "aggregate: add", takes=2)
         to = self._graph.schema(schema, "aggregate")
-        rules = rules_in(options, "aggregate")
-        return self._then(
-            lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create, rules, in_place), options
-        )
+        kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
+        return self._step(Reduce, "aggregate", add, to, options, self.keys, create, **kept)
 
     @takes_options(RatedOptions)
     def process(
@@ -233,12 +226,9 @@ class KeyedStream(DataStream):
         if bounds[0] > bounds[1]:
             raise ConfigError(f"join: no time lies between lower {lower!r} and upper {upper!r}")
         to = self._graph.schema(schema, "join")
-        rules = rules_in(options, "join")
-        keys, inputs = (self.keys, other.keys), (self.schema, other.schema)
-        return self._then(
-            lambda uid: Join(uid, function, keys, inputs, *bounds, to, volatile_state, rules),
-            options,
-            others=[other],
+        own = ((self.keys, other.keys), (self.schema, other.schema), *bounds)
+        return self._step(
+            Join, "join", function, to, options, *own, others=[other], volatile_state=volatile_state
         )
 
 
@@ -280,10 +270,6 @@ class ConnectedStreams:
         keys: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         if isinstance(left, KeyedStream) and isinstance(right, KeyedStream):
             keys = (left.keys, right.keys)
-        inputs = (left.schema, right.schema)
-        rules = rules_in(options, "process")
-        return left._then(
-            lambda uid: CoProcess(uid, function, keys, inputs, to, sides, volatile_state, rules, in_place),
-            options,
-            others=[right],
-        )
+        own = (keys, (left.schema, right.schema), sides)
+        kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
+        return left._step(CoProcess, "process", function, to, options, *own, others=[right], **kept)

@@ -453,7 +453,7 @@ class Split(ProcessFunction):
 
 def test_side_outputs_are_owed_too():
     other = pa.schema([("number", pa.int64())])
-    process = Process("process", Split(), (), OUT, (("other", other),))
+    process = Process("process", Split(), OUT, (), (("other", other),))
     vertices = (
         JobVertex("source", (Source("source", IterableSource(()), IN),), 1),
         JobVertex("process", (process,), 1),

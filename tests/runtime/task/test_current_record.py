@@ -55,7 +55,7 @@ def test_functions_of_a_chain_see_the_attempt_of_their_record() -> None:
         return n
 
     operators = [
-        Process("attempts", Attempts(), (), N),
+        Process("attempts", Attempts(), N, ()),
         MapBatches("tagged", tagged, N, "arrow", True),
         AssignWatermarks("times", "n", 0, None, N),
         Map("plain", plain, N),

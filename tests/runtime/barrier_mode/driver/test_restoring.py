@@ -49,7 +49,7 @@ def keep(uid: str) -> Map:
 
 
 def total(uid: str, key: str = "key") -> Reduce:
-    return Reduce(uid, lambda left, right: right, (key,), SCHEMA)
+    return Reduce(uid, lambda left, right: right, SCHEMA, (key,))
 
 
 def sink(uid: str = "sink") -> Sink:

@@ -184,7 +184,7 @@ class FailingChain:
     ) -> None:
         """``backend`` is the chain's, or what ``opens`` returns for the keys of its operators."""
         self.backend = ModelBackend() if backend is None else backend
-        operators = function if isinstance(function, tuple) else (Process("p", function, ("key",), schema),)
+        operators = function if isinstance(function, tuple) else (Process("p", function, schema, ("key",)),)
         made = graph(*operators, schema=schema)
         uid = operators[0].uid
         vertices = [

@@ -299,7 +299,7 @@ def test_records_of_any_key_wait_and_come_again(kind: pa.DataType, keys: list[An
     schema = pa.schema([("key", kind), ("n", pa.int64())])
 
     def chain(function: Any, backend: Any = None) -> FailingChain:
-        operator = Process("p", function, ("key",), ROW)
+        operator = Process("p", function, ROW, ("key",))
         return FailingChain((operator,), backend=backend, schema=schema)
 
     class Numbers(Raising):

@@ -140,11 +140,11 @@ def chain_of(program: Program, trouble: Trouble) -> tuple[Any, ...]:
         match kind:
             case "join":
                 join = IntervalJoin(partial(paired, trouble, uid), -FAR_MS, FAR_MS, SCHEMA)
-                operators.append(CoProcess(uid, join, (("k",), ("k",)), (SCHEMA, SCHEMA), SCHEMA))
+                operators.append(CoProcess(uid, join, SCHEMA, (("k",), ("k",)), (SCHEMA, SCHEMA)))
             case "windows":
                 content = Collected(lambda *window, uid=uid: [emitted(trouble, uid, *window)])
                 function = window_function(Fixed(SIZE_MS, SIZE_MS), content)
-                operators.append(Process(uid, function, ("k",), SCHEMA))
+                operators.append(Process(uid, function, SCHEMA, ("k",)))
             case _:
                 operators += operators_of(kind, uid, trouble)
     return tuple(operators)
