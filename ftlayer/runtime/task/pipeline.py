@@ -6,9 +6,9 @@ before it. So a chain is cut into *stages*, each beginning with one (the first m
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -353,7 +353,7 @@ class OperatorChain:
         return timed.keep(~np.isin(rows.parents, failed))
 
 
-class Outlet(Protocol):
+class Outlet:
     """The end of a chain. What it settles and fails lies in the handler, to be taken from there.
 
     Attributes:
@@ -364,18 +364,23 @@ class Outlet(Protocol):
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """Take what came of a batch of so many records."""
+        raise NotImplementedError
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
         """Take what timers put out."""
+        raise NotImplementedError
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
         """Pass a mark on, behind what was taken before it."""
+        return []
 
+    @abstractmethod
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
         """Pass a latency marker on behind what was taken before it, or see how old it is where that is written."""
 
     def accepted(self, ticket: int) -> list[Action]:
         """The vertex has persisted what was asked for."""
+        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
         """Settle what has waited long enough (``force``: everything)."""
@@ -386,14 +391,17 @@ class Outlet(Protocol):
     @property
     def waiting(self) -> bool:
         """Whether something has yet to be accepted by the vertex before it can be sent."""
+        return False
 
     @property
     def due_ms(self) -> int | None:
         """Monotone time (ms) at which `flush` has something to do; None while nothing waits."""
+        return None
 
     @property
     def held(self) -> U64Array:
         """Roots of what is held back here. Another thread may look."""
+        return NO_ROOTS
 
 
 @fast_dataclass
@@ -409,7 +417,7 @@ class Routed:
     failures: list[RowFailure]
 
 
-class ChannelOutlet:
+class ChannelOutlet(Outlet):
     due_ms: int | None = None
     waiting = False
     held = NO_ROOTS
@@ -480,17 +488,8 @@ class ChannelOutlet:
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
         return [*self._emitter.marker(marker)]
 
-    def accepted(self, ticket: int) -> list[Action]:
-        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
-    def flush(self, now: Now, *, force: bool) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        """Nothing to give up."""
-
-
-class SinkOutlet:
+class SinkOutlet(Outlet):
     """Rows go into a sink, and a failure fails the task: no record has to be settled.
 
     Attributes:
@@ -515,15 +514,9 @@ class SinkOutlet:
             self._write(outputs[MAIN], now)
         return []
 
-    def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
-        return []
-
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
         self.latencies.came(marker, now)
         return []
-
-    def accepted(self, ticket: int) -> list[Action]:
-        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
         self._fail(self._sink.flush(now.mono_ms, force=force).failures)

@@ -32,20 +32,19 @@ from ftlayer.runtime.driver.events import (
     Over,
     RecallDone,
     RecallStreams,
-    Said,
     SlotDown,
     StatusKnown,
     Tick,
 )
 from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.mode import (
-    CheckpointCalls,
+    DriverMode,
     FailureNoted,
     JobContext,
+    JobMode,
     LossesForgiven,
     ModeInstruction,
     StopJob,
-    no_checkpoints,
 )
 from ftlayer.runtime.driver.slot_record import (
     SOON_MS,
@@ -439,8 +438,8 @@ class Suspicion:
 _Instructions: TypeAlias = Sequence[ModeInstruction[AckerInstruction]]
 
 
-class AckerJob:
-    """`JobMode` of a job whose records the vertex follows.
+class AckerJob(JobMode[AckerInstruction]):
+    """Of a job whose records the vertex follows.
 
     ``run`` names the execution; each epoch's instances get a name of their own made from it, so that a root id is
     never made twice.
@@ -460,11 +459,8 @@ class AckerJob:
         ``replays`` are all inputs by which the vertex lets records in again. ``timeout_ms``: no record times out
         before.
         """
+        super().__init__(crew, run)
         self.slot_restart = restart
-        self.epoch = 0
-        self.is_ending = False
-        self._crew = crew
-        self._run = run
         self._recalls = Recalls(timeout_ms)
         self._detection = EndDetection()
         self._suspicion = Suspicion(replays, crew, self._recalls, self._detection)
@@ -486,18 +482,6 @@ class AckerJob:
     @property
     def was_lost(self) -> bool:
         return self.epoch > 1
-
-    @property
-    def has_begun(self) -> bool:
-        return self.epoch > 0
-
-    @property
-    def never_ran(self) -> bool:
-        return self.epoch == 1
-
-    @property
-    def is_complete(self) -> bool:
-        return self._crew.all_deployed
 
     @property
     def state(self) -> JobState | None:
@@ -643,13 +627,12 @@ class AckerJob:
 STATUS_DEADLINE_MS = 5_000
 
 
-class AckerDriver:
-    """`DriverMode` of a job whose records the vertex follows."""
-
-    checkpoint_counts = result = stopped_with = None
+class AckerDriver(DriverMode[AckerInstruction]):
+    """Of a job whose records the vertex follows."""
 
     def __init__(self, vertex: JobVertexCalls, job: JobContext) -> None:
         """``vertex`` has claimed the job, and is closed by this."""
+        super().__init__(job)
         graph = job.graph
         self.rules = AckerJob(
             job.crew,
@@ -659,17 +642,9 @@ class AckerDriver:
             timeout_ms=min((options.timeout_ms for _, options in graph.options), default=0),
         )
         self._vertex = vertex
-        self._job = job
         self._circuits = CircuitWatch(
             graph.name, has_any=any(options.circuits for _, options in graph.options)
         )
-
-    @property
-    def checkpoints(self) -> CheckpointCalls:
-        raise no_checkpoints(self._job.graph.name)
-
-    def before(self, said: Said) -> None:
-        """See `DriverMode`."""
 
     def carry_out(self, instruction: AckerInstruction) -> None:
         happened = self._job.happened
@@ -704,21 +679,8 @@ class AckerDriver:
         assert isinstance(reply, StreamStatus)
         return reply
 
-    def end(
-        self,
-        state: JobState,
-        take_events: Callable[[], None],
-        close_by_s: float | None,
-        *,
-        interrupted: bool,
-    ) -> None:
-        """See `DriverMode`."""
-
     def close(self) -> None:
         self._vertex.close()
-
-    def when_done(self, done: Callable[[], None]) -> None:
-        done()
 
     def _broken(self, error: FTLayerError) -> None:
         self._job.happened(Broken(error))

@@ -9,7 +9,13 @@ from typing import Any, NoReturn
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
 from ftlayer.runtime.connectors.offset_reader import RangeNote, RangeProgress, places_of, progress_of
-from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper, PlannedRange, PositionKeeper
+from ftlayer.runtime.driver.range_keeper import (
+    KeptRanges,
+    OpenKeeper,
+    PlannedRange,
+    PositionKeeper,
+    RangeKeeper,
+)
 from ftlayer.runtime.worker import Worker
 from ftlayer.topology.job_graph import JobGraph, reads_again
 from ftlayer.topology.operators import Source
@@ -32,30 +38,23 @@ from ftlayer.vertex.client.client import VertexClient
 logger = logging.getLogger(__name__)
 
 
-class FloorKeeper:
-    """`RangeKeeper` of a reader source with ``replay="source"``.
+class FloorKeeper(RangeKeeper[NoReturn]):
+    """Of a reader source with ``replay="source"``.
 
     The vertex has the floors of its partitions, and the ranges from the first one on of which a row is not done. The
     reader commits a range once all of its rows are done or stored, and not when they are read: what is in flight has
     to be there still if a slot is lost.
     """
 
-    outlives_subtasks = True
     reads_again = True
 
     def __init__(self) -> None:
         self._passed: str | None = None
         self._committed: str | None = None
 
-    def handle(self, event: NoReturn, first_unread: int) -> None:
-        """See `RangeKeeper`: there are no events."""
-
     def begun(self, at: str, number: int) -> None:
         if not number:
             self._committed = at
-
-    def opened(self, planned: PlannedRange) -> None:
-        """See `RangeKeeper`."""
 
     def moved(self, end: str) -> None:
         """See `RangeKeeper`."""

@@ -23,7 +23,6 @@ from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
     PERSIST,
     SETTLED,
@@ -57,6 +56,8 @@ from ftlayer.runtime.slot.mode import (
     ModeAction,
     ModeEvent,
     SlotContext,
+    SlotMode,
+    SlotModeShell,
     SlotParts,
     misplaced,
     rows_of_sources,
@@ -64,7 +65,6 @@ from ftlayer.runtime.slot.mode import (
 from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.actions import (
     Acknowledge,
-    Action,
     AskReplays,
     CallRanges,
     DataEnded,
@@ -82,7 +82,6 @@ from ftlayer.runtime.task.actions import (
 from ftlayer.runtime.task.contract import RecordNotes, ReplayTask, TaskKey
 from ftlayer.telemetry.settings import Tracing
 from ftlayer.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
-from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls import (
     AskRanges,
     EventIds,
@@ -214,8 +213,8 @@ PERSISTS_IN_FLIGHT = 16
 """A source reads on while this many of its batches, at most, wait for the vertex."""
 
 
-class AckerSlot:
-    """`ftlayer.runtime.slot.mode.SlotMode` of a job whose records the vertex follows."""
+class AckerSlot(SlotMode):
+    """Of a job whose records the vertex follows."""
 
     def __init__(self, vertex: VertexRoom, parts: SlotParts) -> None:
         self.activity = 0
@@ -311,9 +310,6 @@ class AckerSlot:
 
     # ------------------------------------------------------------ tasks
 
-    def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
-        raise misplaced(work)
-
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
         match action:
             case Acknowledge():
@@ -362,20 +358,6 @@ class AckerSlot:
             return [RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)]
         self._read[seat.key] = read.number
         return [RunTask(seat.key, read.rows)]
-
-    def source_ended(self, seat: Seat) -> Instructions:
-        return ()
-
-    # ------------------------------------------------------------ elements
-
-    def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
-        raise misplaced(barrier)
-
-    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> None:
-        """See `SlotMode.takes`."""
-
-    def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
-        return ()
 
     # ------------------------------------------------------------ time
 
@@ -600,8 +582,8 @@ class AckerSlotFactory:
         return AckerSlotShell(self.client, slot)
 
 
-class AckerSlotShell:
-    """`ftlayer.runtime.slot.mode.SlotModeShell` of a job whose records the vertex follows."""
+class AckerSlotShell(SlotModeShell):
+    """Of a job whose records the vertex follows."""
 
     def __init__(self, client: VertexClient, slot: SlotContext) -> None:
         self._client = client
@@ -685,9 +667,6 @@ class AckerSlotShell:
 
     def deaths(self) -> tuple[Death, ...]:
         return self._box.deaths()
-
-    def damaged(self, error: BaseException) -> int:
-        return 0
 
     def end(self, *, over: bool, stands: int) -> None:
         self._box.close()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ftlayer.checkpoint.snapshots import Restore
-from ftlayer.errors import FTLayerError, SlotLostError
+from ftlayer.errors import SlotLostError
 from ftlayer.restart import FixedDelay, RestartStrategy, note_success, pause_after
 from ftlayer.runtime.driver.events import (
     AllRunning,
@@ -27,7 +27,6 @@ from ftlayer.runtime.driver.events import (
     CheckpointComplete,
     EndTasksRequested,
     Event,
-    JobInstruction,
     JobState,
     Over,
     PrepareRestore,
@@ -38,7 +37,7 @@ from ftlayer.runtime.driver.events import (
     SlotDown,
 )
 from ftlayer.runtime.driver.job_status import IsolationStatus
-from ftlayer.runtime.driver.mode import FailureNoted, ModeInstruction, StopJob, failed
+from ftlayer.runtime.driver.mode import FailureNoted, JobMode, ModeInstruction, StopJob, failed
 from ftlayer.runtime.driver.slot_record import Crew, SlotRecord, convicted_by_deaths, died
 from ftlayer.runtime.protocol.messages import Conviction, Death, Deploy, EndTasks, FromSlot, Hello, ResetTasks
 from ftlayer.topology.job_graph import JobGraph
@@ -171,17 +170,14 @@ class Region:
     not_before_ms: int = 0
 
 
-class BarrierJob:
+class BarrierJob(JobMode[BarrierInstruction]):
     slot_restart = _AT_ONCE
 
     def __init__(
         self, crew: Crew, *, regions: Sequence[frozenset[int]], run: str, restart: RestartStrategy
     ) -> None:
         """``regions`` cover all slots; ``run`` names the execution. ``restart`` judges losses of regions."""
-        self.epoch = 0
-        self.is_ending = False
-        self._crew = crew
-        self._run = run
+        super().__init__(crew, run)
         self._restart = restart
         self._regions = [Region(slots) for slots in regions]
         self._begun = False
@@ -248,12 +244,6 @@ class BarrierJob:
             return [FailureNoted(news) for news in self._search.died(message.deaths)]
         return []
 
-    def explained(self, error: FTLayerError) -> FTLayerError:
-        return error
-
-    def last_wish(self, verdict: Over) -> list[JobInstruction]:
-        return []
-
     def validate(self) -> None:
         self._search.validate()
         numbers = sorted(number for region in self._regions for number in region.slots)
@@ -266,9 +256,6 @@ class BarrierJob:
             assert not region.deployed or all(slot.deployed for slot in slots), f"{region} has lost a slot"
 
     # ------------------------------------------------------------ losses
-
-    def lost_before(self) -> None:
-        """See `JobMode`: one more instance is waited for."""
 
     def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
         if self.is_ending:

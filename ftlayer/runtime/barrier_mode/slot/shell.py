@@ -29,7 +29,6 @@ from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import raise_signalled, this_process
 from ftlayer.partitioning.replay import groups_of
 from ftlayer.printable import described, text_of
-from ftlayer.records.ids import U64Array
 from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.barrier_mode.slot.barriers import (
     BeginSnapshot,
@@ -57,7 +56,7 @@ from ftlayer.runtime.protocol.messages import (
 )
 from ftlayer.runtime.slot.black_box import SlotBox
 from ftlayer.runtime.slot.events import Event, ModeInstruction, SnapshotOver
-from ftlayer.runtime.slot.mode import SlotContext, SlotParts, misplaced
+from ftlayer.runtime.slot.mode import SlotContext, SlotModeShell, SlotParts, misplaced
 from ftlayer.runtime.task.contract import NO_SUSPECTS, Suspects, TaskKey
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.opening import open_backend
@@ -328,14 +327,12 @@ class _Opened:
     checkpointed: Mapping[TaskKey, Checkpointed]
 
 
-class BarrierSlotShell:
-    """`ftlayer.runtime.slot.mode.SlotModeShell` of a job with checkpoints.
+class BarrierSlotShell(SlotModeShell):
+    """Of a job with checkpoints.
 
     Attributes:
         snapshots: writes them; None before there are tasks.
     """
-
-    touch_timeout_ms = tracer = notes = None
 
     def __init__(self, plan: CheckpointPlan, slot: SlotContext) -> None:
         self.snapshots: SnapshotRunner | None = None
@@ -410,9 +407,6 @@ class BarrierSlotShell:
             case _:
                 raise misplaced(instruction)
 
-    def touch(self, roots: list[U64Array]) -> None:
-        """See `SlotModeShell.touch`: no record has roots."""
-
     def deaths(self) -> tuple[Death, ...]:
         return self._suspecting.box.deaths()
 
@@ -429,9 +423,6 @@ class BarrierSlotShell:
         self.snapshots.close(over=over)
         for key, task in self._opened.checkpointed.items():
             task.discard(stands, self.snapshots.latest_acked(key))
-
-    def close(self) -> None:
-        """See `SlotModeShell.close`: `end` has closed everything."""
 
     def _is_interrupted(self) -> bool:
         rules = self._rules

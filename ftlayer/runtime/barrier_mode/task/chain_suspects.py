@@ -14,13 +14,13 @@ import pyarrow as pa
 from ftlayer.functions.conversion import VALUES, records_in_form
 from ftlayer.records.ipc import may_share, row_alone
 from ftlayer.runtime.protocol.messages import Conviction
-from ftlayer.runtime.task.contract import DIGEST_BYTES, RecordNotes
+from ftlayer.runtime.task.contract import DIGEST_BYTES, RecordNotes, Suspects
 
 CHECKPOINTS_ARMED = 2
 """Rows are noted until so many checkpoints are complete: all that was on its way at the loss has passed by then."""
 
 
-class ChainSuspects:
+class ChainSuspects(Suspects):
     def __init__(
         self, chain: str, *, armed: bool, convictions: Iterable[Conviction], notes: RecordNotes
     ) -> None:

@@ -32,7 +32,7 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import (
 )
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.chain_rows import FailureCounts
+from ftlayer.runtime.task.chain_rows import ChainRows, FailureCounts
 from ftlayer.runtime.task.contract import Suspects
 from ftlayer.runtime.task.pipeline import ChannelOutlet, OperatorChain, Passed, Routed
 from ftlayer.vertex.calls import Attempt
@@ -96,7 +96,7 @@ class _Piece:
         return bool(self.routed.failures)
 
 
-class RecordsAlone:
+class RecordsAlone(ChainRows):
     """`ftlayer.runtime.task.chain_rows.ChainRows` of a chain with a failure policy.
 
     Attributes:
