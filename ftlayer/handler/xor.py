@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -170,8 +170,8 @@ class Events:
     ids: EventIds | None = None
 
 
-class XorHandler(Protocol):
-    """Collects what to tell the vertex, until it is taken."""
+class XorHandler:
+    """Collects what to tell the vertex, until it is taken: nothing, with fault tolerance off."""
 
     def settle(
         self, anchors: RecordIds | None, owed: U64Array | None, records: I64Array | None = None
@@ -185,6 +185,7 @@ class XorHandler(Protocol):
             records: int64[k], which records of the batch, none of them twice; None for all.
         """
 
+    @abstractmethod
     def fail(self, anchors: RecordIds | None, failures: Iterable[RowFailure]) -> None:
         """Fail all roots of records; ``row`` counts in records of ``anchors``. The first failure of a root stands.
 
@@ -193,12 +194,14 @@ class XorHandler(Protocol):
 
     def events(self) -> Events | None:
         """Take what was settled since the last call, folded by root; None if nothing was."""
+        return None
 
     def failures(self) -> tuple[Failure, ...]:
         """Take what failed since the last call."""
+        return ()
 
 
-class FTXorHandler:
+class FTXorHandler(XorHandler):
     def __init__(self, book: IdBook | None) -> None:
         """``book`` keeps single ids; None: they are not needed."""
         self._book = book
@@ -275,14 +278,9 @@ def joined_values(parts: Iterable[tuple[U64Array, U64Array | None]]) -> U64Array
     return given[0] if len(given) == 1 else np.concatenate(given)
 
 
-class NonFTXorHandler:
+class NonFTXorHandler(XorHandler):
     def __init__(self, remedy: str = "") -> None:
         self._remedy = remedy
-
-    def settle(
-        self, anchors: RecordIds | None, owed: U64Array | None, records: I64Array | None = None
-    ) -> None:
-        """Do nothing."""
 
     def fail(self, anchors: RecordIds | None, failures: Iterable[RowFailure]) -> None:
         """Raise the first failure as a `JobError`, or as the error that no restart mends."""
@@ -293,9 +291,3 @@ class NonFTXorHandler:
             error = JobError(said) if found is None else type(found)(f"{found}{self._remedy}")
             error.operator = failure.operator
             raise error
-
-    def events(self) -> Events | None:
-        return None
-
-    def failures(self) -> tuple[Failure, ...]:
-        return ()

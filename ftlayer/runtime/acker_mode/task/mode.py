@@ -52,7 +52,7 @@ from ftlayer.runtime.task.pipeline import ChannelOutlet, Outlet, Passed, Rows, u
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import JobGraph, has_timers, reads_again
 from ftlayer.topology.operators import Operator
-from ftlayer.vertex.calls import Failure
+from ftlayer.vertex.calls import Failure, Persist
 
 
 class AckerCompanion(ChainCompanion):
@@ -337,7 +337,7 @@ class PersistingSourceTask:
         else:
             emission = self._emitter.roots(rows.payload, roots, split=rows.in_time)
             failures = failures_of(roots, emission.failures)
-        call = persister.persist(
+        call = Persist(
             self._stream,
             rows.payload,
             among,
@@ -443,7 +443,7 @@ class TimerRoots:
             raise ProtocolError(f"{self._uid!r}: timers make new roots only with fault tolerance on")
         roots = among.ids()
         emission = self._emitter.roots(payload, roots, times, tag)
-        call = persister.persist(
+        call = Persist(
             stream, payload, among, emission.values, key_hashes=emission.key_hashes, ids=emission.ids
         )
         self._tickets += 1
