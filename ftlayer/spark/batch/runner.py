@@ -26,6 +26,7 @@ from ftlayer.spark.stages.run import (
     RunOptions,
     StagesResult,
     Verdict,
+    map_in_arrow,
     run_stages,
     sealed_rows,
     split_root,
@@ -78,7 +79,7 @@ def rows_to_skip(source: DataFrame, sealed: BatchBegun, schema: pa.Schema) -> Sk
         return Skip(roots=roots)
     # A row that is known by more columns has fewer that it could be: it chooses first.
     widest_first = tuple(sorted(known_by, key=len, reverse=True))
-    found = source.mapInArrow(_find(frozenset(wanted), widest_first), FOUND_COLUMNS).toLocalIterator()
+    found = map_in_arrow(source, _find(frozenset(wanted), widest_first), FOUND_COLUMNS).toLocalIterator()
     chosen = choose(((row[0], row[1], bytes(row[2])) for row in found), wanted)
     return Skip(chosen, roots)
 

@@ -215,13 +215,15 @@ class BatchWriterSink:
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
         from pyspark import cloudpickle
 
+        from ftlayer.spark.stages.run import map_in_arrow
+
         rows = result.tagged_rows() if self.bisect else result.good_rows()
         task = WriteTask(self.writer, result.schema, self.operator if self.bisect else "", self.rules)
         messages: list[Any] = []
         failures: list[Failure] = []
         taken = 0
         try:
-            for row in rows.mapInArrow(task, "written binary").collect():
+            for row in map_in_arrow(rows, task, "written binary").collect():
                 written, rejected, rest = cloudpickle.loads(row[0])
                 messages += written
                 failures += rejected

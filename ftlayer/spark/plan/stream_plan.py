@@ -401,11 +401,13 @@ TRACKED_FT = "struct<root: bigint>"
 
 def plain_rows(source: DataFrame, stages: StagePlan, schemas: Sequence[StructType]) -> DataFrame:
     """Apply the steps to ``source``. An exception of a function fails the query, as in Spark."""
+    from ftlayer.spark.stages.run import map_in_arrow
+
     frame = source
     for stage, schema in zip(stages.stages, schemas, strict=True):
         frame = _frame_steps(frame, stage.frame_steps)
         if stage.functions:
-            frame = frame.mapInArrow(_run(stage.functions), schema)
+            frame = map_in_arrow(frame, _run(stage.functions), schema)
     return _frame_steps(frame, stages.before_sink)
 
 
