@@ -102,6 +102,14 @@ def console(
     mask_payloads: Annotated[
         bool, typer.Option("--mask-payloads", help="Show types and lengths in place of what records hold.")
     ] = False,
+    edit_with: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A function that operators may edit many dead letters by, as `ftlayer dead edit --with` does; "
+            "repeatable. No other is called.",
+        ),
+    ] = None,
 ) -> None:
     """Show queries, topologies, vertices and records in a browser, and mend them from there."""
     import logging
@@ -115,8 +123,16 @@ def console(
     from ftlayer.transport.sockets import Notifier
 
     options = ConsoleOptions(
-        listen, login_file, tls_cert, tls_key, tls_client_ca, mask_payloads, tuple(checkpoints or ())
+        listen,
+        login_file,
+        tls_cert,
+        tls_key,
+        tls_client_ca,
+        mask_payloads,
+        tuple(checkpoints or ()),
+        tuple(edit_with or ()),
     )
+    sys.path.append(os.getcwd())  # last: it hides nothing
     look = _look(vertex or [], token_file, root_certs, client_pem, checkpoints or ())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(
@@ -500,6 +516,7 @@ _ANYWHERE = {
     "root_certs": "--root-certs",
     "client_pem": "--client-pem",
     "login_file": "--login-file",
+    "edit_with": "--edit-with",
 }
 _IN_FRONT = {
     "listen": "--listen",

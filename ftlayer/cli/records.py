@@ -188,7 +188,7 @@ def print_listed(
 
     With ``several`` vertices its one is named.
     """
-    _print_head(console, record, names, now_ms, several=several)
+    print_head(console, record, names, now_ms, several=several)
     info = record.info
     if info.reason:
         where = f"(in {info.operator}) " if info.operator else ""
@@ -207,7 +207,7 @@ def _said(listing: RecordListing, total: int) -> str:
     )
 
 
-def _print_head(
+def print_head(
     console: Console, record: FoundRecords, names: JobNames, now_ms: int, *, several: bool
 ) -> None:
     from ftlayer.monitor.facts import record_stream

@@ -178,9 +178,13 @@ def _checked_directory(given: str, announced: AnnouncedJob) -> str:
 
 def check_editable(console: Console, vertex: str, info: RecordInfo) -> None:
     """Raise `ConfigError` where payloads are masked, and `UnsupportedError` for a record that cannot be edited."""
+    check_unmasked(console)
+    check_way_back(console.watch.view(vertex), info, edited=True)
+
+
+def check_unmasked(console: Console) -> None:
     if console.options.mask_payloads:
         raise ConfigError("this console masks payloads: it edits none")
-    check_way_back(console.watch.view(vertex), info, edited=True)
 
 
 def parsed_payload(text: str, before: pa.RecordBatch) -> pa.RecordBatch:

@@ -206,7 +206,15 @@ def _visit(request: Request, params: Mapping[str, str], query: QueryParams) -> V
 
 
 def _part(visit: Visit, name: str, context: Context) -> Markup:
-    return Markup(render(visit.caller, f"parts/{name}.html", masked=visit.mask, **context))
+    return Markup(
+        render(
+            visit.caller,
+            f"parts/{name}.html",
+            masked=visit.mask,
+            functions=visit.console.options.edit_with,
+            **context,
+        )
+    )
 
 
 def events(request: Request, pages: tuple[LivePage, ...], streams: set[object]) -> StreamingResponse:

@@ -6,20 +6,33 @@ letter that dies meanwhile is none of them, and one that is gone by then is left
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate
+from typing import Any
 
+import pyarrow as pa
+
+from ftlayer.checkpoint.custom_storage import imported
 from ftlayer.checkpoint.letters import TIMER_SCHEMA, not_into_source
-from ftlayer.errors import UnsupportedError
+from ftlayer.config import MIB
+from ftlayer.errors import ConfigError, FTLayerError, UnsupportedError
+from ftlayer.monitor.differences import Difference, differences
 from ftlayer.monitor.names import JobNames, VertexView
+from ftlayer.monitor.row_json import json_of_row, row_of_json
 from ftlayer.monitor.where import Where
+from ftlayer.printable import described
 from ftlayer.vertex.calls import (
+    MAX_EDITS,
     MAX_KEYS,
     MAX_SELECTED,
     Changed,
     DeadGroup,
+    Edit,
+    EditAndRequeue,
     JobPlan,
     Purge,
     RecordInfo,
@@ -247,6 +260,7 @@ class Change(StrEnum):
 
     REQUEUE = "requeue"
     PURGE = "purge"
+    EDIT = "edit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,13 +343,122 @@ class Counting:
         return Letters(tuple(self._found), self._examined, self._now_ms)
 
 
+EditFunction = Callable[[dict[str, Any]], object]
+"""Gets a record as `json_of_row` has it; returns the new one, or None to leave the letter as it is."""
+
+SHOWN_EDITS = 10
+MOST_EDITED, MOST_EDITED_BYTES = 100_000, 512 * MIB
+"""New records that are kept in memory until they are confirmed."""
+_EDIT_BYTES = 4 * MIB
+"""Records of a call that edits, unless one alone has more."""
+
+
+def edit_function(name: str, option: str) -> EditFunction:
+    """Return the function that ``module:function`` names. Raises `ConfigError`, naming the option."""
+    found = imported(name, option, "'package.module:function', of a module that can be imported here")
+    if not callable(found):
+        raise ConfigError(f"{option}: {name!r} is a {type(found).__name__}, not a function of a record")
+    return found
+
+
+class Editing:
+    """What a function makes of dead letters, one by one. It is called once for each, and nothing is changed yet.
+
+    Attributes:
+        found: vertex and key of all letters that were looked at.
+        payloads: the new records, by vertex and key.
+        first: the first ten of them: vertex, letter, and where the new record differs.
+        left: why letters stay as they are whose function failed, or gave what the letter cannot be.
+    """
+
+    def __init__(self, function: EditFunction) -> None:
+        self._function = function
+        self._bytes = 0
+        self._groups = LetterGroups()
+        self.found: dict[tuple[str, bytes], None] = {}  # selections may overlap
+        self.payloads: dict[tuple[str, bytes], pa.RecordBatch] = {}
+        self.first: list[tuple[str, RecordInfo, list[Difference]]] = []
+        self.left: dict[tuple[str, bytes], str] = {}
+
+    @property
+    def unchanged(self) -> int:
+        return len(self.found) - len(self.payloads) - len(self.left)
+
+    @property
+    def groups(self) -> list[LetterGroup]:
+        """What is edited."""
+        return self._groups.groups()
+
+    def take(self, view: VertexView, letters: Iterable[RecordInfo]) -> None:
+        """Look at letters of a vertex. Raises `ConfigError` where these are more than can be kept."""
+        for info in letters:
+            name = (view.vertex, info.key)
+            if name in self.found:
+                continue
+            self.found[name] = None
+            try:
+                before, row = self._edited(view, info)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - it is a user's function
+                self.left[name] = str(error) if isinstance(error, FTLayerError) else described(error)
+                continue
+            after = before if row is None else json_of_row(row)
+            # Not ==, to which 0 is -0.0, and 1 is true.
+            if row is None or json.dumps(after) == json.dumps(before):
+                continue
+            self._bytes += row.nbytes
+            if len(self.payloads) >= MOST_EDITED or self._bytes > MOST_EDITED_BYTES:
+                raise ConfigError(
+                    f"more than {MOST_EDITED:,} letters, or {MOST_EDITED_BYTES // MIB} MiB of new records: edit some "
+                    "first, by a filter like 'age > 1h'"
+                )
+            self.payloads[name] = row
+            self._groups.add(view.vertex, info)
+            if len(self.first) < SHOWN_EDITS:
+                self.first.append((view.vertex, info, differences(before, after)))
+
+    def _edited(self, view: VertexView, info: RecordInfo) -> tuple[dict[str, Any], pa.RecordBatch | None]:
+        check_way_back(view, info, edited=True)
+        # The function may change what it is given.
+        before, given = json_of_row(info.payload), self._function(json_of_row(info.payload))
+        return before, None if given is None else row_of_json(given, info.payload.schema, info.payload)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is left, and why, and the first edits, as JSON has them."""
+        return {
+            "unchanged": self.unchanged,
+            "left": [
+                {"vertex": vertex, "key": key.hex(), "reason": why}
+                for (vertex, key), why in self.left.items()
+            ],
+            "preview": [
+                {
+                    "vertex": vertex,
+                    "key": info.key.hex(),
+                    "before": json_of_row(info.payload),
+                    "after": json_of_row(self.payloads[vertex, info.key]),
+                }
+                for vertex, info, _ in self.first
+            ],
+        }
+
+
 class Carrying:
     """Changes letters, a call after the other."""
 
-    def __init__(self, change: Change, letters: Letters, by: str = "") -> None:
-        """Change these letters; nothing is done yet. ``by`` says who does it, for the audit log."""
+    def __init__(
+        self,
+        change: Change,
+        letters: Letters,
+        by: str = "",
+        payloads: Mapping[tuple[str, bytes], pa.RecordBatch] | None = None,
+    ) -> None:
+        """Change these letters; nothing is done yet.
+
+        ``by`` says who does it, for the audit log; ``payloads`` are the new ones, of a change that edits.
+        """
         self._change = change
         self._by = by
+        self._payloads = payloads or {}
         self._rest: dict[str, list[bytes]] = {}
         for vertex, key in letters.keys:
             self._rest.setdefault(vertex, []).append(key)
@@ -343,19 +466,27 @@ class Carrying:
         self.asked = 0
         self.changed = 0
 
-    def next_call(self) -> tuple[str, Requeue | Purge] | None:
+    def next_call(self) -> tuple[str, Requeue | Purge | EditAndRequeue] | None:
         """Return whom to ask what, None at the end."""
         for vertex, keys in self._rest.items():
-            some = tuple(keys[:KEYS_A_CALL])
-            return vertex, Requeue(some, self._by) if self._change is Change.REQUEUE else Purge(
-                some, self._by
-            )
+            some = tuple(keys[: self._at_once(vertex, keys)])
+            if self._change is Change.EDIT:
+                edits = tuple(Edit(key, self._payloads[vertex, key]) for key in some)
+                return vertex, EditAndRequeue(edits, self._by)
+            return vertex, (Requeue if self._change is Change.REQUEUE else Purge)(some, self._by)
         return None
+
+    def _at_once(self, vertex: str, keys: list[bytes]) -> int:
+        if self._change is not Change.EDIT:
+            return KEYS_A_CALL
+        sizes = accumulate(self._payloads[vertex, key].nbytes for key in keys[:MAX_EDITS])
+        return max(1, sum(int(size) <= _EDIT_BYTES for size in sizes))
 
     def take(self, answer: Changed) -> None:
         vertex, keys = next(iter(self._rest.items()))
-        self.asked += len(keys[:KEYS_A_CALL])
+        some = len(keys[: self._at_once(vertex, keys)])
+        self.asked += some
         self.changed += answer.count
-        del keys[:KEYS_A_CALL]
+        del keys[:some]
         if not keys:
             del self._rest[vertex]

@@ -326,6 +326,113 @@ def test_a_record_is_changed_and_tried_again(
     assert (code, output) == (1, f"ftlayer: there is no dead letter {first}\n")
 
 
+FIXES = """
+import json
+
+def halved(record):
+    if record["price"] > 100:
+        raise ValueError("too dear")
+    if record["price"] == 7.5:
+        return {"price": "much", "text": "x"}
+    if record["price"] == 8.5:
+        return [record]
+    if record["price"] > 50:
+        return None
+    if record["price"] < 0:
+        return record
+    record["price"] /= 2
+    return {"price": record["price"], "text": record["text"] + "!"}
+
+half = 0.5
+"""
+
+
+@pytest.fixture
+def fixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the working directory, as somebody writes one."""
+    (tmp_path / "fixes_of_prices.py").write_text(FIXES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "fixes_of_prices", raising=False)
+    return "fixes_of_prices:halved"
+
+
+def test_many_letters_are_edited_by_a_function(letters: Letters, fixes: str) -> None:
+    """Previewed, asked for, and changed; those that it fails for, or leaves, stay as they are."""
+    keys = letters.make([float(price) for price in range(2, 24, 2)] + [60.0, -1.0, 200.0, 7.5, 8.5])
+    chosen = ("dead", "edit", "--where", "stream = clean-orders", "--with", fixes)
+    code, output = letters.run(*chosen, answer="n\n")
+    assert code == 1
+    assert output.count("  price\n") == 10
+    assert f"{keys[0]}  clean-orders/orders" in output
+    assert '  price\n  - 2.0\n  + 1.0\n  text\n  - "no 2.0"\n  + "no 2.0!"\n' in output
+    assert "11 of 16 dead letters would change, the first 10 as above; 2 stay as they are\n" in output
+    assert f"ftlayer: {keys[13]} is left as it is: ValueError: too dear\n" in output
+    assert f"{keys[14]} is left as it is: column 'price' (double): expected a number, got 'much'" in output
+    assert f"{keys[15]} is left as it is: expected an object with the columns of the record" in output
+    assert "Edit and requeue 11 dead letters of clean-orders/orders in" in output
+    assert letters.found() == keys
+    dry = letters.json(*chosen, "--dry-run")
+    assert (dry["asked"], dry["edited"], dry["unchanged"], len(dry["preview"])) == (16, 11, 2, 10)
+    assert dry["preview"][0]["after"] == {"price": 1.0, "text": "no 2.0!"}
+    assert letters.found() == keys
+    code, output = letters.run(*chosen, "--yes")
+    assert (code, "edited and requeued 11 of 11\n" in output) == (1, True), "not all was done"
+    assert letters.found() == keys[11:]
+    waiting = letters.client.call(calls.SelectRecords("waiting", stream=STREAM))
+    assert isinstance(waiting, calls.RecordPage)
+    found = [info.payload.to_pylist()[0] for info in waiting.records if info.edited_by == user_name()]
+    assert [row["price"] for row in found if (row["text"] or "").endswith("!")] == [
+        float(n) for n in range(1, 12)
+    ]
+    code, output = letters.run("dead", "edit", keys[11], keys[12], "--with", fixes)
+    assert (code, output) == (
+        0,
+        "0 of 2 dead letters would change; 2 stay as they are\nedited and requeued 0 of 0\n",
+    )
+
+
+def test_records_of_an_edit_go_to_a_vertex_in_calls_of_a_bounded_size(
+    letters: Letters, fixes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftlayer.monitor.plans._EDIT_BYTES", 64)
+    letters.make([2.0] * 7)
+    before = len(letters.client.call(calls.ListAudit()).entries)  # type: ignore[union-attr]
+    assert letters.json("dead", "edit", "--all", "--with", fixes, "--yes")["changed"] == 7
+    assert len(letters.client.call(calls.ListAudit()).entries) - before > 1  # type: ignore[union-attr]
+    monkeypatch.setattr("ftlayer.monitor.plans.MOST_EDITED", 2)
+    keys = letters.make([2.0] * 3)
+    code, output = letters.run("dead", "edit", "--all", "--with", fixes, "--yes")
+    assert (code, "more than 2 letters" in output, letters.found()) == (2, True, keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ("--with", "fixes_of_prices:nothing", "--all"),
+            "--with: 'fixes_of_prices:nothing' cannot be imported",
+        ),
+        (("--with", "no_such:fix", "--all"), "expected 'package.module:function'"),
+        (("--with", "fixes_of_prices:half", "--all"), "is a float, not a function of a record"),
+        (("--with", "fixes_of_prices:halved"), "by their keys or by --where, or say --all"),
+        (
+            ("--with", "fixes_of_prices:halved", "--set", "price=1", "--all"),
+            "--with, --set, --from: give one",
+        ),
+        (("--all",), "many are edited by a function, --with module:function"),
+        (("--where", "age > 1s", "--set", "price=1"), "many are edited by a function"),
+        ((), "name one letter by its key"),
+    ],
+)
+def test_an_edit_of_many_that_makes_no_sense(
+    letters: Letters, fixes: str, given: tuple[str, ...], said: str
+) -> None:
+    keys = letters.make([1.5])
+    code, output = letters.run("dead", "edit", *given)
+    assert (code, said in output, letters.found()) == (2, True, keys), output
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

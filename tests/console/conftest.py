@@ -331,4 +331,6 @@ def query_fixture(clock: ManualClock) -> Callable[..., JobDetails]:
 @pytest.fixture(scope="session")
 def kit() -> SimpleNamespace:
     """What a test makes a console of its own of, one that lives longer than a test."""
-    return SimpleNamespace(LiveVertex=LiveVertex, topology=topology, query=query, tokens=TOKENS)
+    return SimpleNamespace(
+        LiveVertex=LiveVertex, topology=topology, query=query, tokens=TOKENS, visitor=Visitor
+    )

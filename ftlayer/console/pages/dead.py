@@ -15,6 +15,7 @@ from ftlayer.console.asking import (
     PostedForm,
     by,
     check_editable,
+    check_unmasked,
     parsed_payload,
     requeue_edited,
 )
@@ -169,7 +170,7 @@ def make_plan(request: Request, caller: Operator, form: PostedForm) -> Response:
         say(request, "Nothing is selected: check the boxes of what is meant first.", "warn")
         came_from = urlsplit(request.headers.get("referer", ""))
         return go_to(own_path(f"{came_from.path}?{came_from.query}" if came_from.path else "/dead"))
-    work = begin_work(console, caller.user.name, form.text("action"), choice)
+    work = begin_work(console, caller.user.name, form.text("action"), choice, form.text("function"))
     return go_to(f"/dead/plans/{work.id}")
 
 
@@ -194,17 +195,26 @@ def export_plan(
     return export(console, known_work(console, plan, caller.user.name), format)
 
 
-def begin_work(console: Console, user: str, action: str, choice: Choice) -> Work:
-    """Begin to count, and wait for a moment whether that is all. Raises `ConfigError`."""
+def begin_work(console: Console, user: str, action: str, choice: Choice, function: str = "") -> Work:
+    """Begin to count, and wait for a moment whether that is all. Raises `ConfigError`.
+
+    ``function`` is one of those that the console was started with: no other is called, whoever asks.
+    """
     try:
         wanted = Wanted(action)
     except ValueError:
         raise ConfigError(f"action: expected one of {', '.join(Wanted)}, got {action!r}") from None
     if wanted is Wanted.EXPORT:
         check_export(console)
+    if wanted is Wanted.EDIT:
+        check_unmasked(console)
+        if function not in console.functions:
+            known = ", ".join(console.functions) or "none: start the console with --edit-with module:function"
+            raise ConfigError(f"function: expected one of those that this console may call ({known})")
     if choice.filter is not None:
         check_masking(console, choice.filter)
-    work = console.works.count(user, wanted, choice.selections(console))
+    edits = console.functions[function] if wanted is Wanted.EDIT else None
+    work = console.works.count(user, wanted, choice.selections(console), edits)
     work.ready.wait(_AT_ONCE_S)
     return work
 
