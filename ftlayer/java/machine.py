@@ -30,7 +30,6 @@ exec '{java}' "$@"
 
 
 def is_installed() -> bool:
-    """Whether the extra is there; fast."""
     return find_spec(WHEEL) is not None
 
 

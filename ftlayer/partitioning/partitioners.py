@@ -159,8 +159,6 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Global:
-    """Every record to channel 0."""
-
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         check_channels(channels)
         return np.zeros(len(rows.record_ids), np.int32)

@@ -143,8 +143,6 @@ class ReplayEverywhere:
 
 @dataclass(frozen=True)
 class ReplayGlobal:
-    """Channel 0."""
-
     def select(self, rows: StoredRows, channels: int) -> I32Array:
         check_channels(channels)
         return np.zeros(len(rows.record_ids), np.int32)

@@ -236,8 +236,6 @@ class Line(Protocol):
 
 
 class PlainLines:
-    """A line of stderr each time."""
-
     def __enter__(self) -> PlainLines:
         return self
 
@@ -326,8 +324,6 @@ _Instructions: TypeAlias = Sequence[ModeInstruction[NoReturn]]
 
 
 class UntrackedJob(JobMode[NoReturn]):
-    """Of ``FTStatus.OFF``."""
-
     def __init__(self, crew: Crew, *, run: str, restart: RestartStrategy) -> None:
         """``restart`` says when the process of a slot is replaced that was lost before it ran."""
         super().__init__(crew, run)

@@ -301,8 +301,6 @@ SinkConnector = FunctionSink | WriterSink
 
 @dataclass(frozen=True)
 class Sink:
-    """Where records leave a topology."""
-
     uid: str
     connector: SinkConnector
     schema: pa.Schema

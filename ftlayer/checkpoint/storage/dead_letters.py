@@ -249,8 +249,6 @@ class LetterFiles(Protocol):
 
 
 class StoredLetters:
-    """`LetterFiles` below ``<directory>/dead-letters/<job>``."""
-
     def __init__(self, directory: str, job: str, key: bytes) -> None:
         self._files = open_files(letters_directory(directory, job))
         self._signer = Signer(key)

@@ -360,7 +360,6 @@ class SlotCore:
         return False
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether `TimePassed` has something to do."""
         for seat in self._seats:
             if seat.wake_ms is not None and seat.wake_ms <= now_ms:
                 return True

@@ -296,8 +296,6 @@ OVERHEAD_BYTES = 100
 
 
 class Produced(NamedTuple):
-    """Arguments of ``Producer.produce``, for one row."""
-
     topic: str
     value: bytes | None
     key: bytes | None

@@ -191,8 +191,6 @@ class FailCall(ModeInstruction):
 
 @fast_dataclass
 class TakeReplaysCall(ModeInstruction):
-    """Ask for replays; `ReplaysCame` follows."""
-
     key: TaskKey
     ask: AskReplays
 

@@ -319,7 +319,6 @@ class Barriers:
         return self.settle(now)
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether `on_time` has something to do."""
         if self._arrived or self._steps or self._outgoing.late or self._outgoing.departed:
             return True
         return self._due_ms is not None and self._due_ms <= now_ms

@@ -81,8 +81,6 @@ class ToChannels:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows that went through together: `ftlayer.functions.undo.log.PieceOfWork`."""
-
     given: Given
     routed: Routed
 

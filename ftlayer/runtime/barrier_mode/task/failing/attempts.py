@@ -750,8 +750,6 @@ _NONE: Waited = {}
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Timers that fired together: `ftlayer.functions.undo.log.PieceOfWork`."""
-
     fired: Fired
     routed: Routed
 
