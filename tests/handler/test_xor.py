@@ -10,7 +10,7 @@ from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.handler.handler import FTHandler, Handler, NonFTHandler
 from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import shard_of
-from ftlayer.vertex.calls.event_ids import check_event_ids
+from ftlayer.vertex.calls.common import check_event_ids
 
 
 def u64(*numbers: int) -> np.ndarray:

@@ -62,6 +62,7 @@ from ftlayer.telemetry.settings import tracing_of
 from ftlayer.telemetry.spans import EndedSpan, program_spans
 from ftlayer.topology.checks import lag_behind
 from ftlayer.vertex.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall, ReportCircuits
+from ftlayer.vertex.calls.common import MAX_NAME_BYTES
 from ftlayer.vertex.calls.jobs import (
     BatchDetails,
     HistogramDetails,
@@ -70,7 +71,6 @@ from ftlayer.vertex.calls.jobs import (
     JobOrder,
     OrderAction,
 )
-from ftlayer.vertex.wire.frames import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -40,7 +40,7 @@ from ftlayer.transport.flight_connection import (
     failure_text,
 )
 from ftlayer.vertex.calls import Call, Envelope, Ingest, Persist, Register, Reply, Xor
-from ftlayer.vertex.wire.frames import ENVELOPED, decode_reply, encode_call, fields_of, frame_of
+from ftlayer.vertex.wire.frames import decode_reply, encode_call, fields_of, frame_of
 
 logger = logging.getLogger(__name__)
 
@@ -656,7 +656,7 @@ class VertexClient:
         `MalformedRequestError` for a call that cannot be meant.
         """
         deadline = monotonic_ms() + (self._deadline_ms if deadline_ms is None else deadline_ms)
-        if type(call) not in ENVELOPED:
+        if not call.enveloped:
             return self._exchange(encode_call(call, None), type(call).__name__, deadline)
         with self._lane() as lane:
             frame = encode_call(call, Envelope(lane.client, lane.sequence))

@@ -43,8 +43,9 @@ from ftlayer.vertex.calls import (
     Sealed,
     SealedRows,
     Xor,
+    handles,
 )
-from ftlayer.vertex.calls.event_ids import plain_event_ids, stored_event_ids
+from ftlayer.vertex.calls.common import plain_event_ids, stored_event_ids
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.retry import MAX_OPERATOR, MAX_PLACE, MAX_REASON, MAX_TRACEBACK, cut
@@ -284,7 +285,8 @@ class Batches:
         self._deliveries = deliveries
         self._writer = SealWriter(state)
 
-    def begin(self, txn: WriteTransaction, call: BeginBatch) -> BatchBegun:
+    @handles(BeginBatch)
+    def begin(self, txn: WriteTransaction, call: BeginBatch, now: Now) -> BatchBegun:
         """Say how far a batch has come; a new one removes what earlier batches kept."""
         query = self._owned(txn, call)
         if call.batch <= query.last_committed:
@@ -300,6 +302,7 @@ class Batches:
             batches.delete_report(txn, query.number, query.last_committed)
         return BatchBegun(BatchState.NEW)
 
+    @handles(Seal)
     def seal(self, txn: WriteTransaction, call: Seal, now: Now) -> Sealed:
         """Store the verdict of a batch. It has no effect before the commit."""
         query = self._owned(txn, call)
@@ -323,6 +326,7 @@ class Batches:
         put_query(txn, call.query, replace(query, last_sealed=call.batch))
         return Sealed(head.waiting, head.dead)
 
+    @handles(Reseal)
     def reseal(self, txn: WriteTransaction, call: Reseal, now: Now) -> Sealed:
         """Add to the verdict of a sealed batch what failed when it ran again."""
         query = self._owned(txn, call)
@@ -340,6 +344,7 @@ class Batches:
         keep_report(txn, query.number, call.batch, call.report)
         return head
 
+    @handles(Commit)
     def commit(self, txn: WriteTransaction, call: Commit, now: Now) -> Committed:
         query = self._owned(txn, call)
         if call.batch <= query.last_committed:

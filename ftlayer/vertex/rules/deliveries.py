@@ -34,6 +34,7 @@ from ftlayer.vertex.calls import (
     Records,
     StreamOptions,
     TakeReplays,
+    handles,
 )
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
@@ -63,6 +64,7 @@ class Replays:
         self._state = state
         self._tracking = tracking
 
+    @handles(TakeReplays)
     def take(self, txn: WriteTransaction, call: TakeReplays, now: Now) -> RecordBatches:
         """Hand out due replays of a pushed stream and register them."""
         state = self._state
@@ -211,6 +213,7 @@ class Deliveries:
         self._state = state
         self._replay = replay
 
+    @handles(Ingest)
     def ingest(
         self, txn: WriteTransaction, call: Ingest, now: Now
     ) -> tuple[Accepted, Callable[[], None] | None]:
@@ -236,6 +239,7 @@ class Deliveries:
 
         return Accepted(rows), count
 
+    @handles(Deliverable)
     def deliverable(self, txn: WriteTransaction, call: Deliverable, now: Now) -> DeliverableUpTo:
         """Return how far the query can read, moving due replays into the log as far as they are asked for."""
         stream = self._state.stream(call.stream)
@@ -257,7 +261,8 @@ class Deliveries:
         stream.offered = max(stream.offered, end)
         return DeliverableUpTo(end)
 
-    def read(self, txn: ReadTransaction, call: ReadDeliveries) -> RecordBatches:
+    @handles(ReadDeliveries)
+    def read(self, txn: ReadTransaction, call: ReadDeliveries, now: Now) -> RecordBatches:
         """Return the rows of a range. Those removed by the begin of a later batch are absent."""
         stream = self._state.stream(call.stream)
         bounds = get_bounds(txn, stream.number)

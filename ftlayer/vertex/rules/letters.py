@@ -25,6 +25,7 @@ from ftlayer.vertex.calls import (
     RequeuedLetter,
     RequeuedLetters,
     ReturnLetters,
+    handles,
 )
 from ftlayer.vertex.rules.owners import owner_of
 from ftlayer.vertex.rules.retry import MAX_HISTORY, shortened, stored_attempt
@@ -43,6 +44,7 @@ class BarrierLetters:
         self._state = state
         self._store = store
 
+    @handles(KeepLetters)
     def keep(self, txn: WriteTransaction, call: KeepLetters, now: Now) -> LettersKept:
         """Put the letters of one part of a file among the dead, once."""
         state = self._state
@@ -75,11 +77,13 @@ class BarrierLetters:
             stream.counters.dead += 1
         return LettersKept(len(call.letters))
 
-    def forget(self, txn: WriteTransaction, call: ForgetLetters) -> LettersKept:
+    @handles(ForgetLetters)
+    def forget(self, txn: WriteTransaction, call: ForgetLetters, now: Now) -> LettersKept:
         self._state.owners.check([call.job], call.owner)
         return LettersKept(kept.forget_kept(txn, call.job, call.file))
 
-    def requeued(self, txn: ReadTransaction, call: GetRequeued) -> RequeuedLetters:
+    @handles(GetRequeued)
+    def requeued(self, txn: ReadTransaction, call: GetRequeued, now: Now) -> RequeuedLetters:
         """Return a page of letters that were requeued, and are in no checkpoint of their job yet."""
         self._state.owners.check([call.job], call.owner)
         contents = RecordContents(self._state, txn)
@@ -98,10 +102,12 @@ class BarrierLetters:
             size += payload.nbytes + sum(len(each.traceback) for each in attempts)
         return RequeuedLetters(tuple(found), b"")
 
-    def readmitted(self, txn: WriteTransaction, call: Readmitted) -> Changed:
+    @handles(Readmitted)
+    def readmitted(self, txn: WriteTransaction, call: Readmitted, now: Now) -> Changed:
         self._state.owners.check([call.job], call.owner)
         return Changed(sum(self._take(txn, call.job, key) is not None for key in call.keys))
 
+    @handles(ReturnLetters)
     def give_back(self, txn: WriteTransaction, call: ReturnLetters, now: Now) -> Changed:
         self._state.owners.check([call.job], call.owner)
         count = 0

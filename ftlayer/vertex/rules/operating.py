@@ -15,7 +15,17 @@ from ftlayer.store import dead_index as failed
 from ftlayer.store.dead_index import FailedRecord, FailedTable
 from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.store.streams import get_cursor, put_cursor, put_died_ms
-from ftlayer.vertex.calls import Changed, Cursor, Edit, EditAndRequeue, GetCursor, Purge, PutCursor, Requeue
+from ftlayer.vertex.calls import (
+    Changed,
+    Cursor,
+    Edit,
+    EditAndRequeue,
+    GetCursor,
+    Purge,
+    PutCursor,
+    Requeue,
+    handles,
+)
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
@@ -153,6 +163,7 @@ class DeadLetters:
         self._state = state
         self._store = store
 
+    @handles(Requeue)
     def requeue(self, txn: WriteTransaction, call: Requeue, now: Now) -> Changed:
         """Give dead letters their attempts back; they are due at once and keep their history."""
         taken = self._take_all(txn, call.keys)
@@ -160,6 +171,7 @@ class DeadLetters:
             self._wait(txn, stream, record, now)
         return self._changed(txn, "requeue", call.by, call.keys, taken, now)
 
+    @handles(Purge)
     def purge(self, txn: WriteTransaction, call: Purge, now: Now) -> Changed:
         purged = self._take_all(txn, call.keys)
         for stream, record in purged:
@@ -167,6 +179,7 @@ class DeadLetters:
             stream.counters.purged += 1
         return self._changed(txn, "purge", call.by, call.keys, purged, now)
 
+    @handles(EditAndRequeue)
     def edit(self, txn: WriteTransaction, call: EditAndRequeue, now: Now) -> Changed:
         """Give dead letters other payloads and requeue them. What is refused is refused before anything is changed."""
         if self._store.used_share >= INTAKE_SHARE:
@@ -239,11 +252,13 @@ class DeadLetters:
             for name, each in sorted(operators.items())
         )
 
-    def put_cursor(self, txn: WriteTransaction, call: PutCursor) -> Cursor:
+    @handles(PutCursor)
+    def put_cursor(self, txn: WriteTransaction, call: PutCursor, now: Now) -> Cursor:
         put_cursor(txn, self._state.stream(call.stream).number, call.reader, call.position)
         return Cursor(call.position)
 
-    def cursor(self, txn: ReadTransaction, call: GetCursor) -> Cursor:
+    @handles(GetCursor)
+    def cursor(self, txn: ReadTransaction, call: GetCursor, now: Now) -> Cursor:
         """Return how far a reader has come; of a stream that is not declared, to nothing."""
         stream = self._state.find_stream(call.stream)
         return Cursor(b"" if stream is None else get_cursor(txn, stream.number, call.reader))

@@ -24,6 +24,7 @@ from ftlayer.vertex.calls import (
     TakenOver,
     TakeOver,
     WantedRows,
+    handles,
 )
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange
@@ -43,7 +44,8 @@ class RangeCalls:
 
     # ------------------------------------------------------------ planning
 
-    def note(self, txn: WriteTransaction, call: NoteRange) -> RangeNoted:
+    @handles(NoteRange)
+    def note(self, txn: WriteTransaction, call: NoteRange, now: Now) -> RangeNoted:
         """Keep a range that is about to be opened: no row of it can be registered before."""
         state = self._state
         state.owners.check([call.stream], call.owner)
@@ -52,7 +54,8 @@ class RangeCalls:
 
     # ------------------------------------------------------------ taking over
 
-    def take_over(self, txn: WriteTransaction, call: TakeOver) -> TakenOver:
+    @handles(TakeOver)
+    def take_over(self, txn: WriteTransaction, call: TakeOver, now: Now) -> TakenOver:
         """Give partitions to a holder: from now on it is asked for rows, and no other one registers any."""
         state = self._state
         state.owners.check([call.stream], call.owner)
@@ -68,7 +71,8 @@ class RangeCalls:
 
     # ------------------------------------------------------------ registering
 
-    def register(self, call: Register, now: Now) -> Registered:
+    @handles(Register)
+    def register(self, txn: None, call: Register, now: Now) -> Registered:
         """Enter rows of which there is no payload here. In memory only; a call that comes again has no effect."""
         state = self._state
         state.owners.check([call.stream], call.owner)
@@ -106,7 +110,8 @@ class RangeCalls:
 
     # ------------------------------------------------------------ what holders are told
 
-    def ask(self, call: AskRanges) -> RangesTold:
+    @handles(AskRanges)
+    def ask(self, txn: None, call: AskRanges, now: Now) -> RangesTold:
         """Say what a holder need not hold any more, and what it is to store."""
         state = self._state
         state.owners.check([call.stream], call.owner)
@@ -127,6 +132,7 @@ class RangeCalls:
 
     # ------------------------------------------------------------ storing
 
+    @handles(StoreRows)
     def store(self, txn: WriteTransaction, call: StoreRows, now: Now) -> RowsStored:
         """Store rows that are wanted: those that failed wait or are dead, those that were recalled are due."""
         state = self._state

@@ -36,7 +36,7 @@ _FORMAT = 2
 
 
 class StoredRange(NamedTuple):
-    """A range, see `ftlayer.vertex.calls.ranges.RowRange`; ``done`` has a bit for each row, the first one lowest."""
+    """A range, see `ftlayer.vertex.calls.streams.RowRange`; ``done`` has a bit for each row, the first one lowest."""
 
     start: bytes | None
     end: bytes

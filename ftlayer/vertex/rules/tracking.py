@@ -28,6 +28,7 @@ from ftlayer.vertex.calls import (
     Touched,
     Xor,
     Xored,
+    handles,
 )
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.live import by_segment, locate, locations_of
@@ -51,6 +52,7 @@ class Tracking:
 
     # ------------------------------------------------------------ persist
 
+    @handles(Persist)
     def persist(
         self, txn: WriteTransaction, call: Persist, now: Now
     ) -> tuple[Accepted, Callable[[], None] | None]:
@@ -207,7 +209,8 @@ class Tracking:
 
     # ------------------------------------------------------------ events
 
-    def xor(self, call: Xor, now: Now) -> Xored:
+    @handles(Xor)
+    def xor(self, txn: None, call: Xor, now: Now) -> Xored:
         """Fold events into pending roots. In memory only: what completes is written down by the next
         flush.
         """
@@ -226,7 +229,8 @@ class Tracking:
         state.counters.late_ignored += unknown
         return Xored(len(complete.roots), unknown)
 
-    def touch(self, call: Touch, now: Now) -> Touched:
+    @handles(Touch)
+    def touch(self, txn: None, call: Touch, now: Now) -> Touched:
         """Start the time of pending roots again."""
         state = self._state
         timeouts = {stream.options.timeout_ms for stream in state.streams.values()}
@@ -242,6 +246,7 @@ class Tracking:
                 state.tracker.touch(roots[positions], state.bucket(live.stream, now.mono_ms))
         return Touched(len(roots))
 
+    @handles(Fail)
     def fail(self, txn: WriteTransaction, call: Fail, now: Now) -> Failed:
         """End attempts. A root that timed out before is not failed again, but its late events are ignored
         now. With ``hold``, that of an unknown root ends when it is registered.

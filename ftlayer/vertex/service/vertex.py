@@ -33,12 +33,15 @@ from ftlayer.vertex.calls import (
     JobList,
     RecordPage,
     Reply,
+    Route,
     RowRoots,
     StatsReply,
     StreamList,
     Touched,
     Xor,
     Xored,
+    handles,
+    registered_in,
 )
 from ftlayer.vertex.rules.operating import ShardPulse
 from ftlayer.vertex.rules.owners import INGEST, owner_of
@@ -281,6 +284,7 @@ class Vertex:
         """Open all shards; ``path`` is for the routing table. Raises what opening them raises."""
         self._router = Router(path / ROUTES, len(parts))
         self._routing = threading.Lock()
+        self._own = registered_in(self)
         self._shards: list[Shard] = []
         try:
             for index, part in enumerate(parts):
@@ -324,78 +328,44 @@ class Vertex:
     # ------------------------------------------------------------ routes
 
     def _route(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
-        match call:
-            case calls.Xor() | calls.Touch() | calls.Fail():
-                self._split(call, envelope, answer)
-            case calls.Persist():
-                shard = self.shard_of_stream(call.stream)
-                self._check_roots(call.roots, shard, "Persist.roots")
-                self._shards[shard].submit(call, envelope, answer)
-            case calls.Register():
-                shard = self.shard_of_stream(call.stream)
-                self._check_roots(call.roots, shard, "Register.roots")
-                self._of_shard(call, shard, envelope, answer)
-            case calls.AskRanges() | calls.StoreRows():
-                self._of_shard(call, self.shard_of_stream(call.stream), envelope, answer)
-            case calls.TakeOver():
-                shard = self.shard_of_stream(call.stream)
-                self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
-            case calls.Ingest() | calls.TakeReplays() | calls.Deliverable() | calls.ReadDeliveries():
-                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
-            case calls.PutCursor() | calls.GetCursor() | calls.NoteRange():
-                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
-            case calls.KeepLetters():
-                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
-            case calls.ForgetLetters() | calls.GetRequeued() | calls.Readmitted() | calls.ReturnLetters():
-                self._shards[self._router.shard_of(call.job)].submit(call, envelope, answer)
-            case calls.Recall() | calls.StreamStatusCall():
-                self._of_one_job(call, envelope, answer)
-            case calls.ClaimJob():
-                self._shards[self._router.shard_of(call.job)].submit(call, envelope, answer)
-            case calls.OpenStream():
-                shard = self.shard_of_stream(call.stream)
-                self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
-            case calls.OpenQuery():
-                with self._routing:
-                    shard = self._router.open_query(call.query, call.streams)
-                self._check_streams(call.streams, shard, "OpenQuery.streams")
-                self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
-            case calls.Seal() | calls.Reseal():
-                shard = self._router.shard_of(call.query)
-                self._check_verdict(call, shard)
-                self._shards[shard].submit(call, envelope, answer)
-            case calls.BeginBatch() | calls.Commit() | calls.QueryStatusCall() | calls.ReportCircuits():
-                self._shards[self._router.shard_of(call.query)].submit(call, envelope, answer)
-            case calls.ListRecords():
-                self._list(call, answer)
-            case calls.SelectRecords():
-                self._select(call, answer)
-            case calls.DeadGroups() if call.stream:
-                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
-            case calls.Explain():
-                (shard,) = shard_of(np.array([call.root], np.uint64), self.shards).tolist()
-                self._shards[shard].submit(call, envelope, answer)
-            case calls.Requeue() | calls.Purge():
-                self._change_dead(call, envelope, answer)
-            case calls.EditAndRequeue():
-                self._edit_dead(call, envelope, answer)
-            case calls.ListAudit():
-                self._list_audit(call, answer)
-            case (
-                calls.Stats()
-                | calls.ListJobs()
-                | calls.ListStreams()
-                | calls.DeadGroups()
-                | calls.GetHour(owner="")
-            ):
-                parts: list[tuple[int, Call]] = [(shard, call) for shard in range(self.shards)]
-                self._everywhere(parts, envelope, answer, _ADD[type(call)])
-            case calls.AnnounceJob():
-                self._shards[self._router.shard_of(call.job.owner)].submit(call, envelope, answer)
-            case calls.AskJob():
-                self._shards[self._router.shard_of(call.order.owner)].submit(call, envelope, answer)
-            case calls.GetJob() | calls.GetHour():
-                self._shards[self._router.shard_of(call.owner)].submit(call, envelope, answer)
+        own = self._own.get(type(call))
+        if own is not None:
+            own(envelope, call, answer)
+            return
+        owner = getattr(call, call.route.value, "")
+        if owner:
+            self._shard_for(call, owner).submit(call, envelope, answer)
+        else:
+            self._everywhere([(at, call) for at in range(self.shards)], envelope, answer, _ADD[type(call)])
+
+    def _shard_for(self, call: Call, owner: str) -> Shard:
+        is_stream = call.route is Route.STREAM
+        return self._shards[self.shard_of_stream(owner) if is_stream else self._router.shard_of(owner)]
+
+    @handles(calls.Persist)
+    def _persist(self, envelope: Envelope | None, call: calls.Persist, answer: Answer) -> None:
+        shard = self.shard_of_stream(call.stream)
+        self._check_roots(call.roots, shard, "Persist.roots")
+        self._shards[shard].submit(call, envelope, answer)
+
+    @handles(calls.TakeOver, calls.OpenStream)
+    def _open_stream(
+        self, envelope: Envelope | None, call: calls.TakeOver | calls.OpenStream, answer: Answer
+    ) -> None:
+        shard = self._shards[self.shard_of_stream(call.stream)]
+        shard.submit(call, envelope, self._with_own_incarnation(answer))
+
+    @handles(calls.OpenQuery)
+    def _open_query(self, envelope: Envelope | None, call: calls.OpenQuery, answer: Answer) -> None:
+        with self._routing:
+            shard = self._router.open_query(call.query, call.streams)
+        self._check_streams(call.streams, shard, "OpenQuery.streams")
+        self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
+
+    @handles(calls.Explain)
+    def _explain(self, envelope: Envelope | None, call: calls.Explain, answer: Answer) -> None:
+        (shard,) = shard_of(np.array([call.root], np.uint64), self.shards).tolist()
+        self._shards[shard].submit(call, envelope, answer)
 
     def _everywhere(
         self,
@@ -414,8 +384,9 @@ class Vertex:
             one = late_if_stale(part, gather) if isinstance(part, calls.Xor) else gather
             self._shards[shard].submit(part, envelope, one)
 
+    @handles(calls.Xor, calls.Touch, calls.Fail)
     def _split(
-        self, call: calls.Xor | calls.Touch | calls.Fail, envelope: Envelope | None, answer: Answer
+        self, envelope: Envelope | None, call: calls.Xor | calls.Touch | calls.Fail, answer: Answer
     ) -> None:
         if self.shards == 1:
             self._shards[0].submit(call, envelope, answer)
@@ -445,19 +416,23 @@ class Vertex:
             ids=None if call.ids is None else call.ids.take(np.flatnonzero(mine)),
         )
 
-    def _of_shard(
+    @handles(calls.Register, calls.AskRanges, calls.StoreRows)
+    def _of_ranges(
         self,
-        call: calls.Register | calls.AskRanges | calls.StoreRows,
-        shard: int,
         envelope: Envelope | None,
+        call: calls.Register | calls.AskRanges | calls.StoreRows,
         answer: Answer,
     ) -> None:
+        shard = self.shard_of_stream(call.stream)
+        if isinstance(call, calls.Register):
+            self._check_roots(call.roots, shard, "Register.roots")
         check_incarnation(call.incarnation, self.incarnation)
         call = dataclasses.replace(call, incarnation=self._shards[shard].incarnation)
         self._shards[shard].submit(call, envelope, answer)
 
+    @handles(calls.Recall, calls.StreamStatusCall)
     def _of_one_job(
-        self, call: calls.Recall | calls.StreamStatusCall, envelope: Envelope | None, answer: Answer
+        self, envelope: Envelope | None, call: calls.Recall | calls.StreamStatusCall, answer: Answer
     ) -> None:
         """Submit a call that is about several streams of a job to the shard of that job."""
         owners = sorted({owner_of(stream) for stream in call.streams})
@@ -500,8 +475,9 @@ class Vertex:
                     "a query's sources are named '<query>/<source>'"
                 )
 
-    def _check_verdict(self, call: calls.Seal | calls.Reseal, shard: int) -> None:
-        where = type(call).__name__
+    @handles(calls.Seal, calls.Reseal)
+    def _seal(self, envelope: Envelope | None, call: calls.Seal | calls.Reseal, answer: Answer) -> None:
+        shard, where = self._router.shard_of(call.query), type(call).__name__
         if isinstance(call, calls.Seal):
             self._check_streams(list(call.delivered), shard, f"{where}.delivered")
         for part, name in [(part, "failed") for part in call.failed] + [
@@ -509,10 +485,12 @@ class Vertex:
         ]:
             self._check_streams([part.stream], shard, f"{where}.{name}")
             self._check_roots(part.roots, shard, f"{where}.{name}.roots")
+        self._shards[shard].submit(call, envelope, answer)
 
     # ------------------------------------------------------------ records of all shards
 
-    def _list(self, call: calls.ListRecords, answer: Answer) -> None:
+    @handles(calls.ListRecords)
+    def _list(self, envelope: Envelope | None, call: calls.ListRecords, answer: Answer) -> None:
         """List one shard after the other; a page ends where a shard's does."""
         index, after = self._split_key(call.after, "ListRecords.after") if call.after else (0, b"")
         if call.stream:
@@ -526,7 +504,8 @@ class Vertex:
 
         self._shards[index].submit(dataclasses.replace(call, after=after), None, with_shard)
 
-    def _select(self, call: calls.SelectRecords, answer: Answer) -> None:
+    @handles(calls.SelectRecords)
+    def _select(self, envelope: Envelope | None, call: calls.SelectRecords, answer: Answer) -> None:
         """As `_list`; the latest of all shards together."""
         if call.newest and not call.stream and self.shards > 1:
             self._select_newest(call, answer)
@@ -568,9 +547,8 @@ class Vertex:
             return _key(index, more)
         return b"" if stream or index + 1 == self.shards else _key(index + 1, b"")
 
-    def _change_dead(
-        self, call: calls.Requeue | calls.Purge, envelope: Envelope | None, answer: Answer
-    ) -> None:
+    @handles(calls.ChangeDead)
+    def _change_dead(self, envelope: Envelope | None, call: calls.ChangeDead, answer: Answer) -> None:
         by_shard: dict[int, list[bytes]] = {}
         for position, key in enumerate(call.keys):
             index, rest = self._split_key(key, f"{type(call).__name__}.keys[{position}]")
@@ -578,7 +556,8 @@ class Vertex:
         parts = [(index, dataclasses.replace(call, keys=tuple(keys))) for index, keys in by_shard.items()]
         self._everywhere(parts or [(0, call)], envelope, answer, _add_changed)
 
-    def _edit_dead(self, call: calls.EditAndRequeue, envelope: Envelope | None, answer: Answer) -> None:
+    @handles(calls.EditAndRequeue)
+    def _edit_dead(self, envelope: Envelope | None, call: calls.EditAndRequeue, answer: Answer) -> None:
         by_shard: dict[int, list[calls.Edit]] = {}
         for position, edit in enumerate(call.edits):
             index, rest = self._split_key(edit.key, f"EditAndRequeue.edits[{position}].key")
@@ -586,7 +565,8 @@ class Vertex:
         parts = [(index, dataclasses.replace(call, edits=tuple(edits))) for index, edits in by_shard.items()]
         self._everywhere(parts or [(0, call)], envelope, answer, _add_changed)
 
-    def _list_audit(self, call: calls.ListAudit, answer: Answer) -> None:
+    @handles(calls.ListAudit)
+    def _list_audit(self, envelope: Envelope | None, call: calls.ListAudit, answer: Answer) -> None:
         """Put the logs of all shards in one order: by time, and of one moment by shard, the last first."""
         after = call.after[:-SHARD_BYTES]
         last = int.from_bytes(call.after[-SHARD_BYTES:], "big")

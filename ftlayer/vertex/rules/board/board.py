@@ -34,6 +34,7 @@ from ftlayer.vertex.calls import (
     OrderAnswer,
     OrderRecord,
     OrderState,
+    handles,
 )
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.audit import JobHours
@@ -491,6 +492,7 @@ class Board:
             self._write(txn, job, now)
         return Announced(self._orders.under_way(txn, job, now), job.known, plan is None)
 
+    @handles(AskJob)
     def ask(self, txn: WriteTransaction, call: AskJob, now: Now) -> OrderRecord:
         """Take an order, or say what has become of it.
 
@@ -505,6 +507,7 @@ class Board:
         latest_first = sorted(self._jobs.values(), key=lambda job: job.details.since_ms, reverse=True)
         return JobList(tuple(self._announced(job, listed(job.details), now) for job in latest_first))
 
+    @handles(GetJob)
     def job(self, txn: ReadTransaction, call: GetJob, now: Now) -> AnnouncedJob:
         """Return one job; `UnknownJobError` where none of that owner is known."""
         job = self._of(call.owner)
