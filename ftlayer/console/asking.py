@@ -21,19 +21,7 @@ from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.plans import check_way_back
 from ftlayer.monitor.row_json import row_of_json
-from ftlayer.vertex.calls import (
-    AnnouncedJob,
-    AskJob,
-    Changed,
-    Edit,
-    EditAndRequeue,
-    JobDetails,
-    JobKind,
-    JobOrder,
-    OrderAction,
-    OrderRecord,
-    RecordInfo,
-)
+from ftlayer.vertex import calls
 
 MAX_ID_CHARS = 64
 
@@ -42,50 +30,50 @@ MAX_ID_CHARS = 64
 class Action:
     """Something to ask of a job; ``ends`` says that the job is over then."""
 
-    name: OrderAction
+    name: calls.OrderAction
     title: str
     text: str
     ends: bool = True
 
 
 _SAVEPOINT = Action(
-    OrderAction.SAVEPOINT,
+    calls.OrderAction.SAVEPOINT,
     "Savepoint",
     "All state is written to the job's savepoint directory; the job goes on.",
     ends=False,
 )
 _STOP = Action(
-    OrderAction.STOP,
+    calls.OrderAction.STOP,
     "Stop with savepoint",
     "All state is written to the job's savepoint directory, and then the job ends. It can be started from there.",
 )
 _STOP_QUERY = Action(
-    OrderAction.STOP,
+    calls.OrderAction.STOP,
     "Stop",
     "The query ends at once; its batch that is under way is run again when it is started again. Drain finishes it.",
 )
 _DRAIN = Action(
-    OrderAction.DRAIN, "Drain", "Sources are read no further; the job ends when all that waits is done."
+    calls.OrderAction.DRAIN, "Drain", "Sources are read no further; the job ends when all that waits is done."
 )
 _CANCEL = Action(
-    OrderAction.CANCEL,
+    calls.OrderAction.CANCEL,
     "Cancel",
     "The job ends now. What is under way is replayed, or read again, when it is started again.",
 )
 
 
-def actions_of(job: JobDetails) -> tuple[Action, ...]:
+def actions_of(job: calls.JobDetails) -> tuple[Action, ...]:
     """Return what can be asked of a job; the driver has the last word."""
     if job.final:
         return ()
-    if job.kind is JobKind.QUERY:
+    if job.kind is calls.JobKind.QUERY:
         return _STOP_QUERY, _DRAIN
     return (_SAVEPOINT, _STOP, _CANCEL) if job.mode == "barrier" else (_DRAIN, _CANCEL)
 
 
-def check_savepoint(job: JobDetails, action: Action) -> None:
+def check_savepoint(job: calls.JobDetails, action: Action) -> None:
     """Raise `ConfigError` where an action would take a savepoint and the job has no directory for it."""
-    takes_one = job.mode == "barrier" and action.name in (OrderAction.SAVEPOINT, OrderAction.STOP)
+    takes_one = job.mode == "barrier" and action.name in (calls.OrderAction.SAVEPOINT, calls.OrderAction.STOP)
     totals = job.checkpoint_totals
     if takes_one and totals is not None and not totals.savepoint_directory:
         raise ConfigError(
@@ -114,11 +102,11 @@ class OrderForm:
     slot: int = -1
 
 
-def ask(watch: Watch, job: str, asked: OrderForm, caller: Caller, now_ms: int) -> OrderRecord:
+def ask(watch: Watch, job: str, asked: OrderForm, caller: Caller, now_ms: int) -> calls.OrderRecord:
     """Put an order on the board, and return where it is. Raises `ConfigError` for one that makes no sense."""
     vertex, owner = split_job(job)
     announced = watch.job(vertex, owner)
-    order = JobOrder(
+    order = calls.JobOrder(
         id=_checked_id(asked.id),
         owner=owner,
         run=asked.run or announced.job.run,
@@ -129,8 +117,8 @@ def ask(watch: Watch, job: str, asked: OrderForm, caller: Caller, now_ms: int) -
         timeout_ms=0 if asked.timeout == "" else duration_ms(asked.timeout, "timeout"),
         slot=asked.slot,
     )
-    record = watch.client(vertex).call(AskJob(order))
-    assert isinstance(record, OrderRecord)
+    record = watch.client(vertex).call(calls.AskJob(order))
+    assert isinstance(record, calls.OrderRecord)
     watch.refresh()
     return record
 
@@ -153,14 +141,14 @@ def _checked_id(given: str) -> str:
     return given
 
 
-def _checked_action(given: str) -> OrderAction:
+def _checked_action(given: str) -> calls.OrderAction:
     try:
-        return OrderAction(given)
+        return calls.OrderAction(given)
     except ValueError:
-        raise ConfigError(f"action: expected one of {', '.join(OrderAction)}, got {given!r}") from None
+        raise ConfigError(f"action: expected one of {', '.join(calls.OrderAction)}, got {given!r}") from None
 
 
-def _checked_directory(given: str, announced: AnnouncedJob) -> str:
+def _checked_directory(given: str, announced: calls.AnnouncedJob) -> str:
     """Return a directory below the job's own: any other would let a browser write wherever the driver can."""
     if not given:
         return ""
@@ -176,7 +164,7 @@ def _checked_directory(given: str, announced: AnnouncedJob) -> str:
     return f"{own}/{relative}"
 
 
-def check_editable(console: Console, vertex: str, info: RecordInfo) -> None:
+def check_editable(console: Console, vertex: str, info: calls.RecordInfo) -> None:
     """Raise `ConfigError` where payloads are masked, and `UnsupportedError` for a record that cannot be edited."""
     check_unmasked(console)
     check_way_back(console.watch.view(vertex), info, edited=True)
@@ -197,12 +185,12 @@ def parsed_payload(text: str, before: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def requeue_edited(
-    console: Console, caller: Caller, vertex: str, info: RecordInfo, payload: pa.RecordBatch
+    console: Console, caller: Caller, vertex: str, info: calls.RecordInfo, payload: pa.RecordBatch
 ) -> bool:
     """Give a letter this payload, and its attempts back; False where it was gone. Raises what the vertex raises."""
-    call = EditAndRequeue((Edit(info.key, payload),), by(caller))
+    call = calls.EditAndRequeue((calls.Edit(info.key, payload),), by(caller))
     changed = console.watch.client(vertex).call(call)
-    assert isinstance(changed, Changed)
+    assert isinstance(changed, calls.Changed)
     console.watch.refresh()
     return changed.count == 1
 

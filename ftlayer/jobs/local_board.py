@@ -38,18 +38,7 @@ from ftlayer.store.memory import MemoryStore
 from ftlayer.transport.exchange import TokenServer
 from ftlayer.transport.flight_connection import flight_error
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.vertex.calls import (
-    Announced,
-    AnnounceJob,
-    AskJob,
-    Call,
-    GetHour,
-    GetJob,
-    JobDetails,
-    ListAudit,
-    ListJobs,
-    Reply,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.board import Board
@@ -87,8 +76,8 @@ class ReportKeeper:
     def close(self) -> None:
         self._announcer.close()
 
-    def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:
-        if not isinstance(call, AnnounceJob):
+    def call(self, call: calls.Call, *, deadline_ms: int = 0) -> calls.Reply:
+        if not isinstance(call, calls.AnnounceJob):
             raise UnsupportedError(f"{type(call).__name__}: reports are kept here, and nothing is asked for")
         job = call.job
         with self._lock:
@@ -97,7 +86,7 @@ class ReportKeeper:
         if job.final:
             with self._lock:
                 del self._directories[job.run]
-        return Announced((), 0, wants_plan=True)
+        return calls.Announced((), 0, wants_plan=True)
 
 
 _program_of_kept_reports = ReportKeeper()
@@ -128,7 +117,7 @@ class LocalBoard:
         self._run: dict[str, str] = {}
         self.on_jobs: Callable[[str], None] = lambda jobs: None
 
-    def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:
+    def call(self, call: calls.Call, *, deadline_ms: int = 0) -> calls.Reply:
         """Answer one call, at once.
 
         Raises what the board raises, and `UnsupportedError` for what only a vertex can do.
@@ -139,21 +128,21 @@ class LocalBoard:
             if due_ms is not None and due_ms <= now.mono_ms:
                 self._change(lambda txn: self._board.tick(txn, now))
             match call:
-                case AnnounceJob():
+                case calls.AnnounceJob():
                     reply = self._change(lambda txn: self._board.announce(txn, call, "", now))
                     self._note(call.job)
                     return reply
-                case AskJob():
+                case calls.AskJob():
                     return self._change(lambda txn: self._board.ask(txn, call, now))
-                case ListJobs():
+                case calls.ListJobs():
                     return self._board.jobs(now)
-                case GetJob():
+                case calls.GetJob():
                     with self._store.read() as txn:
                         return self._board.job(txn, call, now)
-                case ListAudit():
+                case calls.ListAudit():
                     with self._store.read() as txn:
                         return audit.page(txn, call)
-                case GetHour() if call.owner:
+                case calls.GetHour() if call.owner:
                     return self._board.hour(call.owner, now)
                 case _:
                     raise UnsupportedError(
@@ -161,7 +150,7 @@ class LocalBoard:
                         "keeps no records"
                     )
 
-    def _note(self, job: JobDetails) -> None:
+    def _note(self, job: calls.JobDetails) -> None:
         """Tell `on_jobs` what runs now, where that has changed."""
         before = dict(self._run)
         if job.final:

@@ -25,21 +25,7 @@ from ftlayer.monitor.names import JobNames, VertexView
 from ftlayer.monitor.row_json import json_of_row, row_of_json
 from ftlayer.monitor.where import Where
 from ftlayer.printable import described
-from ftlayer.vertex.calls import (
-    MAX_EDITS,
-    MAX_KEYS,
-    MAX_SELECTED,
-    Changed,
-    DeadGroup,
-    Edit,
-    EditAndRequeue,
-    JobPlan,
-    Purge,
-    RecordInfo,
-    RecordPage,
-    Requeue,
-    SelectRecords,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules.grouping import kind_of
 
 # Finding records: page by page, what the vertex can do of a filter there, the rest of it here.
@@ -88,7 +74,7 @@ def no_way_back(view: VertexView, stream: str) -> str:
         chain = stream.removeprefix(f"{job.owner}/")
         if chain == stream or job.mode != "barrier":
             continue
-        plan = job.plan or JobPlan((), ())
+        plan = job.plan or calls.JobPlan((), ())
         if chain in {node.uid for node in plan.nodes} - {edge.target for edge in plan.edges}:
             return not_into_source(chain)
         if view.is_stored and job.state == "ended":
@@ -107,7 +93,7 @@ def check_streams(view: VertexView, streams: Iterable[str]) -> None:
             raise UnsupportedError(reason)
 
 
-def check_way_back(view: VertexView, info: RecordInfo, *, edited: bool = False) -> None:
+def check_way_back(view: VertexView, info: calls.RecordInfo, *, edited: bool = False) -> None:
     """Raise `UnsupportedError` for a record that cannot be requeued, or, with ``edited``, that cannot be edited."""
     if info.state != DEAD:
         raise UnsupportedError(f"this record is {info.state}: only dead letters are requeued and edited")
@@ -133,13 +119,13 @@ class Search:
     def is_over(self) -> bool:
         return not self._calls
 
-    def next_call(self, limit: int = MAX_SELECTED) -> SelectRecords | None:
+    def next_call(self, limit: int = calls.MAX_SELECTED) -> calls.SelectRecords | None:
         """Return what to ask next, None at the end; for ``limit`` records at most."""
         if not self._calls:
             return None
-        return replace(self._calls[0], limit=min(limit, MAX_SELECTED))
+        return replace(self._calls[0], limit=min(limit, calls.MAX_SELECTED))
 
-    def take(self, page: RecordPage) -> tuple[RecordInfo, ...]:
+    def take(self, page: calls.RecordPage) -> tuple[calls.RecordInfo, ...]:
         self.examined += page.examined
         call = self._calls.popleft()
         if page.more:
@@ -149,11 +135,11 @@ class Search:
         return tuple(info for info in page.records if where.matches(vertex, info, self._names, self._now_ms))
 
 
-def first_pages(selection: Selection, names: JobNames, now_ms: int) -> tuple[SelectRecords, ...]:
+def first_pages(selection: Selection, names: JobNames, now_ms: int) -> tuple[calls.SelectRecords, ...]:
     """Return the first pages that have all of a selection; of what they give the filter is to be checked."""
     pushed = selection.where.pushed(now_ms)
     is_dead = selection.state == DEAD
-    base = SelectRecords(
+    base = calls.SelectRecords(
         state=selection.state,
         operator=pushed.operator,
         group=selection.group,
@@ -165,7 +151,7 @@ def first_pages(selection: Selection, names: JobNames, now_ms: int) -> tuple[Sel
         newest=selection.newest and is_dead,
     )
     keys = _keys(selection.keys, pushed.keys)
-    parts = [keys[start : start + MAX_KEYS] for start in range(0, len(keys), MAX_KEYS)]
+    parts = [keys[start : start + calls.MAX_KEYS] for start in range(0, len(keys), calls.MAX_KEYS)]
     if not parts:
         if selection.keys:
             return ()
@@ -209,7 +195,7 @@ class LetterGroups:
     def __init__(self) -> None:
         self._groups: dict[tuple[str, str, str, str], LetterGroup] = {}
 
-    def add(self, vertex: str, info: RecordInfo) -> None:
+    def add(self, vertex: str, info: calls.RecordInfo) -> None:
         at_ms = info.history[-1].at_ms if info.history else 0
         name = (vertex, info.stream, info.operator, kind_of(info.reason))
         group = self._groups.get(name, LetterGroup(*name, 0, at_ms, at_ms))
@@ -221,7 +207,7 @@ class LetterGroups:
 
 
 def whole_groups(
-    selection: Selection, names: JobNames, now_ms: int, groups: Iterable[DeadGroup]
+    selection: Selection, names: JobNames, now_ms: int, groups: Iterable[calls.DeadGroup]
 ) -> list[LetterGroup] | None:
     """Return those of a vertex's ``groups`` that a selection takes, the largest first.
 
@@ -268,7 +254,7 @@ class PlanScope:
     """Letters of one vertex: what it is asked to find them."""
 
     vertex: str
-    select: SelectRecords
+    select: calls.SelectRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +285,7 @@ class Counting:
     def found(self) -> int:
         return len(self._found)
 
-    def next_call(self) -> tuple[str, SelectRecords] | None:
+    def next_call(self) -> tuple[str, calls.SelectRecords] | None:
         """Return whom to ask what, None at the end."""
         if not self._scopes:
             return None
@@ -312,11 +298,11 @@ class Counting:
             after=self._after,
             until_ms=until_ms,
             keys_only=not self._sees_records,
-            limit=MAX_SELECTED if self._sees_records else MAX_KEYS,
+            limit=calls.MAX_SELECTED if self._sees_records else calls.MAX_KEYS,
         )
         return scope.vertex, call
 
-    def take(self, page: RecordPage) -> None:
+    def take(self, page: calls.RecordPage) -> None:
         vertex = self._scopes[0].vertex
         keys: Sequence[bytes] = page.keys
         if self._sees_records:
@@ -377,7 +363,7 @@ class Editing:
         self._groups = LetterGroups()
         self.found: dict[tuple[str, bytes], None] = {}  # selections may overlap
         self.payloads: dict[tuple[str, bytes], pa.RecordBatch] = {}
-        self.first: list[tuple[str, RecordInfo, list[Difference]]] = []
+        self.first: list[tuple[str, calls.RecordInfo, list[Difference]]] = []
         self.left: dict[tuple[str, bytes], str] = {}
 
     @property
@@ -389,7 +375,7 @@ class Editing:
         """What is edited."""
         return self._groups.groups()
 
-    def take(self, view: VertexView, letters: Iterable[RecordInfo]) -> None:
+    def take(self, view: VertexView, letters: Iterable[calls.RecordInfo]) -> None:
         """Look at letters of a vertex. Raises `ConfigError` where these are more than can be kept."""
         for info in letters:
             name = (view.vertex, info.key)
@@ -416,7 +402,9 @@ class Editing:
             if len(self.first) < SHOWN_EDITS:
                 self.first.append((view.vertex, info, differences(before, after)))
 
-    def _edited(self, view: VertexView, info: RecordInfo) -> tuple[dict[str, Any], pa.RecordBatch | None]:
+    def _edited(
+        self, view: VertexView, info: calls.RecordInfo
+    ) -> tuple[dict[str, Any], pa.RecordBatch | None]:
         check_way_back(view, info, edited=True)
         # The function may change what it is given.
         before, given = json_of_row(info.payload), self._function(json_of_row(info.payload))
@@ -466,23 +454,23 @@ class Carrying:
         self.asked = 0
         self.changed = 0
 
-    def next_call(self) -> tuple[str, Requeue | Purge | EditAndRequeue] | None:
+    def next_call(self) -> tuple[str, calls.Requeue | calls.Purge | calls.EditAndRequeue] | None:
         """Return whom to ask what, None at the end."""
         for vertex, keys in self._rest.items():
             some = tuple(keys[: self._at_once(vertex, keys)])
             if self._change is Change.EDIT:
-                edits = tuple(Edit(key, self._payloads[vertex, key]) for key in some)
-                return vertex, EditAndRequeue(edits, self._by)
-            return vertex, (Requeue if self._change is Change.REQUEUE else Purge)(some, self._by)
+                edits = tuple(calls.Edit(key, self._payloads[vertex, key]) for key in some)
+                return vertex, calls.EditAndRequeue(edits, self._by)
+            return vertex, (calls.Requeue if self._change is Change.REQUEUE else calls.Purge)(some, self._by)
         return None
 
     def _at_once(self, vertex: str, keys: list[bytes]) -> int:
         if self._change is not Change.EDIT:
             return KEYS_A_CALL
-        sizes = accumulate(self._payloads[vertex, key].nbytes for key in keys[:MAX_EDITS])
+        sizes = accumulate(self._payloads[vertex, key].nbytes for key in keys[: calls.MAX_EDITS])
         return max(1, sum(int(size) <= _EDIT_BYTES for size in sizes))
 
-    def take(self, answer: Changed) -> None:
+    def take(self, answer: calls.Changed) -> None:
         vertex, keys = next(iter(self._rest.items()))
         some = len(keys[: self._at_once(vertex, keys)])
         self.asked += some

@@ -40,18 +40,7 @@ from ftlayer.spark.plan.stream_plan import (
 from ftlayer.spark.sessions import check_is_session, prepare_workers
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.transport.address import MAX_PORT
-from ftlayer.vertex.calls import (
-    Changed,
-    ListRecords,
-    OpenStream,
-    Purge,
-    RecordInfo,
-    RecordList,
-    Requeue,
-    Stats,
-    StatsReply,
-    StreamOptions,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
@@ -74,12 +63,12 @@ COLUMNS = (
 payload as JSON."""
 
 
-def list_records(client: VertexClient, state: str, stream: str = "") -> Iterator[RecordInfo]:
+def list_records(client: VertexClient, state: str, stream: str = "") -> Iterator[calls.RecordInfo]:
     """List all records in a state ("pending", "waiting", "delivery", "dead"), page by page."""
     after = b""
     while True:
-        reply = client.call(ListRecords(state, stream, PAGE, after))
-        assert isinstance(reply, RecordList)
+        reply = client.call(calls.ListRecords(state, stream, PAGE, after))
+        assert isinstance(reply, calls.RecordList)
         yield from reply.records
         after = reply.more
         if not after:
@@ -96,7 +85,7 @@ def record_frame(spark: SparkSession, client: VertexClient, state: str, stream: 
     return spark.createDataFrame(rows, COLUMNS)
 
 
-def record_row(info: RecordInfo) -> tuple[Any, ...]:
+def record_row(info: calls.RecordInfo) -> tuple[Any, ...]:
     import json
     from datetime import UTC, datetime
 
@@ -142,7 +131,7 @@ class FTLayer:
     def __init__(
         self,
         vertex: VertexOptions | VertexClient,
-        options: StreamOptions,
+        options: calls.StreamOptions,
         *,
         status: FTStatus = FTStatus.ON,
         strict: bool = True,
@@ -313,7 +302,7 @@ class FTLayer:
         return self._layer.max_rows
 
     @property
-    def stream_options(self) -> StreamOptions:
+    def stream_options(self) -> calls.StreamOptions:
         """What records are retried by."""
         return self._layer.stream_options
 
@@ -475,7 +464,7 @@ class FTLayer:
                 "from a source that Spark has"
             )
         struct = struct_of(schema, f"ingest {name!r}")
-        self.client.call(OpenStream(stream_of_ingest(name), self.stream_options))
+        self.client.call(calls.OpenStream(stream_of_ingest(name), self.stream_options))
         return IngestStream(name, struct, self.client)
 
     def _ingested(self, ingest: IngestStream, rules: RetryRules, limit: Limit | None) -> TrackedStream:
@@ -552,22 +541,22 @@ class FTLayer:
     @known_options
     def requeue(self, keys: Iterable[str | bytes]) -> int:
         """Give dead letters (by their ``key``) their attempts back; return how many there were."""
-        return self._change(Requeue(_keys(keys), user_name()))
+        return self._change(calls.Requeue(_keys(keys), user_name()))
 
     @known_options
     def purge(self, keys: Iterable[str | bytes]) -> int:
         """Delete dead letters permanently; return how many there were."""
-        return self._change(Purge(_keys(keys), user_name()))
+        return self._change(calls.Purge(_keys(keys), user_name()))
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges of the vertex."""
-        reply = self.client.call(Stats())
-        assert isinstance(reply, StatsReply)
+        reply = self.client.call(calls.Stats())
+        assert isinstance(reply, calls.StatsReply)
         return reply.values
 
-    def _change(self, call: Requeue | Purge) -> int:
+    def _change(self, call: calls.Requeue | calls.Purge) -> int:
         reply = self.client.call(call)
-        assert isinstance(reply, Changed)
+        assert isinstance(reply, calls.Changed)
         return reply.count
 
 

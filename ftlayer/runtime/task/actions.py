@@ -22,20 +22,7 @@ from ftlayer.runtime.protocol.messages import (
 from ftlayer.runtime.protocol.messages import DataEnded as DataEnded
 from ftlayer.runtime.protocol.messages import ReplaysOut as ReplaysOut
 from ftlayer.topology.job_graph import Channel
-from ftlayer.vertex.calls import (
-    AskRanges,
-    EventIds,
-    Failure,
-    Persist,
-    RangesTold,
-    Records,
-    Register,
-    RowsStored,
-    SourcePosition,
-    StoreRows,
-    TakenOver,
-    TakeOver,
-)
+from ftlayer.vertex import calls
 
 
 @fast_dataclass
@@ -98,7 +85,7 @@ class SourceRows:
     number: int
     first_ordinal: int
     payload: pa.RecordBatch
-    position: SourcePosition | None
+    position: calls.SourcePosition | None
     places: I64Array | None = None
     ends: bool = False
     splits: Splits | None = None
@@ -130,7 +117,7 @@ class TakenRows:
 
     number: int
     first_ordinal: int
-    position: SourcePosition | None
+    position: calls.SourcePosition | None
 
 
 @fast_dataclass
@@ -141,7 +128,7 @@ class SourceOver:
 @fast_dataclass
 class RangesAnswered:
     number: int
-    reply: TakenOver | RangesTold | RowsStored
+    reply: calls.TakenOver | calls.RangesTold | calls.RowsStored
 
 
 @fast_dataclass
@@ -158,7 +145,7 @@ class RangesLost:
 class Replayed:
     """The answer to `AskReplays`. ``held``: a circuit breaker holds what there may be beyond."""
 
-    records: tuple[Records, ...]
+    records: tuple[calls.Records, ...]
     held: bool = False
 
 
@@ -218,7 +205,7 @@ class PersistRoots:
     """Have the vertex persist new roots, or register them, and tell the task when it has (`RowsPersisted`)."""
 
     ticket: int
-    call: Persist | Register
+    call: calls.Persist | calls.Register
 
 
 @fast_dataclass
@@ -226,7 +213,7 @@ class CallRanges:
     """Call the vertex about ranges; `RangesAnswered` with this number follows, or `RangesLost`."""
 
     number: int
-    call: TakeOver | AskRanges | StoreRows
+    call: calls.TakeOver | calls.AskRanges | calls.StoreRows
 
 
 @fast_dataclass
@@ -235,12 +222,12 @@ class Acknowledge:
 
     roots: U64Array
     values: U64Array | None
-    ids: EventIds | None = None
+    ids: calls.EventIds | None = None
 
 
 @fast_dataclass
 class FailRoots:
-    failures: tuple[Failure, ...]
+    failures: tuple[calls.Failure, ...]
 
 
 @fast_dataclass

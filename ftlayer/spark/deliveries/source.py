@@ -32,15 +32,7 @@ from ftlayer.functions.conversion import cast_by_value, kind_of, raw_type
 from ftlayer.records.ids import pack_tries
 from ftlayer.spark.stages.pages import make_marks
 from ftlayer.spark.stages.task import FT
-from ftlayer.vertex.calls import (
-    Deliverable,
-    DeliverableUpTo,
-    QueryStatus,
-    QueryStatusCall,
-    ReadDeliveries,
-    RecordBatches,
-    Records,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 
 # Stored rows in the shape that their source has today.
@@ -391,9 +383,9 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         return None if self._told is None else {"next": self._told + self._status().deliverable}
 
-    def _status(self) -> QueryStatus:
-        status = self._client.call(QueryStatusCall(self._options.query))
-        assert isinstance(status, QueryStatus)
+    def _status(self) -> calls.QueryStatus:
+        status = self._client.call(calls.QueryStatusCall(self._options.query))
+        assert isinstance(status, calls.QueryStatus)
         return status
 
     def _wait_for_due(self) -> bool:
@@ -411,8 +403,8 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _deliverable(self, start: int, rows: int) -> int:
-        reply = self._client.call(Deliverable(self._options.stream, start, rows))
-        assert isinstance(reply, DeliverableUpTo)
+        reply = self._client.call(calls.Deliverable(self._options.stream, start, rows))
+        assert isinstance(reply, calls.DeliverableUpTo)
         return reply.end
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
@@ -424,8 +416,8 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, DeliveryRange)
         with self._options.client() as client:
-            reply = client.call(ReadDeliveries(self._options.stream, partition.first, partition.last))
-        assert isinstance(reply, RecordBatches)
+            reply = client.call(calls.ReadDeliveries(self._options.stream, partition.first, partition.last))
+        assert isinstance(reply, calls.RecordBatches)
         for records in reply.batches:
             yield delivered_rows(
                 records,
@@ -440,7 +432,7 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def delivered_rows(
-    records: Records, schema: pa.Schema, start: int, end: int, required: Collection[str] = ()
+    records: calls.Records, schema: pa.Schema, start: int, end: int, required: Collection[str] = ()
 ) -> pa.RecordBatch:
     """Give stored records the shape of the source: its columns, then `FT`. Those of ``required`` may not be null.
 

@@ -55,40 +55,6 @@ from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, Wri
 from ftlayer.store.meta import QueryRecord, all_queries, get_query, put_query
 from ftlayer.store.streams import all_positions, get_bounds, next_stream_number
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import (
-    MAX_EXAMINED,
-    MAX_PAGE_BYTES,
-    Call,
-    DurableCall,
-    Envelope,
-    IntakeCall,
-    ListRecords,
-    MemoryCall,
-    MutatingCall,
-    OpenQuery,
-    OpenStream,
-    PassingCall,
-    QueryOpened,
-    QueryStatus,
-    QueryStatusCall,
-    ReadingCall,
-    Recall,
-    Recalled,
-    RecordInfo,
-    RecordList,
-    RecordPage,
-    Reply,
-    SelectRecords,
-    StatsReply,
-    StreamOpened,
-    StreamOptions,
-    StreamStatus,
-    StreamStatusCall,
-    handles,
-    registered_in,
-)
-from ftlayer.vertex.calls.jobs import HistogramDetails
-from ftlayer.vertex.calls.records import StreamDetails, StreamList
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.audit import VertexHour
 from ftlayer.vertex.rules.batches import Batches
@@ -121,18 +87,18 @@ class Opening:
     def __init__(self, state: ShardState) -> None:
         self._state = state
 
-    @handles(OpenStream)
-    def stream(self, txn: WriteTransaction, call: OpenStream, now: Now) -> StreamOpened:
+    @calls.handles(calls.OpenStream)
+    def stream(self, txn: WriteTransaction, call: calls.OpenStream, now: Now) -> calls.StreamOpened:
         self._state.owners.check([call.stream], call.owner)
         check_timeout(call.options, self._state.options.buckets)
         stream = self._declare(txn, call.stream, call.options)
         held = tuple(partition.name for partition in self._state.ranges.of_stream(stream))
         positions = all_positions(txn, stream.number)
         planned = all_planned(txn, stream.number)
-        return StreamOpened(self._state.incarnation, positions, self._state.exact, held, planned)
+        return calls.StreamOpened(self._state.incarnation, positions, self._state.exact, held, planned)
 
-    @handles(OpenQuery)
-    def query(self, txn: WriteTransaction, call: OpenQuery, now: Now) -> QueryOpened:
+    @calls.handles(calls.OpenQuery)
+    def query(self, txn: WriteTransaction, call: calls.OpenQuery, now: Now) -> calls.QueryOpened:
         """Take a query over: a new epoch, which owns ``call.streams`` and no others."""
         state = self._state
         check_timeout(call.options, state.options.buckets)
@@ -159,7 +125,7 @@ class Opening:
             title=call.title or record.title,
         )
         put_query(txn, call.query, record)
-        return QueryOpened(
+        return calls.QueryOpened(
             record.epoch,
             state.incarnation,
             record.last_sealed,
@@ -169,7 +135,7 @@ class Opening:
             state.exact,
         )
 
-    def _declare(self, txn: WriteTransaction, name: str, options: StreamOptions) -> Stream:
+    def _declare(self, txn: WriteTransaction, name: str, options: calls.StreamOptions) -> Stream:
         stream = self._state.find_stream(name)
         if stream is None:
             stream = Stream(name, next_stream_number(txn), options)
@@ -184,8 +150,8 @@ class Opening:
         stream.query = query
         stream.write(txn)
 
-    @handles(Recall)
-    def recall(self, txn: WriteTransaction, call: Recall, now: Now) -> Recalled:
+    @calls.handles(calls.Recall)
+    def recall(self, txn: WriteTransaction, call: calls.Recall, now: Now) -> calls.Recalled:
         """Make the pending rows of streams due at once, since the slots that worked on them may be gone.
 
         In memory only: after a restart they are due anyway. They are before what is due already, the oldest first.
@@ -221,21 +187,21 @@ class Opening:
         taken = roots[recalled]
         state.tracker.forget(taken)
         state.circuits.recalled(taken, now.mono_ms)
-        return Recalled(len(taken))
+        return calls.Recalled(len(taken))
 
 
-def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> RecordPage:
+def select(state: ShardState, txn: ReadTransaction, call: calls.SelectRecords) -> calls.RecordPage:
     """Return a page: it ends with the limit, with `MAX_EXAMINED` records, or with `MAX_PAGE_BYTES` of payload."""
     span = _span(state, call)
     wanted = _Wanted(call, span)
     keys: list[bytes] = []
-    infos: list[RecordInfo] = []
+    infos: list[calls.RecordInfo] = []
     size = 0
     last = b""
     examined = passed = 0
     for record in _candidates(state, txn, call, span):
-        if examined + passed >= MAX_EXAMINED or len(keys) == call.limit or size >= MAX_PAGE_BYTES:
-            return RecordPage(tuple(infos), tuple(keys), examined, last)
+        if examined + passed >= calls.MAX_EXAMINED or len(keys) == call.limit or size >= calls.MAX_PAGE_BYTES:
+            return calls.RecordPage(tuple(infos), tuple(keys), examined, last)
         last = record.key
         if isinstance(record, PassedRows):
             passed += PASSED_AT_ONCE
@@ -248,11 +214,11 @@ def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> Reco
             info = record.info()
             infos.append(info)
             size += info.payload.nbytes + sum(len(each.traceback) for each in info.history)
-    return RecordPage(tuple(infos), tuple(keys), examined, b"")
+    return calls.RecordPage(tuple(infos), tuple(keys), examined, b"")
 
 
 class _Wanted:
-    def __init__(self, call: SelectRecords, span: Span) -> None:
+    def __init__(self, call: calls.SelectRecords, span: Span) -> None:
         self._span = span
         self._operator = call.operator
         self._root = call.root
@@ -277,19 +243,19 @@ class _Wanted:
         return record.may_say(self._bytes) and says(record.payload(), self._bytes)
 
 
-def _span(state: ShardState, call: SelectRecords) -> Span:
+def _span(state: ShardState, call: calls.SelectRecords) -> Span:
     streams = [
         stream
         for _, stream in sorted(state.numbers.items())
         if not call.stream or belongs_to(stream, call.stream)
     ]
     is_picky = bool(call.operator or call.text or call.root)
-    most = MAX_EXAMINED if is_picky else min(call.limit, MAX_EXAMINED) + 1
+    most = calls.MAX_EXAMINED if is_picky else min(call.limit, calls.MAX_EXAMINED) + 1
     return Span(streams, call.after, most, call.since_ms, call.until_ms or NEVER_MS)
 
 
 def _candidates(
-    state: ShardState, txn: ReadTransaction, call: SelectRecords, span: Span
+    state: ShardState, txn: ReadTransaction, call: calls.SelectRecords, span: Span
 ) -> Iterator[Record | PassedRows]:
     """Return the records that can be wanted, in the fewest steps that lead to them."""
     walks = Walks(state, txn)
@@ -305,7 +271,7 @@ def _candidates(
 
 
 def _dead_candidates(
-    state: ShardState, walks: Walks, call: SelectRecords, span: Span
+    state: ShardState, walks: Walks, call: calls.SelectRecords, span: Span
 ) -> Iterator[Record | PassedRows]:
     if call.group >= 0:
         stream = state.find_stream(call.stream)
@@ -329,7 +295,7 @@ class Status:
         self._board = board
         self._hour = hour
 
-    @handles(calls.AnnounceJob)
+    @calls.handles(calls.AnnounceJob)
     def announce(self, txn: WriteTransaction, call: calls.AnnounceJob, now: Now) -> calls.Announced:
         return self._board.announce(txn, call, self._run_of(txn, call.job), now)
 
@@ -341,36 +307,36 @@ class Status:
         # A query opens itself anew at each run of Spark's: what is before the dot is the execution.
         return "" if query is None else query.run.partition(".")[0]
 
-    @handles(calls.ListJobs)
+    @calls.handles(calls.ListJobs)
     def jobs(self, txn: ReadTransaction, call: calls.ListJobs, now: Now) -> calls.JobList:
         return self._board.jobs(now)
 
-    @handles(calls.GetHour)
+    @calls.handles(calls.GetHour)
     def hour(self, txn: ReadTransaction, call: calls.GetHour, now: Now) -> calls.Hour:
         return self._board.hour(call.owner, now) if call.owner else self._hour.hour(now)
 
-    @handles(calls.ListAudit)
+    @calls.handles(calls.ListAudit)
     def audit(self, txn: ReadTransaction, call: calls.ListAudit, now: Now) -> calls.AuditPage:
         return audit.page(txn, call)
 
-    @handles(calls.ReportCircuits)
+    @calls.handles(calls.ReportCircuits)
     def circuits(self, txn: WriteTransaction, call: calls.ReportCircuits, now: Now) -> calls.CircuitsReported:
         self._state.circuits.reported[call.query] = call.circuits
         return calls.CircuitsReported()
 
-    @handles(ListRecords)
-    def listed(self, txn: ReadTransaction, call: ListRecords, now: Now) -> RecordList:
+    @calls.handles(calls.ListRecords)
+    def listed(self, txn: ReadTransaction, call: calls.ListRecords, now: Now) -> calls.RecordList:
         """Return a page of all records in a state: it ends as that of `select` does."""
         page = self.selected(
-            txn, SelectRecords(call.state, call.stream, limit=call.limit, after=call.after), now
+            txn, calls.SelectRecords(call.state, call.stream, limit=call.limit, after=call.after), now
         )
-        return RecordList(page.records, page.more)
+        return calls.RecordList(page.records, page.more)
 
-    @handles(SelectRecords)
-    def selected(self, txn: ReadTransaction, call: SelectRecords, now: Now) -> RecordPage:
+    @calls.handles(calls.SelectRecords)
+    def selected(self, txn: ReadTransaction, call: calls.SelectRecords, now: Now) -> calls.RecordPage:
         return select(self._state, txn, call)
 
-    @handles(calls.DeadGroups)
+    @calls.handles(calls.DeadGroups)
     def dead_groups(self, txn: ReadTransaction, call: calls.DeadGroups, now: Now) -> calls.GroupList:
         wanted = {
             number: stream.name
@@ -379,7 +345,7 @@ class Status:
         }
         return self._state.dead_index.groups(txn, wanted)
 
-    @handles(calls.Explain)
+    @calls.handles(calls.Explain)
     def explained(self, txn: ReadTransaction, call: calls.Explain, now: Now) -> calls.Explained:
         tracker = self._state.tracker
         if not isinstance(tracker, ExactTracker):
@@ -393,19 +359,19 @@ class Status:
         owed = tuple(calls.OwedId(o.record_id, o.owner or "", o.emitted) for o in found.owed)
         return calls.Explained(True, found.registered, found.value, found.ids_known, owed)
 
-    @handles(calls.ListStreams)
-    def streams(self, txn: ReadTransaction, call: calls.ListStreams, now: Now) -> StreamList:
+    @calls.handles(calls.ListStreams)
+    def streams(self, txn: ReadTransaction, call: calls.ListStreams, now: Now) -> calls.StreamList:
         """Return all streams of a shard by name. Reads one waiting record a stream, and no payload."""
         state, oldest_ms = self._state, self._state.live.oldest_ms()
-        return StreamList(
+        return calls.StreamList(
             tuple(
                 _details(state, txn, stream, oldest_ms.get(stream.number, 0))
                 for _, stream in sorted(state.streams.items())
             )
         )
 
-    @handles(QueryStatusCall)
-    def query(self, txn: ReadTransaction, call: QueryStatusCall, now: Now) -> QueryStatus:
+    @calls.handles(calls.QueryStatusCall)
+    def query(self, txn: ReadTransaction, call: calls.QueryStatusCall, now: Now) -> calls.QueryStatus:
         """Count the rows of a query's streams. Rows that a sealed batch is about to move count as
         delivered.
         """
@@ -416,7 +382,7 @@ class Status:
         times = [self._replay.next_due_ms(txn, stream, now) for stream in streams]
         due = min((time for time in times if time is not None), default=None)
         unread = sum(max(stream.logged - self._offered(stream.number, txn), 0) for stream in streams)
-        return QueryStatus(
+        return calls.QueryStatus(
             waiting=sum(stream.waiting + stream.due_rows for stream in streams),
             deliverable=unread,
             delivered=sum(stream.logged for stream in streams) - unread + self._sealed_rows(txn, query),
@@ -425,8 +391,8 @@ class Status:
             next_due_in_ms=-1 if due is None else max(due - now.wall_ms, 0),
         )
 
-    @handles(StreamStatusCall)
-    def of_streams(self, txn: ReadTransaction, call: StreamStatusCall, now: Now) -> StreamStatus:
+    @calls.handles(calls.StreamStatusCall)
+    def of_streams(self, txn: ReadTransaction, call: calls.StreamStatusCall, now: Now) -> calls.StreamStatus:
         self._state.owners.check(call.streams, call.owner)
         streams = [self._state.stream(name) for name in call.streams]
         due, next_due_in_ms = 0, -1
@@ -435,7 +401,7 @@ class Status:
             due += count
             if pause_ms >= 0:
                 next_due_in_ms = pause_ms if next_due_in_ms < 0 else min(pause_ms, next_due_in_ms)
-        return StreamStatus(
+        return calls.StreamStatus(
             pending=sum(stream.in_flight for stream in streams),
             due=due,
             waiting=sum(stream.waiting + stream.due_rows for stream in streams) - due,
@@ -454,8 +420,8 @@ class Status:
             return 0, -1 if pause_ms < 0 else max(pause_ms, held_ms)
         return stream.due_rows + self._replay.count_due(txn, stream, now), pause_ms
 
-    @handles(calls.Stats)
-    def stats(self, txn: ReadTransaction, call: calls.Stats, now: Now) -> StatsReply:
+    @calls.handles(calls.Stats)
+    def stats(self, txn: ReadTransaction, call: calls.Stats, now: Now) -> calls.StatsReply:
         state = self._state
         streams = state.streams.values()
         counted = [asdict(stream.counters) for stream in streams]
@@ -477,7 +443,7 @@ class Status:
             "used_bytes": float(self._store.used_bytes),
             "used_share": float(self._store.used_share),
         }
-        return StatsReply(values, state.circuits.all_statuses(now.mono_ms))
+        return calls.StatsReply(values, state.circuits.all_statuses(now.mono_ms))
 
     def _offered(self, number: int, txn: ReadTransaction) -> int:
         """Return how many uncommitted rows of a log the query was told of."""
@@ -495,11 +461,13 @@ class Status:
         return sum(len(part.rows) for part in parts) + emitted
 
 
-def _details(state: ShardState, txn: ReadTransaction, stream: Stream, pending_since_ms: int) -> StreamDetails:
+def _details(
+    state: ShardState, txn: ReadTransaction, stream: Stream, pending_since_ms: int
+) -> calls.StreamDetails:
     names = names_of(state, txn, stream)
     since_ms = (pending_since_ms, stream.log_age.since_ms, _waits_since_ms(state, txn, stream))
     counters = stream.counters
-    return StreamDetails(
+    return calls.StreamDetails(
         stream=stream.name,
         owner=names.owner,
         title=names.title,
@@ -516,7 +484,7 @@ def _details(state: ShardState, txn: ReadTransaction, stream: Stream, pending_si
         max_pending=stream.options.max_pending,
         kind=names.kind,
         counters=asdict(counters),
-        completion=HistogramDetails.of(stream.completion),
+        completion=calls.HistogramDetails.of(stream.completion),
     )
 
 
@@ -538,7 +506,7 @@ _FORGET_CLIENTS_EVERY_MS = 600_000
 class CallOutcome:
     """The reply to a call, valid once the transaction is committed and ``after`` was called."""
 
-    reply: Reply
+    reply: calls.Reply
     after: Callable[[], None]
 
 
@@ -560,7 +528,7 @@ class FTLayerCore:
         self._replay = Replays(state, self._tracking)
         deliveries = Deliveries(state, self._replay)
         self._hour = VertexHour(state, store, now)
-        self._handlers = registered_in(
+        self._handlers = calls.registered_in(
             self._tracking,
             self._replay,
             RangeCalls(state, self._tracking, failing),
@@ -594,7 +562,11 @@ class FTLayerCore:
         return [] if followed is None else followed.take()
 
     def apply(
-        self, txn: WriteTransaction | None, call: MutatingCall, envelope: Envelope | None, now: Now
+        self,
+        txn: WriteTransaction | None,
+        call: calls.MutatingCall,
+        envelope: calls.Envelope | None,
+        now: Now,
     ) -> CallOutcome:
         """Stage a call's changes in ``txn``; see the module for what the shell must keep to.
 
@@ -604,15 +576,15 @@ class FTLayerCore:
         Raises `MalformedRequestError`, `ProtocolError`, `StaleIncarnationError`, `StaleOwnerError`, `UnknownJobError`
         (each says why), whatever the store raises, and `VertexError` when this object must not be used any more.
         """
-        if isinstance(call, MemoryCall):
+        if isinstance(call, calls.MemoryCall):
             return self._apply_in_memory(call, envelope, now)
-        if not isinstance(call, MutatingCall):
+        if not isinstance(call, calls.MutatingCall):
             raise MalformedRequestError(f"{type(call).__name__} is no changing call")
         if txn is None:
             raise ValueError(f"{type(call).__name__} needs a transaction")
         group = self._enter(txn)
         self._hour.advance(now)
-        if envelope is not None and isinstance(call, (DurableCall, PassingCall)):
+        if envelope is not None and isinstance(call, (calls.DurableCall, calls.PassingCall)):
             if isinstance(call, (calls.Fail, calls.Recall)):
                 self._state.check_incarnation(call.incarnation)
             seen = self._dedupe.reply_to(envelope, group.replies)
@@ -624,9 +596,9 @@ class FTLayerCore:
         reply, register = made if type(made) is tuple else (made, None)
         group.texts.write(txn)
         self._state.dead_index.write(txn)
-        if not isinstance(call, IntakeCall):
+        if not isinstance(call, calls.IntakeCall):
             group.irrevocable = True
-        if envelope is not None and isinstance(call, DurableCall):
+        if envelope is not None and isinstance(call, calls.DurableCall):
             self._dedupe.stage(txn, envelope, reply)
             group.replies[envelope] = reply
         elif envelope is not None:
@@ -637,12 +609,14 @@ class FTLayerCore:
             group.unconfirmed -= 1
             if register is not None:
                 register()
-            if envelope is not None and isinstance(call, DurableCall):
+            if envelope is not None and isinstance(call, calls.DurableCall):
                 self._dedupe.keep_durable(envelope, reply, now.mono_ms)
 
         return CallOutcome(reply, after)
 
-    def _apply_in_memory(self, call: MemoryCall, envelope: Envelope | None, now: Now) -> CallOutcome:
+    def _apply_in_memory(
+        self, call: calls.MemoryCall, envelope: calls.Envelope | None, now: Now
+    ) -> CallOutcome:
         """Run a call that no transaction has a part in: it has its effect at once."""
         self._check_usable()
         self._hour.advance(now)
@@ -658,16 +632,16 @@ class FTLayerCore:
             self._dedupe.keep_passing(envelope, reply, now.mono_ms)
         return CallOutcome(reply, _nothing)
 
-    def read(self, txn: ReadTransaction, call: ReadingCall, now: Now) -> Reply:
+    def read(self, txn: ReadTransaction, call: calls.ReadingCall, now: Now) -> calls.Reply:
         """Answer a call that changes nothing.
 
         Raises `MalformedRequestError`, `ProtocolError`, `StaleOwnerError`, `UnknownJobError`, and `UnsupportedError`
         for `Explain` without the exact tracker.
         """
         self._check_usable()
-        if not isinstance(call, ReadingCall):
+        if not isinstance(call, calls.ReadingCall):
             raise MalformedRequestError(f"{type(call).__name__} is no reading call")
-        reply: Reply = self._handlers[type(call)](txn, call, now)
+        reply: calls.Reply = self._handlers[type(call)](txn, call, now)
         return reply
 
     def tick(self, txn: WriteTransaction, now: Now) -> int | None:
@@ -717,12 +691,12 @@ class FTLayerCore:
             times.append(self._clients_checked_ms + _FORGET_CLIENTS_EVERY_MS)
         return min((time for time in times if time is not None), default=None)
 
-    def intake_blocked(self, call: Call, now: Now) -> str | None:
+    def intake_blocked(self, call: calls.Call, now: Now) -> str | None:
         """Say why intake has to wait: ``max_pending``, a full store, a circuit breaker. None: apply it now.
 
         Only `Persist`, `Register` and `Ingest` ever wait for ``max_pending``: a batch's verdict must get through.
         """
-        if not isinstance(call, (IntakeCall, calls.Register)):
+        if not isinstance(call, (calls.IntakeCall, calls.Register)):
             return None
         share = self._store.used_share
         if share >= INTAKE_SHARE:

@@ -24,19 +24,7 @@ from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.transport.codec import Codec, Codecs, list_of
 from ftlayer.transport.flight_connection import error_in
 from ftlayer.transport.frames import malformed, pack, unpack_map
-from ftlayer.vertex.calls import (
-    CALLS,
-    I32,
-    MAX_ROWS,
-    REPLIES,
-    U64,
-    Call,
-    Envelope,
-    Failure,
-    Reply,
-    RootRange,
-    RowRoots,
-)
+from ftlayer.vertex import calls
 
 # Calls and replies of the contract ↔ what msgpack can carry: `ftlayer.transport.codec` with the vertex's own types.
 #
@@ -61,38 +49,40 @@ def _unpack_batch(data: Any, where: str) -> pa.RecordBatch:
         ) from None
 
 
-def _unpack_u64(value: Any, where: str) -> U64:
+def _unpack_u64(value: Any, where: str) -> calls.U64:
     if type(value) is not bytes or len(value) % 8:
         raise malformed(where, "bytes of little-endian uint64", value)
     # A copy, because kernels are compiled for writable arrays and a view of bytes is not one.
     return np.frombuffer(value, "<u8").astype(np.uint64)
 
 
-def _pack_roots(roots: RowRoots) -> Any:
-    return [roots.first, roots.count] if isinstance(roots, RootRange) else _pack_u64(roots)
+def _pack_roots(roots: calls.RowRoots) -> Any:
+    return [roots.first, roots.count] if isinstance(roots, calls.RootRange) else _pack_u64(roots)
 
 
-def _unpack_roots(value: Any, where: str) -> RowRoots:
+def _unpack_roots(value: Any, where: str) -> calls.RowRoots:
     if type(value) is not list:
         return _unpack_u64(value, where)
     if len(value) != 2 or type(value[0]) is not int or type(value[1]) is not int:
         raise malformed(where, "[first, count]", value)
     first, count = value
-    if not (first > 0 and 0 <= count <= MAX_ROWS and first + count <= 1 << 64):
-        raise malformed(where, f"[first, count] of ids, 1 to 2^64-1, and at most {MAX_ROWS} of them", value)
-    return RootRange(first, count)
+    if not (first > 0 and 0 <= count <= calls.MAX_ROWS and first + count <= 1 << 64):
+        raise malformed(
+            where, f"[first, count] of ids, 1 to 2^64-1, and at most {calls.MAX_ROWS} of them", value
+        )
+    return calls.RootRange(first, count)
 
 
-def _pack_u64(array: U64) -> bytes:
+def _pack_u64(array: calls.U64) -> bytes:
     return np.ascontiguousarray(array, "<u8").tobytes()
 
 
-def _pack_i32(array: I32) -> list[Any]:
+def _pack_i32(array: calls.I32) -> list[Any]:
     width = 0 if array.ndim == 1 else array.shape[1]
     return [width, np.ascontiguousarray(array, "<i4").tobytes()]
 
 
-def _unpack_i32(value: Any, where: str) -> I32:
+def _unpack_i32(value: Any, where: str) -> calls.I32:
     if type(value) is not list or len(value) != 2:
         raise malformed(where, "[width, bytes of little-endian int32]", value)
     width, data = value
@@ -106,16 +96,16 @@ def _unpack_i32(value: Any, where: str) -> I32:
 
 CODECS = Codecs(
     {
-        U64: Codec(_pack_u64, _unpack_u64),
-        RowRoots: Codec(_pack_roots, _unpack_roots),
-        I32: Codec(_pack_i32, _unpack_i32),
+        calls.U64: Codec(_pack_u64, _unpack_u64),
+        calls.RowRoots: Codec(_pack_roots, _unpack_roots),
+        calls.I32: Codec(_pack_i32, _unpack_i32),
         pa.RecordBatch: Codec(lambda batch: memoryview(as_stream(batch)), _unpack_batch),
     }
 )
 
 
 def _failures() -> Codec:
-    one_by_one = list_of(CODECS.of(Failure))
+    one_by_one = list_of(CODECS.of(calls.Failure))
 
     def unpack(value: Any, where: str) -> Any:
         if type(value) is not dict:
@@ -128,7 +118,7 @@ def _failures() -> Codec:
     return Codec(to_columns, unpack)
 
 
-CODECS.add(tuple[Failure, ...], _failures())
+CODECS.add(tuple[calls.Failure, ...], _failures())
 
 dataclass_codec = CODECS.of_dataclass
 """The codec of a call, a reply or a part of one."""
@@ -141,7 +131,7 @@ PROTOCOL = 2
 # ---------------------------------------------------------------- calls
 
 
-def encode_call(call: Call, envelope: Envelope | None) -> bytes:
+def encode_call(call: calls.Call, envelope: calls.Envelope | None) -> bytes:
     """Return the frame of ``call``; `MalformedRequestError` for what msgpack or UTF-8 cannot hold.
 
     The vertex checks the rest (`ftlayer.vertex.wire.frames`).
@@ -149,14 +139,14 @@ def encode_call(call: Call, envelope: Envelope | None) -> bytes:
     return frame_of(call, fields_of(call), envelope)
 
 
-def fields_of(call: Call) -> dict[str, Any]:
+def fields_of(call: calls.Call) -> dict[str, Any]:
     """Return the fields of ``call``, its batches as bytes already: the long part of writing a frame."""
     kind: type = type(call)
     fields: dict[str, Any] = dataclass_codec(kind).pack(call)
     return fields
 
 
-def frame_of(call: Call, fields: dict[str, Any], envelope: Envelope | None) -> bytes:
+def frame_of(call: calls.Call, fields: dict[str, Any], envelope: calls.Envelope | None) -> bytes:
     """Return the frame of ``call``, whose `fields_of` are known."""
     name = type(call).__name__
     frame: dict[str, Any] = {"call": name, "fields": fields}
@@ -165,7 +155,7 @@ def frame_of(call: Call, fields: dict[str, Any], envelope: Envelope | None) -> b
     return pack(frame, name)
 
 
-def decode_call(data: bytes | pa.Buffer) -> tuple[Call, Envelope | None]:
+def decode_call(data: bytes | pa.Buffer) -> tuple[calls.Call, calls.Envelope | None]:
     """Read and check a call's frame. Raises as `call_of`."""
     return call_of(open_frame(data))
 
@@ -175,7 +165,7 @@ def open_frame(data: bytes | pa.Buffer) -> dict[str, Any]:
     return unpack_map(data, "call", ("call", "fields"), ("client", "sequence"))
 
 
-def call_of(frame: dict[str, Any]) -> tuple[Call, Envelope | None]:
+def call_of(frame: dict[str, Any]) -> tuple[calls.Call, calls.Envelope | None]:
     """Read and check the call in a frame.
 
     Raises `MalformedRequestError` naming what is wrong, `UnsupportedError` for a call that there is not.
@@ -183,7 +173,7 @@ def call_of(frame: dict[str, Any]) -> tuple[Call, Envelope | None]:
     name = frame["call"]
     if type(name) is not str:
         raise MalformedRequestError(f"call: expected the name of a call, got {name!r}")
-    kind = CALLS.get(name)
+    kind = calls.CALLS.get(name)
     if kind is None:
         raise UnsupportedError(
             f"this vertex, or board, has no call {name!r}: its ftlayer is older than that of the caller. Start it with "
@@ -194,19 +184,19 @@ def call_of(frame: dict[str, Any]) -> tuple[Call, Envelope | None]:
         envelope = envelope_of(frame)
     elif "client" in frame or "sequence" in frame:
         raise MalformedRequestError(f"client: {name} has no envelope")
-    call: Call = dataclass_codec(kind).unpack(frame["fields"], name)
+    call: calls.Call = dataclass_codec(kind).unpack(frame["fields"], name)
     call.check()
     return call, envelope
 
 
-def envelope_of(frame: dict[str, Any]) -> Envelope:
+def envelope_of(frame: dict[str, Any]) -> calls.Envelope:
     """Return the envelope a frame carries; `MalformedRequestError` where it lacks one."""
     client, sequence = frame.get("client"), frame.get("sequence")
     if type(client) is not str:
         raise malformed("client", "a name", client)
     if type(sequence) is not int:
         raise malformed("sequence", "an integer from 1", sequence)
-    envelope = Envelope(client, sequence)
+    envelope = calls.Envelope(client, sequence)
     envelope.check()
     return envelope
 
@@ -214,13 +204,13 @@ def envelope_of(frame: dict[str, Any]) -> Envelope:
 # ---------------------------------------------------------------- replies
 
 
-def encode_reply(reply: Reply, sequence: int | None = None) -> bytes:
+def encode_reply(reply: calls.Reply, sequence: int | None = None) -> bytes:
     kind: type = type(reply)
     frame = {"reply": kind.__name__, "fields": dataclass_codec(kind).pack(reply)}
     return pack(frame if sequence is None else frame | {"sequence": sequence}, kind.__name__)
 
 
-def decode_reply(data: bytes | pa.Buffer) -> tuple[Reply | FTLayerError, int | None]:
+def decode_reply(data: bytes | pa.Buffer) -> tuple[calls.Reply | FTLayerError, int | None]:
     """Read a reply's or an error's frame, and the sequence it answers. The error is returned, not raised.
 
     Raises `VertexError` for bytes that no vertex of this version sends.
@@ -230,7 +220,7 @@ def decode_reply(data: bytes | pa.Buffer) -> tuple[Reply | FTLayerError, int | N
         error = error_in(frame)
         if error is not None:
             return error, frame.get("sequence")
-        kind = REPLIES[frame["reply"]]
+        kind = calls.REPLIES[frame["reply"]]
         return dataclass_codec(kind).unpack(frame["fields"], frame["reply"]), frame.get("sequence")
     except (MalformedRequestError, KeyError, TypeError) as failure:
         raise VertexError(f"the vertex sent a reply that this client cannot read: {failure}") from failure
