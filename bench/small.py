@@ -278,12 +278,8 @@ def run(quick: bool) -> dict[str, float]:
         counts = calls_of(mode)
         metrics[f"{mode}_calls"] = counts.total() / BATCHES
         metrics[f"{mode}_us"] = cpu_us_of(mode, 400 if quick else 4_000)
-        note(
-            mode,
-            ", ".join(
-                f"{name.rpartition(' ')[2]} {_each(counts, name)}" for name, _ in counts.most_common(12)
-            ),
-        )
+        most = (f"{name.rpartition(' ')[2]} {_each(counts, name)}" for name, _ in counts.most_common(12))
+        note(f"{mode}: {', '.join(most)}")
     return metrics
 
 
