@@ -100,6 +100,10 @@ class FakeFrame:
         batches = [batch for part in self.partitions for batch in part]
         return from_arrow_schema(batches[0].schema) if batches else StructType()
 
+    @property
+    def columns(self) -> list[str]:
+        return list(self.schema.names)
+
     def localCheckpoint(self, eager: bool) -> FakeFrame:
         return self
 
