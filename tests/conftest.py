@@ -9,6 +9,7 @@ import os
 import random
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -42,6 +43,10 @@ MASTER = "local[2,4]"
 # After a plain `pip install .` the package in the working directory is the one without its C extension: child
 # processes, Spark's workers among them, must import the installed one.
 os.environ["PYTHONSAFEPATH"] = "1"
+
+# A run that a script has put in the background ignores Ctrl-C, and so would the programs that tests press it for.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _load_module(path: Path) -> ModuleType:
