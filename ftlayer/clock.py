@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
-from ftlayer.checks import fast_dataclass
 
-
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class Now:
     """The time an event happens at: ``mono_ms`` drives timeouts, ``wall_ms`` (Unix) what survives a restart."""
 

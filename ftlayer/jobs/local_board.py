@@ -12,7 +12,6 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,13 +31,22 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.jobs.announcer import JobAnnouncer, Telling
-from ftlayer.printable import shown_url
 from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.memory import MemoryStore
 from ftlayer.transport.exchange import TokenServer
 from ftlayer.transport.flight_connection import flight_error
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.vertex import calls
+from ftlayer.vertex.calls import (
+    Announced,
+    AnnounceJob,
+    AskJob,
+    Call,
+    GetHour,
+    GetJob,
+    ListAudit,
+    ListJobs,
+    Reply,
+)
 from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.board import Board
@@ -76,8 +84,8 @@ class ReportKeeper:
     def close(self) -> None:
         self._announcer.close()
 
-    def call(self, call: calls.Call, *, deadline_ms: int = 0) -> calls.Reply:
-        if not isinstance(call, calls.AnnounceJob):
+    def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:
+        if not isinstance(call, AnnounceJob):
             raise UnsupportedError(f"{type(call).__name__}: reports are kept here, and nothing is asked for")
         job = call.job
         with self._lock:
@@ -86,7 +94,7 @@ class ReportKeeper:
         if job.final:
             with self._lock:
                 del self._directories[job.run]
-        return calls.Announced((), 0, wants_plan=True)
+        return Announced((), 0, wants_plan=True)
 
 
 _program_of_kept_reports = ReportKeeper()
@@ -114,10 +122,8 @@ class LocalBoard:
         self._store = MemoryStore(MAX_STORE_BYTES)
         self._lock = threading.Lock()
         self._board = self._recovered()
-        self._run: dict[str, str] = {}
-        self.on_jobs: Callable[[str], None] = lambda jobs: None
 
-    def call(self, call: calls.Call, *, deadline_ms: int = 0) -> calls.Reply:
+    def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:
         """Answer one call, at once.
 
         Raises what the board raises, and `UnsupportedError` for what only a vertex can do.
@@ -128,42 +134,25 @@ class LocalBoard:
             if due_ms is not None and due_ms <= now.mono_ms:
                 self._change(lambda txn: self._board.tick(txn, now))
             match call:
-                case calls.AnnounceJob():
-                    reply = self._change(lambda txn: self._board.announce(txn, call, "", now))
-                    self._note(call.job)
-                    return reply
-                case calls.AskJob():
+                case AnnounceJob():
+                    return self._change(lambda txn: self._board.announce(txn, call, "", now))
+                case AskJob():
                     return self._change(lambda txn: self._board.ask(txn, call, now))
-                case calls.ListJobs():
+                case ListJobs():
                     return self._board.jobs(now)
-                case calls.GetJob():
+                case GetJob():
                     with self._store.read() as txn:
                         return self._board.job(txn, call, now)
-                case calls.ListAudit():
+                case ListAudit():
                     with self._store.read() as txn:
                         return audit.page(txn, call)
-                case calls.GetHour() if call.owner:
+                case GetHour() if call.owner:
                     return self._board.hour(call.owner, now)
                 case _:
                     raise UnsupportedError(
                         f"{type(call).__name__}: this is the board of a program without a vertex; it knows of jobs and "
                         "keeps no records"
                     )
-
-    def _note(self, job: calls.JobDetails) -> None:
-        """Tell `on_jobs` what runs now, where that has changed."""
-        before = dict(self._run)
-        if job.final:
-            self._run.pop(job.run, None)
-        else:
-            kept = (
-                f" with checkpoints in {shown_url(job.checkpoint_location)}"
-                if job.checkpoint_location
-                else ""
-            )
-            self._run[job.run] = f"{job.name or job.owner}{kept}"
-        if self._run != before:
-            self.on_jobs(", ".join(self._run.values()))
 
     def _change(self, change: Callable[[WriteTransaction], T]) -> T:
         """Let the rules change something. A refusal has changed nothing; after anything else memory is read anew."""
@@ -199,20 +188,12 @@ class BoardServer(TokenServer):
         super().__init__(sockets.socket("board"), token=token, certificate=None, client_ca=None)
         # Behind Flight's own, so that it is called before that.
         atexit.register(self.close)
-        self._access = AccessFile(str(self.address), token, None, None, os.getpid())
+        access = AccessFile(str(self.address), token, None, None, os.getpid())
         try:
-            write_access(Path(sockets.path) / FOUND_ACCESS_FILE, self._access)
+            write_access(Path(sockets.path) / FOUND_ACCESS_FILE, access)
         except StorePathError:
             self.close()
             raise
-        board.on_jobs = self._name_jobs
-
-    def _name_jobs(self, jobs: str) -> None:
-        """Let tools know what ran, where the program is killed and nothing can be asked."""
-        try:
-            write_access(Path(self._sockets.path) / FOUND_ACCESS_FILE, replace(self._access, job=jobs))
-        except StorePathError as error:
-            logger.warning("tools do not know what this program runs once it is killed: %s", error)
 
     def close(self) -> None:
         """Answer no more, and leave nothing behind. In a forked process: do nothing."""

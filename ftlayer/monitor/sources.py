@@ -37,7 +37,6 @@ class VertexSource:
         file: the access file that it is known by, "" for an address.
         pid: the driver that serves it, 0 where that is not known.
         directory: where that was started, "" where that is not known.
-        job: the first job of a board without a vertex, and where its checkpoints are, "" where that is not known.
     """
 
     name: str
@@ -49,7 +48,6 @@ class VertexSource:
     file: str = ""
     pid: int = 0
     directory: str = ""
-    job: str = ""
 
     @property
     def identity(self) -> str:
@@ -70,14 +68,9 @@ class VertexSource:
         """What to say where its driver was killed, so that its access file was left; None otherwise."""
         if not self.file or is_process(self.pid):
             return None
-        store, path = "", self.path
-        if path:
-            store = (
-                f"; until then ftlayer inspect {path} shows what its store has, and --store {path} asks it"
-            )
-        ran = f"which ran {self.job}" if self.job else "which served it"
+        inspect = f"; until then ftlayer inspect {self.path} shows what its store has" if self.path else ""
         return VertexUnavailableError(
-            f"process {self.pid}, {ran}, was killed: start the program again{store}"
+            f"process {self.pid}, which served it, was killed: start the program again{inspect}"
         )
 
     def forget(self) -> None:
@@ -128,7 +121,8 @@ def sources_given(
     """Return the vertices at ``places``: addresses, and paths of stores whose driver runs on this machine.
 
     ``token`` is called for an address, and a store that ``ftlayer serve`` runs; the certificates are those of
-    addresses: an embedded vertex has its own. Raises `ConfigError`.
+    addresses: an embedded vertex has its own. Raises
+    `ConfigError`, and `VertexUnavailableError` for a path whose driver is gone.
     """
     return tuple(
         _at_address(place, token(), root_certs, client_pem)
@@ -190,7 +184,10 @@ def _at_path(path: Path, token: Callable[[], str]) -> VertexSource:
             f"--vertex: {path} {what}: name a store's directory while its program runs (it has {ACCESS_FILE} then), or "
             "an address like grpc://127.0.0.1:7077"
         )
-    return _of_file(Path(os.path.realpath(file)))
+    source = _of_file(Path(os.path.realpath(file)))
+    if (killed := source.killed) is not None:
+        raise VertexUnavailableError(f"--vertex: {path}: {killed}")
+    return source
 
 
 def _of_file(file: Path) -> VertexSource:
@@ -206,7 +203,6 @@ def _of_file(file: Path) -> VertexSource:
         str(file),
         access.pid,
         access.directory,
-        access.job,
     )
 
 

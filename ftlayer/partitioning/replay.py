@@ -12,7 +12,6 @@ from typing import Protocol
 
 import numpy as np
 
-from ftlayer.checks import fast_dataclass
 from ftlayer.errors import CodecError, ConfigError, UnsupportedError
 from ftlayer.partitioning.partitioners import (
     ALL_CHANNELS,
@@ -82,7 +81,7 @@ class HashByKeyGroup:
         return None
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class StoredRows:
     """The part of n stored records that a twin may know.
 
@@ -143,6 +142,8 @@ class ReplayEverywhere:
 
 @dataclass(frozen=True)
 class ReplayGlobal:
+    """Channel 0."""
+
     def select(self, rows: StoredRows, channels: int) -> I32Array:
         check_channels(channels)
         return np.zeros(len(rows.record_ids), np.int32)

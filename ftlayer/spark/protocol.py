@@ -23,7 +23,20 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from ftlayer.spark.circuits import FailureTally
-from ftlayer.vertex import calls
+from ftlayer.vertex.calls import (
+    BatchBegun,
+    BatchState,
+    BeginBatch,
+    Call,
+    Commit,
+    EmittedRows,
+    Failure,
+    Report,
+    Reseal,
+    Seal,
+    Sealed,
+    SealedRows,
+)
 
 STEPS = ("begin", "begun", "run", "sealed", "written", "committed", "reported")
 """The steps that a watcher is told of, in order; faults are injected at each of them."""
@@ -40,11 +53,11 @@ class BatchOutcome:
     """The result of running a batch, in the form that a seal takes."""
 
     delivered: dict[str, tuple[int, int]]
-    failed: tuple[calls.SealedRows, ...]
-    redelivered: tuple[calls.Failure, ...]
-    resumed: tuple[calls.Failure, ...]
-    emitted: tuple[calls.EmittedRows, ...]
-    report: calls.Report
+    failed: tuple[SealedRows, ...]
+    redelivered: tuple[Failure, ...]
+    resumed: tuple[Failure, ...]
+    emitted: tuple[EmittedRows, ...]
+    report: Report
     rows_in: int
     rows: int
 
@@ -65,7 +78,7 @@ class BatchReport:
     """
 
     batch: int
-    state: calls.BatchState
+    state: BatchState
     rows_in: int = 0
     rows_out: int = 0
     failed: int = 0
@@ -85,30 +98,28 @@ R = TypeVar("R")
 class Runner(Protocol[R]):
     """The protocol's side effects: run a batch, hand its rows to the sink."""
 
-    def run(self, batch: int, sealed: calls.BatchBegun | None) -> R:
+    def run(self, batch: int, sealed: BatchBegun | None) -> R:
         """Run the batch. ``sealed`` is what an earlier run's seal said; its failed rows are left out."""
         ...
 
     def tally(self, result: R) -> FailureTally: ...
 
-    def outcome(self, result: R, sealed: calls.BatchBegun | None) -> BatchOutcome:
+    def outcome(self, result: R, sealed: BatchBegun | None) -> BatchOutcome:
         """Return what the run came to; its report has the failures of ``sealed`` too."""
         ...
 
-    def write(self, batch: int, result: R) -> tuple[calls.Failure, ...]:
+    def write(self, batch: int, result: R) -> tuple[Failure, ...]:
         """Call the sink with the good rows. Nothing: it has taken them; otherwise these records are rejected."""
         ...
 
-    def reject(
-        self, result: R, rejected: tuple[calls.Failure, ...], sealed: calls.BatchBegun | None
-    ) -> BatchOutcome:
+    def reject(self, result: R, rejected: tuple[Failure, ...], sealed: BatchBegun | None) -> BatchOutcome:
         """Let what the sink rejects fail, from now on; the outcome says so.
 
         That has to be sealed before the sink is called again, with the rest.
         """
         ...
 
-    def report(self, batch: int, report: calls.Report) -> None:
+    def report(self, batch: int, report: Report) -> None:
         """Tell the queries whose records were resumed here what became of them. Has its effect once."""
         ...
 
@@ -124,7 +135,7 @@ class BatchGate(Protocol):
     def passes(self, tally: FailureTally) -> bool:
         """Take what a run came to; False: it is given up, and run again behind `wait`."""
 
-    def sink_passes(self, records: int, rejected: tuple[calls.Failure, ...]) -> bool:
+    def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
         """Take what the sink rejects of so many records; False: they do not fail, it is called again behind `wait`."""
 
 
@@ -135,7 +146,7 @@ class BatchProtocol(Generic[R]):
         self,
         query: str,
         epoch: int,
-        call: Callable[[calls.Call], object],
+        call: Callable[[Call], object],
         runner: Runner[R],
         watch: Callable[[str, int], None] = lambda step, batch: None,
         gate: BatchGate | None = None,
@@ -154,14 +165,14 @@ class BatchProtocol(Generic[R]):
         Raises whatever the vertex, Spark or the sink raises; the batch is then where the table above says.
         """
         self._watch("begin", batch)
-        begun = self._call(calls.BeginBatch(self._query, self._epoch, batch))
-        assert isinstance(begun, calls.BatchBegun)
+        begun = self._call(BeginBatch(self._query, self._epoch, batch))
+        assert isinstance(begun, BatchBegun)
         self._watch("begun", batch)
-        if begun.state is calls.BatchState.COMMITTED:
+        if begun.state is BatchState.COMMITTED:
             self._runner.report(batch, begun.report)
             self._watch("reported", batch)
             return BatchReport(batch, begun.state)
-        sealed = begun if begun.state is calls.BatchState.SEALED else None
+        sealed = begun if begun.state is BatchState.SEALED else None
         result, held = self._run(batch, sealed)
         try:
             self._watch("run", batch)
@@ -187,7 +198,7 @@ class BatchProtocol(Generic[R]):
             if self._gate is not None:
                 self._gate.sink_passes(records, ())
             self._watch("written", batch)
-            self._call(calls.Commit(self._query, self._epoch, batch))
+            self._call(Commit(self._query, self._epoch, batch))
             self._watch("committed", batch)
             self._runner.report(batch, report)
             self._watch("reported", batch)
@@ -195,7 +206,7 @@ class BatchProtocol(Generic[R]):
             self._runner.release(result)
         return replace(_report(batch, begun, outcome, reply, rejected), held=held)
 
-    def _run(self, batch: int, sealed: calls.BatchBegun | None) -> tuple[R, int]:
+    def _run(self, batch: int, sealed: BatchBegun | None) -> tuple[R, int]:
         """Run the batch until no more of it fails than may; return also how often it was held."""
         held = 0
         while True:
@@ -211,18 +222,18 @@ class BatchProtocol(Generic[R]):
             self._runner.release(result)
             held += 1
 
-    def _sink_passes(self, records: int, rejected: tuple[calls.Failure, ...]) -> bool:
+    def _sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
         """Whether the sink rejects no more than it may; if it does, wait until it may be called again."""
         if self._gate is None or self._gate.sink_passes(records, rejected):
             return True
         self._gate.wait()
         return False
 
-    def _seal(self, batch: int, outcome: BatchOutcome, sealed: calls.BatchBegun | None) -> calls.Sealed:
+    def _seal(self, batch: int, outcome: BatchOutcome, sealed: BatchBegun | None) -> Sealed:
         if sealed is not None:
             return self._reseal(batch, outcome)
         reply = self._call(
-            calls.Seal(
+            Seal(
                 self._query,
                 self._epoch,
                 batch,
@@ -234,12 +245,12 @@ class BatchProtocol(Generic[R]):
                 outcome.report,
             )
         )
-        assert isinstance(reply, calls.Sealed)
+        assert isinstance(reply, Sealed)
         return reply
 
-    def _reseal(self, batch: int, outcome: BatchOutcome) -> calls.Sealed:
+    def _reseal(self, batch: int, outcome: BatchOutcome) -> Sealed:
         reply = self._call(
-            calls.Reseal(
+            Reseal(
                 self._query,
                 self._epoch,
                 batch,
@@ -250,12 +261,12 @@ class BatchProtocol(Generic[R]):
                 outcome.report,
             )
         )
-        assert isinstance(reply, calls.Sealed)
+        assert isinstance(reply, Sealed)
         return reply
 
 
 def _report(
-    batch: int, begun: calls.BatchBegun, outcome: BatchOutcome, reply: calls.Sealed, rejected: int
+    batch: int, begun: BatchBegun, outcome: BatchOutcome, reply: Sealed, rejected: int
 ) -> BatchReport:
     failed = outcome.failures + rejected
     return BatchReport(
@@ -268,5 +279,5 @@ def _report(
         dead=reply.dead,
         delivered=sum(end - start for start, end in outcome.delivered.values()),
         # Not told by the rows: each run has roots of its own.
-        differs=begun.state is calls.BatchState.SEALED and failed > 0,
+        differs=begun.state is BatchState.SEALED and failed > 0,
     )

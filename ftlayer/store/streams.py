@@ -191,6 +191,7 @@ class LogEntry:
 
     @property
     def end(self) -> int:
+        """The offset after the last row."""
         return self.start + self.rows
 
 

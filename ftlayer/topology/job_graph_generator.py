@@ -232,6 +232,8 @@ class FTLayerBuilder(Protocol):
 
 
 class NopFTLayerBuilder:
+    """Adds nothing: `FTStatus.OFF`."""
+
     tracked = False
 
     def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 
-from ftlayer.checks import fast_dataclass
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Element, Splits
@@ -22,20 +23,33 @@ from ftlayer.runtime.protocol.messages import (
 from ftlayer.runtime.protocol.messages import DataEnded as DataEnded
 from ftlayer.runtime.protocol.messages import ReplaysOut as ReplaysOut
 from ftlayer.topology.job_graph import Channel
-from ftlayer.vertex import calls
+from ftlayer.vertex.calls import (
+    AskRanges,
+    EventIds,
+    Failure,
+    Persist,
+    RangesTold,
+    Records,
+    Register,
+    RowsStored,
+    SourcePosition,
+    StoreRows,
+    TakenOver,
+    TakeOver,
+)
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class TaskStart:
     """Begin; comes once, before anything else."""
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class TimeCame:
     """Do what time brings (timers, idle sources, sinks that wait); it does no harm if it comes early."""
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class RowsPersisted:
     """The vertex has persisted, or registered, what `PersistRoots` with this ticket asked for.
 
@@ -49,7 +63,7 @@ class RowsPersisted:
 # ---------------------------------------------------------------- with inputs
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class ElementCame:
     """Take one element. Elements of one channel come in their order. Barriers never come."""
 
@@ -57,7 +71,7 @@ class ElementCame:
     element: Element
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class ChannelReset:
     """The sender is gone and another one will begin afresh: forget what the channel said of watermark and end."""
 
@@ -67,7 +81,7 @@ class ChannelReset:
 # ---------------------------------------------------------------- sources
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class SourceRows:
     """Rows of one split of a source, in their order, which its reader has read.
 
@@ -85,7 +99,7 @@ class SourceRows:
     number: int
     first_ordinal: int
     payload: pa.RecordBatch
-    position: calls.SourcePosition | None
+    position: SourcePosition | None
     places: I64Array | None = None
     ends: bool = False
     splits: Splits | None = None
@@ -111,27 +125,27 @@ class SourceRows:
         return TakenRows(self.number, self.first_ordinal, self.position)
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class TakenRows:
     """Which rows `SourceRows` were, without the rows: what is remembered until they need not be read again."""
 
     number: int
     first_ordinal: int
-    position: calls.SourcePosition | None
+    position: SourcePosition | None
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class SourceOver:
     """There are no more rows."""
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class RangesAnswered:
     number: int
-    reply: calls.TakenOver | calls.RangesTold | calls.RowsStored
+    reply: TakenOver | RangesTold | RowsStored
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class RangesLost:
     """The vertex of this incarnation has lost its memory: calls that named it are not answered any more."""
 
@@ -141,20 +155,20 @@ class RangesLost:
 # ---------------------------------------------------------------- replays
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class Replayed:
     """The answer to `AskReplays`. ``held``: a circuit breaker holds what there may be beyond."""
 
-    records: tuple[calls.Records, ...]
+    records: tuple[Records, ...]
     held: bool = False
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class PeersAway:
     """A slot is away: ask for nothing until `PeersThere`. What is answered goes out."""
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class PeersThere:
     """All slots are there again."""
 
@@ -194,43 +208,43 @@ def refused(uid: str, event: TaskEvent) -> ProtocolError:
     return ProtocolError(f"{uid!r} was given {type(event).__name__}, which does not come to such a task")
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class Send:
     channel: Channel
     element: Element
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class PersistRoots:
     """Have the vertex persist new roots, or register them, and tell the task when it has (`RowsPersisted`)."""
 
     ticket: int
-    call: calls.Persist | calls.Register
+    call: Persist | Register
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class CallRanges:
     """Call the vertex about ranges; `RangesAnswered` with this number follows, or `RangesLost`."""
 
     number: int
-    call: calls.TakeOver | calls.AskRanges | calls.StoreRows
+    call: TakeOver | AskRanges | StoreRows
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class Acknowledge:
     """XOR events: ``values[i]`` for ``roots[i]``, both uint64[m]; ``values`` None: those of the roots themselves."""
 
     roots: U64Array
     values: U64Array | None
-    ids: calls.EventIds | None = None
+    ids: EventIds | None = None
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class FailRoots:
-    failures: tuple[calls.Failure, ...]
+    failures: tuple[Failure, ...]
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class AskReplays:
     """Take up to ``limit`` due replays of ``stream`` and hand them to the task (`replays(records)`)."""
 
@@ -238,21 +252,21 @@ class AskReplays:
     limit: int
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Call the task's `on_time` at this monotone time (ms), or soon after."""
 
     mono_ms: int
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class HoldInput:
     """Give the task nothing from its inputs before its `on_time`, which is to be called as `WakeAt` says."""
 
     mono_ms: int
 
 
-@fast_dataclass
+@dataclass(frozen=True, slots=True)
 class TaskEnded:
     """The task has sent its last element and holds nothing."""
 

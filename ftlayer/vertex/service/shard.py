@@ -36,8 +36,6 @@ from ftlayer.vertex.calls import (
     Call,
     Envelope,
     Ingest,
-    IntakeCall,
-    MemoryCall,
     MutatingCall,
     Persist,
     ReadDeliveries,
@@ -49,8 +47,9 @@ from ftlayer.vertex.calls import (
     StatsReply,
 )
 from ftlayer.vertex.rules.followed import EndedAttempt
-from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore
+from ftlayer.vertex.rules.layer import INTAKE, MEMORY_ONLY, CallOutcome, FTLayerCore, MemoryCall
 from ftlayer.vertex.rules.operating import ShardPulse
+from ftlayer.vertex.wire.frames import READING
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +216,7 @@ class Rules:
                 self._parts.trace(attempt)
 
 
-WaitingCall = Persist | Ingest | Seal | Reseal | Register
+IntakeCall = Persist | Ingest | Seal | Reseal | Register
 
 # Bounds the time that one sync takes, and with it the wait of the calls behind it.
 GROUP_BYTES = 16 << 20
@@ -368,12 +367,12 @@ class Intake:
         )
 
 
-def _intake_call(waiting: Waiting) -> WaitingCall:
+def _intake_call(waiting: Waiting) -> IntakeCall:
     assert isinstance(waiting.call, (Persist, Ingest, Seal, Reseal, Register))
     return waiting.call
 
 
-def _size_of(call: WaitingCall) -> int:
+def _size_of(call: IntakeCall) -> int:
     if isinstance(call, Register):
         return 16 * len(call.roots)
     if isinstance(call, (Persist, Ingest)):
@@ -435,7 +434,7 @@ class Shard:
 
     def submit(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
         """Run ``call``; ``answer`` gets the reply or the error, on this thread or on the writer's."""
-        if isinstance(call, MemoryCall) and not self._has_to_queue(call):
+        if isinstance(call, MEMORY_ONLY) and not self._has_to_queue(call):
             reply = self._apply_in_memory(call, envelope)
             if reply is not None:
                 answer(reply)
@@ -526,9 +525,9 @@ class Shard:
             arrived, self._queue = self._queue, deque()
         changing: list[Waiting] = []
         for waiting in arrived:
-            if isinstance(waiting.call, (IntakeCall, Register)):
+            if isinstance(waiting.call, (*INTAKE, Register)):
                 self._intake.add(waiting)
-            elif isinstance(waiting.call, ReadingCall):
+            elif isinstance(waiting.call, READING):
                 waiting.answer(self._read(waiting.call))
             else:
                 changing.append(waiting)

@@ -36,6 +36,9 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.calls.jobs import HistogramDetails
 from ftlayer.vertex.wire.frames import (
+    CALLS,
+    ENVELOPED,
+    REPLIES,
     dataclass_codec,
     decode_call,
     decode_reply,
@@ -132,9 +135,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-@pytest.mark.parametrize(
-    "kind", [*calls.CALLS.values(), *calls.REPLIES.values()], ids=lambda kind: kind.__name__
-)
+@pytest.mark.parametrize("kind", [*CALLS.values(), *REPLIES.values()], ids=lambda kind: kind.__name__)
 def test_every_dataclass_of_the_contract_comes_back_as_it_was(kind: type) -> None:
     codec = dataclass_codec(kind)
 
@@ -379,9 +380,9 @@ def test_numbers_that_msgpack_cannot_hold_are_malformed_at_the_client() -> None:
 
 
 def test_which_calls_have_an_envelope() -> None:
-    assert calls.Persist.enveloped
-    assert not calls.Deliverable.enveloped
-    assert not calls.Stats.enveloped
+    assert calls.Persist in ENVELOPED
+    assert calls.Deliverable not in ENVELOPED
+    assert calls.Stats not in ENVELOPED
 
 
 def test_codes_of_errors_are_distinct() -> None:

@@ -32,7 +32,27 @@ from ftlayer.runtime.slot.events import (
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.worker import Worker
-from ftlayer.vertex import calls
+from ftlayer.vertex.calls import (
+    AskRanges,
+    Fail,
+    Failure,
+    OpenStream,
+    Persist,
+    RangesTold,
+    RecordBatches,
+    Register,
+    Registered,
+    Reply,
+    RowsStored,
+    StoreRows,
+    StreamOpened,
+    StreamOptions,
+    TakenOver,
+    TakeOver,
+    TakeReplays,
+    Touch,
+    Xor,
+)
 from ftlayer.vertex.client.client import VertexClient
 
 logger = logging.getLogger(__name__)
@@ -48,7 +68,7 @@ class PersistOrder:
     number: int
     key: TaskKey
     ticket: int
-    call: calls.Persist | calls.Register
+    call: Persist | Register
     asked_s: float = 0.0
 
     @property
@@ -56,8 +76,8 @@ class PersistOrder:
         return size_of(self.call)
 
 
-def size_of(call: calls.Persist | calls.Register) -> int:
-    if isinstance(call, calls.Register):
+def size_of(call: Persist | Register) -> int:
+    if isinstance(call, Register):
         return 16 * len(call.roots)
     return int(call.payload.get_total_buffer_size())
 
@@ -74,7 +94,7 @@ class PersistQueue:
     def __init__(
         self,
         send: Callable[[PersistOrder], None],
-        accepted: Callable[[PersistOrder, calls.Reply], None],
+        accepted: Callable[[PersistOrder, Reply], None],
         failed: Callable[[BaseException], None],
         lost: Callable[[PersistOrder], None],
     ) -> None:
@@ -89,9 +109,7 @@ class PersistQueue:
         self._refused: dict[int, tuple[PersistOrder, BaseException]] = {}
         self._behind: list[PersistOrder] = []  # came while something was refused
 
-    def put(
-        self, key: TaskKey, ticket: int, call: calls.Persist | calls.Register, asked_s: float = 0.0
-    ) -> None:
+    def put(self, key: TaskKey, ticket: int, call: Persist | Register, asked_s: float = 0.0) -> None:
         with self._lock:
             self._numbers += 1
             order = PersistOrder(self._numbers, key, ticket, call, asked_s)
@@ -101,12 +119,12 @@ class PersistQueue:
             self._under_way.add(order.number)
             self._send(order)
 
-    def answered(self, order: PersistOrder, answer: Future[calls.Reply]) -> None:
+    def answered(self, order: PersistOrder, answer: Future[Reply]) -> None:
         error = answer.exception()
         final: BaseException | None = None
         with self._lock:
             self._under_way.discard(order.number)
-            is_lost = isinstance(error, StaleIncarnationError) and isinstance(order.call, calls.Register)
+            is_lost = isinstance(error, StaleIncarnationError) and isinstance(order.call, Register)
             if error is not None and not is_lost:
                 self._refused[order.number] = order, error
             if self._refused and not self._under_way:
@@ -132,7 +150,7 @@ class PersistQueue:
         return None if isinstance(error, IntakeTimeoutError) else error
 
 
-def answer_to(queue: PersistQueue, order: PersistOrder) -> Callable[[Future[calls.Reply]], None]:
+def answer_to(queue: PersistQueue, order: PersistOrder) -> Callable[[Future[Reply]], None]:
     return partial(queue.answered, order)
 
 
@@ -168,7 +186,7 @@ class VertexPort:
     def __init__(
         self,
         client: VertexClient,
-        streams: tuple[tuple[str, calls.StreamOptions], ...],
+        streams: tuple[tuple[str, StreamOptions], ...],
         post: Callable[[Event], None],
         owner: str,
     ) -> None:
@@ -243,7 +261,7 @@ class VertexPort:
 
     # ------------------------------------------------------------ calls
 
-    def persist(self, key: TaskKey, ticket: int, call: calls.Persist | calls.Register) -> None:
+    def persist(self, key: TaskKey, ticket: int, call: Persist | Register) -> None:
         """Persist or register; `RootsAccepted` follows.
 
         A vertex that has no room (`IntakeTimeoutError`) is asked again, for as long as it takes. One that was lost
@@ -267,7 +285,7 @@ class VertexPort:
             self._xors += 1
         self._xorer.do(partial(self._submit_xor, event))
 
-    def fail(self, failures: tuple[calls.Failure, ...]) -> None:
+    def fail(self, failures: tuple[Failure, ...]) -> None:
         """End attempts; those that the vertex refuses as of an earlier incarnation are sent to the new one."""
         with self._lock:
             self._others += 1
@@ -277,11 +295,9 @@ class VertexPort:
         """Ask for replays; `ReplaysCame` follows, whether there are any or not."""
         self._taker.do(partial(self._call_take, key, ask))
 
-    def call_ranges(
-        self, key: TaskKey, number: int, call: calls.TakeOver | calls.AskRanges | calls.StoreRows
-    ) -> None:
+    def call_ranges(self, key: TaskKey, number: int, call: TakeOver | AskRanges | StoreRows) -> None:
         """Make a call about ranges; `RangesCame` follows, or `RangesRefused`."""
-        if not isinstance(call, calls.AskRanges):
+        if not isinstance(call, AskRanges):
             with self._lock:
                 self._others += 1
         self._ranger.do(partial(self._call_ranges, key, number, replace(call, owner=self._owner)))
@@ -303,13 +319,13 @@ class VertexPort:
         future = self._pipeline.submit(order.call)
         future.add_done_callback(answer_to(self._queues[order.call.stream], order))
 
-    def _persisted(self, order: PersistOrder, reply: calls.Reply) -> None:
+    def _persisted(self, order: PersistOrder, reply: Reply) -> None:
         self._answered(order)
-        segment = reply.segment if isinstance(reply, calls.Registered) else -1
+        segment = reply.segment if isinstance(reply, Registered) else -1
         self._post(RootsAccepted(order.key, order.ticket, time.monotonic() - order.asked_s, segment))
 
     def _ranges_lost(self, order: PersistOrder) -> None:
-        assert isinstance(order.call, calls.Register)
+        assert isinstance(order.call, Register)
         self._answered(order)
         self._refused(order.key, order.call.incarnation)
 
@@ -327,10 +343,10 @@ class VertexPort:
     def _submit_xor(self, event: Acknowledge) -> None:
         self._opened.wait()
         incarnation = self._incarnation
-        future = self._pipeline.submit(calls.Xor(event.roots, event.values, incarnation, ids=event.ids))
+        future = self._pipeline.submit(Xor(event.roots, event.values, incarnation, ids=event.ids))
         future.add_done_callback(partial(self._xored, event, incarnation))
 
-    def _xored(self, event: Acknowledge, incarnation: int, answer: Future[calls.Reply]) -> None:
+    def _xored(self, event: Acknowledge, incarnation: int, answer: Future[Reply]) -> None:
         error = answer.exception()
         if isinstance(error, StaleIncarnationError):
             self._reopen(incarnation)
@@ -349,10 +365,10 @@ class VertexPort:
 
     # ------------------------------------------------------------ the other calls
 
-    def _call_fail(self, failures: tuple[calls.Failure, ...]) -> None:
+    def _call_fail(self, failures: tuple[Failure, ...]) -> None:
         incarnation = self._incarnation
         try:
-            self._client.call(calls.Fail(failures, incarnation))
+            self._client.call(Fail(failures, incarnation))
         except StaleIncarnationError:
             self._reopen(incarnation)
             # Behind what opens the streams, which the same thread does.
@@ -363,23 +379,19 @@ class VertexPort:
             self._post(Wake())
 
     def _call_take(self, key: TaskKey, ask: AskReplays) -> None:
-        answer = cast(
-            calls.RecordBatches, self._client.call(calls.TakeReplays(ask.stream, ask.limit, self._owner))
-        )
+        answer = cast(RecordBatches, self._client.call(TakeReplays(ask.stream, ask.limit, self._owner)))
         self._post(ReplaysCame(key, answer.batches, answer.held))
 
-    def _call_ranges(
-        self, key: TaskKey, number: int, call: calls.TakeOver | calls.AskRanges | calls.StoreRows
-    ) -> None:
+    def _call_ranges(self, key: TaskKey, number: int, call: TakeOver | AskRanges | StoreRows) -> None:
         try:
             reply = self._client.call(call)
-            assert isinstance(reply, calls.TakenOver | calls.RangesTold | calls.RowsStored)
+            assert isinstance(reply, TakenOver | RangesTold | RowsStored)
             self._post(RangesCame(key, number, reply))
         except StaleIncarnationError:
-            assert not isinstance(call, calls.TakeOver)
+            assert not isinstance(call, TakeOver)
             self._refused(key, call.incarnation)
         finally:
-            if not isinstance(call, calls.AskRanges):
+            if not isinstance(call, AskRanges):
                 with self._lock:
                     self._others -= 1
 
@@ -391,7 +403,7 @@ class VertexPort:
             for start in range(0, len(together), TOUCH_ROOTS):
                 incarnation = self._incarnation
                 try:
-                    self._client.call(calls.Touch(together[start : start + TOUCH_ROOTS], incarnation))
+                    self._client.call(Touch(together[start : start + TOUCH_ROOTS], incarnation))
                 except StaleIncarnationError:
                     self._reopen(incarnation)
                     return
@@ -419,9 +431,9 @@ class VertexPort:
                 self._others -= 1
             self._post(Wake())
 
-    def _open_streams(self) -> dict[str, calls.StreamOpened]:
+    def _open_streams(self) -> dict[str, StreamOpened]:
         opened = {
-            name: cast(calls.StreamOpened, self._client.call(calls.OpenStream(name, options, self._owner)))
+            name: cast(StreamOpened, self._client.call(OpenStream(name, options, self._owner)))
             for name, options in self._streams
         }
         incarnations = {answer.incarnation for answer in opened.values()}

@@ -10,9 +10,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import WriterCommitMessage
-
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 
 class MeantToFailError(RuntimeError):
