@@ -1,4 +1,7 @@
-"""Programs that tests need and pip does not bring. A test without one is skipped, and CI refuses skips."""
+"""Programs that tests need and pip does not bring, and which processes run.
+
+A test without its program is skipped, and CI refuses skips.
+"""
 
 from __future__ import annotations
 

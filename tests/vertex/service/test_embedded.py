@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from programs import is_running
 
 from ftlayer import __version__
 from ftlayer.config import ServeOptions, VertexOptions
@@ -40,14 +41,6 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 900) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         os.sched_yield()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 def stats(client: VertexClient) -> dict[str, float]:
@@ -118,7 +111,7 @@ def test_stop_writes_down_what_completed(
         vertex.stop()
         assert vertex.pid is None
         assert pid is not None
-        assert not is_alive(pid)
+        assert not is_running(pid)
     with EmbeddedVertex(VertexOptions(tmp_path / "vertex")) as vertex, vertex.client() as client:
         assert stats(client)["recovered"] == 0
 
@@ -230,7 +223,7 @@ def test_the_vertex_ends_with_its_driver_and_leaves_the_store_in_order(tmp_path:
     driver.stdin.flush()
     driver.wait(600)
     try:
-        wait_until(lambda: not is_alive(vertex))
+        wait_until(lambda: not is_running(vertex))
         wait_until(lambda: opens(path))
     finally:
         if forked:
