@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import os
 import pkgutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ def main() -> None:
     )
     options = parser.parse_args()
 
+    # Spark's workers run what this does, whose environment need not be activated.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with installed_package():
         module = importlib.import_module(f"bench.{options.name}")
         facts = harness.machine()

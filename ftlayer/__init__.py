@@ -1,5 +1,6 @@
 """Record-level fault tolerance for PySpark streams: the public names."""
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,9 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES, "__version__"})
 
+
+# Spark says it of itself at each start, and it is not a user's to mend: ftlayer is tested with pandas 3.
+warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning, r"pyspark\.")
 
 # A program makes its Spark session behind its imports; the Java of the extra `java` must be known by then.
 ensure_java_for_sessions()

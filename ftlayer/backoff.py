@@ -90,7 +90,7 @@ def pause_ms(retrying: Retrying, attempt: int, seed: int) -> int:
 
 def pauses_of(backoff: Duration | Sequence[Duration], option: str = "backoff") -> tuple[int, ...]:
     """Return a user's pauses in ms: a duration, or a list of one or more; `ConfigError` names the ``option``."""
-    pauses = [backoff] if isinstance(backoff, (str, int)) else backoff
+    pauses = [backoff] if isinstance(backoff, Duration) else backoff
     if not isinstance(pauses, list | tuple) or not pauses:
         raise ConfigError(
             f"{option}: expected a duration like '5s', or a list of one or more, got {shown(backoff)}"

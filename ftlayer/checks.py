@@ -1,21 +1,31 @@
-"""Checks of what a user gives as an option. Each error names the option, what it may be, and what was given."""
+"""Checks of what a user gives as an option, calls, or forgets to start.
+
+Each error names the option, what it may be, and what was given.
+"""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import math
+import os
 import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, NeverStartedWarning, NotHereError
 
-Duration = str | int
-"""``"30s"``, or milliseconds."""
+Duration = timedelta | str | int | float
+"""A time: a ``timedelta``, a text with its unit (``"250ms"``, ``"30s"``, ``"5 minutes"``), or a number of seconds."""
 
 LONGEST_MS = 1 << 41
 """The longest duration, about 70 years: a thread can wait for it."""
@@ -30,11 +40,28 @@ LEAST_RATE = 0.001
 MOST_RATE = 1e9
 
 _SHOWN_CHARS = 100
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(-?)\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|min|m|h|d)?")
+_UNITS_MS = {
+    **dict.fromkeys(("ms", "millisecond"), 1),
+    **dict.fromkeys(("s", "sec", "second"), 1_000),
+    **dict.fromkeys(("m", "min", "minute"), 60_000),
+    **dict.fromkeys(("h", "hour"), 3_600_000),
+    **dict.fromkeys(("d", "day"), 86_400_000),
+    **dict.fromkeys(("w", "week"), 604_800_000),
+}
+_DURATION = re.compile(r"(-?) *([0-9]{1,30})(?:\.([0-9]{1,30}))? *([A-Za-z]*)")
 
+Record = TypeVar("Record")
 Target = TypeVar("Target", bound=Callable[..., Any])
 Choice = TypeVar("Choice", bound=StrEnum)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def fast_dataclass(cls: type[Record]) -> type[Record]:
+    """Make a dataclass with slots that nobody assigns to: mypy checks that, and nothing does while it runs.
+
+    A frozen one takes four times as long to make. For records of which each batch makes some.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 def shown(value: object) -> str:
@@ -47,29 +74,34 @@ def shown(value: object) -> str:
 
 
 def duration_ms(value: Duration, option: str, *, least: int = 1, most: int = LONGEST_MS) -> int:
-    """Return milliseconds for ``"250ms"``, ``"30s"``, ``"5m"``, ``"1h"``, ``"7d"``, or a number of milliseconds.
+    """Return the milliseconds of a duration. A number or timedelta is rounded to them, a text has to be whole ones.
 
     With ``least`` 0 a zero will do, with or without a unit; below that, all of these with a minus in front.
     Raises `ConfigError` naming ``option``.
     """
-    milliseconds = _milliseconds(value, option, zero=least < 1)
-    if milliseconds < least:
-        if least > 1:
-            expected = f"at least {least} ms"
-        else:
-            expected = f"{'0 or ' if least == 0 else ''}a duration of at least 1 ms"
-        raise ConfigError(f"{option}: expected {expected}, got {shown(value)}")
-    if milliseconds > most:
-        raise ConfigError(
-            f"{option}: expected at most {most} ms, which is {_spelled(most)}, got {shown(value)}"
-        )
+    parts, whole = _parts(value, option, zero=least < 1)
+    milliseconds = (2 * parts + whole) // (2 * whole)
+    # A float of a millisecond may be a little less.
+    if parts and 1_000 * abs(parts) < 999 * whole:
+        raise ConfigError(f"{option}: a duration is at least 1 ms, got {shown(value)}")
+    _check_between(milliseconds, value, option, least, most)
     return milliseconds
+
+
+def wait_seconds(value: Duration | None, option: str) -> float | None:
+    """Return for how many seconds a call may wait, from 0, as exactly as they were given; None for None."""
+    if value is None:
+        return None
+    parts, whole = _parts(value, option, zero=True)
+    _check_between(parts // whole, value, option, 0, LONGEST_MS)
+    return parts / whole / 1_000
 
 
 def check_int(value: object, option: str, *, least: int, most: int = MOST) -> None:
     """Raise `ConfigError` unless ``value`` is an integer (no bool) in this range."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ConfigError(f"{option}: expected an integer from {least} to {most}, got {shown(value)}")
+        unit = " of milliseconds" if option.endswith("_ms") else ""
+        raise ConfigError(f"{option}: expected an integer{unit} from {least} to {most}, got {shown(value)}")
 
 
 def check_number(value: object, option: str, *, least: float, most: float = math.inf) -> None:
@@ -79,12 +111,6 @@ def check_number(value: object, option: str, *, least: float, most: float = math
         raise ConfigError(
             f"{option}: expected a number from {least:g}{upper or ' upwards'}, got {shown(value)}"
         )
-
-
-def check_seconds(value: object, option: str) -> None:
-    """Raise `ConfigError` unless ``value`` is how many seconds something may take, from 0, or None."""
-    if value is not None:
-        check_number(value, option, least=0, most=LONGEST_MS / 1_000)
 
 
 def check_texts(values: Iterable[object], option: str, what: str) -> None:
@@ -350,13 +376,18 @@ def _checked(function: Callable[..., Any], what: str, signature: inspect.Signatu
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not takes_any:
-            check_known(kwargs, names, what)
         try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise ConfigError(f"{what}: {error}; it is {what}({', '.join(names)})") from None
-        return function(*args, **kwargs)
+            if not takes_any:
+                check_known(kwargs, names, what)
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise ConfigError(f"{what}: {error}; it is {what}({', '.join(names)})") from None
+            return function(*args, **kwargs)
+        except Exception:
+            if args:
+                _tells_enough(args[0])
+            raise
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
     return checked
@@ -376,30 +407,156 @@ def _nearest(name: object, known: Iterable[str]) -> str:
     return f": did you mean {found[0]!r}?" if found else ""
 
 
+# ---------------------------------------------------------------- what was built, and what is asked of it
+
+
+Line = tuple[str, int]
+
+
+def users_line() -> Line:
+    """Return file and line of the user's program that are running: the innermost that are not ftlayer's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ftlayer":
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+class Unstarted:
+    """Part of what a user builds: unless it is `settle`d, a `NeverStartedWarning` says where that was thrown away.
+
+    Copies of what it is part of share it. In pickled ones, and in forked processes, it says nothing.
+    """
+
+    def __init__(self, what: str, line: Line | None = None) -> None:
+        """``line``: where it was built; None: where it is now."""
+        self._warning = weakref.finalize(self, _warn, what, line or users_line(), os.getpid())
+        _forgive_behind_errors()
+        _UNSTARTED.add(self)
+
+    def settle(self) -> None:
+        self._warning.detach()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _settled, ()
+
+
+_UNSTARTED: weakref.WeakSet[Unstarted] = weakref.WeakSet()
+
+
+def forgive_unstarted() -> None:
+    """An error ends the program, or a block of it: what it had built and not started by then is no mistake."""
+    for each in list(_UNSTARTED):
+        each.settle()
+
+
+@functools.cache
+def _forgive_behind_errors() -> None:
+    """Have it so where an error has ended the program. Behind the first `finalize`: what comes later goes first."""
+
+    def at_exit() -> None:
+        if getattr(sys, "last_value", None) is not None:
+            forgive_unstarted()
+
+    atexit.register(at_exit)
+
+
+def _settled() -> Unstarted:
+    unstarted = Unstarted("")
+    unstarted.settle()
+    return unstarted
+
+
+def _warn(what: str, line: Line, pid: int) -> None:
+    if os.getpid() == pid:
+        warnings.warn_explicit(what, NeverStartedWarning, *line)
+
+
+def _tells_enough(of: object) -> None:
+    """A method of ``of`` raises an error: nothing else has to be said of it."""
+    unstarted = getattr(of, "__dict__", {}).get("_unstarted")
+    if isinstance(unstarted, Unstarted):
+        unstarted.settle()
+
+
+def not_here(of: object, name: str, words: Mapping[str, str]) -> AttributeError:
+    """Return what ``__getattr__`` raises for an attribute that ``of`` does not have.
+
+    ``words``: what to call instead, by names of other systems, in lower case and without ``_``, several in one text.
+    """
+    kind = type(of).__name__
+    if hasattr(type(of), name):  # a property that raised an AttributeError of its own, which is to be seen
+        object.__getattribute__(of, name)
+    if not name.startswith("_"):
+        plain = name.replace("_", "").lower()
+        own = (
+            each
+            for each in dir(type(of))
+            if not each.startswith("_") and each.replace("_", "").lower() == plain
+        )
+        same = next((f"it is called {each}" for each in own), None)
+        said = next((text for names, text in words.items() if plain in names.split()), same)
+        if said is not None:
+            _tells_enough(of)
+            return NotHereError(f"{kind} has no {name!r}: {said.replace('{name}', name)}")
+    return AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=of)
+
+
 # ---------------------------------------------------------------- durations
 
 
-def _milliseconds(value: object, option: str, *, zero: bool) -> int:
+def _parts(value: object, option: str, *, zero: bool) -> tuple[int, int]:
+    """Return a duration as an exact fraction of milliseconds."""
+    hint = ""
+    if isinstance(value, timedelta):
+        return value // timedelta(microseconds=1), 1_000
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if not isinstance(value, str):
-        raise ConfigError(f"{option}: expected a duration like '30s' or milliseconds, got {shown(value)}")
-    match = _DURATION.fullmatch(value.strip())
-    nothing = match is not None and not match[2].strip("0.")
-    if match is None or (match[3] is None and not (nothing and zero)):
+        return value * 1_000, 1
+    if isinstance(value, float) and math.isfinite(value):
+        above, below = value.as_integer_ratio()
+        return above * 1_000, below
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())) is not None:
+        minus, whole, part, unit = match[1], match[2], match[3] or "", match[4]
+        # A short form is as it is written: M is not m. A word may be in capitals and of several.
+        word = unit if len(unit) < 3 else unit.lower()
+        word = word.removesuffix("s") if len(word) > 3 else word
+        number = int(whole + part) * (-1 if minus else 1)
+        if word in _UNITS_MS or (not unit and not number and zero):
+            above, below = number * _UNITS_MS.get(word, 1), 10 ** len(part)
+            if above % below:
+                raise ConfigError(f"{option}: a duration is of whole milliseconds, got {shown(value)}")
+            return above, below
+        if not unit and number:
+            hint = f": write its unit, '{value.strip()}s' for seconds"
+        elif unit == "M":
+            hint = ": M could be minutes or months, a minute is m"
+        elif word in ("mon", "month", "mo", "y", "yr", "year"):
+            hint = ": months and years differ in length, write days"
+    # What is typed at a prompt, or for Spark, is a text.
+    others = "" if isinstance(value, str) else ", a timedelta, or a number of seconds"
+    forms = f"'250ms', '30s', '5 minutes', '1h' or '7d'{others}"
+    raise ConfigError(f"{option}: expected a duration like {forms}, got {shown(value)}{hint}")
+
+
+def _check_between(milliseconds: int, value: object, option: str, least: int, most: int) -> None:
+    if milliseconds < least:
+        if least > 1:
+            expected = f"at least {least} ms"
+        else:
+            expected = f"{'0 or ' if least == 0 else ''}a duration of at least 1 ms"
+        raise ConfigError(f"{option}: expected {expected}, got {shown(value)}")
+    if milliseconds > most:
         raise ConfigError(
-            f"{option}: expected a duration like '250ms', '30s', '5m', '1h' or '7d', got {shown(value)}"
+            f"{option}: expected at most {most} ms, which is {_spelled(most)}, got {shown(value)}"
         )
-    if nothing:
-        return 0
-    milliseconds = round(float(match[2]) * _UNITS_MS[match[3]])
-    if not milliseconds:
-        raise ConfigError(f"{option}: a duration is at least 1 ms, got {shown(value)}")
-    return -milliseconds if match[1] else milliseconds
 
 
 def _spelled(milliseconds: int) -> str:
-    for unit, size in (("years", 31_557_600_000), ("hours", 3_600_000), ("seconds", 1_000)):
+    for unit, size in (
+        ("years", 31_557_600_000),
+        ("days", 86_400_000),
+        ("hours", 3_600_000),
+        ("seconds", 1_000),
+    ):
         if milliseconds >= 2 * size:
             return f"about {milliseconds // size} {unit}"
     return f"{milliseconds} ms"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+
+from ftlayer.checks import fast_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Now:
     """The time an event happens at: ``mono_ms`` drives timeouts, ``wall_ms`` (Unix) what survives a restart."""
 

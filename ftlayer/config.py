@@ -13,6 +13,7 @@ from typing import Literal, TypedDict
 from ftlayer.checks import (
     LONGEST_MS,
     MOST_BYTES,
+    Duration,
     check_bytes,
     check_choice,
     check_instance,
@@ -74,7 +75,7 @@ class VertexOptions:
 
     path: str | Path
     shards: int = 1
-    durability: str = "batch"
+    durability: Duration = "batch"
     max_store_bytes: int = 8 * GIB
     persist_timeout_ms: int = 60_000
     max_message_bytes: int = 64 * MIB
@@ -89,9 +90,10 @@ class VertexOptions:
         check_int(self.shards, "shards", least=1, most=256)
         if self.shards & (self.shards - 1):
             raise ConfigError(f"shards: expected a power of two from 1 to 256, got {self.shards}")
-        check_text(self.durability, "durability", "'batch', 'none' or a duration like '100ms'")
         if self.durability not in ("batch", "none"):
-            duration_ms(self.durability, "durability")
+            within_ms = duration_ms(self.durability, "durability: 'batch', 'none' or a duration")
+            # A text: options travel to an embedded vertex as JSON.
+            object.__setattr__(self, "durability", f"{within_ms}ms")
         least = self.shards * MIN_SHARD_BYTES
         check_int(self.max_store_bytes, "max_store_bytes", least=least, most=MOST_BYTES)
         check_int(self.persist_timeout_ms, "persist_timeout_ms", least=1, most=LONGEST_MS)
@@ -113,7 +115,7 @@ class VertexKeywords(TypedDict, total=False):
     """The fields of `VertexOptions` behind its path, as keywords."""
 
     shards: int
-    durability: str
+    durability: Duration
     max_store_bytes: int
     persist_timeout_ms: int
     max_message_bytes: int

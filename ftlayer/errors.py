@@ -22,6 +22,10 @@ class FTLayerDeprecationWarning(DeprecationWarning):
     """
 
 
+class NeverStartedWarning(UserWarning):
+    """A query or topology that was built and thrown away before anything started it, or a stream that nothing took."""
+
+
 def __getattr__(name: str) -> Any:
     """Give what was here up to 0.1.0, with a `FTLayerDeprecationWarning`."""
     if name not in _MOVED:
@@ -63,7 +67,7 @@ class ConfigError(FTLayerError, ValueError):
 
 
 class MachineError(FTLayerError):
-    """The machine lacks something: Java, a free address space, a Spark version."""
+    """The machine lacks something: Java, address space, a free port, a Spark version."""
 
     code = "ENVIRONMENT"
     recoverable = False
@@ -80,6 +84,13 @@ class UnsupportedError(FTLayerError):
     """A thing that works elsewhere and not here; the message names the alternative."""
 
     code = "UNSUPPORTED"
+    recoverable = False
+
+
+class NotHereError(FTLayerError, AttributeError):
+    """A method that Spark or Flink has, and the object it was asked of does not; says what to call."""
+
+    code = "NOT_HERE"
     recoverable = False
 
 
@@ -450,21 +461,29 @@ class UncommittableError(SinkError):
     recoverable = False
 
 
-def newer_format(what: object, found: object, known: int, writer: object) -> str:
-    """Return the message about something that a later ftlayer wrote in a format of its own.
+def install(extra: str) -> str:
+    """Return how an extra is installed; ftlayer is in no package index, so it names no package of one."""
+    return f"pip install '.[{extra}]' in a checkout of ftlayer, or 'ftlayer-….whl[{extra}]' with the path of a wheel"
+
+
+def other_format(what: object, found: object, known: int, writer: object = None) -> str:
+    """Return the message about something that another ftlayer wrote in a format of its own.
 
     Args:
         what: where it lies.
         found: its format.
-        known: the latest one that is read here.
+        known: the one that is read here.
         writer: the version that wrote it, text or ASCII; None: it does not say.
     """
     from ftlayer import __version__
 
     by = writer.decode("ascii", "replace") if isinstance(writer, bytes) else writer
+    which, way = "a later ftlayer", "a later one"
+    if isinstance(found, int) and found < known:
+        which, way = "an earlier ftlayer", "move it away to begin anew"
     return (
-        f"{what} has format {found}, written by {'a later ftlayer' if by is None else f'ftlayer {by}'}; ftlayer "
-        f"{__version__} reads up to {known}: use the version that wrote it, or a later one"
+        f"{what} has format {found}, written by {which if by is None else f'ftlayer {by}'}; ftlayer {__version__} "
+        f"reads format {known}: use the version that wrote it, or {way}"
     )
 
 

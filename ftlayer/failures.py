@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ftlayer.checks import check_known, duration_ms, known_options, shown
+from ftlayer.checks import Duration, check_known, duration_ms, known_options, shown
 from ftlayer.errors import ConfigError, FTLayerError
 
 
@@ -37,7 +37,7 @@ class RetryLater(FailException):
 
     Args:
         reason: what is noted as the attempt's failure.
-        after: the pause, a duration like ``"30s"`` or milliseconds, up to 366 days; None: as `backoff` says.
+        after: the pause, a duration of up to 366 days; None: as `backoff` says.
         uses_attempt: False: the failure does not count, and the record has as many attempts left as before. It
             is tried without end if its function goes on saying so.
 
@@ -52,15 +52,14 @@ class RetryLater(FailException):
         self,
         reason: str = "",
         *,
-        after: str | int | None = None,
+        after: Duration | None = None,
         uses_attempt: bool = True,
         **unknown: object,
     ) -> None:
         super().__init__(reason)
         check_known(unknown, ("after", "uses_attempt"), "RetryLater")
-        self.after_ms = None if after is None else duration_ms(after, "RetryLater: after")
-        if self.after_ms is not None and self.after_ms > MAX_RETRY_LATER_MS:
-            raise ConfigError(f"RetryLater: after: expected 366 days at most, got {after!r}")
+        most = MAX_RETRY_LATER_MS
+        self.after_ms = None if after is None else duration_ms(after, "RetryLater: after", most=most)
         if not isinstance(uses_attempt, bool):
             raise ConfigError(f"RetryLater: uses_attempt: expected True or False, got {uses_attempt!r}")
         self.uses_attempt = uses_attempt

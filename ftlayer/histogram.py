@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from ftlayer.checks import fast_dataclass
 
 LATENCY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Of what a record or a call takes, in seconds."""
@@ -14,7 +15,7 @@ BATCH_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60
 """Of what a micro-batch, its phases or a checkpoint take, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Exemplar:
     """One observation that can be looked up: its value in seconds, the root it is of, and when it was made (Unix)."""
 

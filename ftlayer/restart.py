@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from random import Random
 from typing import Protocol
 
@@ -17,9 +18,15 @@ class RestartStrategy(Protocol):
     that a source gave. Time alone counts no failure down: what fails slowly would be tried without end.
     """
 
-    def on_failure(self, now_ms: int) -> int | None:
-        """Return the pause in milliseconds before the next start, or None to give up."""
+    def on_failure(self, now_ms: int) -> Duration | None:
+        """Return the pause before the next start, or None to give up."""
         ...
+
+
+def pause_after(strategy: RestartStrategy, now_ms: int) -> int | None:
+    """Tell ``strategy`` of a failure, and return its pause in ms; `ConfigError` for one that is none."""
+    pause = strategy.on_failure(now_ms)
+    return None if pause is None else duration_ms(pause, f"{type(strategy).__name__}.on_failure", least=0)
 
 
 def note_success(strategy: RestartStrategy) -> None:
@@ -45,7 +52,7 @@ def check_strategy(value: object, option: str) -> None:
 class NoRestart:
     """Give up at the first failure."""
 
-    def on_failure(self, now_ms: int) -> int | None:
+    def on_failure(self, now_ms: int) -> timedelta | None:
         """Give up."""
         return None
 
@@ -63,10 +70,10 @@ class FixedDelay:
         check_int(self.attempts, "attempts", least=1)
         self._delay_ms = duration_ms(self.delay, "delay")
 
-    def on_failure(self, now_ms: int) -> int | None:
+    def on_failure(self, now_ms: int) -> timedelta | None:
         """Pause, or give up once the attempts are used."""
         self._used += 1
-        return self._delay_ms if self._used <= self.attempts else None
+        return timedelta(milliseconds=self._delay_ms) if self._used <= self.attempts else None
 
 
 @known_options
@@ -100,7 +107,7 @@ class ExponentialDelay:
             check_int(self.attempts, "attempts", least=1)
         check_number(self.jitter, "jitter", least=0, most=1)
 
-    def on_failure(self, now_ms: int) -> int | None:
+    def on_failure(self, now_ms: int) -> timedelta | None:
         """Pause longer than the last time, or give up."""
         if self._succeeded and self._last_ms is not None and now_ms - self._last_ms >= self._reset_ms:
             self._in_a_row = 0
@@ -110,7 +117,8 @@ class ExponentialDelay:
             return None
         # The exponent is bounded: 2**60 ms is past any max_delay.
         pause = min(self._max_ms, self._initial_ms << min(self._in_a_row - 1, 60))
-        return round(pause * (1 + self._random.uniform(-self.jitter, self.jitter)))
+        jittered = round(pause * (1 + self._random.uniform(-self.jitter, self.jitter)))
+        return timedelta(milliseconds=jittered)
 
     def on_success(self) -> None:
         """Something went well since the last failure."""
@@ -133,13 +141,13 @@ class FailureRate:
         self._interval_ms = duration_ms(self.interval, "interval")
         self._delay_ms = duration_ms(self.delay, "delay")
 
-    def on_failure(self, now_ms: int) -> int | None:
+    def on_failure(self, now_ms: int) -> timedelta | None:
         """Pause, or give up when failures come too fast."""
         if self._succeeded:
             self._times = [time for time in self._times if now_ms - time < self._interval_ms]
         self._succeeded = False
         self._times.append(now_ms)
-        return self._delay_ms if len(self._times) <= self.max_failures else None
+        return timedelta(milliseconds=self._delay_ms) if len(self._times) <= self.max_failures else None
 
     def on_success(self) -> None:
         """Something went well since the last failure."""

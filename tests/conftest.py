@@ -9,6 +9,7 @@ import os
 import random
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -42,6 +43,10 @@ MASTER = "local[2,4]"
 # After a plain `pip install .` the package in the working directory is the one without its C extension: child
 # processes, Spark's workers among them, must import the installed one.
 os.environ["PYTHONSAFEPATH"] = "1"
+
+# A run that a script has put in the background ignores Ctrl-C, and so would the programs that tests press it for.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _load_module(path: Path) -> ModuleType:
@@ -236,24 +241,40 @@ SMOKE = (
 """Files, and tests of files, of every room: ``pytest -m smoke`` runs them in a minute or two."""
 
 
-SMOKE_FILES = {Path(__file__).parent / name.partition("::")[0] for name in SMOKE}
+SPARKS = (
+    "runtime/spark/test_running.py::test_killed_slots_lose_nothing",
+    "spark/features/test_feature_handle.py::test_drain_finishes_what_waits_and_reads_no_more_of_the_source",
+    "spark/stages/test_spread.py",
+    "test_data_sources.py",
+)
+"""What has to pass on each Spark that is taken: ``pytest -m sparks``."""
+
+LISTED = {"smoke": SMOKE, "sparks": SPARKS}
+LISTED_FILES = {
+    mark: {Path(__file__).parent / name.partition("::")[0] for name in names}
+    for mark, names in LISTED.items()
+}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Of one mark alone, only files are read that have tests with it: each process takes half a minute to read all."""
     mark: str = config.getoption("markexpr")
+    if collection_path.is_dir() and mark in LISTED_FILES:
+        # What the conftest of another room wants may not be installed.
+        return None if any(file.is_relative_to(collection_path) for file in LISTED_FILES[mark]) else True
     if collection_path.suffix != ".py" or not mark.isidentifier() or mark == "spark":
         return None
-    if mark == "smoke":
-        return True if collection_path not in SMOKE_FILES else None
+    if mark in LISTED_FILES:
+        return True if collection_path not in LISTED_FILES[mark] else None
     return True if f"mark.{mark}" not in collection_path.read_text("utf-8") else None
 
 
-def _in_smoke(item: pytest.Item) -> bool:
+def _is_listed(item: pytest.Item, names: tuple[str, ...]) -> bool:
     if "[amqp" in item.nodeid:
         return False  # RabbitMQ takes ten seconds to start.
-    name = item.nodeid.removeprefix("tests/").partition("[")[0]
-    return name in SMOKE or name.partition("::")[0] in SMOKE
+    case = item.nodeid.removeprefix("tests/")
+    name = case.partition("[")[0]
+    return case in names or name in names or name.partition("::")[0] in names
 
 
 LONGEST = (
@@ -304,8 +325,9 @@ def _place(item: pytest.Item) -> int:
 @pytest.hookimpl(tryfirst=True)  # Before pytest looks at -m.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _in_smoke(item):
-            item.add_marker(pytest.mark.smoke)
+        for mark, names in LISTED.items():
+            if _is_listed(item, names):
+                item.add_marker(mark)
         if _needs_spark(item):
             item.add_marker(pytest.mark.spark)
     items.sort(key=_place)

@@ -9,6 +9,9 @@ import math
 import types
 import typing
 from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -19,7 +22,7 @@ from hypothesis import strategies as st
 import ftlayer
 from ftlayer import checks, config, restart
 from ftlayer.checkpoint import options as checkpoint_options
-from ftlayer.checks import LONGEST_MS, check_known, duration_ms
+from ftlayer.checks import LONGEST_MS, check_known, duration_ms, wait_seconds
 from ftlayer.errors import ConfigError
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.facade import FTLayer
@@ -230,9 +233,9 @@ def test_what_is_missing_is_said() -> None:
         ({"max_attempts": True}, "max_attempts: expected an integer"),
         ({"max_attempts": 1 << 31}, "max_attempts: expected an integer"),
         ({"jitter": "x"}, "jitter: expected a number from 0 to 1, got 'x'"),
-        ({"timeout": 1}, "timeout: expected at least 2 ms, got 1"),
+        ({"timeout": "1ms"}, "timeout: expected at least 2 ms, got '1ms'"),
         ({"timeout": 1 << 62}, f"timeout: expected at most {LONGEST_MS} ms, which is about 69 years"),
-        ({"timeout": 500, "timeout_buckets": 1_000}, "timeout: expected at least 999 ms, got 500"),
+        ({"timeout": 0.5, "timeout_buckets": 1_000}, "timeout: expected at least 999 ms, got 0.5"),
         ({"backoff": []}, "backoff"),
         ({"backoff": ["1s", "soon"]}, r"backoff\[1\]: expected a duration"),
         ({"backoff": b"ab"}, "backoff"),
@@ -247,7 +250,9 @@ def test_the_layers_options(options: dict[str, Any], said: str) -> None:
 
 def test_a_timeout_of_a_source_that_the_vertex_cannot_follow_is_refused_at_the_source() -> None:
     env = StreamEnvironment(types.SimpleNamespace(conf={}), FTLayer.embedded("x"), name="job")
-    with pytest.raises(ConfigError, match="source: retry: timeout_ms: expected an integer from 2"):
+    with pytest.raises(
+        ConfigError, match="source: retry: timeout_ms: expected an integer of milliseconds from 2"
+    ):
         env.source([1], "id bigint", retry=StreamOptions(timeout_ms=1))
     with pytest.raises(ConfigError, match="retry: expected a StreamOptions"):
         env.source([1], "id bigint", retry={"max_attempts": 3})  # type: ignore[arg-type]
@@ -259,45 +264,111 @@ def test_a_long_value_is_cut() -> None:
     assert len(str(refused.value)) < 300
 
 
-@given(st.integers(-(1 << 70), 1 << 70), st.sampled_from(["ms", "s", "m", "min", "h", "d"]))
-def test_a_duration_is_its_number_of_units_or_refused(number: int, unit: str) -> None:
-    size = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}[unit]
+UNITS_MS = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds", "Seconds"), 1_000),
+    **dict.fromkeys(("m", "min", "mins", "minute", "MINUTES"), 60_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+    **dict.fromkeys(("w", "week", "weeks"), 604_800_000),
+}
+
+
+@given(st.integers(-(1 << 70), 1 << 70), st.sampled_from([*UNITS_MS]), st.sampled_from(["", " "]))
+def test_a_duration_is_its_number_of_units_or_refused(number: int, unit: str, between: str) -> None:
+    size = UNITS_MS[unit]
     for least in (-LONGEST_MS, 0, 1):
         if least <= number * size <= LONGEST_MS:
-            assert duration_ms(f"{number}{unit}", "x", least=least) == number * size
-            assert duration_ms(number * size, "x", least=least) == number * size
+            assert duration_ms(f"{number}{between}{unit}", "x", least=least) == number * size
         else:
             with pytest.raises(ConfigError, match="x: "):
-                duration_ms(f"{number}{unit}", "x", least=least)
+                duration_ms(f"{number}{between}{unit}", "x", least=least)
+
+
+@given(st.integers(-LONGEST_MS, LONGEST_MS), st.sampled_from([*UNITS_MS]))
+def test_a_text_a_timedelta_and_a_number_of_seconds_are_the_same_duration(ms: int, unit: str) -> None:
+    exact = Fraction(ms, UNITS_MS[unit]).limit_denominator(1_000_000)
+    text = f"{'-' if ms < 0 else ''}{abs(ms) // 1_000}.{abs(ms) % 1_000:03}s"
+    given = [f"{ms} ms", text, ms / 1_000, timedelta(milliseconds=ms), *([ms // 1_000] * (ms % 1_000 == 0))]
+    if exact == Fraction(ms, UNITS_MS[unit]) and 1_000_000 % exact.denominator == 0:
+        given.append(f"{Decimal(exact.numerator) / exact.denominator:f}{unit}")
+    assert {duration_ms(one, "x", least=-LONGEST_MS) for one in given} == {ms}
+    if ms >= 0:
+        assert {wait_seconds(one, "x") for one in given} == {ms / 1_000}
+
+
+@given(st.floats() | st.timedeltas())
+def test_a_number_is_rounded_to_its_milliseconds_and_never_to_none(given: float | timedelta) -> None:
+    seconds = given.total_seconds() if isinstance(given, timedelta) else given
+    try:
+        found = duration_ms(given, "x", least=-LONGEST_MS)
+    except ConfigError:
+        assert not math.isfinite(seconds) or abs(seconds) * 1_000 > LONGEST_MS or 0 < abs(seconds) < 0.001
+        return
+    assert abs(found - seconds * 1_000) <= 0.5001
+    assert (found == 0) == (seconds == 0)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("given", "expected"),
     [
-        ("-5s", -5_000),
-        (" - 1.5 m", -90_000),
-        ("0s", 0),
-        ("0", 0),
-        ("0 ms", 0),
-        (" 0.0h ", 0),
-        ("-0min", 0),
-        (0, 0),
-        (-250, -250),
-        ("250ms", 250),
+        *[
+            ("-5s", -5_000),
+            (" - 1.5 m", -90_000),
+            ("0s", 0),
+            ("0", 0),
+            ("0 ms", 0),
+            (" 0.0h ", 0),
+            ("-0min", 0),
+        ],
+        *[(0, 0), (-0.25, -250), (-2, -2_000), ("250ms", 250), ("0.1 min", 6_000), (1 / 3, 333)],
     ],
 )
-def test_durations_that_may_be_negative(text: str | int, expected: int) -> None:
-    assert duration_ms(text, "lower", least=-LONGEST_MS) == expected
+def test_durations_that_may_be_negative(given: checks.Duration, expected: int) -> None:
+    assert duration_ms(given, "lower", least=-LONGEST_MS) == expected
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["", "5", "0x", "s", "-", "--", "5 days", True, None, 1.5, "0 0s", "0.1ms", "٣s", "9" * 400 + "s"],
-)
+NO_DURATIONS: list[Any] = [
+    *("", "5", "5.0", "0x", "s", "-", "--", "5 dayss", "5 ss", "5S", "5M", "1 month", "1 year", "1h30m"),
+    *("PT5S", "1 minute 30 seconds", "0:00:05", "1e3s", "5s s", ".5s", "1_000ms", "0 0s", "0.1ms", "1.0005s"),
+    *("٣s", "9" * 400 + "s", b"5s", True, None, math.nan, math.inf, -math.inf, 0.0004, 1 << 70, 1e300),
+    *(timedelta(microseconds=5), Decimal(5), [5]),
+]
+
+
+@pytest.mark.parametrize("wrong", NO_DURATIONS)
 def test_what_is_no_duration_is_named(wrong: Any) -> None:
     for least in (-LONGEST_MS, 0, 1):
         with pytest.raises(ConfigError, match="lower: "):
             duration_ms(wrong, "lower", least=least)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("60", "got '60': write its unit, '60s' for seconds"),
+        ("5M", "got '5M': M could be minutes or months, a minute is m"),
+        ("2 Months", "got '2 Months': months and years differ in length, write days"),
+        ("1.0005s", "a duration is of whole milliseconds"),
+        (0.0004, "a duration is at least 1 ms, got 0.0004"),
+        ("soon", "expected a duration like '250ms', '30s', '5 minutes', '1h' or '7d', got 'soon'"),
+        (None, "'1h' or '7d', a timedelta, or a number of seconds, got None"),
+    ],
+)
+def test_what_is_ambiguous_is_said(wrong: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        duration_ms(wrong, "timeout")
+    assert str(refused.value).startswith("timeout: ")
+    assert said in str(refused.value)
+
+
+def test_a_wait_is_as_exact_as_it_is_given_and_never_negative() -> None:
+    assert wait_seconds(None, "x") is None
+    assert wait_seconds(0.0003, "x") == 0.0003
+    assert wait_seconds("2 minutes", "x") == 120
+    for wrong in (-1, -1e-9, "-1s", math.inf, "5", True, LONGEST_MS):
+        with pytest.raises(ConfigError, match="x: "):
+            wait_seconds(wrong, "x")
 
 
 def test_a_bound_below() -> None:

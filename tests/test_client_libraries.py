@@ -39,7 +39,7 @@ print(json.dumps(failed))
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra() -> None:
-    with pytest.raises(ConfigError, match=r"Redis needs redis-py .* pip install 'ftlayer\[redis\]'"):
+    with pytest.raises(ConfigError, match=r"Redis needs redis-py .* pip install '\.\[redis\]'"):
         client_library("no_such_library", "Redis", "redis-py", "redis")
 
 

@@ -317,7 +317,7 @@ def test_an_open_that_has_not_run_ends_the_task() -> None:
         def process(self, record: Any, ctx: Any) -> Any:
             return [record]
 
-    chain = TopologyChain([Process("op", Opens(), (), V)], [V], HeapBackend())
+    chain = TopologyChain([Process("op", Opens(), V, ())], [V], HeapBackend())
     with pytest.raises(JobError, match=r"open\(\) of 'op'.*has not run"):
         chain.open()
 
@@ -348,6 +348,6 @@ def test_functions_of_aggregating_state() -> None:
         lambda ctx: ctx.aggregating("sum", int, yielding),
         lambda ctx: ctx.aggregating("sum", int, max, waiting),
     ):
-        chain = TopologyChain([Process("op", Opens(ask), ("v",), V)], [V], HeapBackend())
+        chain = TopologyChain([Process("op", Opens(ask), V, ("v",))], [V], HeapBackend())
         with pytest.raises(ConfigError, match=r"state 'sum': .* function"):
             chain.open()

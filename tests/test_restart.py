@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
-from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, note_success
+from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, note_success, pause_after
 
 gaps = st.lists(st.integers(0, 400), max_size=30)
 
@@ -29,7 +29,7 @@ def test_no_restart_gives_up() -> None:
 @given(st.integers(1, 5), gaps)
 def test_a_fixed_delay_counts_all_failures(attempts: int, gaps: list[int]) -> None:
     strategy = FixedDelay(attempts, "30ms")
-    answers = [strategy.on_failure(time) for time in times_of(gaps)]
+    answers = [pause_after(strategy, time) for time in times_of(gaps)]
     assert answers == [30 if place < attempts else None for place in range(len(gaps))]
 
 
@@ -37,7 +37,7 @@ def test_a_fixed_delay_counts_all_failures(attempts: int, gaps: list[int]) -> No
 def test_an_exponential_delay_doubles_and_starts_anew_after_a_success_and_a_quiet_time(
     gaps: list[int], successes: set[int], reset: int, attempts: int | None
 ) -> None:
-    strategy = ExponentialDelay(10, 75, reset, attempts)
+    strategy = ExponentialDelay("10ms", "75ms", reset / 1_000, attempts)
     pause, in_a_row = 10, 0
     for place, time in enumerate(times_of(gaps)):
         if place in successes:
@@ -46,27 +46,27 @@ def test_an_exponential_delay_doubles_and_starts_anew_after_a_success_and_a_quie
             pause, in_a_row = 10, 0
         in_a_row += 1
         expected = None if attempts is not None and in_a_row > attempts else pause
-        assert strategy.on_failure(time) == expected
+        assert pause_after(strategy, time) == expected
         pause = min(2 * pause, 75)
 
 
 def test_an_exponential_delay_without_a_bound_of_attempts_goes_on() -> None:
     strategy = ExponentialDelay(attempts=None)
-    assert [strategy.on_failure(0) for _ in range(500)][-1] == 60_000
+    assert [pause_after(strategy, 0) for _ in range(500)][-1] == 60_000
 
 
 @given(gaps, st.sets(st.integers(0, 29)), st.integers(1, 4), st.integers(1, 500))
 def test_a_failure_rate_forgets_what_is_older_than_the_interval_at_a_success(
     gaps: list[int], successes: set[int], most: int, interval: int
 ) -> None:
-    strategy = FailureRate(most, interval, 7)
+    strategy = FailureRate(most, interval / 1_000, "7ms")
     counted: list[int] = []
     for place, time in enumerate(times_of(gaps)):
         if place in successes:
             note_success(strategy)
             counted = [earlier for earlier in counted if time - earlier < interval]
         counted.append(time)
-        assert strategy.on_failure(time) == (7 if len(counted) <= most else None)
+        assert pause_after(strategy, time) == (7 if len(counted) <= most else None)
 
 
 @pytest.mark.parametrize("strategy", [FixedDelay(), ExponentialDelay(), FailureRate()])
@@ -104,11 +104,11 @@ def test_options_that_make_no_sense_are_named(make: Any, named: str) -> None:
 @given(st.floats(0, 1), st.integers(1, 20))
 def test_jitter_moves_a_pause_by_its_part_at_most(jitter: float, failures: int) -> None:
     steady, jittery = (
-        ExponentialDelay(100, 5_000, attempts=None),
-        ExponentialDelay(100, 5_000, attempts=None, jitter=jitter),
+        ExponentialDelay("100ms", "5s", attempts=None),
+        ExponentialDelay("100ms", "5s", attempts=None, jitter=jitter),
     )
     for now in range(failures):
-        pause, moved = steady.on_failure(now), jittery.on_failure(now)
+        pause, moved = pause_after(steady, now), pause_after(jittery, now)
         assert pause is not None
         assert moved is not None
         assert abs(moved - pause) <= pause * jitter + 1

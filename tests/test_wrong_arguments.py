@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import inspect
+import re
 from collections.abc import Callable
+from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructType
 
+import ftlayer
+import ftlayer.sinks
+import ftlayer.sources
+from ftlayer import checks, config
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.config import FTStatus
 from ftlayer.errors import CodecError, ConfigError, LayerClosedError
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.process import ProcessFunction
+from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.job import EndedJob, Job
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.batch.sinks import stream_writer
 from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer
+from ftlayer.spark.plan.stream_plan import StreamPlan
+from ftlayer.spark.query.supervisor import TrackedQuery
+from ftlayer.spark.tracked import TrackedStream
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.streams.windowed_stream import session, sliding, tumbling
 
 NO: Any = None
+LAYER: Any = SimpleNamespace(enabled=True)
+NOTHING_READ: Any = SimpleNamespace(rules=NO_RULES)
+NO_COLUMNS: Any = SimpleNamespace(names=[])
 SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.int64())])
 
 
@@ -129,3 +148,138 @@ def test_a_closed_layer_is_not_entered_again(tmp_path: Path) -> None:
     layer.close()
     with pytest.raises(LayerClosedError), layer:
         raise AssertionError("it was entered")
+
+
+# ---------------------------------------------------------------- durations, everywhere
+
+
+WORDS = re.compile(
+    "(^|_)(timeout|interval|backoff|delay|ttl|gap|lateness|orderness|pause|idle|wait|every|period|patience|poll|"
+    "remember|expiry|age|quiet|older|time|duration|deadline|durability)(_|$)"
+)
+PLACES = {"path": "x", "url": "x://h", "stream": "s", "consumer": "c", "topic": "t", "token": "t" * 32}
+NEEDED: dict[str, dict[str, Any]] = {
+    "CheckpointConfig": {"unaligned": True},
+    "FTLayer.connect": {"address": "grpc://127.0.0.1:1"},
+    "FailurePolicy": {"max_attempts": None},
+    "AmqpSource": {"url": "amqp://h", "queue": "q"},
+    "AmqpSink": {"url": "amqp://h", "exchange": "e"},
+    "FilesSource": {"path": "x", "format": "json", "schema": "n int", "journal": "j"},
+    "HttpSink": {"url": "http://h"},
+    "IcebergSink": {"table": "a.b", "catalog": "c"},
+    "KafkaSink": {"servers": "h:1", "topic": "t", "staging": "x"},
+    "KafkaSource": {"servers": "h:1", "topic": "t"},
+    "MqttSource": {"url": "mqtt://h"},
+    "MqttSink": {"url": "mqtt://h", "topic": "t"},
+    "NatsSink": {"url": "nats://h", "subject": "s"},
+    "NatsSource": {"url": "nats://h"},
+    "PolledJsonSource": {"url": "http://h"},
+    "PostgresChangesSource": {"dsn": "dbname=x", "table": "t", "slot": "s"},
+    "PostgresTableSource": {"dsn": "dbname=x", "table": "t", "column": "c"},
+    "PostgresSink": {"dsn": "dbname=x", "table": "t"},
+    "RedisSink": {"url": "redis://h"},
+    "RedisSource": {"url": "redis://h", "group": "g"},
+    "SseSource": {"url": "http://h"},
+    "TailSource": {"paths": "x"},
+    "WebhookSource": {"listen": "127.0.0.1:0"},
+    "TrackedStream.map_async": {"function": asyncio.sleep, "schema": StructType().add("n", LongType())},
+    "tumbling": {"size": "1d"},
+    "sliding": {"size": "1d", "every": "1d"},
+    "assign_watermarks": {"column": "at"},
+    "map_async": {"function": asyncio.sleep, "schema": "n int"},
+    "sink": {"sink": print, "function": print},
+    "join": {"other": None, "lower": "-1d", "upper": "1d", "function": max, "schema": "n int"},
+}
+"""What classes and methods need beside a duration."""
+
+
+def public() -> dict[str, tuple[Any, inspect.Signature]]:
+    """Constructors, functions and methods that users call, by their names."""
+    found = {}
+    for module in (ftlayer, ftlayer.sources, ftlayer.sinks, config):
+        for name in getattr(module, "__all__", ("VertexOptions", "ServeOptions", "TopologyOptions")):
+            one = getattr(module, name)
+            if inspect.isclass(one) and one.__module__.startswith("ftlayer"):
+                methods = [each for each in vars(one) if not each.startswith("_")]
+                found |= {f"{name}.{each}": getattr(one, each) for each in methods}
+                found[name] = one
+            elif inspect.isfunction(one):
+                found[name] = one
+    signatures: dict[str, tuple[Any, inspect.Signature]] = {}
+    for name, one in found.items():
+        with contextlib.suppress(TypeError, ValueError):
+            signatures[name] = one, inspect.signature(one)
+    return signatures
+
+
+PUBLIC = public()
+
+
+def on(name: str, what: Any) -> Any:
+    """The same, of an instance where it is a method of one."""
+    kind, _, method = name.rpartition(".")
+    if not kind or inspect.ismethod(what):
+        return what
+    timed = stream().assign_watermarks("at").key_by("n")
+    made = {
+        "Job": job,
+        "TrackedQuery": lambda: TrackedQuery(MagicMock()),
+        "TrackedStream": lambda: TrackedStream(StreamPlan(LAYER, NOTHING_READ, NO_COLUMNS)),
+        "DataStream": stream,
+        "KeyedStream": lambda: timed,
+        "WindowedStream": lambda: timed.window(tumbling("1s")),
+    }
+    instance = made[kind]() if kind in made else made_of(getattr(ftlayer.sinks, kind), kind)
+    return getattr(instance, method)
+
+
+def made_of(kind: Any, name: str) -> Any:
+    parameters = inspect.signature(kind).parameters
+    places = {each: value for each, value in PLACES.items() if each in parameters}
+    return kind(**places | NEEDED.get(name, {}))
+
+
+DURATIONS = [
+    (name, parameter)
+    for name, (_, signature) in PUBLIC.items()
+    for parameter, each in signature.parameters.items()
+    if "Duration" in str(each.annotation)
+]
+
+
+@pytest.mark.parametrize(("name", "parameter"), DURATIONS, ids=lambda one: one)
+def test_a_bare_number_is_of_seconds_as_a_text_and_a_timedelta_say_it(
+    name: str, parameter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How each is read; what else is wrong with what is called here does not matter."""
+    read: list[Fraction] = []
+    parts = checks._parts
+
+    def noted(value: object, option: str, *, zero: bool) -> tuple[int, int]:
+        found = parts(value, option, zero=zero)
+        if re.search(rf"(\b|allowed_){parameter}\b", option):
+            read.append(Fraction(*found))
+        return found
+
+    what, signature = PUBLIC[name]
+    needed = PLACES | NEEDED.get(name, NEEDED.get(name.rpartition(".")[2], {}))
+    beside = {each: given for each, given in needed.items() if each in signature.parameters}
+    called = on(name, what)
+    if "other" in beside:
+        beside["other"] = called.__self__
+    monkeypatch.setattr(checks, "_parts", noted)
+    for given in (7_200, 7_200.0, "7200s", "2 hours", timedelta(hours=2)):
+        read.clear()
+        with contextlib.suppress(Exception):
+            called(**beside | {parameter: given})
+        assert set(read) == {7_200_000}, given
+
+
+def test_what_is_called_as_a_duration_is_one() -> None:
+    """Names that end in ``_ms`` say their unit."""
+    assert len(DURATIONS) > 70
+    for name, (_, signature) in PUBLIC.items():
+        for parameter, each in signature.parameters.items():
+            number = re.search(r"\b(int|float)\b", str(each.annotation))
+            if WORDS.search(parameter) and not parameter.endswith(("_ms", "_buckets")) and number:
+                assert "Duration" in str(each.annotation), f"{name}({parameter}: {each.annotation})"

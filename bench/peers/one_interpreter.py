@@ -63,7 +63,7 @@ def generated(batches: int) -> None:
 def native(batches: int) -> None:
     backend = HeapBackend()
     first = TopologyChain([KEY], [ID], backend)
-    counting = Reduce("count", count, ("key",), COUNTED, create=none_yet)
+    counting = Reduce("count", count, COUNTED, ("key",), create=none_yet)
     keyed = TopologyChain([counting, LAST], [KEYED], backend)
     for batch in range(batches):
         ids = pa.record_batch([pa.array(np.arange(batch * ROWS, (batch + 1) * ROWS))], schema=ID)

@@ -146,7 +146,8 @@ class _Gathered:
 
 def serve(storage: str | type[CheckpointStorage], url: str | None, option: str = "storage") -> None:
     """Have URLs with the scheme of ``url`` kept by a class, or by ``"package.module:Class"``, in this process."""
-    kind = _imported(storage, option) if isinstance(storage, str) else storage
+    expected = "'package.module:Class', of a module that driver, slots and commands can import"
+    kind = imported(storage, option, expected) if isinstance(storage, str) else storage
     if not (isinstance(kind, type) and issubclass(kind, CheckpointStorage)):
         raise ConfigError(f"{option}: expected a class that derives from CheckpointStorage, got {kind!r}")
     if inspect.isabstract(kind):
@@ -207,13 +208,13 @@ def _is_of_others(scheme: str) -> bool:
     return scheme in {"file", "local", *known_implementations, *registry}
 
 
-def _imported(name: str, option: str) -> object:
+def imported(name: str, option: str, expected: str) -> object:
+    """Return what ``package.module:name`` names. Raises `ConfigError`, which says what is ``expected``."""
     module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
     try:
         return getattr(import_module(module), attribute)
     # What a module raises that is imported is its author's.
     except Exception as error:
         raise ConfigError(
-            f"{option}: {name!r} cannot be imported in this process ({described(error)}); expected "
-            "'package.module:Class', of a module that driver, slots and commands can import"
+            f"{option}: {name!r} cannot be imported in this process ({described(error)}); expected {expected}"
         ) from error

@@ -60,7 +60,7 @@ class FailurePolicy:
         if self.max_attempts is not None:
             check_int(self.max_attempts, "FailurePolicy: max_attempts", least=1)
         pauses_of(self.backoff, "FailurePolicy: backoff")
-        if isinstance(self.backoff, str | int):
+        if isinstance(self.backoff, Duration):
             object.__setattr__(self, "backoff", (self.backoff,))
         self._make_tuples()
         check_number(self.jitter, "FailurePolicy: jitter", least=0, most=1)
@@ -79,7 +79,7 @@ class FailurePolicy:
     @property
     def pauses(self) -> Sequence[Duration]:
         """``backoff`` as a list."""
-        return (self.backoff,) if isinstance(self.backoff, str | int) else self.backoff
+        return (self.backoff,) if isinstance(self.backoff, Duration) else self.backoff
 
     @property
     def backoff_ms(self) -> tuple[int, ...]:

@@ -28,21 +28,6 @@ class LetterKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class FailedAttempt:
-    """A failed attempt, the ``number``-th one: of many, those in the middle are not kept.
-
-    ``place`` says in words which process it was. ``traceback`` is "" where it is not kept.
-    """
-
-    number: int
-    at_ms: int
-    reason: str
-    operator: str
-    place: str = ""
-    traceback: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ChainLetter:
     """A record, a timer or a sink's row that the chain with the uid ``chain`` has given up.
 
@@ -72,7 +57,7 @@ class ChainLetter:
     key: bytes
     payload: bytes
     event_time_ms: int | None
-    attempts: tuple[FailedAttempt, ...]
+    attempts: tuple[Attempt, ...]
     first_failed_ms: int
     died_ms: int
     is_event_timer: bool = False
@@ -97,7 +82,7 @@ MAX_TRACEBACKS = 4
 """… of which so many have their traceback; the first and the newest again."""
 
 
-def with_attempt(attempts: tuple[FailedAttempt, ...], newest: FailedAttempt) -> tuple[FailedAttempt, ...]:
+def with_attempt(attempts: tuple[Attempt, ...], newest: Attempt) -> tuple[Attempt, ...]:
     """Return a record's failed attempts with one more, which is given as the first one, within their bounds."""
     if attempts:
         newest = replace(newest, number=attempts[-1].number + 1)
@@ -109,14 +94,28 @@ def with_attempt(attempts: tuple[FailedAttempt, ...], newest: FailedAttempt) -> 
     return (*attempts, newest)
 
 
+TIMER_SCHEMA = pa.schema([("timer", pa.timestamp("ms", "UTC")), ("key", pa.binary())])
+"""What is shown of a timer. It is no record that could be edited."""
+
+
+def not_into_source(chain: str) -> str:
+    return (
+        f"{chain!r} is a source: a row that it could not send does not come back into it. Mend the source, "
+        "its schema or its partitioner, and let it give the row anew"
+    )
+
+
 def payload_of(letter: ChainLetter) -> pa.RecordBatch:
     """Return the one row of a letter; a timer has one with its time and its key, as that is packed.
 
     Raises `CheckpointDamagedError` for a payload that is no row.
     """
     if letter.kind is LetterKind.TIMER:
-        time = pa.array([letter.event_time_ms], pa.timestamp("ms", "UTC"))
-        return pa.RecordBatch.from_arrays([time, pa.array([letter.key], pa.binary())], ["timer", "key"])
+        values = [letter.event_time_ms], [letter.key]
+        return pa.RecordBatch.from_arrays(
+            [pa.array(each, field.type) for each, field in zip(values, TIMER_SCHEMA, strict=True)],
+            schema=TIMER_SCHEMA,
+        )
     try:
         return read_one_batch(letter.payload)
     except UNREADABLE as error:
@@ -127,8 +126,4 @@ def payload_of(letter: ChainLetter) -> pa.RecordBatch:
 
 def attempts_of(letter: ChainLetter) -> tuple[Attempt, ...]:
     """Return the failed attempts of a letter; there is one at the least, since letters are shown by their last."""
-    attempts = tuple(
-        Attempt(each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)
-        for each in letter.attempts
-    )
-    return attempts or (Attempt(1, letter.died_ms, "", letter.operator),)
+    return letter.attempts or (Attempt(1, letter.died_ms, "", letter.operator),)

@@ -207,14 +207,9 @@ class CheckpointConfig:
                 raise ConfigError(f"migrations: there are two for {operator}/{state}; one does all versions")
 
     def _check_durations(self) -> None:
-        if self.interval is not None:
-            duration_ms(self.interval, "interval")
-        if self.interval_during_backlog is not None:
-            duration_ms(self.interval_during_backlog, "interval_during_backlog", least=0)
-        for name in ("timeout", "materialization_interval", "debloat_target"):
-            duration_ms(getattr(self, name), name)
-        for name in ("min_pause", "aligned_timeout"):
-            duration_ms(getattr(self, name), name, least=0)
+        for option in fields(self):
+            if "Duration" in str(option.type):
+                getattr(self, f"{option.name}_ms")
 
     def _check_combinations(self) -> None:
         if self.unaligned and self.mode is CheckpointingMode.AT_LEAST_ONCE:

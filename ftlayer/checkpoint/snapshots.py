@@ -182,7 +182,7 @@ class SubtaskSnapshot:
         operators: list, union list and broadcast state.
         positions: of a source, by partition: `ftlayer.runtime.connectors.offset_reader`.
         read: records that a source's subtasks have read since the job began, over restores; their sum means something.
-            None where an earlier version did not count.
+            None for what is no source.
         committables: everything that the subtask's sink has not been told to be committed.
         letters: the records that it has given up and was not told to be complete.
         waiting: how many records wait in it for another attempt.

@@ -70,7 +70,6 @@ def list_checkpoints(
 ) -> None:
     """List the checkpoints and savepoints below PATH, the latest first."""
     from ftlayer.checkpoint.storage.loading import (
-        check_directory,
         find_checkpoints,
         load_checkpoint,
         read_each,
@@ -78,7 +77,6 @@ def list_checkpoints(
     from ftlayer.checkpoint.storage.report import summary
 
     key = _opened(path, storage, key_file)
-    check_directory(path)
     rows: list[Facts] = [
         {"location": shown_url(location), "error": str(found)}
         if isinstance(found, CheckpointError)
@@ -97,7 +95,7 @@ def show(path: One, as_json: Json = False, key_file: KeyFile = None, storage: St
     from ftlayer.checkpoint.storage.loading import load_checkpoint
     from ftlayer.checkpoint.storage.report import details
 
-    facts = details(load_checkpoint(path, _opened(path, storage, key_file)))
+    facts = details(load_checkpoint(path, _opened(path, storage, key_file, one=True)))
     if as_json:
         print_json(facts)
     else:
@@ -148,7 +146,7 @@ def delete(path: One, yes: Yes = False, key_file: KeyFile = None, storage: Stora
     """Delete a checkpoint of a job that is not running, with the files that no other one needs."""
     from ftlayer.checkpoint.storage.removing import delete_checkpoint
 
-    key = _opened(path, storage, key_file)
+    key = _opened(path, storage, key_file, one=True)
     if not yes:
         typer.confirm(f"Delete {_shown(path)} permanently? The job must not be running.", abort=True)
     typer.echo(f"deleted {shown_url(delete_checkpoint(path, key))}")
@@ -159,7 +157,7 @@ def dispose(path: One, yes: Yes = False, storage: Storage = "") -> None:
     """Delete a savepoint."""
     from ftlayer.checkpoint.storage.removing import dispose_savepoint
 
-    _opened(path, storage)
+    _opened(path, storage, one=True)
     if not yes:
         typer.confirm(f"Delete the savepoint {_shown(path)} permanently?", abort=True)
     typer.echo(f"disposed of {shown_url(dispose_savepoint(path))}")
@@ -173,11 +171,9 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
     """
     from ftlayer.checkpoint.storage.keys import Ownership
     from ftlayer.checkpoint.storage.layout import last_name
-    from ftlayer.checkpoint.storage.loading import check_directory
     from ftlayer.checkpoint.storage.removing import job_above, job_directories, left_behind, remove_left
 
     key = _opened(path, storage, key_file)
-    check_directory(path)
     jobs = [(files, *left_behind(files, key)) for files in job_directories(path)]
     if not jobs:
         above = job_above(path)
@@ -242,7 +238,7 @@ def refused(
 
     if drop and divert is not None:
         raise ConfigError("--drop and --divert: give one of them")
-    given = _opened(path, storage, key_file)
+    given = _opened(path, storage, key_file, one=True)
     checkpoint = load_checkpoint(path, given)
     written = [one for part in checkpoint.subtasks for one in part.committables if sink in ("", one.sink)]
     sinks = sorted({one.sink for one in written})
@@ -301,14 +297,24 @@ def _refused_facts(row: RefusedRow) -> Facts:
     return {"message": row.message, "number": row.row, "why": row.why, "row": json.loads(row.values)}
 
 
-def _opened(path: str, storage: str, key_file: Path | None = None) -> bytes | None:
-    """Have ``storage`` keep what lies at ``path``, and return the job's key if it was given."""
+def _opened(path: str, storage: str, key_file: Path | None = None, *, one: bool = False) -> bytes | None:
+    """Have ``storage`` keep what lies at ``path``, and return the job's key if it was given.
+
+    Raises `ConfigError` where nothing is there; ``one`` checkpoint or savepoint is meant by the path then.
+    """
     if storage:
         from ftlayer.checkpoint.custom_storage import serve
 
         if "" not in sys.path:  # A command finds no module beside it, as a program does.
             sys.path.insert(0, "")
         serve(storage, path, "--storage")
+    from ftlayer.checkpoint.storage.layout import METADATA
+    from ftlayer.checkpoint.storage.loading import check_directory, located, not_there
+    from ftlayer.checkpoint.storage.remote_files import open_files
+
+    check_directory(path)
+    if one and open_files(located(path)).size(METADATA) is None:
+        raise ConfigError(not_there(located(path)))
     if key_file is None:
         return None
     from ftlayer.checkpoint.options import MIN_KEY_BYTES

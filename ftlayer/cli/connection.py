@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, StoreLockedError
 from ftlayer.printable import printable
 from ftlayer.secret_files import read_file, read_secret
 
@@ -93,7 +93,8 @@ class Asking:
         With ``follow`` programs that begin later are found too, where no vertex is named. ``checkpoints`` are
         directories with what drivers have said last, and with dead letters, signed with ``key`` (None: the one that
         is kept there); with ``only_there`` no vertex is asked beside them that is not named. Says of each that gives
-        no answer why, but of those whose driver was killed: a command that ``shows_killed`` does. Raises
+        no answer why, but of those that were found and whose driver was killed: a command that ``shows_killed`` does.
+        Where one that was named gives none, that is said behind what the others have, and the exit code is 1. Raises
         `ConfigError`, and where none answers, and none is to be shown as killed, what the first one raised.
         """
         # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
@@ -109,25 +110,31 @@ class Asking:
 
         follows = follow and not is_named and self.token_file is None
         gatherer = Gatherer(look, label="cli", deadline_ms=DEADLINE_MS)
-        with _opened(self.store), contextlib.closing(gatherer):
-            if is_named or not (stored and only_there):
+        with _opened(self.store) as opened, contextlib.closing(gatherer):
+            if opened is not None:
+                sources = (opened,)
+            elif is_named or not (stored and only_there):
                 sources = self._sources(shows_killed=shows_killed, may_be_none=bool(stored))
             views = gatherer.gather()
             errors = [error for view in views if (error := gatherer.error(view.vertex)) is not None]
             if errors and not any(view.is_up or (view.is_killed and shows_killed) for view in views):
                 raise errors[0]
-            for view in views:
-                if not view.is_up and not view.is_killed:
-                    warn(f"vertex {view.vertex} gives no answer: {view.failure}")
+            silent = [view for view in views if not view.is_up and (is_named or not view.is_killed)]
+            said = [f"vertex {view.vertex} gives no answer: {view.failure}" for view in silent]
+            for sentence in () if is_named else said:
+                warn(sentence)
             yield gatherer
+            if is_named and said:
+                for sentence in said:
+                    warn(sentence)
+                raise typer.Exit(EXIT_ERROR)
 
     def _sources(self, *, shows_killed: bool, may_be_none: bool) -> tuple[VertexSource, ...]:
         from ftlayer.config import TCP_LISTEN
         from ftlayer.monitor.sources import sources_given, sources_here
         from ftlayer.vertex.service.access import served_here
 
-        # FTLAYER_ADDRESS may name another vertex, which is not meant.
-        places = list(self.vertex or ()) if self.store is None else [str(self.store)]
+        places = list(self.vertex or ())
         if not places and self.token_file is None:
             found = sources_here()
             for sentence in found.left_out:
@@ -151,23 +158,37 @@ class Asking:
 
 
 @contextmanager
-def _opened(store: Path | None) -> Iterator[None]:
+def _opened(store: Path | None) -> Iterator[VertexSource | None]:
     """Serve the store of a program that has ended, under its lock, for as long as the block runs."""
     if store is None:
-        yield
+        yield None
         return
     from ftlayer.cli.offline import inspect_store, shard_paths
     from ftlayer.config import VertexOptions
+    from ftlayer.monitor.sources import VertexSource, short_name
+    from ftlayer.vertex.service.directory import check_unheld
     from ftlayer.vertex.service.embedded import EmbeddedVertex
 
-    reports = [inspect_store(shard) for shard in shard_paths(store)]
-    if any(report.holder is not None for report in reports):
-        raise ConfigError(f"--store: {store} is open in a program that runs: name it by --vertex {store}")
+    shards = shard_paths(store)
+    try:
+        check_unheld(store)
+    except StoreLockedError as error:
+        raise StoreLockedError(f"--store: {error}; name it by --vertex, not --store") from error
+    reports = [inspect_store(shard) for shard in shards]
     if reports[0].path == store:
         raise ConfigError(f"--store: {store} is a shard of a store: name the directory that it is in")
     most = max(VertexOptions.max_store_bytes, sum(report.max_bytes for report in reports))
-    with EmbeddedVertex(VertexOptions(store, shards=len(reports), max_store_bytes=most)):
-        yield
+    options = VertexOptions(store, shards=len(reports), max_store_bytes=most)
+    with EmbeddedVertex(options, visits=True) as vertex:
+        path = os.path.realpath(store)
+        yield VertexSource(
+            short_name(os.path.basename(path)),
+            vertex.address,
+            vertex.token,
+            vertex.root_certs,
+            vertex.client_pem,
+            path,
+        )
 
 
 def _sources_now() -> tuple[VertexSource, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftlayer.cli.connection import EXIT_ERROR, Asking, asking, warn
-from ftlayer.cli.printing import Wide, print_json, print_table
+from ftlayer.cli.printing import Wide, print_differences, print_json, print_table
 from ftlayer.cli.records import (
+    FoundRecords,
     Limit,
     WhereText,
     found_by_keys,
@@ -21,13 +24,14 @@ from ftlayer.cli.records import (
     parsed_keys,
     parsed_where,
     place_of,
+    print_head,
     print_listing,
     print_record,
     table_of_groups,
     warn_of_killed,
 )
 from ftlayer.clock import system_now
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.printable import printable, printing_console
 from ftlayer.secret_files import read_secret
@@ -35,7 +39,7 @@ from ftlayer.secret_files import read_secret
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer
     from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.plans import Change, LetterGroup, Letters, Selection
+    from ftlayer.monitor.plans import Carrying, Editing, LetterGroup, Letters, Selection
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -191,7 +195,7 @@ def purge(
 @app.command()
 @asking
 def edit(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A key as `ftlayer dead list` shows it.")],
+    keys: SomeKeys = None,
     values: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="COLUMN=VALUE", help="Give a column this value; repeatable."),
@@ -199,18 +203,43 @@ def edit(
     file: Annotated[
         Path | None, typer.Option("--from", help="File with the record as JSON, every column of it.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new record; change nothing.")] = False,
+    function: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="MODULE:FUNCTION",
+            help="Edit all letters that are named, or that --where finds, by a function of a record as a dict: it "
+            "returns the new one, or None to leave the letter. Asks, behind the first ten changes.",
+        ),
+    ] = "",
+    where: WhereText = "",
+    everything: Everything = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would change; change nothing.")
+    ] = False,
+    yes: Yes = False,
     checkpoints: Checkpoints = None,
     key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
-    """Change a dead letter's record and give it its attempts back. Opens $EDITOR, unless --set or --from says how."""
+    """Change a dead letter's record and give it its attempts back. Opens $EDITOR, unless an option says how."""
     from ftlayer.cli.exporting import edited_row
+    from ftlayer.monitor.differences import differences
+    from ftlayer.monitor.plans import BACK_FROM_FILES, check_way_back
     from ftlayer.monitor.row_json import json_of_row
     from ftlayer.monitor.sources import user_name
     from ftlayer.vertex.calls import Changed, Edit, EditAndRequeue
 
+    if function:
+        if values or file is not None:
+            raise ConfigError("--with, --set, --from: give one of them")
+        with _gatherer(asking, checkpoints, key_file) as gatherer:
+            _edit_all(asking, gatherer, function, keys, where, everything, dry_run=dry_run, ask=not yes)
+        return
+    if where or everything or keys is None or len(keys) != 1:
+        raise ConfigError("name one letter by its key; many are edited by a function, --with module:function")
+    (key,) = keys
     (wanted,) = parsed_keys([key])
     with _gatherer(asking, checkpoints, key_file) as gatherer:
         found = list(found_by_keys(gatherer, (wanted,)))
@@ -220,16 +249,24 @@ def edit(
         if len(found) > 1:
             names = " and ".join(record.vertex for record in found)
             raise ConfigError(f"--vertex: {names} each have a dead letter {key}: say which")
+        (view,) = (each for each in gatherer.views() if each.vertex == found[0].vertex)
+        check_way_back(view, found[0].info, edited=True)
         row = edited_row(found[0].info, values or [], file)
-        if dry_run:
+        if not asking.as_json:
+            print_differences(
+                printing_console(), differences(json_of_row(found[0].info.payload), json_of_row(row))
+            )
+        elif dry_run:
             print_json(json_of_row(row))
+        if dry_run:
             return
         reply = gatherer.client(found[0].vertex).call(EditAndRequeue((Edit(wanted, row),), user_name()))
         assert isinstance(reply, Changed)
     if asking.as_json:
         print_json({"action": "edit", "asked": 1, "changed": reply.count})
     else:
-        typer.echo(f"edited and requeued {reply.count} of 1")
+        back = f"; {BACK_FROM_FILES}" if reply.count and view.is_stored else ""
+        typer.echo(f"edited and requeued {reply.count} of 1{back}")
     if not reply.count:
         warn(f"the dead letter {key} has gone meanwhile")
         raise typer.Exit(EXIT_ERROR)
@@ -293,35 +330,123 @@ def _change(
     ask: bool,
 ) -> None:
     """Count, ask, and change; exit code 1 if keys that were named are of none."""
-    from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.plans import Change
+    from ftlayer.monitor.plans import Carrying, Change, check_streams
+    from ftlayer.monitor.sources import user_name
 
-    if sum(map(bool, (keys, where, everything))) != 1:
-        raise ConfigError("name the dead letters by their keys or by --where, or say --all")
-    wanted = parsed_keys(keys) if keys else ()
-    names = JobNames(gatherer.views())
-    selections = _selections(gatherer, where, wanted)
-    if not wanted:
-        selections = _of_one(gatherer, selections, names)
+    wanted, names, selections = _meant(gatherer, keys, where, everything)
     if dry_run:
         _print_groups(asking, _grouped(gatherer, selections, names), names)
         return
     letters = _letters(gatherer, selections, names)
     _check_keys(letters, wanted)
     count = len(letters.keys)
+    groups = _grouped(gatherer, selections, names) if ask or action == "requeue" else []
+    if action == "requeue":
+        for view in gatherer.views():
+            check_streams(view, {group.stream for group in groups if group.vertex == view.vertex})
     if ask and count:
-        groups = _grouped(gatherer, selections, names)
         if not asking.as_json:
             _print_groups(asking, groups, names)
         typer.confirm(_question(gatherer, action, count, groups, names), abort=True, err=True)
-    changed = _changed(gatherer, Change(action), letters)
+    changed = _changed(gatherer, Carrying(Change(action), letters, user_name()))
     asked = len(wanted) or count
     if asking.as_json:
         print_json({"action": action, "asked": asked, "changed": changed})
     else:
-        typer.echo(f"{_DONE[action]} {changed:,} of {asked:,}")
-    missing = len(wanted) - changed
-    if wanted and missing:
+        _print_changed(gatherer, action, changed, asked, letters)
+    _check_missing(len(wanted) - changed if wanted else 0)
+
+
+def _edit_all(
+    asking: Asking,
+    gatherer: Gatherer,
+    function: str,
+    keys: list[str] | None,
+    where: str,
+    everything: bool,
+    *,
+    dry_run: bool,
+    ask: bool,
+) -> None:
+    """Show what a function makes of letters, ask, and change them; exit code 1 if it failed for some."""
+    from ftlayer.monitor.plans import Carrying, Change, Editing, Letters, Search, edit_function
+    from ftlayer.monitor.sources import user_name
+
+    sys.path.append(os.getcwd())  # where Python's own commands look first; last, so that it hides nothing
+    wanted, names, selections = _meant(gatherer, keys, where, everything)
+    editing = Editing(edit_function(function, "--with"))
+    views, now_ms = {view.vertex: view for view in gatherer.views()}, system_now().wall_ms
+    if wanted:
+        for each in found_by_keys(gatherer, wanted):
+            editing.take(views[each.vertex], [each.info])
+    for selection in () if wanted else selections:
+        search = Search(selection, names, now_ms)
+        while (call := search.next_call()) is not None:
+            editing.take(
+                views[selection.vertex], search.take(page_of(gatherer.client(selection.vertex), call))
+            )
+    _check_keys(Letters(tuple(editing.found), 0, now_ms), wanted)
+    letters = Letters(tuple(editing.payloads), 0, now_ms)
+    count = len(letters.keys)
+    if not asking.as_json:
+        _print_edits(editing, names, now_ms)
+    if dry_run:
+        if asking.as_json:
+            print_json({"action": "edit", "asked": len(editing.found), "edited": count, **editing.facts()})
+        return
+    if ask and count:
+        typer.confirm(_question(gatherer, "edit", count, editing.groups, names), abort=True, err=True)
+    changed = _changed(gatherer, Carrying(Change.EDIT, letters, user_name(), editing.payloads))
+    if asking.as_json:
+        facts = {"action": "edit", "asked": len(editing.found), "changed": changed}
+        print_json({**facts, **{name: editing.facts()[name] for name in ("unchanged", "left")}})
+    else:
+        _print_changed(gatherer, "edit", changed, count, letters)
+    _check_missing(count - changed + (len(wanted) - len(editing.found) if wanted else 0))
+    if editing.left:
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _print_edits(editing: Editing, names: JobNames, now_ms: int) -> None:
+    """Print the first edits, how many there are, and which letters are left and why."""
+    console = printing_console()
+    for vertex, info, changes in editing.first:
+        print_head(console, FoundRecords(vertex, info), names, now_ms, several=False)
+        print_differences(console, changes)
+    count, shown = len(editing.payloads), len(editing.first)
+    first = f", the first {shown} as above" if count > shown else ""
+    said = f"{count:,} of {len(editing.found):,} dead letters would change{first}"
+    typer.echo(f"{said}; {editing.unchanged:,} stay as they are" if editing.unchanged else said)
+    for (_, key), why in list(editing.left.items())[:_SAID]:
+        warn(f"{key.hex()} is left as it is: {why}")
+    if len(editing.left) > _SAID:
+        warn(f"{len(editing.left) - _SAID:,} more are left as they are: --json has all of them")
+
+
+def _meant(
+    gatherer: Gatherer, keys: list[str] | None, where: str, everything: bool
+) -> tuple[tuple[bytes, ...], JobNames, list[Selection]]:
+    """Return the keys that were named, and where the letters of a change are. Raises `ConfigError`."""
+    from ftlayer.monitor.names import JobNames
+
+    if sum(map(bool, (keys, where, everything))) != 1:
+        raise ConfigError("name the dead letters by their keys or by --where, or say --all")
+    wanted = parsed_keys(keys) if keys else ()
+    names = JobNames(gatherer.views())
+    selections = _selections(gatherer, where, wanted)
+    return wanted, names, selections if wanted else _of_one(gatherer, selections, names)
+
+
+def _print_changed(gatherer: Gatherer, action: str, changed: int, asked: int, letters: Letters) -> None:
+    from ftlayer.monitor.plans import BACK_FROM_FILES
+
+    is_in_files = any(view.is_stored for view in gatherer.views() if view.vertex in dict(letters.keys))
+    back = f"; {BACK_FROM_FILES}" if changed and is_in_files and action != "purge" else ""
+    typer.echo(f"{_DONE[action]} {changed:,} of {asked:,}{back}")
+
+
+def _check_missing(missing: int) -> None:
+    if missing:
         warn(
             f"{missing} of the keys {'is' if missing == 1 else 'are'} of no dead letter (now): `ftlayer dead list` "
             "shows those there are"
@@ -359,9 +484,13 @@ def _question(gatherer: Gatherer, action: str, count: int, groups: list[LetterGr
     return _QUESTIONS[action].format(f"{count:,} dead {letters}{of} in {where}")
 
 
-_NAMED = 3
-_QUESTIONS = {"purge": "Delete {} permanently?", "requeue": "Requeue {}?"}
-_DONE = {"purge": "purged", "requeue": "requeued"}
+_NAMED, _SAID = 3, 20
+_QUESTIONS = {
+    "purge": "Delete {} permanently?",
+    "requeue": "Requeue {}?",
+    "edit": "Edit and requeue {}?",
+}
+_DONE = {"purge": "purged", "requeue": "requeued", "edit": "edited and requeued"}
 
 
 def _check_keys(letters: Letters, wanted: tuple[bytes, ...]) -> None:
@@ -437,17 +566,19 @@ def _whole_groups(
     return whole_groups(selection, names, now_ms, reply.groups)
 
 
-def _changed(gatherer: Gatherer, change: Change, letters: Letters) -> int:
-    from ftlayer.monitor.plans import Carrying
-    from ftlayer.monitor.sources import user_name
+def _changed(gatherer: Gatherer, carrying: Carrying) -> int:
     from ftlayer.vertex.calls import Changed
 
-    carrying = Carrying(change, letters, user_name())
-    while (asked := carrying.next_call()) is not None:
-        vertex, call = asked
-        reply = gatherer.client(vertex).call(call)
-        assert isinstance(reply, Changed)
-        carrying.take(reply)
+    try:
+        while (asked := carrying.next_call()) is not None:
+            vertex, call = asked
+            reply = gatherer.client(vertex).call(call)
+            assert isinstance(reply, Changed)
+            carrying.take(reply)
+    except FTLayerError:
+        if carrying.changed:
+            warn(f"{carrying.changed:,} of {carrying.total:,} letters were changed before this:")
+        raise
     return carrying.changed
 
 

@@ -18,11 +18,11 @@ import typer
 from ftlayer.cli.connection import EXIT_ERROR, warn
 from ftlayer.cli.records import page_of
 from ftlayer.clock import system_now
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, MachineError
 from ftlayer.monitor.exporting import Page, exported
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.monitor.plans import Search, Selection
-from ftlayer.monitor.row_json import json_of_row, row_of_json, value_of_text
+from ftlayer.monitor.row_json import json_of_row, row_of_json, structured_row, value_of_text
 from ftlayer.secret_files import read_file
 from ftlayer.vertex.calls import RecordInfo
 
@@ -41,11 +41,12 @@ def edited_row(info: RecordInfo, values: list[str], file: Path | None) -> pa.Rec
     if values and file is not None:
         raise ConfigError("--set, --from: give one of them")
     if file is not None:
-        return row_of_json(_json(read_file(file, "--from").decode("utf-8", "replace"), "--from"), schema)
+        text = read_file(file, "--from").decode("utf-8", "replace")
+        return row_of_json(_json(text, "--from"), schema, info.payload)
     if values:
         changed = dict(_assigned(value, schema) for value in values)
         return row_of_json({**json_of_row(info.payload), **changed}, schema)
-    return _in_editor(json_of_row(info.payload), schema)
+    return _in_editor(info.payload)
 
 
 def _assigned(text: str, schema: pa.Schema) -> tuple[str, Any]:
@@ -55,15 +56,15 @@ def _assigned(text: str, schema: pa.Schema) -> tuple[str, Any]:
     return name, value_of_text(value, name, schema)
 
 
-def _in_editor(row: dict[str, Any], schema: pa.Schema) -> pa.RecordBatch:
-    before = text = json.dumps(row, indent=2, ensure_ascii=False) + "\n"
+def _in_editor(row: pa.RecordBatch) -> pa.RecordBatch:
+    before = text = json.dumps(structured_row(row), indent=2, ensure_ascii=False) + "\n"
     while True:
         edited = _edited(text)
         if edited == before:
             warn("nothing was changed")
             raise typer.Exit(EXIT_ERROR)
         try:
-            return row_of_json(_json(edited, "the record"), schema)
+            return row_of_json(_json(edited, "the record"), row.schema, row)
         except ConfigError as error:
             warn(str(error))
             typer.confirm("Edit it again?", abort=True, err=True)
@@ -78,10 +79,15 @@ def _edited(text: str) -> str:
         file.write_text(text, "utf-8")
         try:
             subprocess.run([*shlex.split(editor), str(file)], check=True)
-        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        except (OSError, ValueError, IndexError) as error:
+            reason = getattr(error, "strerror", "") or str(error)
             raise ConfigError(
-                f"EDITOR: {editor!r} did not end well: {error}; or use --set or --from"
+                f"EDITOR: {editor!r} cannot be started ({reason}); nothing was changed. Name another, or use --set or "
+                "--from"
             ) from error
+        except subprocess.CalledProcessError as error:
+            warn(f"the editor {editor!r} failed (exit code {error.returncode}); nothing was changed")
+            raise typer.Exit(EXIT_ERROR) from error
         return file.read_text("utf-8", "replace")
 
 
@@ -151,6 +157,8 @@ def _new_file(output: Path) -> Iterator[BinaryIO]:
             yield file
         path.rename(output)
     except OSError as error:
-        raise ConfigError(f"--output: {output} cannot be written: {error.strerror or error}") from error
+        failed = f"--output: {output} cannot be written: {error.strerror or error}"
+        # A path that will not do has its name in the error; a disk that is full has not.
+        raise (MachineError if error.filename is None else ConfigError)(failed) from error
     finally:
         path.unlink(missing_ok=True)

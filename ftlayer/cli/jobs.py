@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftlayer.cli.connection import Asking, asking
+from ftlayer.cli.connection import Asking, asking, warn
 from ftlayer.cli.printing import (
     Part,
     PrintedLine,
@@ -69,7 +69,7 @@ def jobs(
     if names and len(names) > 1:
         raise ConfigError(f"jobs: name one, or say `ftlayer jobs {FORGET} NAME...`")
     name = names[0] if names else None
-    with asking.gatherer(shows_killed=name is None, checkpoints=checkpoints or ()) as gatherer:
+    with asking.gatherer(shows_killed=True, checkpoints=checkpoints or ()) as gatherer:
         views = gatherer.views()
         called = JobNames(views)
         if name is None:
@@ -78,26 +78,40 @@ def jobs(
             else:
                 print_parts(printing_console(), overview_parts(views, called))
             return
-        key = called.find(name)
-        job, hour = gatherer.job(key.vertex, key.owner), gatherer.hour(key.vertex, key.owner)
-    view = next(view for view in views if view.vertex == key.vertex)
-    if asking.as_json:
-        print_json(job_facts(view, job, called, hour=hour))
-    else:
-        print_parts(printing_console(), job_parts(view, job, called, hour))
+        try:
+            key = called.find(name)
+        except ConfigError:
+            for view in views:
+                if view.is_killed and not view.jobs:
+                    warn(f"what {view.vertex} ran is not known: {view.failure}")
+            raise
+        view = next(view for view in views if view.vertex == key.vertex)
+        job = gatherer.job(key.vertex, key.owner)
+        hour = gatherer.hour(key.vertex, key.owner) if view.is_up else None
+        if asking.as_json:
+            print_json(job_facts(view, job, called, hour=hour))
+        else:
+            print_parts(printing_console(), job_parts(view, job, called, hour))
 
 
 def _forget(names: list[str], *, as_json: bool) -> None:
     """Forget programs that were killed: those of this directory, or those that are named."""
+    from ftlayer.monitor.names import marked
     from ftlayer.monitor.sources import sources_here
 
     found = sources_here()
     known = (*found.killed, *found.elsewhere)
+    called = {each.identity: {each.name, each.path, marked(each.name, each.identity)} for each in known}
+    chosen = list(found.killed) if not names else []
     for name in names:
-        if all(name not in (source.name, source.path) for source in known):
-            there = ", ".join(sorted(source.name for source in known)) or "none"
-            raise ConfigError(f"no program that was killed has the vertex {name!r}; there are: {there}")
-    chosen = found.killed if not names else [each for each in known if {each.name, each.path} & set(names)]
+        meant = [each for each in known if name in called[each.identity]]
+        if len(meant) != 1:
+            shown = sorted(f"{marked(each.name, each.identity)} ({each.path})" for each in meant or known)
+            several = (
+                f"{len(meant)} programs that were killed have" if meant else "no program that was killed has"
+            )
+            raise ConfigError(f"{several} the vertex {name!r}; there are: {', '.join(shown) or 'none'}")
+        chosen += meant
     for source in chosen:
         source.forget()
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -101,6 +102,14 @@ def console(
     mask_payloads: Annotated[
         bool, typer.Option("--mask-payloads", help="Show types and lengths in place of what records hold.")
     ] = False,
+    edit_with: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A function that operators may edit many dead letters by, as `ftlayer dead edit --with` does; "
+            "repeatable. No other is called.",
+        ),
+    ] = None,
 ) -> None:
     """Show queries, topologies, vertices and records in a browser, and mend them from there."""
     import logging
@@ -114,8 +123,16 @@ def console(
     from ftlayer.transport.sockets import Notifier
 
     options = ConsoleOptions(
-        listen, login_file, tls_cert, tls_key, tls_client_ca, mask_payloads, tuple(checkpoints or ())
+        listen,
+        login_file,
+        tls_cert,
+        tls_key,
+        tls_client_ca,
+        mask_payloads,
+        tuple(checkpoints or ()),
+        tuple(edit_with or ()),
     )
+    sys.path.append(os.getcwd())  # last: it hides nothing
     look = _look(vertex or [], token_file, root_certs, client_pem, checkpoints or ())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(
@@ -421,6 +438,10 @@ def pending(
         print_json({"items": items, "examined": listing.examined, "total": total})
     else:
         print_listing(printing_console(), listing, names, system_now().wall_ms, total, wide=wide)
+        others = {other: sum(_count(view, other) for view in views) for other in State if other is not state}
+        there = [f"{count:,} with --state {other}" for other, count in others.items() if count]
+        if not listing.records and there:
+            typer.echo(f"none of state {state}; there are {', '.join(there)}")
 
 
 def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobNames) -> None:
@@ -495,6 +516,7 @@ _ANYWHERE = {
     "root_certs": "--root-certs",
     "client_pem": "--client-pem",
     "login_file": "--login-file",
+    "edit_with": "--edit-with",
 }
 _IN_FRONT = {
     "listen": "--listen",
@@ -523,6 +545,15 @@ def _in_words_of_options(error: FTLayerError) -> str:
 class _CommandGroup(TyperGroup):
     """Prints ftlayer's own errors as what they say, without a traceback."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for before, argument in zip(["ftlayer", *args], args, strict=False):
+            if not argument or re.fullmatch(r"--[\w-]+=", argument):
+                # Of a variable that is not set, say: taken as a path it would be the working directory.
+                name = argument.rstrip("=") or f"the argument behind {before!r}"
+                typer.echo(printable(f"ftlayer: {name} is empty: give it a value, or leave it out"), err=True)
+                raise typer.Exit(EXIT_USAGE)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -534,7 +565,7 @@ class _CommandGroup(TyperGroup):
                 raise
             # A path that was given, and that cannot be looked at: closed to this user, too long, a loop.
             typer.echo(printable(f"ftlayer: {error.filename}: {error.strerror}"), err=True)
-            raise typer.Exit(EXIT_ERROR) from error
+            raise typer.Exit(EXIT_USAGE) from error
 
 
 app = typer.Typer(
@@ -681,7 +712,7 @@ def serve(
         str | None,
         typer.Option(
             help="URL of an OpenTelemetry collector, like http://localhost:4318; without it as "
-            "OTEL_EXPORTER_OTLP_ENDPOINT and the other variables say. Needs ftlayer[otel]."
+            "OTEL_EXPORTER_OTLP_ENDPOINT and the other variables say. Needs the extra otel."
         ),
     ] = None,
     exact: Annotated[
@@ -798,8 +829,26 @@ def _explained(gatherer: Gatherer, vertex: str, root: int) -> Explained:
     return answer
 
 
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
+
 def main() -> None:
-    app()
+    try:
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:  # with `>&-`
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITTEN:
+            raise
+        if error.errno != errno.EPIPE:
+            typer.echo(
+                f"ftlayer: {error.strerror}: what this command was to write is not all there", err=True
+            )
+        # What is left to be written would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(EXIT_ERROR) from None
 
 
 def parse_size(text: str, option: str) -> int:

@@ -14,24 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftlayer.clock import system_now
-from ftlayer.errors import StorePathError
+from ftlayer.errors import ConfigError
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.plans import LetterGroup, LetterGroups, Selection, whole_groups
 from ftlayer.store.directory import DATA_FILE, holder_of
 from ftlayer.store.kept import TABLES
 from ftlayer.store.lmdb_store import LmdbStore
-from ftlayer.vertex.calls import (
-    DeadGroups,
-    GroupList,
-    ListRecords,
-    ListStreams,
-    RecordInfo,
-    RecordList,
-    Stats,
-    StatsReply,
-    StreamDetails,
-    StreamList,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
 
@@ -107,23 +96,22 @@ class ShardReport:
     waiting: int
     delivery: int
     dead: int
-    streams: tuple[StreamDetails, ...] = ()
+    streams: tuple[calls.StreamDetails, ...] = ()
     groups: tuple[LetterGroup, ...] = ()
 
 
 def shard_paths(path: Path) -> list[Path]:
     """Return the stores of the vertex at ``path`` (or ``path`` itself, if it is a shard's store).
 
-    Raises `StorePathError` when there is neither.
+    Raises `ConfigError` when there is neither.
     """
     if (path / DATA_FILE).exists():
         return [path]
     shards = sorted(path.glob("shard-*"))
     if not shards:
-        what = "holds no store of a vertex" if path.is_dir() else "is no directory"
-        raise StorePathError(
-            f"{path} {what}; name the directory given to FTLayer.embedded or to ftlayer serve"
-        )
+        what = "is no directory" if path.exists() else "is not there"
+        what = "holds no store of a vertex" if path.is_dir() else what
+        raise ConfigError(f"{path} {what}; name the directory given to FTLayer.embedded or to ftlayer serve")
     return shards
 
 
@@ -135,8 +123,8 @@ def inspect_vertex(path: Path) -> list[ShardReport]:
         report = inspect_store(shard)
         with _layer(shard, number, len(shards)) as (store, layer):
             with store.read() as transaction:
-                reply = layer.read(transaction, Stats(), system_now())
-            assert isinstance(reply, StatsReply)
+                reply = layer.read(transaction, calls.Stats(), system_now())
+            assert isinstance(reply, calls.StatsReply)
             values = reply.values
             waiting, delivery, dead = (
                 int(values[name]) for name in ("waiting", "in_delivery", "dead_letters")
@@ -147,18 +135,18 @@ def inspect_vertex(path: Path) -> list[ShardReport]:
     return reports
 
 
-def _streams(store: LmdbStore, layer: FTLayerCore) -> tuple[StreamDetails, ...]:
+def _streams(store: LmdbStore, layer: FTLayerCore) -> tuple[calls.StreamDetails, ...]:
     with store.read() as transaction:
-        reply = layer.read(transaction, ListStreams(), system_now())
-    assert isinstance(reply, StreamList)
+        reply = layer.read(transaction, calls.ListStreams(), system_now())
+    assert isinstance(reply, calls.StreamList)
     return reply.streams
 
 
 def _groups(store: LmdbStore, layer: FTLayerCore, vertex: str) -> tuple[LetterGroup, ...]:
     """Count the dead letters by group: as the index has it, or one by one where that does not have all of them."""
     with store.read() as transaction:
-        reply = layer.read(transaction, DeadGroups(), system_now())
-    assert isinstance(reply, GroupList)
+        reply = layer.read(transaction, calls.DeadGroups(), system_now())
+    assert isinstance(reply, calls.GroupList)
     if reply.indexed >= 1 and not reply.left_out:
         return tuple(whole_groups(Selection(vertex), JobNames([]), 0, reply.groups) or ())
     counted = LetterGroups()
@@ -167,7 +155,7 @@ def _groups(store: LmdbStore, layer: FTLayerCore, vertex: str) -> tuple[LetterGr
     return tuple(counted.groups())
 
 
-def stored_records(path: Path, state: str) -> Iterator[RecordInfo]:
+def stored_records(path: Path, state: str) -> Iterator[calls.RecordInfo]:
     """Yield the records in a `ListRecords.state`, shard by shard, under the keys a vertex gives them."""
     shards = shard_paths(path)
     for number, shard in enumerate(shards):
@@ -176,12 +164,12 @@ def stored_records(path: Path, state: str) -> Iterator[RecordInfo]:
                 yield dataclasses.replace(record, key=number.to_bytes(2, "big") + record.key)
 
 
-def _listed(store: LmdbStore, layer: FTLayerCore, state: str) -> Iterator[RecordInfo]:
+def _listed(store: LmdbStore, layer: FTLayerCore, state: str) -> Iterator[calls.RecordInfo]:
     after = b""
     while True:
         with store.read() as transaction:
-            reply = layer.read(transaction, ListRecords(state, "", PAGE, after), system_now())
-        assert isinstance(reply, RecordList)
+            reply = layer.read(transaction, calls.ListRecords(state, "", PAGE, after), system_now())
+        assert isinstance(reply, calls.RecordList)
         yield from reply.records
         after = reply.more
         if not after:

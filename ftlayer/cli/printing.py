@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import typer
 
-from ftlayer.printable import printable_json
+from ftlayer.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from ftlayer.monitor.differences import Difference
 
 WIDEST = 100_000
 """Columns of a terminal that no row fills."""
@@ -136,6 +138,20 @@ def print_parts(console: Console, parts: Iterable[Part]) -> None:
             console.print(part.text, style=part.style, soft_wrap=True)
         else:
             print_table(console, part)
+
+
+def print_differences(console: Console, found: Iterable[Difference]) -> None:
+    """Print where two records differ: a line with the place, and ``-`` and ``+``; on a terminal with colours."""
+    from rich.text import Text
+
+    for difference in found:
+        console.print(f"  {difference.place}", soft_wrap=True)
+        for sign, stretches, colour in zip("-+", difference.shown(), ("red", "green"), strict=True):
+            line = Text(f"  {sign} ", style=colour)
+            for text, is_changed in stretches:
+                line.append(printable(text), "reverse" if is_changed and not console.no_color else "")
+            if stretches:
+                console.print(line, soft_wrap=True)
 
 
 def size_text(count: int) -> str:

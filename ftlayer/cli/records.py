@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftlayer.checks import shown
 from ftlayer.cli.connection import warn
 from ftlayer.cli.printing import new_table, print_line, time_text
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, MalformedRequestError
 from ftlayer.printable import shown_url
 
 if TYPE_CHECKING:
@@ -91,10 +93,13 @@ def parsed_where(text: str) -> Where:
 
 def parsed_keys(keys: list[str]) -> tuple[bytes, ...]:
     """Return keys as they were printed, each once. Raises `ConfigError`."""
-    try:
-        return tuple(dict.fromkeys(bytes.fromhex(key) for key in keys))
-    except ValueError as error:
-        raise ConfigError(f"keys are hexadecimal, as `ftlayer dead list` shows them ({error})") from error
+    for key in keys:
+        if len(key) < 6 or not re.fullmatch(r"([0-9A-Fa-f]{2})+", key):
+            raise ConfigError(
+                f"KEY: {shown(key)} is no key of a record: these are hexadecimal digits, two a byte, as `ftlayer dead "
+                "list` and `ftlayer pending --oldest` show them first"
+            )
+    return tuple(dict.fromkeys(map(bytes.fromhex, keys)))
 
 
 def page_of(client: Client, call: SelectRecords) -> RecordPage:
@@ -149,7 +154,11 @@ def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[Found
     for vertex in keepers(gatherer):
         search = Search(Selection(vertex, keys=keys), JobNames([]), 0)
         while (call := search.next_call()) is not None:
-            for info in search.take(page_of(gatherer.client(vertex), call)):
+            try:
+                page = page_of(gatherer.client(vertex), call)
+            except MalformedRequestError:
+                break  # one with fewer shards has given out none of these
+            for info in search.take(page):
                 yield FoundRecords(vertex, info)
 
 
@@ -179,7 +188,7 @@ def print_listed(
 
     With ``several`` vertices its one is named.
     """
-    _print_head(console, record, names, now_ms, several=several)
+    print_head(console, record, names, now_ms, several=several)
     info = record.info
     if info.reason:
         where = f"(in {info.operator}) " if info.operator else ""
@@ -198,7 +207,7 @@ def _said(listing: RecordListing, total: int) -> str:
     )
 
 
-def _print_head(
+def print_head(
     console: Console, record: FoundRecords, names: JobNames, now_ms: int, *, several: bool
 ) -> None:
     from ftlayer.monitor.facts import record_stream
@@ -216,13 +225,14 @@ def _print_head(
 
 
 def print_record(console: Console, record: FoundRecords, names: JobNames, *, several: bool) -> None:
-    from ftlayer.monitor.facts import record_stream
+    from ftlayer.monitor.facts import came_from, record_stream
 
     info = record.info
     console.print(info.key.hex(), style="bold cyan", soft_wrap=True)
     lines = {
         "vertex": record.vertex if several else "",
         "stream": record_stream(record.vertex, info, names),
+        "from": came_from(info),
         "state": info.state,
         "root": f"{info.root:016x}",
         "origin": f"{info.origin:016x}",
@@ -230,12 +240,24 @@ def print_record(console: Console, record: FoundRecords, names: JobNames, *, sev
         "operator": info.operator,
         "reason": info.reason,
         "edited": f"{time_text(info.edited_ms)} by {info.edited_by}" if info.edited_ms else "",
-        "record": payload_text(info),
+        "record": _structured_text(info),
     }
     for name, value in lines.items():
         if value:
             console.print(f"  {name:9}{value}", soft_wrap=True)
     _print_attempts(console, info.history)
+
+
+def _structured_text(info: RecordInfo) -> str:
+    """Return a payload on one line; on several where a text of it is JSON, which is shown as its structure."""
+    import json
+
+    from ftlayer.monitor.row_json import json_of_row, structured_row
+
+    row = structured_row(info.payload)
+    if row == json_of_row(info.payload):
+        return payload_text(info)
+    return json.dumps(row, indent=2, ensure_ascii=False).replace("\n", "\n" + " " * 11)
 
 
 def _print_attempts(console: Console, attempts: tuple[Attempt, ...]) -> None:

@@ -58,6 +58,11 @@ def print_shards(console: Console, path: Path, shards: list[ShardReport], *, tab
         print_table(console, table_of_groups(groups, names, system_now().wall_ms))
     if any(shard.store.holder is not None for shard in shards):
         console.print("A vertex has this store open; what it has in flight is counted as waiting.")
+    elif any(shard.dead for shard in shards):
+        console.print(
+            f"ftlayer dead list --store {path} lists its dead letters; requeue, edit, purge, export do it too",
+            soft_wrap=True,
+        )
 
 
 def names_in(path: Path, shards: list[ShardReport]) -> JobNames:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ftlayer.errors import ConfigError, SinkError
+from ftlayer.errors import ConfigError, SinkError, install
 
 SCHEMES = frozenset({"s3", "s3a"})
 
@@ -115,7 +115,7 @@ def delta_library() -> Any:
         import deltalake.transaction
     except ImportError as error:
         raise ConfigError(
-            f"Delta tables need deltalake where driver and slots run: pip install 'ftlayer[delta]' ({error})"
+            f"Delta tables need deltalake where driver and slots run: {install('delta')} ({error})"
         ) from error
     return deltalake
 

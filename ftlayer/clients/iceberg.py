@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ftlayer.checks import check_choice, check_instance, check_text, check_texts
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, install
 
 RETRIES = "commit.retry.num-retries"
 
@@ -21,7 +21,7 @@ def iceberg_library() -> Any:
         import pyiceberg.exceptions
     except ImportError as error:
         raise ConfigError(
-            f"Iceberg tables need pyiceberg where driver and slots run: pip install 'ftlayer[iceberg]' ({error})"
+            f"Iceberg tables need pyiceberg where driver and slots run: {install('iceberg')} ({error})"
         ) from error
     return pyiceberg
 

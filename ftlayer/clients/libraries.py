@@ -3,7 +3,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, install
 
 
 def client_library(module: str, system: str, library: str, extra: str) -> Any:
@@ -15,5 +15,5 @@ def client_library(module: str, system: str, library: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"{system} needs {library} where driver and slots run: pip install 'ftlayer[{extra}]' ({error})"
+            f"{system} needs {library} where driver and slots run: {install(extra)} ({error})"
         ) from error

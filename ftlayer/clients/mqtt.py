@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ftlayer.clients.libraries import client_library
-from ftlayer.errors import ConfigError, SourceError
+from ftlayer.errors import ConfigError, SourceError, install
 from ftlayer.printable import secrets_of, url_parts
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _SOON = frozenset(
 def mqtt_library() -> Any:
     client = client_library("paho.mqtt.client", "MQTT", "paho-mqtt 2", "mqtt")
     if not hasattr(client, "CallbackAPIVersion"):
-        raise ConfigError("MQTT needs paho-mqtt 2: pip install 'ftlayer[mqtt]'")
+        raise ConfigError(f"MQTT needs paho-mqtt 2: {install('mqtt')}")
     return client
 
 

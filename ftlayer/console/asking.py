@@ -5,36 +5,23 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow as pa
 from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from starlette.datastructures import FormData, UploadFile
 
-from ftlayer.checks import check_known, duration_ms
+from ftlayer.checks import Duration, check_known, duration_ms
 from ftlayer.console.guard import Caller
 from ftlayer.console.rendering import caller_of
 from ftlayer.console.searching import Console
 from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.plans import DEAD
+from ftlayer.monitor.plans import check_way_back
 from ftlayer.monitor.row_json import row_of_json
-from ftlayer.vertex.calls import (
-    AnnouncedJob,
-    AskJob,
-    Changed,
-    Edit,
-    EditAndRequeue,
-    JobDetails,
-    JobKind,
-    JobOrder,
-    OrderAction,
-    OrderRecord,
-    RecordInfo,
-)
+from ftlayer.vertex import calls
 
 MAX_ID_CHARS = 64
 
@@ -43,50 +30,50 @@ MAX_ID_CHARS = 64
 class Action:
     """Something to ask of a job; ``ends`` says that the job is over then."""
 
-    name: OrderAction
+    name: calls.OrderAction
     title: str
     text: str
     ends: bool = True
 
 
 _SAVEPOINT = Action(
-    OrderAction.SAVEPOINT,
+    calls.OrderAction.SAVEPOINT,
     "Savepoint",
     "All state is written to the job's savepoint directory; the job goes on.",
     ends=False,
 )
 _STOP = Action(
-    OrderAction.STOP,
+    calls.OrderAction.STOP,
     "Stop with savepoint",
     "All state is written to the job's savepoint directory, and then the job ends. It can be started from there.",
 )
 _STOP_QUERY = Action(
-    OrderAction.STOP,
+    calls.OrderAction.STOP,
     "Stop",
     "The query ends at once; its batch that is under way is run again when it is started again. Drain finishes it.",
 )
 _DRAIN = Action(
-    OrderAction.DRAIN, "Drain", "Sources are read no further; the job ends when all that waits is done."
+    calls.OrderAction.DRAIN, "Drain", "Sources are read no further; the job ends when all that waits is done."
 )
 _CANCEL = Action(
-    OrderAction.CANCEL,
+    calls.OrderAction.CANCEL,
     "Cancel",
     "The job ends now. What is under way is replayed, or read again, when it is started again.",
 )
 
 
-def actions_of(job: JobDetails) -> tuple[Action, ...]:
+def actions_of(job: calls.JobDetails) -> tuple[Action, ...]:
     """Return what can be asked of a job; the driver has the last word."""
     if job.final:
         return ()
-    if job.kind is JobKind.QUERY:
+    if job.kind is calls.JobKind.QUERY:
         return _STOP_QUERY, _DRAIN
     return (_SAVEPOINT, _STOP, _CANCEL) if job.mode == "barrier" else (_DRAIN, _CANCEL)
 
 
-def check_savepoint(job: JobDetails, action: Action) -> None:
+def check_savepoint(job: calls.JobDetails, action: Action) -> None:
     """Raise `ConfigError` where an action would take a savepoint and the job has no directory for it."""
-    takes_one = job.mode == "barrier" and action.name in (OrderAction.SAVEPOINT, OrderAction.STOP)
+    takes_one = job.mode == "barrier" and action.name in (calls.OrderAction.SAVEPOINT, calls.OrderAction.STOP)
     totals = job.checkpoint_totals
     if takes_one and totals is not None and not totals.savepoint_directory:
         raise ConfigError(
@@ -111,15 +98,15 @@ class OrderForm:
     run: str = ""
     id: str = ""
     directory: str = ""
-    timeout: str = ""
+    timeout: Duration = ""
     slot: int = -1
 
 
-def ask(watch: Watch, job: str, asked: OrderForm, caller: Caller, now_ms: int) -> OrderRecord:
+def ask(watch: Watch, job: str, asked: OrderForm, caller: Caller, now_ms: int) -> calls.OrderRecord:
     """Put an order on the board, and return where it is. Raises `ConfigError` for one that makes no sense."""
     vertex, owner = split_job(job)
     announced = watch.job(vertex, owner)
-    order = JobOrder(
+    order = calls.JobOrder(
         id=_checked_id(asked.id),
         owner=owner,
         run=asked.run or announced.job.run,
@@ -127,11 +114,11 @@ def ask(watch: Watch, job: str, asked: OrderForm, caller: Caller, now_ms: int) -
         by=by(caller),
         asked_ms=now_ms,
         directory=_checked_directory(asked.directory, announced),
-        timeout_ms=duration_ms(asked.timeout, "timeout") if asked.timeout else 0,
+        timeout_ms=0 if asked.timeout == "" else duration_ms(asked.timeout, "timeout"),
         slot=asked.slot,
     )
-    record = watch.client(vertex).call(AskJob(order))
-    assert isinstance(record, OrderRecord)
+    record = watch.client(vertex).call(calls.AskJob(order))
+    assert isinstance(record, calls.OrderRecord)
     watch.refresh()
     return record
 
@@ -154,14 +141,14 @@ def _checked_id(given: str) -> str:
     return given
 
 
-def _checked_action(given: str) -> OrderAction:
+def _checked_action(given: str) -> calls.OrderAction:
     try:
-        return OrderAction(given)
+        return calls.OrderAction(given)
     except ValueError:
-        raise ConfigError(f"action: expected one of {', '.join(OrderAction)}, got {given!r}") from None
+        raise ConfigError(f"action: expected one of {', '.join(calls.OrderAction)}, got {given!r}") from None
 
 
-def _checked_directory(given: str, announced: AnnouncedJob) -> str:
+def _checked_directory(given: str, announced: calls.AnnouncedJob) -> str:
     """Return a directory below the job's own: any other would let a browser write wherever the driver can."""
     if not given:
         return ""
@@ -177,41 +164,35 @@ def _checked_directory(given: str, announced: AnnouncedJob) -> str:
     return f"{own}/{relative}"
 
 
-def check_editable(console: Console, info: RecordInfo) -> None:
-    """Raise `ConfigError` for a record that is no dead letter, or whose payload is masked."""
+def check_editable(console: Console, vertex: str, info: calls.RecordInfo) -> None:
+    """Raise `ConfigError` where payloads are masked, and `UnsupportedError` for a record that cannot be edited."""
+    check_unmasked(console)
+    check_way_back(console.watch.view(vertex), info, edited=True)
+
+
+def check_unmasked(console: Console) -> None:
     if console.options.mask_payloads:
         raise ConfigError("this console masks payloads: it edits none")
-    if info.state != DEAD:
-        raise ConfigError(f"this record is {info.state}: only dead letters are edited")
 
 
-def parsed_payload(text: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Read a payload as a form gives it. Raises `ConfigError` that says where it is wrong."""
+def parsed_payload(text: str, before: pa.RecordBatch) -> pa.RecordBatch:
+    """Read what is to take the place of ``before``. Raises `ConfigError` that says where it is wrong."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"payload: this is not JSON: {error}") from None
-    return row_of_json(values, schema)
+    return row_of_json(values, before.schema, before)
 
 
 def requeue_edited(
-    console: Console, caller: Caller, vertex: str, info: RecordInfo, payload: pa.RecordBatch
+    console: Console, caller: Caller, vertex: str, info: calls.RecordInfo, payload: pa.RecordBatch
 ) -> bool:
     """Give a letter this payload, and its attempts back; False where it was gone. Raises what the vertex raises."""
-    call = EditAndRequeue((Edit(info.key, payload),), by(caller))
+    call = calls.EditAndRequeue((calls.Edit(info.key, payload),), by(caller))
     changed = console.watch.client(vertex).call(call)
-    assert isinstance(changed, Changed)
+    assert isinstance(changed, calls.Changed)
     console.watch.refresh()
     return changed.count == 1
-
-
-def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the columns that differ: name, what was there, what will be."""
-    return [
-        (name, json.dumps(before.get(name), ensure_ascii=False), json.dumps(value, ensure_ascii=False))
-        for name, value in after.items()
-        if before.get(name) != value
-    ]
 
 
 CSRF_HEADER = "x-csrf-token"

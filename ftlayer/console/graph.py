@@ -77,7 +77,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class EdgeRoute:
     """How one edge runs. ``label_at`` is a point of it that is free of boxes."""
 
     edge: LayoutEdge
@@ -94,7 +94,7 @@ class Layout:
     """A graph as it is drawn; ``routes`` are in the order of the edges that were given."""
 
     boxes: tuple[Box, ...]
-    routes: tuple[Route, ...]
+    routes: tuple[EdgeRoute, ...]
     width: float
     height: float
 
@@ -290,9 +290,9 @@ def _drawn(
     ports = _ports(edges, cells, chains, back)
     bottom = max((cell.y + cell.height for cell in cells.values()), default=0.0)
     bottom = max(bottom, *(lane.y for chain in chains.values() for lane in chain), 0.0)
-    routes: dict[int, Route] = {}
+    routes: dict[int, EdgeRoute] = {}
     for index, chain in chains.items():
-        routes[index] = Route(edges[index], tuple(_forward(chain, x_of, *ports[index])))
+        routes[index] = EdgeRoute(edges[index], tuple(_forward(chain, x_of, *ports[index])))
     for lane, index in enumerate(back):
         source, target = cells[edges[index].source], cells[edges[index].target]
         offset = _BACK_OFFSET + _BACK_STEP * lane
@@ -301,7 +301,7 @@ def _drawn(
         low = bottom + _BACK_LANE * (lane + 1)
         corners = [start, (start[0] + offset, start[1]), (start[0] + offset, low)]
         corners += [(end[0] - offset, low), (end[0] - offset, end[1]), end]
-        routes[index] = Route(
+        routes[index] = EdgeRoute(
             edges[index], tuple(_line(one, other) for one, other in itertools.pairwise(corners))
         )
     last = max((cell.column for cell in cells.values()), default=0)
@@ -467,7 +467,7 @@ def _share(x: float, y: float, most: float, kind: str, value: float | None) -> M
     )
 
 
-def _edge(edge: GraphEdge, route: Route) -> Markup:
+def _edge(edge: GraphEdge, route: EdgeRoute) -> Markup:
     kind = "edge waits" if edge.queued_bytes else "edge"
     title = edge.note or f"{edge.source} → {edge.target}"
     x, y = route.label_at

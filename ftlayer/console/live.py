@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlencode, urlsplit
 
 from fastapi import Request
@@ -24,7 +24,14 @@ from ftlayer.console.guard import EVENTS, Caller, session_key
 from ftlayer.console.rendering import console_of, page, render
 from ftlayer.console.searching import Console
 from ftlayer.console.watch import Watch
-from ftlayer.errors import FTLayerError, UnknownJobError, UnsupportedError, VertexUnavailableError
+from ftlayer.errors import (
+    ConfigError,
+    FTLayerError,
+    UnknownJobError,
+    UnsupportedError,
+    VertexUnavailableError,
+)
+from ftlayer.monitor.facts import iso
 from ftlayer.vertex.calls.jobs import Hour
 
 FEWEST_POINTS = 6
@@ -48,8 +55,9 @@ class Shown:
     values: Sequence[float]
     now: str
     largest: str
-    since: str
     label: str
+    begin: str
+    end: str
 
 
 SERIES = (
@@ -80,16 +88,36 @@ def known_hour(watch: Watch, vertex: str, owner: str) -> Hour | None:
         return None
 
 
-def shown_hour(watch: Watch, vertex: str, owner: str = "") -> list[Shown]:
-    """Return the charts of a job, or with ``owner`` "" of a vertex, that there are values for.
+RANGES = {"5m": ("5 minutes", 300_000), "15m": ("15 minutes", 900_000), "1h": ("hour", 3_600_000)}
+"""How much of an hour is shown: what a page's ``range`` says, its name, and how long it is. More is not kept."""
 
-    There are none while a vertex does not answer, which its health says.
-    """
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """Charts by what they are of, in the ``chosen`` one of `RANGES`."""
+
+    chosen: str
+    charts: list[tuple[str, list[Shown]]]
+    ranges: ClassVar = RANGES
+
+
+def shown_hours(visit: Visit, wanted: Iterable[tuple[str, str, str]]) -> Hours:
+    """Return the charts, by their title, of jobs, or with the owner "" of vertices. Raises `ConfigError`."""
+    chosen = visit.query.get("range", "1h")
+    if chosen not in RANGES:
+        raise ConfigError(f"range: expected one of {', '.join(RANGES)}, got {chosen!r}")
+    watch, range_ms = visit.console.watch, RANGES[chosen][1]
+    return Hours(chosen, [(title, _shown(watch, vertex, owner, range_ms)) for title, vertex, owner in wanted])
+
+
+def _shown(watch: Watch, vertex: str, owner: str, range_ms: int) -> list[Shown]:
+    """Return the charts that there are values for: none while a vertex does not answer, which its health says."""
     hour = known_hour(watch, vertex, owner)
     if hour is None:
         return []
     found = []
-    shown = _points(hour)
+    shown = min(_points(hour), max(range_ms // hour.step_ms, 1))
+    begin, end = iso(hour.end_ms - shown * hour.step_ms) or "", iso(hour.end_ms) or ""
     for each in SERIES:
         values = hour.series.get(each.key, ())[-shown:]
         known = [value for value in values if math.isfinite(value)]
@@ -98,7 +126,7 @@ def shown_hour(watch: Watch, vertex: str, owner: str = "") -> list[Shown]:
             now, largest = each.written(last), each.written(max(known))
             since = formats.seconds(shown * hour.step_ms / 1_000)
             label = f"{each.name} in the last {since}: now {now}, at most {largest}"
-            found.append(Shown(each.name, values, now, largest, f"{since} ago", label))
+            found.append(Shown(each.name, values, now, largest, label, begin, end))
     return found
 
 
@@ -178,7 +206,15 @@ def _visit(request: Request, params: Mapping[str, str], query: QueryParams) -> V
 
 
 def _part(visit: Visit, name: str, context: Context) -> Markup:
-    return Markup(render(visit.caller, f"parts/{name}.html", masked=visit.mask, **context))
+    return Markup(
+        render(
+            visit.caller,
+            f"parts/{name}.html",
+            masked=visit.mask,
+            functions=visit.console.options.edit_with,
+            **context,
+        )
+    )
 
 
 def events(request: Request, pages: tuple[LivePage, ...], streams: set[object]) -> StreamingResponse:

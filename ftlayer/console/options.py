@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ftlayer.console.login import Users
-from ftlayer.errors import ConfigError, FTLayerError, MachineError, error_for_code
+from ftlayer.errors import ConfigError, FTLayerError, MachineError, error_for_code, install
+from ftlayer.monitor.plans import EditFunction, edit_function
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.secret_files import read_file, read_secret
 from ftlayer.transport.address import Address, parse_listen
@@ -37,7 +38,7 @@ def check_extra() -> None:
     """Raise `MachineError` that says what to install, where something is missing."""
     missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
     if missing:
-        raise MachineError(f"the console needs {', '.join(missing)}: pip install 'ftlayer[console]'")
+        raise MachineError(f"the console needs {', '.join(missing)}: {install('console')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class ConsoleOptions:
         tls_client_ca: PEM file of what clients' certificates have to be signed by.
         mask_payloads: show types and lengths in place of what records hold.
         checkpoints: paths or URLs of directories whose checkpoints are listed.
+        edit_with: functions, as ``module:function``, that operators may edit many dead letters by; no others.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -60,6 +62,7 @@ class ConsoleOptions:
     tls_client_ca: Path | None = None
     mask_payloads: bool = False
     checkpoints: tuple[str, ...] = ()
+    edit_with: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for what is not safe, or makes no sense."""
@@ -93,6 +96,10 @@ class ConsoleOptions:
     def users(self) -> Users:
         """Read who may log in. Raises `ConfigError`."""
         return Users.drawn() if self.login_file is None else Users.of_file(self.login_file)
+
+    def edit_functions(self) -> dict[str, EditFunction]:
+        """Import what dead letters may be edited by. Raises `ConfigError`."""
+        return {name: edit_function(name, "edit_with") for name in self.edit_with}
 
     def hosts(self) -> frozenset[str]:
         """Return the names that browsers may know this console by; a certificate's are among them."""
@@ -167,7 +174,8 @@ class ConsoleOrder:
         options = order["options"]
         for name in _PATHS:
             options[name] = None if options[name] is None else Path(options[name])
-        options["checkpoints"] = tuple(options["checkpoints"])
+        for name in ("checkpoints", "edit_with"):
+            options[name] = tuple(options[name])
         for source in order["sources"]:
             for name in ("root_certs", "client_pem"):
                 source[name] = None if source[name] is None else base64.b64decode(source[name])

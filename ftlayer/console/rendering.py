@@ -68,6 +68,7 @@ def page(
         events=events,
         said=said,
         masked=options.mask_payloads,
+        functions=options.edit_with,
         navigation=[*NAVIGATION, *([("/checkpoints", "Checkpoints")] if options.checkpoints else ())],
         **context,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ftlayer.clock import Now
@@ -16,7 +16,7 @@ from ftlayer.console.works import Works
 from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.plans import DEAD, Search, Selection
+from ftlayer.monitor.plans import DEAD, EditFunction, Search, Selection
 from ftlayer.monitor.where import Where, parse_where
 from ftlayer.vertex.calls import MAX_KEYS, MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
 
@@ -211,6 +211,7 @@ class Console:
         cookie: name of the session's cookie.
         watch: what is known of vertices and jobs.
         works: what operators have it do to many letters.
+        functions: what they may edit them by.
         traffic: the requests that it has answered.
         closing: set when it ends, so that streams of news end first.
     """
@@ -223,6 +224,7 @@ class Console:
     cookie: str
     watch: Watch
     works: Works
+    functions: Mapping[str, EditFunction]
     traffic: Traffic
     closing: asyncio.Event
 
@@ -230,7 +232,7 @@ class Console:
     def of(
         cls, options: ConsoleOptions, gatherer: Gatherer, clock: Callable[[], Now], port: int = 0
     ) -> Console:
-        """Return a console that listens on ``port``. Raises `ConfigError` for a login file that is none."""
+        """Return a console that listens on ``port``. Raises `ConfigError` for files or functions that are none."""
         # Cookies of one host know no ports: two consoles on this machine need two names.
         cookie = "__Host-ftlayer" if options.has_tls else f"ftlayer-{port}"
         watch = Watch(gatherer, clock)
@@ -244,6 +246,7 @@ class Console:
             cookie,
             watch,
             works,
+            options.edit_functions(),
             Traffic(),
             asyncio.Event(),
         )

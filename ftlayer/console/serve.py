@@ -46,7 +46,7 @@ from ftlayer.errors import (
 )
 from ftlayer.monitor.gather import Gatherer, StoredReports
 from ftlayer.monitor.sources import VertexSource
-from ftlayer.transport.sockets import Door, Notifier, bounded_http, check_socket_free
+from ftlayer.transport.sockets import Door, Notifier, bounded_http, cannot_listen, check_socket_free
 from ftlayer.vertex.rules.operating import STUCK_AFTER_MS, Phase, ProbeResult
 from ftlayer.vertex.service.metrics import LIVEZ, READYZ
 
@@ -331,7 +331,7 @@ def _listening(options: ConsoleOptions) -> Iterator[socket.socket]:
         try:
             listener.bind(address.path)
         except OSError as error:
-            raise ConfigError(f"listen: cannot listen on {options.listen}: {error.strerror}") from error
+            raise cannot_listen("listen", options.listen, error) from error
         finally:
             os.umask(before)
     else:
@@ -339,9 +339,7 @@ def _listening(options: ConsoleOptions) -> Iterator[socket.socket]:
         try:
             listener = socket.create_server((address.host, address.port), family=family)
         except OSError as error:
-            raise ConfigError(
-                f"listen: cannot listen on {options.listen}: {error.strerror or error}"
-            ) from error
+            raise cannot_listen("listen", options.listen, error) from error
     listener.listen(_BACKLOG)
     try:
         yield listener

@@ -134,6 +134,11 @@ class Watch:
         self._last[key] = job
         return job
 
+    def view(self, vertex: str) -> VertexView:
+        """Return what was heard last of a vertex. Raises `ConfigError` for a name that none has."""
+        self.client(vertex)
+        return next(view for view in self.views() if view.vertex == vertex)
+
     def is_up(self, vertex: str) -> bool:
         """Whether a vertex has answered when it was asked last. `ConfigError` for a name that none has."""
         self._gatherer.client(vertex)  # which says so where there is none

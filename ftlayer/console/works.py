@@ -21,9 +21,12 @@ from ftlayer.monitor.plans import (
     Carrying,
     Change,
     Counting,
+    EditFunction,
+    Editing,
     LetterGroup,
     Letters,
     PlanScope,
+    Search,
     Selection,
     first_pages,
     whole_groups,
@@ -118,6 +121,7 @@ MAX_LETTERS = 2_000_000
 class Wanted(StrEnum):
     REQUEUE = "requeue"
     PURGE = "purge"
+    EDIT = "edit"
     EXPORT = "export"
 
 
@@ -132,8 +136,8 @@ class WorkState(StrEnum):
 class Work:
     """One work of ``user``: what is to be done with which ``letters``, and how far that is.
 
-    ``groups`` say what they are, as far as that is known without a look at each. ``ready`` is set while nothing is
-    under way.
+    ``editing``: what they become. ``groups`` say what they are, as far as that is known without a look at each.
+    ``ready`` is set while nothing is under way.
     """
 
     def __init__(self, id: str, user: str, action: Wanted, used_ms: int) -> None:
@@ -148,6 +152,7 @@ class Work:
         self.groups: tuple[LetterGroup, ...] = ()
         self.sent = 0
         self.changed = 0
+        self.editing: Editing | None = None
         self.ready = threading.Event()
 
 
@@ -160,10 +165,20 @@ class Works:
         self._lock = threading.Lock()
         self._works: dict[str, Work] = {}
 
-    def count(self, user: str, action: Wanted, selections: Sequence[Selection]) -> Work:
-        """Begin to count the letters that are meant. Raises `ConfigError` while too many works are kept."""
+    def count(
+        self,
+        user: str,
+        action: Wanted,
+        selections: Sequence[Selection],
+        function: EditFunction | None = None,
+    ) -> Work:
+        """Begin to count the letters that are meant, or what ``function`` makes of them.
+
+        Raises `ConfigError` while too many works are kept.
+        """
         now = self._clock()
         work = Work(secrets.token_urlsafe(12), user, action, now.mono_ms)
+        work.editing = None if function is None else Editing(function)
         with self._lock:
             self._forget(now.mono_ms)
             if len(self._works) >= MAX_WORKS:
@@ -171,7 +186,8 @@ class Works:
                     f"{MAX_WORKS} plans are kept already; wait until some of them are forgotten"
                 )
             self._works[work.id] = work
-        self._run(work, lambda: self._count(work, selections, now.wall_ms))
+        count = self._count if function is None else self._edit
+        self._run(work, lambda: count(work, selections, now.wall_ms))
         return work
 
     def get(self, id: str, user: str) -> Work | None:
@@ -240,6 +256,21 @@ class Works:
         work.groups = tuple(groups)
         work.state = WorkState.COUNTED
 
+    def _edit(self, work: Work, selections: Sequence[Selection], now_ms: int) -> None:
+        names, editing = self._watch.names(), work.editing
+        assert editing is not None
+        for selection in selections:
+            search = Search(selection, names, now_ms)
+            while (call := search.next_call()) is not None:
+                page = self._watch.client(selection.vertex).call(call)
+                assert isinstance(page, RecordPage)
+                editing.take(self._watch.view(selection.vertex), search.take(page))
+                work.count = len(editing.found)
+        work.count = len(editing.payloads)
+        work.letters = Letters(tuple(editing.payloads), len(editing.found), now_ms)
+        work.groups = tuple(editing.groups)
+        work.state = WorkState.COUNTED
+
     def _groups_of(
         self, selection: Selection, counting: Counting, count: int, now_ms: int
     ) -> Sequence[LetterGroup]:
@@ -252,7 +283,8 @@ class Works:
         return groups if sum(group.count for group in groups) == count else ()
 
     def _carry_out(self, work: Work, by: str) -> None:
-        carrying = Carrying(Change(work.action), work.letters, by)
+        payloads = None if work.editing is None else work.editing.payloads
+        carrying = Carrying(Change(work.action), work.letters, by, payloads)
         while (step := carrying.next_call()) is not None:
             vertex, call = step
             answer = self._watch.client(vertex).call(call)

@@ -22,7 +22,7 @@ LETTER_SCHEMA = pa.schema(
     [
         ("key", pa.string()),
         ("stream", pa.string()),
-        ("origin_id", pa.int64()),
+        ("origin_id", pa.string()),
         ("attempts", pa.int32()),
         ("first_failed_at", pa.timestamp("us", tz="UTC")),
         ("died_at", pa.timestamp("us", tz="UTC")),
@@ -32,7 +32,7 @@ LETTER_SCHEMA = pa.schema(
         ("record", pa.string()),
     ]
 )
-"""The columns of a stream of dead letters; ``record`` is the payload as JSON, ``origin_id`` a signed number."""
+"""The columns of a stream of dead letters; ``record`` is the payload as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DeadLetter:
         reason, operator, traceback: of its last failure.
         attempts: how many it had.
         first_failed_at, died_at: UTC.
-        origin: the id of its first attempt.
+        origin: the id of its first attempt, as the command shows it and `CurrentRecord` has it.
     """
 
     key: str
@@ -58,7 +58,7 @@ class DeadLetter:
     attempts: int
     first_failed_at: dt.datetime
     died_at: dt.datetime
-    origin: int
+    origin: str
 
 
 def letter_of(info: RecordInfo) -> DeadLetter:
@@ -74,7 +74,7 @@ def letter_of(info: RecordInfo) -> DeadLetter:
         info.attempt,
         dt.datetime.fromtimestamp(first / 1_000, dt.UTC),
         dt.datetime.fromtimestamp(last / 1_000, dt.UTC),
-        info.origin,
+        f"{info.origin:016x}",
     )
 
 
@@ -83,7 +83,7 @@ def row_of(letter: DeadLetter) -> dict[str, Any]:
     return {
         "key": letter.key,
         "stream": letter.stream,
-        "origin_id": letter.origin - (1 << 64) if letter.origin >> 63 else letter.origin,
+        "origin_id": letter.origin,
         "attempts": letter.attempts,
         "first_failed_at": letter.first_failed_at,
         "died_at": letter.died_at,

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
 
+from ftlayer.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, from_arrow_schema
 from ftlayer.dead_letters.letter import LETTER_SCHEMA, all_letters_behind, letter_of, row_of
 from ftlayer.errors import ConfigError
 from ftlayer.vertex.calls import RecordPage, SelectRecords
@@ -104,8 +104,6 @@ class DeadLetterSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         return from_arrow_schema(LETTER_SCHEMA)
 
     def streamReader(self, schema: StructType) -> DeadLetterReader:  # noqa: N802 - Spark's name

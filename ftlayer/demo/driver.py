@@ -265,7 +265,7 @@ def main(directory: RunDirectory, kind: Kind) -> None:
 def _session(directory: RunDirectory) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return (
         SparkSession.builder.master("local[2]")
         .appName("ftlayer demo")

@@ -12,6 +12,7 @@ from ftlayer.demo.driver import BACKOFF, MAX_ATTEMPTS, Event, RunDirectory, Star
 from ftlayer.demo.ledger import split_record
 from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.sinks import FileSink
+from ftlayer.spark.facade import list_records
 from ftlayer.vertex.calls import AuditPage, ListAudit
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ NAMES = {"requeue": "requeued", "edit": "edited", "purge": "purged"}
 def write_dead_letters(layer: FTLayer, directory: RunDirectory) -> None:
     """Write a line of JSON for each dead letter; the source's records are in a column ``value``."""
     with directory.dead.open("w", encoding="utf-8") as file:
-        for letter in layer.list_dead():
+        for letter in list_records(layer.client, "dead"):
             line, text = split_record(letter.payload.column("value")[0].as_py())
             entry = {
                 "line": line,

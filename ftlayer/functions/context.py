@@ -15,7 +15,7 @@ from ftlayer.functions.current import current_record
 from ftlayer.functions.handles import (
     NOTHING,
     AggregatingHandle,
-    Call,
+    KeyedCall,
     ListHandle,
     MapHandle,
     Own,
@@ -31,7 +31,12 @@ class ExpiringValue(ValueHandle):
     __slots__ = ("_refreshes", "_stamp")
 
     def __init__(
-        self, context: Call, table: MutableMapping[Key, Any], default: Any, ttl: StateTtl, own: Own = None
+        self,
+        context: KeyedCall,
+        table: MutableMapping[Key, Any],
+        default: Any,
+        ttl: StateTtl,
+        own: Own = None,
     ) -> None:
         super().__init__(context, table, default, ttl, own)
         self._stamp = _stamp(context, ttl)
@@ -59,7 +64,7 @@ class ExpiringList(ListHandle):
 
     __slots__ = ("_refreshes", "_stamp")
 
-    def __init__(self, context: Call, table: ListTable, ttl: StateTtl, own: Own = None) -> None:
+    def __init__(self, context: KeyedCall, table: ListTable, ttl: StateTtl, own: Own = None) -> None:
         super().__init__(context, table, ttl, own)
         self._stamp = _stamp(context, ttl)
         self._refreshes = ttl.refresh_on_read
@@ -88,7 +93,7 @@ class ExpiringMap(MapHandle):
 
     __slots__ = ("_refreshes", "_stamp")
 
-    def __init__(self, context: Call, table: MapTable, ttl: StateTtl, own: Own = None) -> None:
+    def __init__(self, context: KeyedCall, table: MapTable, ttl: StateTtl, own: Own = None) -> None:
         super().__init__(context, table, ttl, own)
         self._stamp = _stamp(context, ttl)
         self._refreshes = ttl.refresh_on_read
@@ -146,7 +151,7 @@ class ExpiringMap(MapHandle):
         return list(self._table.items(key) if over else items)
 
 
-def _stamp(context: Call, ttl: StateTtl) -> Callable[[Any], Stamped]:
+def _stamp(context: KeyedCall, ttl: StateTtl) -> Callable[[Any], Stamped]:
     """Return what makes a value one that is written now."""
     time_ms = lifetime_ms(ttl)
     return lambda value: (context.now_ms + time_ms, value)

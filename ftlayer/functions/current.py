@@ -9,28 +9,29 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from contextvars import ContextVar, Token
 from typing import Protocol
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.errors import UnsupportedError
 from ftlayer.functions.failures import I64
 from ftlayer.records.ids import FIRST_TRY, U64Array, tries_or_first, unpacked
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class CurrentRecord:
     """Facts about a record beside its columns.
 
     Attributes:
         attempt: which run of it this is, from 1. A loss of a slot, an executor or the vertex counts for none.
         first_failed_at: when it first failed (UTC); None if it has not.
-        origin: the id of its first attempt, the same in all of them; None where records are not tracked.
+        origin: the id of its first attempt, the same in all of them, as the command shows it; None where
+            records are not tracked.
     """
 
     attempt: int = 1
     first_failed_at: dt.datetime | None = None
-    origin: int | None = None
+    origin: str | None = None
 
 
 class Known(Protocol):
@@ -43,7 +44,7 @@ class Known(Protocol):
         """Return the tries (`ftlayer.records.ids`) of some of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Tries:
     """`Known` of records with one root each; ``packed`` None: none of them has failed."""
 
@@ -65,7 +66,7 @@ class Tries:
 UNTRACKED = Tries(None, None)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class _RunningBatch:
     """A batch whose functions run: what is known of its records, and which one they work on now.
 
@@ -86,11 +87,21 @@ def running(known: Known, row: Callable[[], int | None], rows: I64 | None = None
 
     ``rows`` translates such a row to one of ``known``, if they are not the same.
     """
-    token = _running.set(_RunningBatch(known, row, rows))
+    token = begin_running(known, row, rows)
     try:
         yield
     finally:
-        _running.reset(token)
+        end_running(token)
+
+
+def begin_running(
+    known: Known, row: Callable[[], int | None], rows: I64 | None = None
+) -> Token[_RunningBatch | None]:
+    """Do as `running`, up to `end_running`: for those who run as many batches that a context manager is dear."""
+    return _running.set(_RunningBatch(known, row, rows))
+
+
+end_running = _running.reset
 
 
 def for_calls() -> Callable[[int], None]:
@@ -141,7 +152,7 @@ def record_of(tries: int, origin: int | None) -> CurrentRecord:
     """Return a record's attempt and first failure from its packed form."""
     attempt, first_ms = unpacked(tries)
     first = dt.datetime.fromtimestamp(first_ms / 1_000, dt.UTC) if first_ms else None
-    return CurrentRecord(attempt, first, origin)
+    return CurrentRecord(attempt, first, None if origin is None else f"{origin:016x}")
 
 
 def worst(one: CurrentRecord, other: CurrentRecord) -> CurrentRecord:

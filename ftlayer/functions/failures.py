@@ -23,6 +23,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.failures import FailException, RowsRejected
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.printable import encodable, text_of
+from ftlayer.records.failures import RowFailure
 
 # Tracebacks as text. Frames are formatted once for each place that is raised at, and only what was raised each time.
 #
@@ -74,22 +75,6 @@ MAX_REASON = 512
 MAX_TRACEBACK = 4_096
 
 _OURS = os.path.dirname(__file__) + os.sep
-
-
-@dataclass(frozen=True, slots=True)
-class RowFailure:
-    """Input row ``row`` failed in ``operator``.
-
-    ``fatal``, ``after_ms`` and ``uses_attempt`` as in `ftlayer.functions.retry_rules.Decision`.
-    """
-
-    row: int
-    operator: str
-    reason: str
-    traceback: str
-    fatal: bool = False
-    after_ms: int | None = None
-    uses_attempt: bool = True
 
 
 def failure_of(

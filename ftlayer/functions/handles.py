@@ -11,7 +11,7 @@ from ftlayer.functions.ttl import StateTtl
 from ftlayer.records.kernels import native
 
 
-class Call(Protocol):
+class KeyedCall(Protocol):
     """Knows the current key and processing time."""
 
     key: Any
@@ -29,7 +29,7 @@ class ValueHandle(metaclass=ABCMeta):  # noqa: B024 - abstract for handles in C,
 
     def __init__(
         self,
-        context: Call,
+        context: KeyedCall,
         table: MutableMapping[Key, Any],
         default: Any = None,
         ttl: StateTtl | None = None,
@@ -69,7 +69,9 @@ class ListHandle:
 
     __slots__ = ("_context", "_own", "_table", "ttl")
 
-    def __init__(self, context: Call, table: ListTable, ttl: StateTtl | None = None, own: Own = None) -> None:
+    def __init__(
+        self, context: KeyedCall, table: ListTable, ttl: StateTtl | None = None, own: Own = None
+    ) -> None:
         self._context = context
         self._table = table
         self._own = own
@@ -93,7 +95,9 @@ class MapHandle(MutableMapping[Any, Any]):
 
     __slots__ = ("_context", "_own", "_table", "ttl")
 
-    def __init__(self, context: Call, table: MapTable, ttl: StateTtl | None = None, own: Own = None) -> None:
+    def __init__(
+        self, context: KeyedCall, table: MapTable, ttl: StateTtl | None = None, own: Own = None
+    ) -> None:
         self._context = context
         self._table = table
         self._own = own

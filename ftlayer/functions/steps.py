@@ -1,12 +1,9 @@
-"""The functions a user gave, each with its operator's uid, what it returns, and which failures are worth a retry.
-
-``rate_limit`` is how many records a second each subtask, or task, gives the function; None: as many as come.
-"""
+"""The functions a user gave, as steps of a chain."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -25,47 +22,40 @@ MAX_IN_FLIGHT = 100_000
 
 
 @dataclass(frozen=True)
-class Map:
+class Step:
+    """A function that a user gave, with its operator's uid, what it returns, and which failures are worth a retry.
+
+    ``rate_limit`` is how many records a second each subtask, or task, gives the function; None: as many as come.
+    """
+
     uid: str
-    function: Callable[[Record], Record]
+    function: Any
     schema: pa.Schema
-    rules: RetryRules = NO_RULES
-    rate_limit: float | None = None
+    rules: RetryRules = field(default=NO_RULES, kw_only=True)
+    rate_limit: float | None = field(default=None, kw_only=True)
 
 
-@dataclass(frozen=True)
-class FlatMap:
-    uid: str
-    function: Callable[[Record], Any]
-    schema: pa.Schema
-    rules: RetryRules = NO_RULES
-    rate_limit: float | None = None
+class Map(Step):
+    """A record in, a record out."""
 
 
-@dataclass(frozen=True)
-class Filter:
+class FlatMap(Step):
+    """A record in, any number out."""
+
+
+class Filter(Step):
     """Keep the records for which the function is true."""
 
-    uid: str
-    function: Callable[[Record], Any]
-    schema: pa.Schema
-    rules: RetryRules = NO_RULES
-    rate_limit: float | None = None
-
 
 @dataclass(frozen=True)
-class MapBatches:
+class MapBatches(Step):
     """A batch in, a batch out: row for row, or (``tagged``) with the column `ROW_TAG` kept.
 
     ``kind`` says what the function takes and returns: ``pa.RecordBatch`` or ``pandas.DataFrame``.
     """
 
-    uid: str
-    function: Callable[[Any], Any]
-    schema: pa.Schema
     kind: Literal["arrow", "pandas"]
     tagged: bool
-    rules: RetryRules = NO_RULES
 
 
 def result_schema(function: object, given: pa.Schema) -> pa.Schema | None:
@@ -78,19 +68,14 @@ def result_schema(function: object, given: pa.Schema) -> pa.Schema | None:
 
 
 @dataclass(frozen=True)
-class MapAsync:
+class MapAsync(Step):
     """One record in, one out, by an async function: up to ``in_flight`` calls at a time, ``timeout_ms`` for each.
 
     Raises `ConfigError` for a function that is not async, and for bounds that make no sense.
     """
 
-    uid: str
-    function: Callable[[Any], Awaitable[Any]]
-    schema: pa.Schema
     in_flight: int
     timeout_ms: int
-    rules: RetryRules = NO_RULES
-    rate_limit: float | None = None
 
     def __post_init__(self) -> None:
         if not is_async_function(self.function):
@@ -102,58 +87,53 @@ class MapAsync:
 
 
 @dataclass(frozen=True)
-class Reduce:
+class KeyedStep(Step):
+    """A function with keyed state, which may be lost with its slot where it is ``volatile_state``.
+
+    ``in_place``: the function may change values of its state that it is given, so that copies are kept where a failing
+    record's changes are to be taken back.
+    """
+
+    volatile_state: bool = field(default=False, kw_only=True)
+    in_place: bool = field(default=True, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Reduce(KeyedStep):
     """Running aggregate a key: the first record of a key as it is, then ``function(aggregate, record)``.
 
     With ``create`` it begins with ``function(create(), record)``, and may be of another schema than the records.
-    Emits the new aggregate for every record. ``keys`` are columns. ``in_place``: the function may change an aggregate
-    that it is given, so that a copy is kept where a failing record's changes are to be taken back.
+    Emits the new aggregate for every record. ``keys`` are columns.
     """
 
-    uid: str
-    function: Callable[[Any, Any], Any]
     keys: tuple[str, ...]
-    schema: pa.Schema
-    volatile_state: bool = False
     create: Callable[[], Any] | None = None
-    rules: RetryRules = NO_RULES
-    in_place: bool = True
 
 
 @dataclass(frozen=True)
-class Process:
+class Process(KeyedStep):
     """A `ftlayer.functions.process.ProcessFunction`, with keyed state and timers where there are ``keys``.
 
-    ``side`` names its side outputs and what each carries. ``in_place`` as in `Reduce`, of the values that it reads.
+    ``side`` names its side outputs and what each carries.
     """
 
-    uid: str
-    function: Any
     keys: tuple[str, ...]
-    schema: pa.Schema
     side: tuple[tuple[str, pa.Schema], ...] = ()
-    volatile_state: bool = False
-    rules: RetryRules = NO_RULES
-    rate_limit: float | None = None
-    in_place: bool = True
 
 
 @dataclass(frozen=True)
-class CoProcess:
-    """A function over two inputs that share keyed state; ``keys`` are those of input 0 and input 1.
+class TwoInputStep(KeyedStep):
+    """A function over two inputs that share keyed state; ``keys`` are those of input 0 and input 1."""
 
-    Both empty: no keys, and no keyed state. ``function`` is a `ftlayer.functions.process.CoProcessFunction`.
-    """
-
-    uid: str
-    function: Any
     keys: tuple[tuple[str, ...], tuple[str, ...]]
     inputs: tuple[pa.Schema, pa.Schema]
-    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class CoProcess(TwoInputStep):
+    """A `ftlayer.functions.process.CoProcessFunction`. Both ``keys`` empty: no keys, and no keyed state."""
+
     side: tuple[tuple[str, pa.Schema], ...] = ()
-    volatile_state: bool = False
-    rules: RetryRules = NO_RULES
-    in_place: bool = True
 
 
 RecordStep = Map | FlatMap | Filter

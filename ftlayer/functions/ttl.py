@@ -30,7 +30,7 @@ class StateTtl:
     runs: what is stored keeps the time that it was written with.
 
     Attributes:
-        time: a duration, ``"1h"`` or milliseconds.
+        time: a duration.
         refresh_on_read: reading begins the time anew, as writing does.
     """
 

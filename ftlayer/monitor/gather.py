@@ -5,7 +5,6 @@ One that gives no answer keeps its last one, with when that was: a page still sh
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -13,12 +12,14 @@ import socket
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+import pyarrow as pa
 
 from ftlayer.checkpoint.letters import ChainLetter, attempts_of, payload_of
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters, stored_letters
@@ -35,45 +36,17 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.monitor.health import LATELY_MS
-from ftlayer.monitor.names import VertexView
+from ftlayer.monitor.names import VertexView, marked
+from ftlayer.monitor.plans import DEAD, WAITING, check_way_back
 from ftlayer.monitor.sources import VertexSource, short_name
 from ftlayer.printable import shown_url
+from ftlayer.records.ipc import as_stream
 from ftlayer.records.sought import says
 from ftlayer.store import LmdbStore
-from ftlayer.vertex.calls import (
-    MAX_PAGE_BYTES,
-    AnnouncedJob,
-    AuditPage,
-    Call,
-    Changed,
-    DeadGroup,
-    DeadGroups,
-    EditAndRequeue,
-    GetHour,
-    GetJob,
-    GroupList,
-    Hour,
-    JobDetails,
-    JobKind,
-    JobList,
-    ListAudit,
-    ListJobs,
-    ListRecords,
-    ListStreams,
-    Purge,
-    RecordInfo,
-    RecordList,
-    RecordPage,
-    Reply,
-    Requeue,
-    SelectRecords,
-    Stats,
-    StatsReply,
-    StreamDetails,
-    StreamList,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.grouping import kind_of
+from ftlayer.vertex.rules.operating import as_stored
 
 logger = logging.getLogger(__name__)
 
@@ -114,18 +87,27 @@ class BrokenFiles:
 class _Shown:
     """A letter of a job; ``place`` is its position in the order of deaths."""
 
-    info: RecordInfo
+    info: calls.RecordInfo
     place: bytes
     died_ms: int
 
 
 class LetterReader:
-    """Answers as a vertex does that has only dead letters. A key is the name of its letter."""
+    """Answers as a vertex does that has only dead letters. A key is the name of its letter.
 
-    def __init__(self, url: str, key: bytes | None = None) -> None:
-        """``key`` is `CheckpointConfig.key` of the jobs; None: the one that is kept with their checkpoints."""
+    What is requeued is an order beside the letters, which the job's driver carries out: such a letter is *waiting*.
+    """
+
+    def __init__(
+        self, url: str, key: bytes | None = None, jobs: Callable[[], tuple[calls.AnnouncedJob, ...]] = tuple
+    ) -> None:
+        """``key`` is `CheckpointConfig.key` of the jobs; None: the one that is kept with their checkpoints.
+
+        ``jobs`` says what their drivers have said last.
+        """
         self._url = url
         self._key = key
+        self._jobs = jobs
         self._read: tuple[object, list[_Shown]] = (), []
         self._broken = BrokenFiles()
 
@@ -134,43 +116,69 @@ class LetterReader:
         """Whether there are letters, or were. Errors as `answer`."""
         return bool(stored_letters(self._url, self._key, self._broken.take))
 
-    def answer(self, call: Call) -> Reply | None:
+    def answer(self, call: calls.Call) -> calls.Reply | None:
         """Answer a call; None for one about something else, and where there are no letters and never were.
 
-        Raises `CheckpointError` for files that cannot be read where there are no others, and `UnsupportedError` for
-        what takes a vertex.
+        Raises `CheckpointError` for files that cannot be read where there are no others, and for letters that cannot
+        go back `UnsupportedError`: then nothing is changed.
         """
         match call:
-            case Requeue() | EditAndRequeue():
-                raise UnsupportedError(
-                    f"the letters in {shown_url(self._url)} are of jobs without a vertex, so there is nothing to "
-                    "requeue them with: give the job's environment one (board=FTLayer.connect(…)) and start it "
-                    "again; it sends them there, and a requeued one goes back into the job"
-                )
-            case Stats() | ListStreams() | DeadGroups() | SelectRecords() | ListRecords() | Purge():
+            case (
+                calls.Stats()
+                | calls.ListStreams()
+                | calls.DeadGroups()
+                | calls.SelectRecords()
+                | calls.ListRecords()
+                | calls.Purge()
+                | calls.Requeue()
+                | calls.EditAndRequeue()
+            ):
                 jobs = stored_letters(self._url, self._key, self._broken.take)
                 self._broken.name(others=bool(jobs))
                 return self._of_jobs(call, jobs) if jobs else None
         return None
 
-    def _of_jobs(self, call: Call, jobs: list[StoredLetters]) -> Reply:
-        if isinstance(call, Purge):
+    def _of_jobs(self, call: calls.Call, jobs: list[StoredLetters]) -> calls.Reply:
+        if isinstance(call, calls.Purge):
             purged = sum(len(job.purge(frozenset(call.keys), self._broken.take)) for job in jobs)
             self._broken.name(others=bool(purged))
-            return Changed(purged)
-        if isinstance(call, ListRecords):
-            wanted = SelectRecords(call.state, call.stream, limit=call.limit, after=call.after)
+            return calls.Changed(purged)
+        if isinstance(call, calls.Requeue):
+            return self._requeue(dict.fromkeys(call.keys), jobs)
+        if isinstance(call, calls.EditAndRequeue):
+            return self._requeue({edit.key: edit.payload for edit in call.edits}, jobs)
+        if isinstance(call, calls.ListRecords):
+            wanted = calls.SelectRecords(call.state, call.stream, limit=call.limit, after=call.after)
             page = _page(wanted, self._letters(jobs))
-            return RecordList(page.records, page.more)
+            return calls.RecordList(page.records, page.more)
         letters = self._letters(jobs)
-        if isinstance(call, SelectRecords):
+        if isinstance(call, calls.SelectRecords):
             return _page(call, letters)
-        if isinstance(call, Stats):
-            return StatsReply({"dead_letters": float(len(letters))})
-        if isinstance(call, ListStreams):
+        if isinstance(call, calls.Stats):
+            states = Counter(each.info.state for each in letters)
+            return calls.StatsReply({"dead_letters": float(states[DEAD]), "waiting": float(states[WAITING])})
+        if isinstance(call, calls.ListStreams):
             return _streams(letters)
-        assert isinstance(call, DeadGroups)
+        assert isinstance(call, calls.DeadGroups)
         return _groups(call, letters)
+
+    def _requeue(
+        self, payloads: Mapping[bytes, pa.RecordBatch | None], jobs: list[StoredLetters]
+    ) -> calls.Changed:
+        meant: dict[str, dict[bytes, bytes | None]] = {}
+        view = VertexView("", self._url, is_stored=True, jobs=self._jobs())
+        for each in self._letters(jobs):
+            info = each.info
+            if info.state == DEAD and info.key in payloads:
+                payload = payloads[info.key]
+                check_way_back(view, info, edited=payload is not None)
+                if payload is not None:
+                    payload = as_stored(payload, info.payload.schema, f"the record of {info.key.hex()}")
+                new = None if payload is None else as_stream(payload).to_pybytes()
+                meant.setdefault(info.title, {})[info.key] = new
+        changed = sum(len(job.requeue(meant[job.job], self._broken.take)) for job in jobs if job.job in meant)
+        self._broken.name(others=True)
+        return calls.Changed(changed)
 
     def _letters(self, jobs: list[StoredLetters]) -> list[_Shown]:
         """Return all letters; the files are read again once they have changed."""
@@ -185,22 +193,23 @@ class LetterReader:
 def _in_order(jobs: Iterable[StoredLetters], broken: BrokenFiles) -> list[_Shown]:
     """Return all letters, in the order of their deaths; ``broken`` is told of files that cannot be read."""
     # A job that went back to an older checkpoint may have written a letter twice.
-    found = {
-        (job.job, letter.letter): _shown(job.job, letter)
-        for job in jobs
-        for _, letter in job.letters(broken.take)
-    }
+    found = {}
+    for job in jobs:
+        for _, letter in job.letters(broken.take):
+            found[job.job, letter.letter] = _shown(job.job, letter, DEAD)
+        for order in job.orders(broken=broken.take):
+            found |= {(job.job, each.letter): _shown(job.job, each, WAITING) for each in order.letters}
     return sorted(found.values(), key=lambda shown: shown.place)
 
 
-def _shown(job: str, letter: ChainLetter) -> _Shown:
+def _shown(job: str, letter: ChainLetter, state: str) -> _Shown:
     attempts = attempts_of(letter)
     # Tools know records by numbers of 64 bits, and none of 0.
     root = int.from_bytes(letter.letter[:8], "big") or 1
-    info = RecordInfo(
+    info = calls.RecordInfo(
         key=letter.letter,
         stream=f"{job}/{letter.chain}",
-        state="dead",
+        state=state,
         root=root,
         origin=root,
         attempt=attempts[-1].number,
@@ -213,9 +222,8 @@ def _shown(job: str, letter: ChainLetter) -> _Shown:
     return _Shown(info, letter.died_ms.to_bytes(8, "big") + letter.letter, letter.died_ms)
 
 
-def _page(call: SelectRecords, letters: list[_Shown]) -> RecordPage:
-    if call.state != "dead":
-        return RecordPage((), (), 0, b"")
+def _page(call: calls.SelectRecords, letters: list[_Shown]) -> calls.RecordPage:
+    letters = [each for each in letters if each.info.state == call.state]
     if call.newest:
         letters = letters[::-1]
         behind = [each for each in letters if not call.after or each.place < call.after]
@@ -224,7 +232,7 @@ def _page(call: SelectRecords, letters: list[_Shown]) -> RecordPage:
     found: list[_Shown] = []
     size = 0
     for examined, each in enumerate(behind):
-        if len(found) == call.limit or size >= MAX_PAGE_BYTES:
+        if len(found) == call.limit or size >= calls.MAX_PAGE_BYTES:
             return _page_of(call, found, examined, behind[examined - 1].place)
         if _is_wanted(call, each):
             found.append(each)
@@ -233,12 +241,12 @@ def _page(call: SelectRecords, letters: list[_Shown]) -> RecordPage:
     return _page_of(call, found, len(behind), b"")
 
 
-def _page_of(call: SelectRecords, found: list[_Shown], examined: int, more: bytes) -> RecordPage:
+def _page_of(call: calls.SelectRecords, found: list[_Shown], examined: int, more: bytes) -> calls.RecordPage:
     infos = () if call.keys_only else tuple(each.info for each in found)
-    return RecordPage(infos, tuple(each.info.key for each in found), examined, more)
+    return calls.RecordPage(infos, tuple(each.info.key for each in found), examined, more)
 
 
-def _is_wanted(call: SelectRecords, shown: _Shown) -> bool:
+def _is_wanted(call: calls.SelectRecords, shown: _Shown) -> bool:
     info = shown.info
     return (
         call.stream in ("", info.stream, info.title)
@@ -256,39 +264,41 @@ def _is_wanted(call: SelectRecords, shown: _Shown) -> bool:
     )
 
 
-def _streams(letters: list[_Shown]) -> StreamList:
-    counts = Counter((each.info.stream, each.info.title, each.info.source) for each in letters)
-    return StreamList(
+def _streams(letters: list[_Shown]) -> calls.StreamList:
+    counts = Counter(
+        (each.info.stream, each.info.title, each.info.source, each.info.state) for each in letters
+    )
+    return calls.StreamList(
         tuple(
-            StreamDetails(
+            calls.StreamDetails(
                 stream=stream,
                 owner=job,
                 title=job,
                 source=chain,
                 pending=0,
-                waiting=0,
+                waiting=counts[stream, job, chain, WAITING],
                 in_delivery=0,
-                dead=count,
+                dead=counts[stream, job, chain, DEAD],
                 persisted=0,
                 completed=0,
                 failed=0,
                 died=0,
                 oldest_ms=0,
                 max_pending=0,
-                kind=JobKind.TOPOLOGY,
+                kind=calls.JobKind.TOPOLOGY,
             )
-            for (stream, job, chain), count in sorted(counts.items())
+            for stream, job, chain in sorted({name[:3] for name in counts})
         )
     )
 
 
-def _groups(call: DeadGroups, letters: list[_Shown]) -> GroupList:
+def _groups(call: calls.DeadGroups, letters: list[_Shown]) -> calls.GroupList:
     groups: dict[tuple[str, int], list[_Shown]] = {}
     for each in letters:
-        if call.stream in ("", each.info.stream, each.info.title):
+        if each.info.state == DEAD and call.stream in ("", each.info.stream, each.info.title):
             groups.setdefault((each.info.stream, _number(each.info)), []).append(each)
     found = [
-        DeadGroup(
+        calls.DeadGroup(
             stream,
             number,
             some[0].info.operator,
@@ -300,10 +310,10 @@ def _groups(call: DeadGroups, letters: list[_Shown]) -> GroupList:
         )
         for (stream, number), some in groups.items()
     ]
-    return GroupList(tuple(sorted(found, key=lambda group: -group.count)), 1.0)
+    return calls.GroupList(tuple(sorted(found, key=lambda group: -group.count)), 1.0)
 
 
-def _number(info: RecordInfo) -> int:
+def _number(info: calls.RecordInfo) -> int:
     """Return the number of a letter's group: the same whenever the files are read."""
     return zlib.crc32(f"{info.operator}\0{kind_of(info.reason)}".encode())
 
@@ -358,29 +368,29 @@ class ReportReader:
     def __init__(self, url: str, clock: Callable[[], Now], key: bytes | None = None) -> None:
         self._url = url
         self._clock = clock
-        self._letters = LetterReader(url, key)
+        self._letters = LetterReader(url, key, self._jobs)
         self._broken = BrokenFiles()
 
-    def call(self, call: Call, *, deadline_ms: int | None = None) -> Reply:
+    def call(self, call: calls.Call, *, deadline_ms: int | None = None) -> calls.Reply:
         """Answer a call.
 
         Raises `ConfigError` for a directory that is not there, `CheckpointError` where nothing in it can be read,
         `UnknownJobError`, and `UnsupportedError` for what takes a driver or a vertex.
         """
         match call:
-            case ListJobs():
-                return JobList(self._jobs())
-            case GetJob():
+            case calls.ListJobs():
+                return calls.JobList(self._jobs())
+            case calls.GetJob():
                 found = next((job for job in self._jobs() if job.job.owner == call.owner), None)
                 if found is None:
                     raise UnknownJobError(
                         f"nothing is kept of job {call.owner!r} below {shown_url(self._url)}"
                     )
                 return found
-            case GetHour():
-                return Hour(_STEP_MS, self._clock().wall_ms, {})
-            case ListAudit():
-                return AuditPage((), b"")
+            case calls.GetHour():
+                return calls.Hour(_STEP_MS, self._clock().wall_ms, {})
+            case calls.ListAudit():
+                return calls.AuditPage((), b"")
             case _:
                 answer = self._letters.answer(call)
                 if answer is None:
@@ -393,7 +403,7 @@ class ReportReader:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _jobs(self) -> tuple[AnnouncedJob, ...]:
+    def _jobs(self) -> tuple[calls.AnnouncedJob, ...]:
         check_directory(self._url)
         now_ms = self._clock().wall_ms
         # A directory that was copied has a run twice.
@@ -405,12 +415,12 @@ class ReportReader:
         return tuple(_announced(report, now_ms) for report in latest.values())
 
 
-def jobs_in_store(path: str, now: Now) -> tuple[AnnouncedJob, ...]:
+def jobs_in_store(path: str, now: Now) -> tuple[calls.AnnouncedJob, ...]:
     """Return what the board of a vertex that is not there any more has in its store, the latest job first.
 
     Raises what opening and reading the store does.
     """
-    jobs: list[AnnouncedJob] = []
+    jobs: list[calls.AnnouncedJob] = []
     for shard in sorted(Path(path).glob("shard-*")):
         store = LmdbStore.open(shard, read_only=True)
         try:
@@ -421,14 +431,14 @@ def jobs_in_store(path: str, now: Now) -> tuple[AnnouncedJob, ...]:
     return tuple(sorted(jobs, key=lambda announced: announced.job.since_ms, reverse=True))
 
 
-def _announced(report: LastReport, now_ms: int) -> AnnouncedJob:
+def _announced(report: LastReport, now_ms: int) -> calls.AnnouncedJob:
     job = report.job
     ago_ms = max(now_ms - job.at_ms, 0)
     is_silent = not job.final and (ago_ms >= SILENT_MS or _has_ended(job))
-    return AnnouncedJob(job, ago_ms, is_silent, job.incidents)
+    return calls.AnnouncedJob(job, ago_ms, is_silent, job.incidents)
 
 
-def _has_ended(job: JobDetails) -> bool:
+def _has_ended(job: calls.JobDetails) -> bool:
     if not job.pid or job.host != socket.gethostname():
         return False
     try:
@@ -457,7 +467,7 @@ T = TypeVar("T")
 class Client(Protocol):
     """What a vertex is asked by; `ftlayer.vertex.client.client.VertexClient` is one."""
 
-    def call(self, call: Call, *, deadline_ms: int | None = None) -> Reply:
+    def call(self, call: calls.Call, *, deadline_ms: int | None = None) -> calls.Reply:
         """Make one call and return its reply."""
 
     def close(self) -> None:
@@ -539,7 +549,7 @@ class Gatherer:
         """Return why a vertex gave no answer when it was asked last, None if it did or has ended in order."""
         return self._named(vertex).error
 
-    def job(self, vertex: str, owner: str, checkpoints_since_ms: int = 0) -> AnnouncedJob:
+    def job(self, vertex: str, owner: str, checkpoints_since_ms: int = 0) -> calls.AnnouncedJob:
         """Return all that a vertex knows of a job; of one that is gone what it said last, without what lists leave out.
 
         Raises `UnknownJobError`, and what its client does.
@@ -552,14 +562,16 @@ class Gatherer:
                     f"job {owner!r} is not known of vertex {vertex}, whose program has ended"
                 )
             return last
-        return _expect(self.client(vertex).call(GetJob(owner, checkpoints_since_ms)), AnnouncedJob)
+        return _expect(
+            self.client(vertex).call(calls.GetJob(owner, checkpoints_since_ms)), calls.AnnouncedJob
+        )
 
-    def hour(self, vertex: str, owner: str = "") -> Hour:
+    def hour(self, vertex: str, owner: str = "") -> calls.Hour:
         """Return the last hour of a job, or of the vertex. Raises `UnknownJobError`, and what its client does."""
         view = self._named(vertex).view
         if view.is_gone or view.is_killed:
             raise VertexUnavailableError(f"vertex {vertex} has ended with its program")
-        return _expect(self.client(vertex).call(GetHour(owner)), Hour)
+        return _expect(self.client(vertex).call(calls.GetHour(owner)), calls.Hour)
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -582,7 +594,7 @@ class Gatherer:
             alike = Counter([source.name for source in new] + list(self._vertices))
             for source in new:
                 # By what it is, and not by a number: the next command gives it the same.
-                name = source.name if alike[source.name] == 1 else f"{source.name}-{_mark(source.identity)}"
+                name = source.name if alike[source.name] == 1 else marked(source.name, source.identity)
                 self._names[source.identity] = name
                 is_stored = isinstance(source, StoredReports)
                 view = VertexView(name, source.address, source.path, is_stored=is_stored)
@@ -613,8 +625,12 @@ class Gatherer:
         try:
             view, failure = self._looked_at(vertex)
         except FTLayerError as error:
-            failure = error
-            view = self._without_answer(vertex.view, str(error))
+            failure = vertex.source.killed or error  # it may have been killed while it was asked
+            view = (
+                self._killed(vertex.view, str(failure))
+                if failure is not error
+                else self._without_answer(vertex.view, str(error))
+            )
         with self._lock:
             vertex.error = failure
             vertex.view = view
@@ -658,8 +674,8 @@ class Gatherer:
                 vertex.client.close()
                 vertex.source, vertex.client = source, self._connected(source)
 
-    def _asked(self, call: Callable[[Call], Reply], before: VertexView) -> VertexView:
-        jobs = _expect(call(ListJobs()), JobList).jobs
+    def _asked(self, call: Callable[[calls.Call], calls.Reply], before: VertexView) -> VertexView:
+        jobs = _expect(call(calls.ListJobs()), calls.JobList).jobs
         now_ms = self._clock().wall_ms
         view = replace(
             before,
@@ -672,19 +688,19 @@ class Gatherer:
             jobs=jobs,
         )
         try:
-            stats = _expect(call(Stats()), StatsReply)
+            stats = _expect(call(calls.Stats()), calls.StatsReply)
         except UnsupportedError:
             return replace(view, has_records=False)
-        streams = _expect(call(ListStreams()), StreamList).streams
+        streams = _expect(call(calls.ListStreams()), calls.StreamList).streams
         view = replace(view, has_records=True, stats=stats.values, circuits=stats.circuits, streams=streams)
         if not stats.values.get("dead_letters"):
             return replace(view, groups=(), indexed=1.0, died_lately=None)
-        groups = _expect(call(DeadGroups()), GroupList)
-        died = _died_lately(_expect(call(GetHour()), Hour))
+        groups = _expect(call(calls.DeadGroups()), calls.GroupList)
+        died = _died_lately(_expect(call(calls.GetHour()), calls.Hour))
         return replace(view, groups=groups.groups, indexed=groups.indexed, died_lately=died)
 
 
-def _died_lately(hour: Hour) -> int | None:
+def _died_lately(hour: calls.Hour) -> int | None:
     """Return how many records died in the last minutes; None where some of them are not known."""
     points = hour.series.get(DIED, ())[-LATELY_MS // hour.step_ms :]
     if len(points) * hour.step_ms < LATELY_MS or any(map(math.isnan, points)):
@@ -692,11 +708,6 @@ def _died_lately(hour: Hour) -> int | None:
     return round(sum(points) * hour.step_ms / 1_000)
 
 
-def _mark(identity: str) -> str:
-    """Return a few characters that tell sources of one name apart."""
-    return hashlib.sha256(identity.encode()).hexdigest()[:4]
-
-
-def _expect(reply: Reply, kind: type[T]) -> T:
+def _expect(reply: calls.Reply, kind: type[T]) -> T:
     assert isinstance(reply, kind)
     return reply

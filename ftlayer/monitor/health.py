@@ -14,16 +14,7 @@ from itertools import pairwise
 
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.monitor.names import VertexView, enumerated, spoken, state_of
-from ftlayer.vertex.calls import DeadGroup
-from ftlayer.vertex.calls.jobs import (
-    AnnouncedJob,
-    CheckpointTotals,
-    Hour,
-    JobDetails,
-    JobKind,
-    JobPlan,
-    SubtaskDetails,
-)
+from ftlayer.vertex import calls
 
 # What limits a topology, in words.
 #
@@ -45,7 +36,7 @@ class Bottleneck:
     text: str
 
 
-def bottleneck(job: JobDetails) -> Bottleneck | None:
+def bottleneck(job: calls.JobDetails) -> Bottleneck | None:
     """Return what limits a job; None where nothing does, or where its plan is not known."""
     if job.plan is None or job.final:
         return None
@@ -60,7 +51,7 @@ def bottleneck(job: JobDetails) -> Bottleneck | None:
     return None
 
 
-def _found(job: JobDetails, own: SubtaskDetails, waiting: SubtaskDetails) -> Bottleneck:
+def _found(job: calls.JobDetails, own: calls.SubtaskDetails, waiting: calls.SubtaskDetails) -> Bottleneck:
     is_busy = own.busy >= BUSY
     what = f"busy {own.busy:.0%} in slot {own.slot}"
     why = "" if is_busy else ", so it waits for something outside"
@@ -71,11 +62,11 @@ def _found(job: JobDetails, own: SubtaskDetails, waiting: SubtaskDetails) -> Bot
     return Bottleneck(own.uid, own.slot, text)
 
 
-def _subtasks(job: JobDetails, uid: str) -> list[SubtaskDetails]:
+def _subtasks(job: calls.JobDetails, uid: str) -> list[calls.SubtaskDetails]:
     return [subtask for subtask in job.subtasks if subtask.uid == uid]
 
 
-def _most_waiting(job: JobDetails, uid: str) -> SubtaskDetails | None:
+def _most_waiting(job: calls.JobDetails, uid: str) -> calls.SubtaskDetails | None:
     most = max(_subtasks(job, uid), key=lambda subtask: subtask.back_pressured, default=None)
     return most if most is not None and most.back_pressured >= BACK_PRESSURED else None
 
@@ -87,7 +78,7 @@ def _neighbours(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-def _from_the_ends(plan: JobPlan) -> Iterator[str]:
+def _from_the_ends(plan: calls.JobPlan) -> Iterator[str]:
     """Give the chains so that each comes behind all that it sends to, an iteration's way back left out."""
     after = _neighbours((edge.source, edge.target) for edge in plan.edges if not edge.feedback)
     given: set[str] = set()
@@ -178,16 +169,18 @@ def overall_health(views: Iterable[VertexView]) -> Judgement:
     return together([*map(vertex_health, views), *(driver_health(view, job) for view, job in told)])
 
 
-def _is_told_with_its_vertex(view: VertexView, announced: AnnouncedJob) -> bool:
+def _is_told_with_its_vertex(view: VertexView, announced: calls.AnnouncedJob) -> bool:
     return not (view.is_up or view.is_gone or announced.job.final or announced.is_silent)
 
 
-def job_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None = None) -> Judgement:
+def job_health(view: VertexView, announced: calls.AnnouncedJob, hour: calls.Hour | None = None) -> Judgement:
     """Judge a job by what its driver said last, and by what its vertex holds of it; with ``hour`` by its watermark."""
     return together([driver_health(view, announced, hour), _health_of_records(view, announced.job.owner)])
 
 
-def driver_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None = None) -> Judgement:
+def driver_health(
+    view: VertexView, announced: calls.AnnouncedJob, hour: calls.Hour | None = None
+) -> Judgement:
     job = announced.job
     if job.final:
         return _judged(_ended(view.vertex, job))
@@ -241,7 +234,7 @@ def _judged(findings: Iterable[Finding]) -> Judgement:
 # ---------------------------------------------------------------- jobs
 
 
-def _unheard(view: VertexView, announced: AnnouncedJob) -> Finding:
+def _unheard(view: VertexView, announced: calls.AnnouncedJob) -> Finding:
     job, place = announced.job, PageLink(Page.JOB, view.vertex, announced.job.owner)
     where = f" (process {job.pid} on {job.host})" if job.pid else ""
     ago = spoken(view.heard_ago_ms(announced))
@@ -261,13 +254,13 @@ def _unheard(view: VertexView, announced: AnnouncedJob) -> Finding:
     return Finding(health, f"{job.name} was heard {ago} ago: its vertex gives no answer", place)
 
 
-def _ended(vertex: str, job: JobDetails) -> Iterator[Finding]:
+def _ended(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
     if job.state == "failed":
         why = f": {job.last_failure}" if job.last_failure else ""
         yield Finding(Health.BROKEN, f"{job.name} has failed{why}", PageLink(Page.JOB, vertex, job.owner))
 
 
-def _restarts(vertex: str, announced: AnnouncedJob) -> Iterator[Finding]:
+def _restarts(vertex: str, announced: calls.AnnouncedJob) -> Iterator[Finding]:
     job = announced.job
     since_ms = job.at_ms - LATELY_MS
     for incident in announced.incidents:
@@ -297,7 +290,7 @@ def _circuits(place: PageLink, name: str, circuits: dict[str, CircuitStatus]) ->
         yield Finding(Health.LOOK, text, place)
 
 
-def _stuck_functions(vertex: str, job: JobDetails) -> Iterator[Finding]:
+def _stuck_functions(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
     for slot in job.slots:
         if slot.busy_ms >= STUCK_MS:
             what = slot.function or slot.busy
@@ -305,7 +298,7 @@ def _stuck_functions(vertex: str, job: JobDetails) -> Iterator[Finding]:
             yield Finding(Health.LOOK, text, PageLink(Page.JOB, vertex, job.owner, operator=slot.busy))
 
 
-def _sources_away(vertex: str, job: JobDetails) -> Iterator[Finding]:
+def _sources_away(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
     for key, away_ms in sorted(job.counters.items()):
         kind, _, uid = key.partition("/")
         if kind == "away" and away_ms >= SILENT_MS:
@@ -314,7 +307,7 @@ def _sources_away(vertex: str, job: JobDetails) -> Iterator[Finding]:
             yield Finding(Health.LOOK, text, PageLink(Page.JOB, vertex, job.owner, operator=uid))
 
 
-def _checkpoints(vertex: str, job: JobDetails) -> Iterator[Finding]:
+def _checkpoints(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
     totals = job.checkpoint_totals
     if totals is None:
         return
@@ -334,12 +327,12 @@ def _checkpoints(vertex: str, job: JobDetails) -> Iterator[Finding]:
         yield Finding(Health.LOOK, text, place)
 
 
-def _checkpoints_in_a_row(totals: CheckpointTotals) -> str:
+def _checkpoints_in_a_row(totals: calls.CheckpointTotals) -> str:
     count = totals.failures_in_a_row
     return "the last checkpoint" if count == 1 else f"the last {count} checkpoints"
 
 
-def _failing(vertex: str, job: JobDetails) -> Iterator[Finding]:
+def _failing(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
     """Tell of records that failed in a chain and wait there, and of a chain that pauses for their sake."""
     for key, count in sorted(job.counters.items()):
         kind, _, uid = key.partition("/")
@@ -356,9 +349,9 @@ def _failing(vertex: str, job: JobDetails) -> Iterator[Finding]:
             yield Finding(Health.LOOK, text, place)
 
 
-def _watermark(vertex: str, job: JobDetails, hour: Hour | None) -> Iterator[Finding]:
+def _watermark(vertex: str, job: calls.JobDetails, hour: calls.Hour | None) -> Iterator[Finding]:
     """Tell of a watermark that falls behind: each of the last minutes has a least lag above the one before."""
-    if hour is None or job.kind is not JobKind.TOPOLOGY:
+    if hour is None or job.kind is not calls.JobKind.TOPOLOGY:
         return
     a_minute = max(MINUTE_MS // hour.step_ms, 1)
     points = hour.series.get(WATERMARK_LAG, ())[-a_minute * LATELY_MS // MINUTE_MS :]
@@ -433,11 +426,11 @@ def _dead(view: VertexView) -> Iterator[Finding]:
     yield Finding(Health.LOOK, text, PageLink(Page.DEAD, view.vertex, stream=stream, operator=operator))
 
 
-def _late(view: VertexView) -> list[DeadGroup]:
+def _late(view: VertexView) -> list[calls.DeadGroup]:
     return [group for group in view.groups if group.last_seen_ms > view.as_of_ms - LATELY_MS]
 
 
-def _late_count(view: VertexView, late: list[DeadGroup]) -> str:
+def _late_count(view: VertexView, late: list[calls.DeadGroup]) -> str:
     """Return how many letters came: as the vertex has counted, or else by the groups, of which some may be older."""
     since_ms = view.as_of_ms - LATELY_MS
     is_exact = bool(view.died_lately) or all(group.first_seen_ms > since_ms for group in late)

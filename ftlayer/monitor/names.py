@@ -6,6 +6,7 @@ Where two jobs of a vertex have one name, the time they began at stands beside i
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +71,11 @@ class VertexView:
         return ("stored" if self.is_stored else "up") if self.is_up else "no answer"
 
 
+def marked(name: str, identity: str) -> str:
+    """Return the name of a source with a few characters behind it that tell it from others of that name."""
+    return f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:4]}"
+
+
 def spoken(milliseconds: int) -> str:
     """Return a duration as people say it: ``12 s``, ``5 min``, ``3 h 20 min``, ``2 days``."""
     seconds = max(milliseconds, 0) // 1_000
@@ -131,7 +137,10 @@ class JobNames:
         self._since_ms: dict[JobKey, int] = {}
         self._alive: set[JobKey] = set()
         self._streams: dict[JobKey, list[str]] = {}
+        # A vertex is found by its marked name too once no other has its plain one.
+        self._marked: dict[str, str] = {}
         for view in views:
+            self._marked[view.vertex] = marked(view.vertex, view.path or view.address)
             self._add(view)
         self._labels = self._made_labels()
 
@@ -206,7 +215,9 @@ class JobNames:
 
     def _called(self, key: JobKey) -> set[str]:
         names = {self._titles[key], self._labels[key], key.owner}
-        return names | {f"{key.vertex}:{name}" for name in names}
+        return names | {
+            f"{vertex}:{name}" for vertex in (key.vertex, self._marked[key.vertex]) for name in names
+        }
 
     def _full_label(self, key: JobKey, among: set[JobKey]) -> str:
         label = self._labels[key]

@@ -37,6 +37,7 @@ class VertexSource:
         file: the access file that it is known by, "" for an address.
         pid: the driver that serves it, 0 where that is not known.
         directory: where that was started, "" where that is not known.
+        job: the first job of a board without a vertex, and where its checkpoints are, "" where that is not known.
     """
 
     name: str
@@ -48,6 +49,7 @@ class VertexSource:
     file: str = ""
     pid: int = 0
     directory: str = ""
+    job: str = ""
 
     @property
     def identity(self) -> str:
@@ -68,9 +70,14 @@ class VertexSource:
         """What to say where its driver was killed, so that its access file was left; None otherwise."""
         if not self.file or is_process(self.pid):
             return None
-        inspect = f"; until then ftlayer inspect {self.path} shows what its store has" if self.path else ""
+        store, path = "", self.path
+        if path:
+            store = (
+                f"; until then ftlayer inspect {path} shows what its store has, and --store {path} asks it"
+            )
+        ran = f"which ran {self.job}" if self.job else "which served it"
         return VertexUnavailableError(
-            f"process {self.pid}, which served it, was killed: start the program again{inspect}"
+            f"process {self.pid}, {ran}, was killed: start the program again{store}"
         )
 
     def forget(self) -> None:
@@ -121,8 +128,7 @@ def sources_given(
     """Return the vertices at ``places``: addresses, and paths of stores whose driver runs on this machine.
 
     ``token`` is called for an address, and a store that ``ftlayer serve`` runs; the certificates are those of
-    addresses: an embedded vertex has its own. Raises
-    `ConfigError`, and `VertexUnavailableError` for a path whose driver is gone.
+    addresses: an embedded vertex has its own. Raises `ConfigError`.
     """
     return tuple(
         _at_address(place, token(), root_certs, client_pem)
@@ -184,10 +190,7 @@ def _at_path(path: Path, token: Callable[[], str]) -> VertexSource:
             f"--vertex: {path} {what}: name a store's directory while its program runs (it has {ACCESS_FILE} then), or "
             "an address like grpc://127.0.0.1:7077"
         )
-    source = _of_file(Path(os.path.realpath(file)))
-    if (killed := source.killed) is not None:
-        raise VertexUnavailableError(f"--vertex: {path}: {killed}")
-    return source
+    return _of_file(Path(os.path.realpath(file)))
 
 
 def _of_file(file: Path) -> VertexSource:
@@ -203,6 +206,7 @@ def _of_file(file: Path) -> VertexSource:
         str(file),
         access.pid,
         access.directory,
+        access.job,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.records.ids import I32Array, U64Array, mix64
 from ftlayer.records.keyhash import key_column, partition_of
@@ -40,7 +41,7 @@ def spread(record_ids: U64Array, channels: int, seed: int = 0) -> I32Array:
     return ((high * np.uint64(channels)) >> np.uint64(32)).astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class OutgoingRows:
     """Rows that are about to leave a subtask by one edge.
 
@@ -158,8 +159,6 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Global:
-    """Every record to channel 0."""
-
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         check_channels(channels)
         return np.zeros(len(rows.record_ids), np.int32)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.errors import CodecError, ConfigError, UnsupportedError
 from ftlayer.partitioning.partitioners import (
     ALL_CHANNELS,
@@ -81,7 +82,7 @@ class HashByKeyGroup:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class StoredRows:
     """The part of n stored records that a twin may know.
 
@@ -142,8 +143,6 @@ class ReplayEverywhere:
 
 @dataclass(frozen=True)
 class ReplayGlobal:
-    """Channel 0."""
-
     def select(self, rows: StoredRows, channels: int) -> I32Array:
         check_channels(channels)
         return np.zeros(len(rows.record_ids), np.int32)

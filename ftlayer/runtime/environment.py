@@ -20,9 +20,19 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
-from ftlayer.checks import check_bool, check_instance, check_int, check_text, known_options, shown
+from ftlayer.checks import (
+    Unstarted,
+    check_bool,
+    check_instance,
+    check_int,
+    check_text,
+    known_options,
+    not_here,
+    shown,
+    users_line,
+)
 from ftlayer.config import FTStatus, TopologyOptions
-from ftlayer.errors import ConfigError, FTLayerError, JobStartError
+from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.jobs.local_board import kept_reports, local_announcer, push_otlp, tell_prometheus
 from ftlayer.notebook import NotebookLine, in_notebook, tell_anyway
@@ -43,7 +53,6 @@ from ftlayer.runtime.driver.events import (
     AllRunning,
     BarrierInstruction,
     Event,
-    JobInstruction,
     JobState,
     Over,
     PrepareRestore,
@@ -54,13 +63,13 @@ from ftlayer.runtime.driver.job import EndedJob, Job
 from ftlayer.runtime.driver.job_status import PAUSED, WAITING, chains_with
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.driver.mode import (
-    CheckpointCalls,
+    DriverMode,
     JobContext,
+    JobMode,
     ModeInstruction,
     OpenMode,
     StopJob,
     failed,
-    no_checkpoints,
 )
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper, PositionKeeper
@@ -77,7 +86,7 @@ from ftlayer.runtime.driver.session import (
 from ftlayer.runtime.driver.slot_record import Crew, SlotRecord, untracked
 from ftlayer.runtime.driver.telling import TopologyTelling
 from ftlayer.runtime.protocol.elements import SlotOrder
-from ftlayer.runtime.protocol.messages import KEY_BYTES, Deploy, FromSlot, Heartbeat, LoopWaits, SlotFailed
+from ftlayer.runtime.protocol.messages import KEY_BYTES, Deploy, Heartbeat, LoopWaits, SlotFailed
 from ftlayer.runtime.slot.main import run_slot
 from ftlayer.runtime.slot.mode import Order, SlotModeFactory, UntrackedSlotFactory
 from ftlayer.spark.sessions import check_is_session, links_of, prepare_workers, tells_of_its_end
@@ -137,60 +146,62 @@ class LoopWatch:
         self._told = {(slot, head) for slot, head in self._told if slot not in slots}
 
 
-class BarrierDriver:
+class BarrierDriver(DriverMode[BarrierInstruction]):
     def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
+        super().__init__(job)
         self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
-        self.checkpoints = JobCheckpoints(parts, job)
+        self._checkpoints = JobCheckpoints(parts, job)
         self._crew, self._tell = job.crew, job.tell
         self._loops = LoopWatch(job.graph)
 
     @property
+    def checkpoints(self) -> JobCheckpoints:
+        return self._checkpoints
+
+    @property
     def checkpoint_counts(self) -> CheckpointCounts:
-        return self.checkpoints.counts
+        return self._checkpoints.counts
 
     @property
     def result(self) -> JobResult | None:
-        return self.checkpoints.result
+        return self._checkpoints.result
 
     @property
     def stopped_with(self) -> Checkpoint | None:
-        return self.checkpoints.stopped_with
+        return self._checkpoints.stopped_with
 
     def before(self, said: Said) -> None:
         match said.message:
             case SlotFailed(reason=reason, damaged=damaged) if damaged:
-                self.checkpoints.damaged(damaged, reason)
+                self._checkpoints.damaged(damaged, reason)
 
     def carry_out(self, instruction: BarrierInstruction) -> None:
         match instruction:
             case PrepareRestore():
-                self.checkpoints.prepare(instruction)
+                self._checkpoints.prepare(instruction)
             case RegionDeployed(slots):
                 self._loops.began(slots)
-                self.checkpoints.deployed(instruction)
+                self._checkpoints.deployed(instruction)
             case AllRunning():
-                self.checkpoints.running()
+                self._checkpoints.running()
             case _:
                 assert_never(instruction)
 
     def after(self, event: Event, state: JobState, now_ms: int) -> None:
         if state.is_final or state is JobState.STOPPING:
-            self.checkpoints.cancel()
+            self._checkpoints.cancel()
         elif isinstance(event, Said) and self._crew.slots[event.slot].is_instance(event.instance):
             if isinstance(event.message, Heartbeat):
                 self._beat()
             else:
-                self.checkpoints.said(event.message)
-        self.checkpoints.tick()
+                self._checkpoints.said(event.message)
+        self._checkpoints.tick()
 
     def _beat(self) -> None:
         slots = self._crew.slots
-        self.checkpoints.held(chains_with(PAUSED, slots))
+        self._checkpoints.held(chains_with(PAUSED, slots))
         for slot, message in self._loops.waits_in(chains_with(WAITING, slots)):
             self._tell(slot, message)
-
-    def vertex_status(self) -> None:
-        """See `DriverMode`: there is no vertex."""
 
     def end(
         self,
@@ -200,13 +211,10 @@ class BarrierDriver:
         *,
         interrupted: bool,
     ) -> None:
-        self.checkpoints.close(state, take_events, close_by_s, interrupted=interrupted)
-
-    def close(self) -> None:
-        """See `DriverMode`: `end` has closed everything."""
+        self._checkpoints.close(state, take_events, close_by_s, interrupted=interrupted)
 
     def when_done(self, done: Callable[[], None]) -> None:
-        self.checkpoints.when_done(done)
+        self._checkpoints.when_done(done)
 
 
 # A live line is drawn this often; plain lines are for logs, and come less often (s).
@@ -228,8 +236,6 @@ class Line(Protocol):
 
 
 class PlainLines:
-    """A line of stderr each time."""
-
     def __enter__(self) -> PlainLines:
         return self
 
@@ -317,112 +323,36 @@ def _line() -> Line:
 _Instructions: TypeAlias = Sequence[ModeInstruction[NoReturn]]
 
 
-class UntrackedJob:
-    """`JobMode` of ``FTStatus.OFF``. ``run`` names the execution."""
-
-    restarts = 0
-    was_lost = is_ending = False
-    state = isolation = None
-
+class UntrackedJob(JobMode[NoReturn]):
     def __init__(self, crew: Crew, *, run: str, restart: RestartStrategy) -> None:
         """``restart`` says when the process of a slot is replaced that was lost before it ran."""
+        super().__init__(crew, run)
         self.slot_restart = restart
-        self._crew = crew
-        self._run = run
-        self._begun = False
-
-    @property
-    def epoch(self) -> int:
-        """0 before all tasks have been told to start, and 1 from then on."""
-        return int(self._begun)
-
-    @property
-    def has_begun(self) -> bool:
-        return self._begun
-
-    @property
-    def never_ran(self) -> bool:
-        return self._begun
-
-    @property
-    def is_complete(self) -> bool:
-        return self._crew.all_deployed
-
-    def begin(self) -> _Instructions:
-        return []
-
-    def handle(self, event: Event, now_ms: int) -> _Instructions:
-        return []
-
-    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
-        return []
 
     def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
         return [failed(untracked(slot.failure))]
 
-    def lost_before(self) -> None:
-        """See `JobMode`: another instance is waited for."""
-
     def go_on(self, now_ms: int) -> _Instructions:
         slots = self._crew.slots
-        if self._begun:
+        if self.has_begun:
             return [StopJob(Over(JobState.ENDED))] if all(slot.ended for slot in slots) else []
         if not all(slot.hello for slot in slots):
             return []
-        self._begun = True
+        self.epoch = 1
         deploy = Deploy(1, f"{self._run}/1", tuple(slot.peer for slot in slots))
         return [each for slot in slots for each in self._crew.deploy(slot, deploy, now_ms)]
 
-    def explained(self, error: FTLayerError) -> FTLayerError:
-        return error
-
-    def last_wish(self, verdict: Over) -> list[JobInstruction]:
-        return []
-
     def validate(self) -> None:
-        assert self._begun == self._crew.all_deployed, "a job that goes on has lost a slot"
+        assert self.has_begun == self._crew.all_deployed, "a job that goes on has lost a slot"
 
 
-class UntrackedDriver:
-    """`DriverMode` of ``FTStatus.OFF``: nothing is to be done beside the job's thread."""
-
-    checkpoint_counts = result = stopped_with = None
-
+class UntrackedDriver(DriverMode[NoReturn]):
     def __init__(self, job: JobContext) -> None:
+        super().__init__(job)
         self.rules = UntrackedJob(job.crew, run=job.run, restart=job.restart)
-        self._name = job.graph.name
-
-    @property
-    def checkpoints(self) -> CheckpointCalls:
-        raise no_checkpoints(self._name)
-
-    def before(self, said: Said) -> None:
-        """See `DriverMode`."""
 
     def carry_out(self, instruction: NoReturn) -> None:
-        """See `DriverMode`: the rules have no instructions of their own."""
-
-    def after(self, event: Event, state: JobState, now_ms: int) -> None:
-        """See `DriverMode`."""
-
-    def vertex_status(self) -> None:
-        """See `DriverMode`: there is no vertex."""
-
-    def end(
-        self,
-        state: JobState,
-        take_events: Callable[[], None],
-        close_by_s: float | None,
-        *,
-        interrupted: bool,
-    ) -> None:
-        """See `DriverMode`."""
-
-    def close(self) -> None:
-        """See `DriverMode`."""
-
-    def when_done(self, done: Callable[[], None]) -> None:
-        done()
+        """The rules have no instructions of their own."""
 
 
 def open_untracked(source: Source, happened: Callable[[Any], None]) -> KeptRanges:
@@ -432,6 +362,21 @@ def open_untracked(source: Source, happened: Callable[[Any], None]) -> KeptRange
 
 # The name on a job's certificate: slots ask for it, whatever address the driver has.
 TLS_NAME = "ftlayer-job"
+
+
+_WORDS = {
+    "start run submit awaittermination": ".execute() runs the topology to its end; .execute_async() starts it and "
+    "returns its Job, which has .wait()",
+    "addsource fromsource fromcollection fromelements fromdata readtextfile readstream read": ".source(source, schema) "
+    "begins a stream: an iterable, a DataFrame, a Python Data Source, or one of ftlayer.sources",
+    "sink addsink sinkto print show map flatmap filter keyby process": "it belongs to a stream: "
+    "env.source(source, schema) returns one",
+    "executeandcollect collect": "give the stream a .sink(function), then call .execute()",
+    "enablecheckpointing getcheckpointconfig setstatebackend": "give StreamEnvironment "
+    "checkpointing=CheckpointConfig(interval=…, directory=…)",
+    "setparallelism setrestartstrategy": "give StreamEnvironment parallelism=… or restart=…",
+    "stop cancel drain savepoint state status wait result": "it belongs to the Job that .execute_async() returns",
+}
 
 
 class StreamEnvironment:
@@ -511,6 +456,13 @@ class StreamEnvironment:
             restart=restart,
             open_letters=None if layer is None else lambda streams: layer.dead_letter_reader(spark, *streams),
         )
+        self._built = users_line()
+        self._unstarted: Unstarted | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     @property
     def name(self) -> str:
@@ -546,6 +498,12 @@ class StreamEnvironment:
             raise ConfigError(
                 "source: replay: it is about acker mode; with checkpoints a source is read again anyway: leave it out"
             )
+        if self._unstarted is None:
+            self._unstarted = Unstarted(
+                f"topology {self.name!r} was built here and never executed: call .execute() or .execute_async() of "
+                "its StreamEnvironment",
+                self._built,
+            )
         return self._builder.source(
             source,
             schema,
@@ -564,6 +522,7 @@ class StreamEnvironment:
 
     def job_graph(self) -> JobGraph:
         """Return what will run; raises where the topology could not be tracked, naming the operators."""
+        self._settle()
         graph = self._builder.build()
         if self._checkpointing is not None:
             check_forced(graph, self._checkpointing)
@@ -632,6 +591,7 @@ class StreamEnvironment:
             CheckpointError: there is nothing to restore from there, it is damaged, or it does not fit the topology.
             MachineError: the extra ``console`` is not installed.
         """
+        self._settle()
         check_bool(stop_at_latest, "stop_at_latest")
         if console is not None:
             check_int(console, "console", least=0, most=MAX_PORT)
@@ -665,6 +625,11 @@ class StreamEnvironment:
         except BaseException:
             taken.give_back(graph.name)
             raise
+
+    def _settle(self) -> None:
+        """It is executed or looked at."""
+        if self._unstarted is not None:
+            self._unstarted.settle()
 
     def _show(self, port: int) -> None:
         """Start the console of this program over the topology's vertex, or over the board that this process serves."""

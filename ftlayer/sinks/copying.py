@@ -17,7 +17,7 @@ SUFFIX = "_ftlayer_staging"
 MESSAGE_COLUMN = "ftlayer_message"
 """Of the staging table: whose rows they are."""
 ROW_COLUMN = "ftlayer_row"
-"""Of the staging table: the number of a row in its message, from 0; null in what earlier versions have staged."""
+"""Of the staging table: the number of a row in its message, from 0."""
 
 _OPTIONS = csv.WriteOptions(include_header=False, quoting_style="needed")
 

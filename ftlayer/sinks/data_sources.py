@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.sinks.delta import DeltaSink
 from ftlayer.sinks.files import FileSink
 from ftlayer.sinks.iceberg import IcebergSink

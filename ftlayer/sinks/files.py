@@ -23,11 +23,13 @@ from itertools import chain
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus, StoragePool, raise_together
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
+from ftlayer.checks import LONGEST_MS, Duration, duration_ms
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, FTLayerError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import MISFITS, whole_or_refused
@@ -94,7 +96,6 @@ def _read(files: Files, path: str) -> list[WrittenFile]:
 
 
 IN_PROGRESS = "_ftlayer-inprogress"
-DAY_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -193,17 +194,18 @@ class FileSink(DataSourceStreamArrowWriter):
             _delete(files, set(written) - set(logged or ()))
 
     def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than_s: float = DAY_S
+        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
     ) -> list[str]:
         """Remove what writers have left that died before they could abort; returns the paths.
 
-        That is: files in progress of other executions than this object's, written longer ago than ``older_than_s``,
+        That is: files in progress of other executions than this object's, written longer ago than ``older_than``,
         which neither ``keep`` (messages of checkpoints that may still be restored) nor the log of a query names.
         Checkpoints and savepoints that hold other files cannot be restored any more, if their commit had not come.
         """
+        older_than_ms = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS)
         files = self._files()
         kept = {one.temporary for written in _by_query(keep).values() for one in written} | all_logged(files)
-        horizon_ms = (time.time() - older_than_s) * 1_000
+        horizon_ms = time.time() * 1_000 - older_than_ms
         dead = [
             entry.path
             for entry in files.walk(IN_PROGRESS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
@@ -14,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.checks import Duration, check_choice, check_int, check_text, duration_ms
-from ftlayer.errors import ConfigError, SinkError
+from ftlayer.errors import ConfigError, SinkError, install
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url, url_parts, without_secrets
 from ftlayer.sinks.at_least_once import bodies_of, texts_of
@@ -75,7 +74,7 @@ class HttpSink:
         Raises `ConfigError` if httpx is missing, and for an option that will not do.
         """
         if find_spec("httpx") is None:
-            raise ConfigError("an HTTP sink needs httpx where slots run: pip install 'ftlayer[http]'")
+            raise ConfigError(f"an HTTP sink needs httpx where slots run: {install('http')}")
         url_parts(url, "url", "one that begins with http:// or https://", ("http", "https"))
         for column, option in ((key, "key"), (body, "body")):
             if column is not None:
@@ -135,7 +134,7 @@ class HttpSink:
         pause_s = retry_after_s(answer.headers.get("retry-after"))
         if pause_s is None:
             return SinkError(said)
-        return RetryLater(said, after=max(1, math.ceil(pause_s * 1_000)), uses_attempt=False)
+        return RetryLater(said, after=max(0.001, pause_s), uses_attempt=False)
 
     def _connected(self) -> Any:
         if self._client is None:

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import Duration, check_text, duration_ms
+from ftlayer.checks import LONGEST_MS, Duration, check_text, duration_ms
 from ftlayer.clients.nats import (
     TIMEOUT_S,
     NatsAwayError,
@@ -31,6 +31,7 @@ from ftlayer.clients.nats import (
     check_subject,
     nats_library,
 )
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
@@ -457,7 +458,6 @@ def _takes(pattern: str, subject: str) -> bool:
     )
 
 
-DAY_S = 86_400.0
 TRIES = 10
 """How often something is tried whose connection is lost; each has its effect once."""
 TRY_AGAIN_S = 0.3
@@ -498,7 +498,7 @@ class NatsSink(DataSourceStreamArrowWriter):
         credentials: str | None = None,
         id_column: str | None = None,
         name: str = "",
-        remember: Duration = 7 * 86_400_000,
+        remember: Duration = "7d",
     ) -> None:
         """Make the sink; nothing is connected to before the first rows come.
 
@@ -585,14 +585,15 @@ class NatsSink(DataSourceStreamArrowWriter):
                 session.do(lambda streams: streams.drop(ids))
 
     def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than_s: float = DAY_S
+        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
     ) -> list[str]:
         """Remove rows that writers have staged that died before they could abort; returns their messages' ids.
 
         That is: what other executions than this object's have staged under the sink's name, longer ago than
-        ``older_than_s``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
+        ``older_than``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
         Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
         """
+        older_than_s = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS) / 1_000
         kept = {one.id for written in by_query(keep, NatsMessage).values() for one in written}
         with self._session("cleaned") as session:
             session.do(lambda streams: streams.make(self._remember_s))

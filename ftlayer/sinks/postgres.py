@@ -12,9 +12,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import check_text
+from ftlayer.checks import LONGEST_MS, Duration, check_text, duration_ms
 from ftlayer.clients.postgres import (
     Fault,
     check_dsn,
@@ -24,6 +24,7 @@ from ftlayer.clients.postgres import (
     reason,
     refusal,
 )
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets, secrets_of
@@ -98,7 +99,6 @@ def _property(name: str) -> str:
     return "" if context is None else context.getLocalProperty(name) or ""
 
 
-DAY_S = 86_400.0
 TRIES = 3
 """How often a commit or abort is tried whose connection is lost; each has its effect once."""
 TRY_AGAIN_S = 0.2
@@ -231,14 +231,15 @@ class PostgresSink(DataSourceStreamArrowWriter):
         self._trying(abort)
 
     def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than_s: float = DAY_S
+        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
     ) -> list[str]:
         """Remove rows that writers have staged that died before they could abort; returns their messages' ids.
 
         That is: what other executions than this object's have staged under the sink's name, longer ago than
-        ``older_than_s``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
+        ``older_than``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
         Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
         """
+        older_than_s = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS) / 1_000
         from ftlayer.sinks.staging import dead_messages, drop, prepare
 
         kept = {one.id for written in by_query(keep, PostgresMessage).values() for one in written}

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import msgpack
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import Duration, check_int, check_text, duration_ms
+from ftlayer.checks import LONGEST_MS, Duration, check_int, check_text, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hidden, hides_secrets, secrets_of, shown_url
@@ -89,7 +90,6 @@ def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-DAY_S = 86_400.0
 PUSHED_ROWS = 1_000
 """Rows are staged so many a command."""
 TRIES = 3
@@ -158,7 +158,7 @@ class RedisSink(DataSourceStreamArrowWriter):
         *,
         name: str = "",
         max_length: int | None = None,
-        remember: Duration = 7 * 86_400_000,
+        remember: Duration = "7d",
     ) -> None:
         """Make the sink; nothing is connected to before the first rows come.
 
@@ -236,20 +236,21 @@ class RedisSink(DataSourceStreamArrowWriter):
             self._trying("aborted", lambda: self._remove(ids))
 
     def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than_s: float = DAY_S
+        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
     ) -> list[str]:
         """Remove rows that writers have staged that died before they could abort; returns their messages' ids.
 
         That is: what other executions than this object's have staged under the sink's name, longer ago than
-        ``older_than_s``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
+        ``older_than``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
         Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
         """
+        older_than_ms = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS)
         kept = {one.id for written in by_query(keep, RedisMessage).values() for one in written}
 
         def clean() -> list[str]:
             client = self._connected()
             seconds, microseconds = client.time()
-            horizon_ms = seconds * 1_000 + microseconds // 1_000 - older_than_s * 1_000
+            horizon_ms = seconds * 1_000 + microseconds // 1_000 - older_than_ms
             found = [each.decode() for each in client.zrangebyscore(self._staged, "-inf", horizon_ms)]
             dead = [each for each in found if each not in kept and not each.startswith(f"{self._execution}-")]
             if dead:

@@ -241,16 +241,6 @@ def uncommitted(connection: Any, tables: Tables, sink: str, messages: Iterable[S
             tables.staged, _texts([one.id for one in open_still])
         )
     )
-    # What an earlier version has staged gets its numbers now.
-    connection.execute(
-        sql.SQL(
-            "UPDATE {staging} s SET {row} = n.number - 1 FROM (SELECT ctid, row_number() OVER (PARTITION BY {message} "
-            "ORDER BY ctid) AS number FROM {staging} WHERE {row} IS NULL AND {message} = ANY({ids})) n "
-            "WHERE s.ctid = n.ctid"
-        ).format(
-            staging=tables.staging, row=_ROW, message=_MESSAGE, ids=_texts([one.id for one in open_still])
-        )
-    )
     return open_still
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from ftlayer.checks import check_text
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions, from_arrow_schema
 from ftlayer.sources.from_json import JSON_OPTIONS, with_schema
 from ftlayer.sources.queue_stream import QueueStreamReader
 from ftlayer.topology.operators import Queue
@@ -27,8 +27,6 @@ class QueueDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema that the options say. Raises `ConfigError` for an option that is none."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         options = DataSourceOptions(self.options, self.name())
         source = self.source(options)
         _check_spool(options)
@@ -42,7 +40,7 @@ class QueueDataSource(DataSource):
         spool, rows = _check_spool(options), options.count("maxRowsPerTrigger", MAX_ROWS)
         reader = with_schema(QueueStreamReader(source, spool, rows), source.schema, schema, options)
         options.check_all_known()
-        return reader
+        return options.note_limit(reader)
 
 
 def _check_spool(options: DataSourceOptions) -> str:

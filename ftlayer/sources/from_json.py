@@ -10,11 +10,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import InputPartition
 
 from ftlayer.checks import check_text, check_texts
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import (
+    DataSourceOptions,
+    DataSourceStreamReader,
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+    from_arrow_schema,
+    to_arrow_schema,
+)
 from ftlayer.errors import ConfigError
 from ftlayer.sources.logs import LogReader
 from ftlayer.sources.queue_stream import QueueStreamReader
@@ -295,8 +301,6 @@ def with_schema(
     Options: ``column``, where messages have the object (``value``); ``keep``, names of columns of messages that the
     schema has too, with commas between them. Raises `ConfigError` as `FromJson` does.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-
     options.know(*JSON_OPTIONS)
     if wanted == from_arrow_schema(messages):
         return reader

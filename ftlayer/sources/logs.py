@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import InputPartition
 
+from ftlayer.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.errors import SourceChangedError
 
 Offsets = dict[str, int]

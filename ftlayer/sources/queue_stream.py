@@ -11,13 +11,13 @@ from typing import Any
 
 import msgpack
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import InputPartition
 
 from ftlayer import __version__
 from ftlayer.checkpoint.storage.layout import check_location, normal
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.errors import CheckpointDamagedError, ConfigError, SourceChangedError, SourceError, newer_format
+from ftlayer.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from ftlayer.errors import CheckpointDamagedError, ConfigError, SourceChangedError, SourceError, other_format
 from ftlayer.printable import shown_url
 from ftlayer.topology.checks import WAITING
 from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
@@ -226,7 +226,7 @@ class Spool:
         self._files.publish(_name(number), out.getvalue().to_pybytes())
 
     def read(self, number: int) -> pa.Table:
-        """Return the rows of a file. Raises `SourceError` if it is not there, or of a newer ftlayer's format."""
+        """Return the rows of a file. Raises `SourceError` if it is not there, or of another format."""
         try:
             data = self._files.read(_name(number))
         except CheckpointDamagedError as error:
@@ -236,9 +236,9 @@ class Spool:
             ) from error
         with pa.ipc.open_file(pa.BufferReader(data)) as reader:
             said = reader.schema.metadata or {}
-            if (found := int(said.get(_FORMAT_KEY, _FORMAT))) > _FORMAT:
+            if (found := int(said.get(_FORMAT_KEY, 0))) != _FORMAT:
                 where = f"spool {shown_url(self._url)}: file {number}"
-                raise SourceError(newer_format(where, found, _FORMAT, said.get(_WRITER_KEY)))
+                raise SourceError(other_format(where, found, _FORMAT, said.get(_WRITER_KEY)))
             return reader.read_all()
 
     def positions(self, number: int) -> dict[int, bytes]:

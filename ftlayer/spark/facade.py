@@ -11,10 +11,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ftlayer.backoff import BACKOFF
-from ftlayer.checks import Duration, check_bool, check_int, check_known, known_options, shown
+from ftlayer.checks import (
+    Duration,
+    check_bool,
+    check_int,
+    check_known,
+    forgive_unstarted,
+    known_options,
+    not_here,
+    shown,
+)
 from ftlayer.circuit import Limit, limit_of
 from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
-from ftlayer.dead_letters.letter import DeadLetter, json_text, shown_record
+from ftlayer.dead_letters.letter import DeadLetter, json_text, letter_of, shown_record
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.monitor.sources import user_name
@@ -31,18 +40,7 @@ from ftlayer.spark.plan.stream_plan import (
 from ftlayer.spark.sessions import check_is_session, prepare_workers
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.transport.address import MAX_PORT
-from ftlayer.vertex.calls import (
-    Changed,
-    ListRecords,
-    OpenStream,
-    Purge,
-    RecordInfo,
-    RecordList,
-    Requeue,
-    Stats,
-    StatsReply,
-    StreamOptions,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
@@ -57,20 +55,20 @@ if TYPE_CHECKING:
 PAGE = 1_000
 
 COLUMNS = (
-    "key string, stream string, state string, root bigint, origin bigint, attempt int, not_before timestamp, reason "
+    "key string, stream string, state string, root string, origin string, attempt int, not_before timestamp, reason "
     "string, operator string, traceback string, history array<struct<number: int, at: timestamp, reason: string, "
     "operator: string, place: string, traceback: string>>, record string"
 )
-"""The columns of `record_frame` (DDL). Ids are shown as signed 64-bit; ``key`` is hexadecimal, as `Requeue`
-takes it; ``record`` is the payload as JSON."""
+"""The columns of `record_frame` (DDL). Ids and ``key`` are as the command shows and takes them, ``record`` is the
+payload as JSON."""
 
 
-def list_records(client: VertexClient, state: str, stream: str = "") -> Iterator[RecordInfo]:
+def list_records(client: VertexClient, state: str, stream: str = "") -> Iterator[calls.RecordInfo]:
     """List all records in a state ("pending", "waiting", "delivery", "dead"), page by page."""
     after = b""
     while True:
-        reply = client.call(ListRecords(state, stream, PAGE, after))
-        assert isinstance(reply, RecordList)
+        reply = client.call(calls.ListRecords(state, stream, PAGE, after))
+        assert isinstance(reply, calls.RecordList)
         yield from reply.records
         after = reply.more
         if not after:
@@ -87,7 +85,7 @@ def record_frame(spark: SparkSession, client: VertexClient, state: str, stream: 
     return spark.createDataFrame(rows, COLUMNS)
 
 
-def record_row(info: RecordInfo) -> tuple[Any, ...]:
+def record_row(info: calls.RecordInfo) -> tuple[Any, ...]:
     import json
     from datetime import UTC, datetime
 
@@ -98,8 +96,8 @@ def record_row(info: RecordInfo) -> tuple[Any, ...]:
         info.key.hex(),
         info.stream,
         info.state,
-        _signed(info.root),
-        _signed(info.origin),
+        f"{info.root:016x}",
+        f"{info.origin:016x}",
         info.attempt,
         at(info.not_before_ms),
         info.reason,
@@ -113,11 +111,17 @@ def record_row(info: RecordInfo) -> tuple[Any, ...]:
     )
 
 
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
 MAX_ROWS = 100_000
+
+_WORDS = {
+    "start execute awaittermination run": "a layer is no query: layer.source(…).….sink(…, checkpoint=…).start() starts "
+    "one, and what that returns has .awaitTermination()",
+    "read readstream load fromsource addsource": "read with spark.readStream, and wrap it: layer.source(frame, name=…)",
+    "write writestream sink map filter keyby": "it belongs to a stream: layer.source(frame, name=…) returns one",
+    "stop shutdown": ".close() stops its vertex; a query is stopped by its own .stop()",
+    "environment streamenvironment topology": "StreamEnvironment(spark, layer, name=…) is a topology over it",
+    "getorcreate builder": "make one with FTLayer.embedded(directory), or FTLayer.connect(address, token=…)",
+}
 
 
 @known_options
@@ -127,7 +131,7 @@ class FTLayer:
     def __init__(
         self,
         vertex: VertexOptions | VertexClient,
-        options: StreamOptions,
+        options: calls.StreamOptions,
         *,
         status: FTStatus = FTStatus.ON,
         strict: bool = True,
@@ -252,6 +256,11 @@ class FTLayer:
             limit=limit_of(max_failing, "FTLayer.connect"),
         )
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
+
     def __repr__(self) -> str:
         return repr(self._layer)
 
@@ -262,6 +271,8 @@ class FTLayer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            forgive_unstarted()
         try:
             self.close()
         except KeyboardInterrupt:
@@ -291,7 +302,7 @@ class FTLayer:
         return self._layer.max_rows
 
     @property
-    def stream_options(self) -> StreamOptions:
+    def stream_options(self) -> calls.StreamOptions:
         """What records are retried by."""
         return self._layer.stream_options
 
@@ -453,7 +464,7 @@ class FTLayer:
                 "from a source that Spark has"
             )
         struct = struct_of(schema, f"ingest {name!r}")
-        self.client.call(OpenStream(stream_of_ingest(name), self.stream_options))
+        self.client.call(calls.OpenStream(stream_of_ingest(name), self.stream_options))
         return IngestStream(name, struct, self.client)
 
     def _ingested(self, ingest: IngestStream, rules: RetryRules, limit: Limit | None) -> TrackedStream:
@@ -491,9 +502,9 @@ class FTLayer:
         """Records whose attempts are used up."""
         return record_frame(spark, self.client, "dead")
 
-    def list_dead(self) -> Iterator[RecordInfo]:
+    def list_dead(self) -> Iterator[DeadLetter]:
         """List dead letters without Spark."""
-        return list_records(self.client, "dead")
+        return map(letter_of, list_records(self.client, "dead"))
 
     @known_options
     def dead_letter_stream(self, spark: SparkSession, *streams: str) -> DataFrame:
@@ -530,22 +541,22 @@ class FTLayer:
     @known_options
     def requeue(self, keys: Iterable[str | bytes]) -> int:
         """Give dead letters (by their ``key``) their attempts back; return how many there were."""
-        return self._change(Requeue(_keys(keys), user_name()))
+        return self._change(calls.Requeue(_keys(keys), user_name()))
 
     @known_options
     def purge(self, keys: Iterable[str | bytes]) -> int:
         """Delete dead letters permanently; return how many there were."""
-        return self._change(Purge(_keys(keys), user_name()))
+        return self._change(calls.Purge(_keys(keys), user_name()))
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges of the vertex."""
-        reply = self.client.call(Stats())
-        assert isinstance(reply, StatsReply)
+        reply = self.client.call(calls.Stats())
+        assert isinstance(reply, calls.StatsReply)
         return reply.values
 
-    def _change(self, call: Requeue | Purge) -> int:
+    def _change(self, call: calls.Requeue | calls.Purge) -> int:
         reply = self.client.call(call)
-        assert isinstance(reply, Changed)
+        assert isinstance(reply, calls.Changed)
         return reply.count
 
 

@@ -23,20 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from ftlayer.spark.circuits import FailureTally
-from ftlayer.vertex.calls import (
-    BatchBegun,
-    BatchState,
-    BeginBatch,
-    Call,
-    Commit,
-    EmittedRows,
-    Failure,
-    Report,
-    Reseal,
-    Seal,
-    Sealed,
-    SealedRows,
-)
+from ftlayer.vertex import calls
 
 STEPS = ("begin", "begun", "run", "sealed", "written", "committed", "reported")
 """The steps that a watcher is told of, in order; faults are injected at each of them."""
@@ -53,11 +40,11 @@ class BatchOutcome:
     """The result of running a batch, in the form that a seal takes."""
 
     delivered: dict[str, tuple[int, int]]
-    failed: tuple[SealedRows, ...]
-    redelivered: tuple[Failure, ...]
-    resumed: tuple[Failure, ...]
-    emitted: tuple[EmittedRows, ...]
-    report: Report
+    failed: tuple[calls.SealedRows, ...]
+    redelivered: tuple[calls.Failure, ...]
+    resumed: tuple[calls.Failure, ...]
+    emitted: tuple[calls.EmittedRows, ...]
+    report: calls.Report
     rows_in: int
     rows: int
 
@@ -78,7 +65,7 @@ class BatchReport:
     """
 
     batch: int
-    state: BatchState
+    state: calls.BatchState
     rows_in: int = 0
     rows_out: int = 0
     failed: int = 0
@@ -98,28 +85,30 @@ R = TypeVar("R")
 class Runner(Protocol[R]):
     """The protocol's side effects: run a batch, hand its rows to the sink."""
 
-    def run(self, batch: int, sealed: BatchBegun | None) -> R:
+    def run(self, batch: int, sealed: calls.BatchBegun | None) -> R:
         """Run the batch. ``sealed`` is what an earlier run's seal said; its failed rows are left out."""
         ...
 
     def tally(self, result: R) -> FailureTally: ...
 
-    def outcome(self, result: R, sealed: BatchBegun | None) -> BatchOutcome:
+    def outcome(self, result: R, sealed: calls.BatchBegun | None) -> BatchOutcome:
         """Return what the run came to; its report has the failures of ``sealed`` too."""
         ...
 
-    def write(self, batch: int, result: R) -> tuple[Failure, ...]:
+    def write(self, batch: int, result: R) -> tuple[calls.Failure, ...]:
         """Call the sink with the good rows. Nothing: it has taken them; otherwise these records are rejected."""
         ...
 
-    def reject(self, result: R, rejected: tuple[Failure, ...], sealed: BatchBegun | None) -> BatchOutcome:
+    def reject(
+        self, result: R, rejected: tuple[calls.Failure, ...], sealed: calls.BatchBegun | None
+    ) -> BatchOutcome:
         """Let what the sink rejects fail, from now on; the outcome says so.
 
         That has to be sealed before the sink is called again, with the rest.
         """
         ...
 
-    def report(self, batch: int, report: Report) -> None:
+    def report(self, batch: int, report: calls.Report) -> None:
         """Tell the queries whose records were resumed here what became of them. Has its effect once."""
         ...
 
@@ -135,7 +124,7 @@ class BatchGate(Protocol):
     def passes(self, tally: FailureTally) -> bool:
         """Take what a run came to; False: it is given up, and run again behind `wait`."""
 
-    def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
+    def sink_passes(self, records: int, rejected: tuple[calls.Failure, ...]) -> bool:
         """Take what the sink rejects of so many records; False: they do not fail, it is called again behind `wait`."""
 
 
@@ -146,7 +135,7 @@ class BatchProtocol(Generic[R]):
         self,
         query: str,
         epoch: int,
-        call: Callable[[Call], object],
+        call: Callable[[calls.Call], object],
         runner: Runner[R],
         watch: Callable[[str, int], None] = lambda step, batch: None,
         gate: BatchGate | None = None,
@@ -165,14 +154,14 @@ class BatchProtocol(Generic[R]):
         Raises whatever the vertex, Spark or the sink raises; the batch is then where the table above says.
         """
         self._watch("begin", batch)
-        begun = self._call(BeginBatch(self._query, self._epoch, batch))
-        assert isinstance(begun, BatchBegun)
+        begun = self._call(calls.BeginBatch(self._query, self._epoch, batch))
+        assert isinstance(begun, calls.BatchBegun)
         self._watch("begun", batch)
-        if begun.state is BatchState.COMMITTED:
+        if begun.state is calls.BatchState.COMMITTED:
             self._runner.report(batch, begun.report)
             self._watch("reported", batch)
             return BatchReport(batch, begun.state)
-        sealed = begun if begun.state is BatchState.SEALED else None
+        sealed = begun if begun.state is calls.BatchState.SEALED else None
         result, held = self._run(batch, sealed)
         try:
             self._watch("run", batch)
@@ -198,7 +187,7 @@ class BatchProtocol(Generic[R]):
             if self._gate is not None:
                 self._gate.sink_passes(records, ())
             self._watch("written", batch)
-            self._call(Commit(self._query, self._epoch, batch))
+            self._call(calls.Commit(self._query, self._epoch, batch))
             self._watch("committed", batch)
             self._runner.report(batch, report)
             self._watch("reported", batch)
@@ -206,7 +195,7 @@ class BatchProtocol(Generic[R]):
             self._runner.release(result)
         return replace(_report(batch, begun, outcome, reply, rejected), held=held)
 
-    def _run(self, batch: int, sealed: BatchBegun | None) -> tuple[R, int]:
+    def _run(self, batch: int, sealed: calls.BatchBegun | None) -> tuple[R, int]:
         """Run the batch until no more of it fails than may; return also how often it was held."""
         held = 0
         while True:
@@ -222,18 +211,18 @@ class BatchProtocol(Generic[R]):
             self._runner.release(result)
             held += 1
 
-    def _sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
+    def _sink_passes(self, records: int, rejected: tuple[calls.Failure, ...]) -> bool:
         """Whether the sink rejects no more than it may; if it does, wait until it may be called again."""
         if self._gate is None or self._gate.sink_passes(records, rejected):
             return True
         self._gate.wait()
         return False
 
-    def _seal(self, batch: int, outcome: BatchOutcome, sealed: BatchBegun | None) -> Sealed:
+    def _seal(self, batch: int, outcome: BatchOutcome, sealed: calls.BatchBegun | None) -> calls.Sealed:
         if sealed is not None:
             return self._reseal(batch, outcome)
         reply = self._call(
-            Seal(
+            calls.Seal(
                 self._query,
                 self._epoch,
                 batch,
@@ -245,12 +234,12 @@ class BatchProtocol(Generic[R]):
                 outcome.report,
             )
         )
-        assert isinstance(reply, Sealed)
+        assert isinstance(reply, calls.Sealed)
         return reply
 
-    def _reseal(self, batch: int, outcome: BatchOutcome) -> Sealed:
+    def _reseal(self, batch: int, outcome: BatchOutcome) -> calls.Sealed:
         reply = self._call(
-            Reseal(
+            calls.Reseal(
                 self._query,
                 self._epoch,
                 batch,
@@ -261,12 +250,12 @@ class BatchProtocol(Generic[R]):
                 outcome.report,
             )
         )
-        assert isinstance(reply, Sealed)
+        assert isinstance(reply, calls.Sealed)
         return reply
 
 
 def _report(
-    batch: int, begun: BatchBegun, outcome: BatchOutcome, reply: Sealed, rejected: int
+    batch: int, begun: calls.BatchBegun, outcome: BatchOutcome, reply: calls.Sealed, rejected: int
 ) -> BatchReport:
     failed = outcome.failures + rejected
     return BatchReport(
@@ -279,5 +268,5 @@ def _report(
         dead=reply.dead,
         delivered=sum(end - start for start, end in outcome.delivered.values()),
         # Not told by the rows: each run has roots of its own.
-        differs=begun.state is BatchState.SEALED and failed > 0,
+        differs=begun.state is calls.BatchState.SEALED and failed > 0,
     )

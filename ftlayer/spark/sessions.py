@@ -11,15 +11,20 @@ import re
 import socket
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ftlayer.checks import shown
+from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.errors import ConfigError, FTLayerError, SessionLostError
 from ftlayer.java.machine import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +33,10 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 DELIVERIES = "ftlayer_deliveries"
 """The name that the source of deliveries has beside a query's own."""
+
+TAKES_END = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+LONGEST_START_MS = 600_000
+_STARTS = threading.Lock()
 
 SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 # What Spark says to a client whose session the server does not know any more.
@@ -65,10 +74,41 @@ def stream_reader(spark: Any, name: str) -> Any:
 
 def reads_in_python(frame: Any) -> bool:
     """Whether a streaming DataFrame has Python Data Sources, and none that may have been told to pass over losses."""
+    tables = _tables_of(frame)
+    return "PythonTable" in tables and "KafkaTable" not in tables
+
+
+def start_query(writer: Any, frame: Any, *, bounded: bool) -> StreamingQuery:
+    """Start a query of ``frame`` and the vertex's deliveries; ``bounded``: ``availableNow``.
+
+    Where a source does not know that trigger, as none in Python does before Spark 4.2, Spark reads all of them in one
+    batch. It can take down that source's end beforehand instead. It asks too early for that where ``frame`` reads in
+    Python: a source that starts again is not told yet where it is.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    if HAS_LIMITS or not bounded or "PythonTable" in _tables_of(frame):
+        query: StreamingQuery = writer.start()
+        return query
+    conf = frame.sparkSession.conf
+    with _STARTS:
+        before = conf.get(TAKES_END)
+        conf.set(TAKES_END, "true")
+        try:
+            query = writer.start()
+            with suppress(Py4JError, PySparkException):  # What ends the query its own handle tells.
+                query._jsq.streamingQuery().awaitInitialization(LONGEST_START_MS)
+        finally:
+            conf.set(TAKES_END, before)
+    return query
+
+
+def _tables_of(frame: Any) -> list[str]:
+    """Return the classes of the tables that a streaming DataFrame reads."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     streams = [leaf for leaf in map(leaves.apply, range(leaves.length())) if leaf.isStreaming()]
-    tables = [_class_of(leaf.table()) for leaf in streams if _class_of(leaf) == "StreamingRelationV2"]
-    return "PythonTable" in tables and "KafkaTable" not in tables
+    return [_class_of(leaf.table()) for leaf in streams if _class_of(leaf) == "StreamingRelationV2"]
 
 
 def _class_of(it: Any) -> str:

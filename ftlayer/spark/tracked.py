@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ftlayer.checks import (
+    Duration,
+    Unstarted,
     check_bool,
     check_choice,
     check_function,
@@ -13,14 +15,15 @@ from ftlayer.checks import (
     check_text,
     duration_ms,
     known_options,
+    not_here,
     rate_per_second,
     takes_options,
 )
 from ftlayer.circuit import Limit
+from ftlayer.data_sources import from_arrow_schema, to_arrow_schema
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record, result_schema
-from ftlayer.spark.deliveries.source import arrow_schema
 from ftlayer.spark.plan.stream_plan import (
     StreamPlan,
     check_columns,
@@ -43,6 +46,26 @@ if TYPE_CHECKING:
 _NO_SESSION = ("SESSION_OR_CONTEXT_NOT_EXISTS", "NO_ACTIVE_OR_DEFAULT_SESSION")
 
 
+_WORDS = {
+    "start awaittermination trigger outputmode option options queryname execute run": "end the stream first. "
+    ".sink(function, checkpoint=…), .write_stream(source, checkpoint=…) and .emit(…) return a writer, which has "
+    ".trigger(…), .option(…) and .start(); .start() returns the query, which has .awaitTermination()",
+    "writestream foreachbatch foreach totable addsink sinkto write": "end it with .sink(function, checkpoint=…), whose "
+    "function(rows, batch_id) is that of foreachBatch, or with .write_stream(source, checkpoint=…), then .start() it",
+    "groupby groupbykey reduce reducebykey aggregate agg sum min max count mean avg window withwatermark join distinct "
+    "dropduplicates dropduplicateswithinwatermark": "a wrapped query keeps no state over batches: a record that is "
+    "replayed would come too late for it. Aggregate in the function of .sink(…), or take a StreamEnvironment, whose "
+    "streams have .key_by(…) and, behind it, .reduce(…), .aggregate(…), .window(…) and .join(…)",
+    "show print collect topandas toarrow head take first tolocaliterator": "a stream has rows when it runs: "
+    ".sink(lambda rows, batch_id: rows.show(), checkpoint=…).start()",
+    "select selectexpr withcolumn withcolumns withcolumnrenamed where drop alias fillna orderby sort limit": "say "
+    ".transform(lambda rows: rows.{name}(…)) : it keeps the column _ft",
+    "mapinpandas mapinarrow mappartitions": ".map_batches(function, schema, kind='arrow' or 'pandas')",
+    "columns dtypes printschema": "it is in .schema",
+}
+"""What Spark's and Flink's users look for, and what there is."""
+
+
 class StepOptions(FailureOptions, total=False):
     """Of a step whose calls can be paced. ``rate_limit``: records a second of each task; None: no limit."""
 
@@ -55,6 +78,15 @@ class TrackedStream:
     def __init__(self, plan: StreamPlan) -> None:
         """For `FTLayer.source` and `FTLayer.resume`."""
         self._plan = plan
+        self._unstarted = Unstarted(
+            "the stream that was made here has no end, so nothing runs. Each method returns a new stream: end the last "
+            "in .sink(…), .write_stream(…) or .emit(…), and .start() what that returns"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         source = self._plan.source
@@ -153,18 +185,16 @@ class TrackedStream:
         check_bool(tagged, "map_batches: tagged")
         uid = self._uid("map_batches", function, name)
         if schema is None:
-            own = result_schema(function, arrow_schema(self.schema))
+            own = result_schema(function, to_arrow_schema(self.schema))
             if own is None:
                 raise ConfigError(
                     "map_batches: give schema=…, a StructType or text like 'id bigint, name string'"
                 )
-            from pyspark.sql.pandas.types import from_arrow_schema
-
             schema = from_arrow_schema(own)
         struct = struct_of(schema, uid)
         rules = self._rules(options, uid)
         return self._limited(uid, options)._then(
-            MapBatches(uid, function, arrow_schema(struct), kind, tagged, rules), struct
+            MapBatches(uid, function, to_arrow_schema(struct), kind, tagged, rules=rules), struct
         )
 
     @takes_options(StepOptions)
@@ -174,7 +204,7 @@ class TrackedStream:
         schema: StructType | str,
         *,
         in_flight: int = 200,
-        timeout: str | int = "5s",
+        timeout: Duration = "5s",
         ordered: bool = True,
         name: str = "",
         **options: Unpack[StepOptions],
@@ -192,7 +222,10 @@ class TrackedStream:
         limit_ms = duration_ms(timeout, f"{uid}: timeout")
         rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
         return self._limited(uid, options)._then(
-            MapAsync(uid, function, arrow_schema(struct), in_flight, limit_ms, rules, rate), struct
+            MapAsync(
+                uid, function, to_arrow_schema(struct), in_flight, limit_ms, rules=rules, rate_limit=rate
+            ),
+            struct,
         )
 
     def _each(
@@ -205,7 +238,7 @@ class TrackedStream:
     ) -> TrackedStream:
         rules = self._rules(options, uid)
         rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
-        step = kind(uid, function, arrow_schema(to), rules, rate)
+        step = kind(uid, function, to_arrow_schema(to), rules=rules, rate_limit=rate)
         return self._limited(uid, options)._then(step, to)
 
     # ------------------------------------------------------------ Spark's own operators
@@ -274,6 +307,7 @@ class TrackedStream:
         from ftlayer.spark.plan.stream_plan import function_ending
         from ftlayer.spark.query.writer import TrackedWriter
 
+        self._unstarted.settle()
         check_bool(tagged, "sink: tagged")
         name = name or self._plan.source.name
         return TrackedWriter(
@@ -293,6 +327,7 @@ class TrackedStream:
         from ftlayer.spark.plan.stream_plan import writer_ending
         from ftlayer.spark.query.writer import TrackedWriter
 
+        self._unstarted.settle()
         check_bool(bisect, "write_stream: bisect")
         name = name or self._plan.source.name
         return TrackedWriter(
@@ -318,6 +353,7 @@ class TrackedStream:
         from ftlayer.spark.plan.stream_plan import emit_ending
         from ftlayer.spark.query.writer import TrackedWriter
 
+        self._unstarted.settle()
         check_text(carrier, "emit: carrier", "the name of a column")
         if carrier in self.schema.names:
             raise ConfigError(
@@ -335,6 +371,7 @@ class TrackedStream:
         """
         from ftlayer.spark.query.checkpoint import CheckpointDirectory
 
+        self._unstarted.settle()
         if self._plan.source.ingest:
             query = ""
         elif checkpoint == "":
@@ -351,12 +388,14 @@ class TrackedStream:
         return self._plan.spark
 
     def _then(self, step: Step, schema: StructType) -> TrackedStream:
+        self._unstarted.settle()
         return TrackedStream(self._plan.then(step, schema))
 
     def _limited(self, uid: str, options: FailureOptions) -> TrackedStream:
         max_failing = options.get("max_failing")
         if max_failing is None:
             return self
+        self._unstarted.settle()
         return TrackedStream(self._plan.limited(uid, Limit.of(max_failing, repr(uid))))
 
     def _rules(self, options: FailureOptions, uid: str) -> RetryRules:

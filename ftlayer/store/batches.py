@@ -10,27 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.records.failure_columns import from_columns, to_columns
+from ftlayer.records.failures import Failure, from_columns, to_columns
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import Payloads, StoredBatch, decode_info, encode_info, pack, unpack
 
 FORMAT = 4
-# Format 3 has failures that say nothing of their next attempt, which format 4 leaves out too.
-_READABLE = (3, 4)
 
 _REPORT = (1 << 32) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFailure:
-    root: int
-    reason: str
-    operator: str
-    traceback: str
-    fatal: bool
-    after_ms: int | None = None
-    uses_attempt: bool = True
-    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +43,8 @@ class BatchHead:
     committed: bool
     said: bytes
     delivered: tuple[tuple[str, int, int], ...]
-    redelivered: tuple[StoredFailure, ...]
-    resumed: tuple[StoredFailure, ...]
+    redelivered: tuple[Failure, ...]
+    resumed: tuple[Failure, ...]
     emitted: tuple[StoredEmit, ...]
     parts: int
     waiting: int
@@ -71,7 +57,7 @@ class BatchPart:
 
     stream: str
     rows: StoredBatch
-    failures: tuple[StoredFailure, ...]
+    failures: tuple[Failure, ...]
 
 
 def get_head(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
@@ -80,16 +66,16 @@ def get_head(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
     if value is None:
         return None
     try:
-        version, committed, said, delivered, redelivered, resumed, emitted, *numbers = unpack(value)
-        parts, waiting, dead = numbers
-        if version not in _READABLE:
-            raise ValueError(f"format {version}")
+        version, *fields = unpack(value)
+        if version != FORMAT:
+            raise ValueError(f"format {version}, and not {FORMAT}")
+        committed, said, delivered, redelivered, resumed, emitted, parts, waiting, dead = fields
         return BatchHead(
             committed,
             said,
             tuple((stream, start, end) for stream, start, end in delivered),
-            _failures(redelivered),
-            _failures(resumed),
+            tuple(from_columns(redelivered)),
+            tuple(from_columns(resumed)),
             tuple(StoredEmit(*emit) for emit in emitted),
             parts,
             waiting,
@@ -140,7 +126,7 @@ def parts(
         try:
             _, stream, failures, info, digest, body = unpack(value)
             payload = payloads.read(txn, digest, body)
-            yield BatchPart(stream, StoredBatch(decode_info(info), payload), _failures(failures))
+            yield BatchPart(stream, StoredBatch(decode_info(info), payload), tuple(from_columns(failures)))
         except (ValueError, TypeError) as error:
             raise StoreDamagedError(f"part {part} of sealed batch {batch} cannot be read: {error}") from error
 
@@ -176,7 +162,3 @@ def delete_report(txn: WriteTransaction, query: int, batch: int) -> None:
 
 def _key(query: int, batch: int, part: int) -> bytes:
     return query.to_bytes(4, "big") + batch.to_bytes(8, "big") + part.to_bytes(4, "big")
-
-
-def _failures(columns: Any) -> tuple[StoredFailure, ...]:
-    return tuple(StoredFailure(*row) for row in from_columns(columns))

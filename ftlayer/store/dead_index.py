@@ -20,7 +20,7 @@ import numpy as np
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import NOT_EDITED, Edit, History, decode_history, decode_old_history, pack, unpack
+from ftlayer.store.rows import NOT_EDITED, Edit, History, decode_history, pack, unpack
 
 # Failed records: one entry each, waiting for a replay or dead.
 #
@@ -29,9 +29,6 @@ from ftlayer.store.rows import NOT_EDITED, Edit, History, decode_history, decode
 
 
 _FORMAT = 5
-_FORMAT_WITHOUT_LETTER = 4
-_FORMAT_WITHOUT_PLACES = 3
-_FORMAT_WITHOUT_EDIT = 2
 _NUMBER_BYTES = 4
 KEY_BYTES = 20
 
@@ -175,24 +172,17 @@ def _behind(stream: int) -> bytes:
 def decode(value: bytes | memoryview) -> FailedRecord:
     """Return the record of a stored value; `StoreDamagedError` if it is not one."""
     try:
-        version, root, origin, attempt, hashes, flat, entries, *more = unpack(value)
-        if version in (_FORMAT, _FORMAT_WITHOUT_LETTER):
-            history = decode_history(entries)
-        elif version in (_FORMAT_WITHOUT_PLACES, _FORMAT_WITHOUT_EDIT):
-            frames, last_line, *more = more
-            *earlier, last = decode_old_history(entries)
-            history = (*earlier, last._replace(frames=frames, last_line=last_line))
-        else:
-            raise ValueError(f"format {version}")
-        kept = more.pop() if version == _FORMAT else None
-        digest, body, edited_ms, edited_by = (*more, *NOT_EDITED) if version == _FORMAT_WITHOUT_EDIT else more
+        version, *fields = unpack(value)
+        if version != _FORMAT:
+            raise ValueError(f"format {version}, and not {_FORMAT}")
+        root, origin, attempt, hashes, flat, entries, digest, body, edited_ms, edited_by, kept = fields
         return FailedRecord(
             root,
             origin,
             attempt,
             None if hashes is None else tuple(hashes),
             flat,
-            history,
+            decode_history(entries),
             digest,
             body,
             (edited_ms, edited_by),

@@ -27,7 +27,7 @@ from ftlayer.errors import (
     StoreFullError,
     StorePathError,
     StoreVersionError,
-    newer_format,
+    other_format,
 )
 from ftlayer.store.directory import DATA_FILE, DirectoryLock, check_directory, holder_of, prepare
 from ftlayer.store.kept import INTAKE_SHARE, MAX_KEY_BYTES, TABLES, alone_in_thread
@@ -328,9 +328,6 @@ assert struct.calcsize("P") == 8, f"LMDB's 64-bit layout is needed, not that of 
 
 FORMAT_VERSION = 3
 
-# Stores of format 1 lack them: a writer makes them, and a reader takes them for empty.
-_SINCE_FORMAT_2 = frozenset({"groups", "by_group", "by_root", "board", "audit"})
-
 # The last 10 % of a smaller store would be too few pages for deletes to work in.
 MIN_STORE_BYTES = 8 << 20
 
@@ -338,7 +335,7 @@ _HEADER_TABLE = "header"
 # The header's is made first: with any other table and without it, the file would be taken for another program's.
 _DATABASES = (_HEADER_TABLE, *TABLES, PARTS)
 _HEADER_KEY = b"header"
-# The ftlayer that opened the store for writing last, as text. Stores of 0.1 have none.
+# The ftlayer that opened the store for writing last, as text.
 _WRITER_KEY = b"writer"
 _MAGIC = b"ftlayer\n"
 _HEADER_START = struct.Struct("<8sI")  # magic and format version: the same in every version
@@ -418,7 +415,7 @@ def open_for_reading(path: Path) -> Opened:
             header = _read_header(environment, path)
             if header is None:
                 raise StorePathError(f"{path} holds an LMDB file that no ftlayer has written")
-            databases = _find_databases(environment, path, header)
+            databases = _find_databases(environment, path)
         except BaseException:
             environment.close()
             raise
@@ -491,17 +488,13 @@ def _make_databases(environment: lmdb.Environment) -> dict[str, lmdb._Database]:
         return {name: environment.open_db(name.encode(), txn=transaction) for name in _DATABASES}
 
 
-def _find_databases(
-    environment: lmdb.Environment, path: Path, header: StoreHeader
-) -> dict[str, lmdb._Database]:
-    """Open the tables that a store of this format has; `StoreDamagedError` if one is missing."""
+def _find_databases(environment: lmdb.Environment, path: Path) -> dict[str, lmdb._Database]:
     databases = {}
     for name in _DATABASES:
         try:
             databases[name] = environment.open_db(name.encode(), create=False)
         except lmdb.NotFoundError as error:
-            if header.format_version >= 2 or name not in _SINCE_FORMAT_2:
-                raise StoreDamagedError(f"{path} is damaged: its table {name!r} is missing") from error
+            raise StoreDamagedError(f"{path} is damaged: its table {name!r} is missing") from error
     return databases
 
 
@@ -534,9 +527,11 @@ def _decode_header(data: bytes, writer: bytes | None, path: Path) -> StoreHeader
         raise damaged
     magic, version = _HEADER_START.unpack_from(data)
     if magic == _MAGIC and version > FORMAT_VERSION:
-        raise StoreVersionError(newer_format(path, version, FORMAT_VERSION, writer))
+        raise StoreVersionError(other_format(path, version, FORMAT_VERSION, writer))
     if magic != _MAGIC or zlib.crc32(data[:-4]).to_bytes(4, "little") != data[-4:]:
         raise damaged
+    if version != FORMAT_VERSION:
+        raise StoreVersionError(other_format(path, version, FORMAT_VERSION, writer))
     if len(data) != _HEADER_START.size + _HEADER_REST.size + 4:
         raise damaged
     return StoreHeader(version, *_HEADER_REST.unpack_from(data, _HEADER_START.size))
@@ -617,7 +612,7 @@ class LmdbStore:
 
         Raises `ConfigError` for an option out of range, `StorePathError` for a missing parent, a path
         that is no directory or cannot be written, `StoreLockedError` naming the process that holds the
-        store, `StoreVersionError` for one of a newer ftlayer, `StoreDamagedError`, `StoreFullError` for a
+        store, `StoreVersionError` for one of another format, `StoreDamagedError`, `StoreFullError` for a
         full disk, and `MachineError` when an address-space limit leaves no room for the map.
         """
         if max_store_bytes < MIN_STORE_BYTES:

@@ -186,10 +186,9 @@ class LmdbReadTransaction:
 
     def get(self, table: str, key: bytes) -> memoryview | bytes | None:
         check_key(key)
-        if not self._has(table):
-            return None
+        database = self._database(table)
         try:
-            entry = self._transaction.get(key, db=self._databases[table])
+            entry = self._transaction.get(key, db=database)
             return None if entry is None else self._value(table, key, entry)
         except lmdb.Error as error:
             raise translate(error, self._path) from error
@@ -197,26 +196,22 @@ class LmdbReadTransaction:
     def scan(
         self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, memoryview | bytes]]:
-        if not self._has(table):
-            return
-        for key, entry in self._entries(self._databases[table], start, stop, reverse):
+        for key, entry in self._entries(self._database(table), start, stop, reverse):
             yield key, self._value(table, key, entry)
 
     def keys(
         self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[bytes]:
-        if self._has(table):
-            for key, _ in self._entries(self._databases[table], start, stop, reverse):
-                yield key
+        for key, _ in self._entries(self._database(table), start, stop, reverse):
+            yield key
 
     def count(self, table: str) -> int:
-        return self._transaction.stat(self._databases[table])["entries"] if self._has(table) else 0
+        entries: int = self._transaction.stat(self._database(table))["entries"]
+        return entries
 
     def sizes(self, table: str) -> Iterator[int]:
         """Iterate over the sizes of a table's values in key order, without reading the large ones."""
-        if not self._has(table):
-            return
-        for key, entry in self._entries(self._databases[table], b"", None, False):
+        for key, entry in self._entries(self._database(table), b"", None, False):
             stored = decode(key, entry)
             if stored is None:
                 raise self._damage(table, key)
@@ -239,12 +234,11 @@ class LmdbReadTransaction:
         except lmdb.Error as error:
             raise translate(error, self._path) from error
 
-    def _has(self, table: str) -> bool:
-        """Whether the store has ``table``: one of an older format that is only read may lack it, and it is empty."""
+    def _database(self, table: str) -> lmdb._Database:
         check_table(table)
         if not self._open:
             raise _ended()
-        return table in self._databases
+        return self._databases[table]
 
     def _value(self, table: str, key: bytes, entry: memoryview | bytes) -> memoryview | bytes:
         stored = decode(key, entry)

@@ -55,8 +55,8 @@ def all_queries(txn: ReadTransaction) -> Iterator[tuple[str, QueryRecord]]:
 
 def _decode_query(value: bytes | memoryview) -> QueryRecord:
     try:
-        number, epoch, run, streams, sealed, committed, *title = unpack(value)  # format 1 has no title
-        return QueryRecord(number, epoch, run, tuple(streams), sealed, committed, *title)
+        number, epoch, run, streams, sealed, committed, title = unpack(value)
+        return QueryRecord(number, epoch, run, tuple(streams), sealed, committed, title)
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"a query of the store cannot be read: {error}") from error
 

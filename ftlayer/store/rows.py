@@ -53,9 +53,6 @@ Edit: TypeAlias = tuple[int, str]
 NOT_EDITED: Edit = (0, "")
 
 _FORMAT = 3
-_FORMAT_WITHOUT_RANGES = 2
-_FORMAT_WITHOUT_NUMBERS = 1
-_FORMATS = (_FORMAT, _FORMAT_WITHOUT_RANGES, _FORMAT_WITHOUT_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +130,8 @@ def decode_info(values: Sequence[Any]) -> RowInfo:
     """Return what `encode_info` was given; arrays are read-only. `StoreDamagedError` for another format."""
     try:
         version, roots, origins, attempts, hashes, histories, *more = values
-        if version not in _FORMATS:
-            raise ValueError(f"format {version}")
+        if version != _FORMAT:
+            raise ValueError(f"format {version}, and not {_FORMAT}")
         edits = more[0] if more else ()
         texts = more[1] if len(more) > 1 else {}
         ids = _decode_roots(roots)
@@ -143,7 +140,7 @@ def decode_info(values: Sequence[Any]) -> RowInfo:
             ids if origins is None else np.frombuffer(origins, np.uint64),
             np.ones(len(ids), np.int32) if attempts is None else np.frombuffer(attempts, np.int32),
             None if hashes is None else _decode_hashes(hashes, len(ids)),
-            _decode_histories(version, histories),
+            () if histories is None else tuple(map(decode_history, histories)),
             tuple((int(wall), str(by)) for wall, by in edits),
             texts,
         )
@@ -165,11 +162,6 @@ def _decode_roots(roots: bytes | list[int]) -> U64:
     return RootRange(first, n).ids()
 
 
-def _decode_histories(version: int, histories: Any) -> tuple[History, ...]:
-    decode = decode_old_history if version == _FORMAT_WITHOUT_NUMBERS else decode_history
-    return () if histories is None else tuple(decode(history) for history in histories)
-
-
 def _decode_hashes(hashes: Any, rows: int) -> I32:
     shape, data = hashes
     return np.frombuffer(data, np.int32).reshape(rows, *shape)
@@ -178,14 +170,6 @@ def _decode_hashes(hashes: Any, rows: int) -> I32:
 def decode_history(entries: Iterable[Sequence[Any]]) -> History:
     """Return a history from its plain form. ValueError or TypeError for what is none."""
     return tuple(StoredAttempt(*entry) for entry in entries)
-
-
-def decode_old_history(entries: Iterable[Sequence[Any]]) -> History:
-    """Return a history of the form before: (wall_ms, reason, operator) for each attempt."""
-    return tuple(
-        StoredAttempt(number, wall_ms, reason, operator)
-        for number, (wall_ms, reason, operator) in enumerate(entries, 1)
-    )
 
 
 def pack(values: object) -> bytes:

@@ -191,7 +191,6 @@ class LogEntry:
 
     @property
     def end(self) -> int:
-        """The offset after the last row."""
         return self.start + self.rows
 
 

@@ -7,7 +7,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING
 
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, install
 from ftlayer.telemetry.settings import OtlpTarget
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def is_usable(target: OtlpTarget, what: str) -> bool:
         return False
     if _is_there(_EXPORTER) and _is_there("opentelemetry.sdk"):
         return True
-    missing = f"{what} for {target.shown} need OpenTelemetry's SDK, which is not installed: pip install 'ftlayer[otel]'"
+    missing = f"{what} for {target.shown} need OpenTelemetry's SDK, which is not installed: {install('otel')}"
     if target.is_asked_for:
         raise ConfigError(missing)
     logger.warning("%s (or set OTEL_SDK_DISABLED=true here)", missing)

@@ -363,17 +363,17 @@ def _text(value: object) -> str:
 
 
 def _own_schema(source: DataSource, parse: ParseSchema) -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
+    from ftlayer.data_sources import to_arrow_schema
 
     try:
         own = source.schema()
     except NotImplementedError as error:
         raise ConfigError(f"source: {_described(source)} does not say its schema; give schema=…") from error
-    return parse(own) if isinstance(own, str) else to_arrow_schema(own, timezone="UTC")
+    return parse(own) if isinstance(own, str) else to_arrow_schema(own)
 
 
 def _struct_of(schema: pa.Schema) -> StructType:
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from ftlayer.data_sources import from_arrow_schema
 
     return from_arrow_schema(schema)
 

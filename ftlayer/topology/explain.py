@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checks import duration_ms
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.partitioning.partitioners import Broadcast, Forward
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
@@ -319,7 +320,10 @@ def _failing(graph: JobGraph, vertex: JobVertex) -> str:
         return "fails the job" + (", since its input is broadcast" if broadcast else "")
     said = _attempts(policy.max_attempts)
     if policy.max_attempts != 1:
-        pauses = ", ".join(pause if isinstance(pause, str) else f"{pause} ms" for pause in policy.pauses)
+        pauses = ", ".join(
+            pause if isinstance(pause, str) else f"{duration_ms(pause, 'backoff') / 1_000:g}s"
+            for pause in policy.pauses
+        )
         said += f", {pauses} between them"
     if policy.max_attempts is not None:
         where = ", a record of dead_letters()" if graph.sends_letters(vertex.uid) else ""

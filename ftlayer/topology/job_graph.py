@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -16,7 +16,18 @@ from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.pickling import needing
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.functions.steps import MAIN, Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
+from ftlayer.functions.steps import (
+    MAIN,
+    Filter,
+    FlatMap,
+    KeyedStep,
+    MapAsync,
+    MapBatches,
+    Process,
+    Reduce,
+    Step,
+    TwoInputStep,
+)
 from ftlayer.functions.windows.function import WindowFunction
 from ftlayer.partitioning.partitioners import (
     Broadcast,
@@ -61,7 +72,7 @@ LETTERS = "dead letters"
 def inputs_of(operator: Operator) -> int:
     if isinstance(operator, Source | Replay):
         return 0
-    return 2 if isinstance(operator, CoProcess | Join) else 1
+    return 2 if isinstance(operator, TwoInputStep) else 1
 
 
 def reads_again(operator: Operator) -> bool:
@@ -80,7 +91,7 @@ def outputs_of(operator: Operator) -> dict[str, pa.Schema]:
 
 def declared_inputs(operator: Operator) -> tuple[pa.Schema, ...]:
     """Return the schema of each input as far as the operator knows it itself, else ()."""
-    if isinstance(operator, CoProcess | Join):
+    if isinstance(operator, TwoInputStep):
         return operator.inputs
     if isinstance(operator, KeyedAggregate):
         return (operator.plan.input,)
@@ -95,7 +106,7 @@ def keys_of(operator: Operator) -> tuple[tuple[str, ...], ...]:
     match operator:
         case Reduce() | KeyedAggregate() | Process():
             return (operator.keys,)
-        case CoProcess() | Join():
+        case TwoInputStep():
             return operator.keys
     return ((),) * inputs_of(operator)
 
@@ -107,12 +118,11 @@ def rules_of_operator(operator: Operator) -> RetryRules:
 
 def rate_limit_of(operator: Operator) -> float | None:
     """Return how many records a second a subtask takes at most; None: there is no limit."""
-    return operator.rate_limit if isinstance(operator, Map | FlatMap | Filter | MapAsync | Process) else None
+    return operator.rate_limit if isinstance(operator, Step) else None
 
 
 def is_volatile(operator: Operator) -> bool:
-    stateful = Reduce | KeyedAggregate | Process | CoProcess | Join
-    return isinstance(operator, stateful) and operator.volatile_state
+    return isinstance(operator, KeyedStep | KeyedAggregate) and operator.volatile_state
 
 
 def keeps_state(operator: Operator) -> bool:
@@ -199,8 +209,7 @@ class JobEdge:
         return isinstance(self.partitioner, Forward)
 
 
-@dataclass(frozen=True)
-class Channel:
+class Channel(NamedTuple):
     """One subtask's records on their way to one other, by one edge."""
 
     edge: int
@@ -364,8 +373,6 @@ def display_name(operator: Operator) -> str:
             return f"source({_source(operator)})"
         case Replay():
             return f"replay({operator.stream})"
-        case Map() | FlatMap() | Filter() | MapBatches() | MapAsync():
-            return f"{kind_of(operator)}({function_name(operator.function)})"
         case Reduce():
             return f"{kind_of(operator)}({function_name(operator.function)} by {', '.join(operator.keys)})"
         case KeyedAggregate(plan=plan):
@@ -384,6 +391,8 @@ def display_name(operator: Operator) -> str:
             return f"co_process({function_name(operator.function)}{by})"
         case Join():
             return _joined(operator, operator.keys)
+        case Step():
+            return f"{kind_of(operator)}({function_name(operator.function)})"
         case IterationHead():
             return f"iteration(ends after {operator.max_wait_ms} ms)"
         case IterationTail():

@@ -232,8 +232,6 @@ class FTLayerBuilder(Protocol):
 
 
 class NopFTLayerBuilder:
-    """Adds nothing: `FTStatus.OFF`."""
-
     tracked = False
 
     def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:

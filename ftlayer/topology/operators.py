@@ -19,7 +19,7 @@ from ftlayer.checks import check_function
 from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import CoProcess as CoProcess
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
+from ftlayer.functions.steps import FunctionStep, Process, Reduce, TwoInputStep
 from ftlayer.restart import RestartStrategy, default_restart
 
 # What a connector of a message queue implements, once for all ways in which a topology or a query reads it.
@@ -240,21 +240,14 @@ class AssignWatermarks:
 
 
 @dataclass(frozen=True)
-class Join:
+class Join(TwoInputStep):
     """Pairs of equal keys with left.time + ``lower_ms`` <= right.time <= left.time + ``upper_ms``.
 
     ``function(left, right)`` makes the record of a pair. Each pair is anchored to both sides.
     """
 
-    uid: str
-    function: Callable[[Any, Any], Any]
-    keys: tuple[tuple[str, ...], tuple[str, ...]]
-    inputs: tuple[pa.Schema, pa.Schema]
     lower_ms: int
     upper_ms: int
-    schema: pa.Schema
-    volatile_state: bool = False
-    rules: RetryRules = NO_RULES
 
 
 # ---------------------------------------------------------------- iterations
@@ -308,15 +301,13 @@ SinkConnector = FunctionSink | WriterSink
 
 @dataclass(frozen=True)
 class Sink:
-    """Where records leave a topology."""
-
     uid: str
     connector: SinkConnector
     schema: pa.Schema
     rules: RetryRules = NO_RULES
 
 
-FunctionOperator = Map | FlatMap | Filter | MapBatches | MapAsync | Reduce | KeyedAggregate | Process
+FunctionOperator = FunctionStep | Reduce | KeyedAggregate | Process
 Operator = (
     Source
     | Replay

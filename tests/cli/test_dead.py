@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +20,9 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from ftlayer.cli.main import app
-from ftlayer.cli.records import keepers
+from ftlayer.cli.records import keepers, parsed_keys
 from ftlayer.config import VertexOptions
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, StoreLockedError
 from ftlayer.monitor.names import VertexView
 from ftlayer.monitor.sources import user_name
 from ftlayer.vertex import calls
@@ -248,6 +252,34 @@ def test_letters_are_exported_as_lines_and_as_parquet(letters: Letters, tmp_path
     assert len(letters.found()) == 3
 
 
+def test_an_export_that_has_no_place_says_so_and_leaves_no_half_file(
+    letters: Letters, tmp_path: Path
+) -> None:
+    """A device that is full, a reader that has gone, a file that may not grow any more."""
+    letters.make([float(price) for price in range(200)])
+    program = "from ftlayer.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "dead", "export", "--vertex", str(letters.store)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=900)
+    said = "ftlayer: No space left on device: what this command was to write is not all there\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=900)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, "")
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path / "letters.jsonl")],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000)),
+    )
+    said = f"ftlayer: --output: {tmp_path / 'letters.jsonl'} cannot be written: File too large\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_not_done_is_counted_by_stream_and_listed_from_the_oldest_on(letters: Letters) -> None:
     for price in (1.5, 2.5, 3.5):
         root = np.array([next(ROOTS)], np.uint64)
@@ -274,7 +306,10 @@ def test_a_record_is_changed_and_tried_again(
         "text": "7",
     }
     assert len(letters.found()) == 3
-    assert letters.run("dead", "edit", first, "--set", "price=7") == (0, "edited and requeued 1 of 1\n")
+    done = "edited and requeued 1 of 1\n"
+    changes = "  price\n  - 1.5\n  + 7.0\n"
+    assert letters.run("dead", "edit", first, "--set", "price=7", "--dry-run") == (0, changes)
+    assert letters.run("dead", "edit", first, "--set", "price=7") == (0, changes + done)
     (tmp_path / "record.json").write_text('{"price": 8.5, "text": null}')
     file = ("--from", tmp_path / "record.json")
     assert letters.json("dead", "edit", second, *file) == {"action": "edit", "asked": 1, "changed": 1}
@@ -282,13 +317,120 @@ def test_a_record_is_changed_and_tried_again(
     editor.write_text('#!/bin/sh\nsed -i "s/3.5,/9.5,/" "$1"\n')
     editor.chmod(0o700)
     monkeypatch.setenv("EDITOR", str(editor))
-    assert letters.run("dead", "edit", third) == (0, "edited and requeued 1 of 1\n")
+    assert letters.run("dead", "edit", third) == (0, f"  price\n  - 3.5\n  + 9.5\n{done}")
     waiting = letters.client.call(calls.SelectRecords("waiting", stream=STREAM))
     assert isinstance(waiting, calls.RecordPage)
     found = [info.payload.to_pylist()[0] for info in waiting.records if info.edited_by]
     assert [(row["price"], row["text"]) for row in found] == [(7.0, "no 1.5"), (8.5, None), (9.5, "no 3.5")]
     code, output = letters.run("dead", "edit", first, "--set", "price=7")
     assert (code, output) == (1, f"ftlayer: there is no dead letter {first}\n")
+
+
+FIXES = """
+import json
+
+def halved(record):
+    if record["price"] > 100:
+        raise ValueError("too dear")
+    if record["price"] == 7.5:
+        return {"price": "much", "text": "x"}
+    if record["price"] == 8.5:
+        return [record]
+    if record["price"] > 50:
+        return None
+    if record["price"] < 0:
+        return record
+    record["price"] /= 2
+    return {"price": record["price"], "text": record["text"] + "!"}
+
+half = 0.5
+"""
+
+
+@pytest.fixture
+def fixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the working directory, as somebody writes one."""
+    (tmp_path / "fixes_of_prices.py").write_text(FIXES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "fixes_of_prices", raising=False)
+    return "fixes_of_prices:halved"
+
+
+def test_many_letters_are_edited_by_a_function(letters: Letters, fixes: str) -> None:
+    """Previewed, asked for, and changed; those that it fails for, or leaves, stay as they are."""
+    keys = letters.make([float(price) for price in range(2, 24, 2)] + [60.0, -1.0, 200.0, 7.5, 8.5])
+    chosen = ("dead", "edit", "--where", "stream = clean-orders", "--with", fixes)
+    code, output = letters.run(*chosen, answer="n\n")
+    assert code == 1
+    assert output.count("  price\n") == 10
+    assert f"{keys[0]}  clean-orders/orders" in output
+    assert '  price\n  - 2.0\n  + 1.0\n  text\n  - "no 2.0"\n  + "no 2.0!"\n' in output
+    assert "11 of 16 dead letters would change, the first 10 as above; 2 stay as they are\n" in output
+    assert f"ftlayer: {keys[13]} is left as it is: ValueError: too dear\n" in output
+    assert f"{keys[14]} is left as it is: column 'price' (double): expected a number, got 'much'" in output
+    assert f"{keys[15]} is left as it is: expected an object with the columns of the record" in output
+    assert "Edit and requeue 11 dead letters of clean-orders/orders in" in output
+    assert letters.found() == keys
+    dry = letters.json(*chosen, "--dry-run")
+    assert (dry["asked"], dry["edited"], dry["unchanged"], len(dry["preview"])) == (16, 11, 2, 10)
+    assert dry["preview"][0]["after"] == {"price": 1.0, "text": "no 2.0!"}
+    assert letters.found() == keys
+    code, output = letters.run(*chosen, "--yes")
+    assert (code, "edited and requeued 11 of 11\n" in output) == (1, True), "not all was done"
+    assert letters.found() == keys[11:]
+    waiting = letters.client.call(calls.SelectRecords("waiting", stream=STREAM))
+    assert isinstance(waiting, calls.RecordPage)
+    found = [info.payload.to_pylist()[0] for info in waiting.records if info.edited_by == user_name()]
+    assert [row["price"] for row in found if (row["text"] or "").endswith("!")] == [
+        float(n) for n in range(1, 12)
+    ]
+    code, output = letters.run("dead", "edit", keys[11], keys[12], "--with", fixes)
+    assert (code, output) == (
+        0,
+        "0 of 2 dead letters would change; 2 stay as they are\nedited and requeued 0 of 0\n",
+    )
+
+
+def test_records_of_an_edit_go_to_a_vertex_in_calls_of_a_bounded_size(
+    letters: Letters, fixes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftlayer.monitor.plans._EDIT_BYTES", 64)
+    letters.make([2.0] * 7)
+    before = len(letters.client.call(calls.ListAudit()).entries)  # type: ignore[union-attr]
+    assert letters.json("dead", "edit", "--all", "--with", fixes, "--yes")["changed"] == 7
+    assert len(letters.client.call(calls.ListAudit()).entries) - before > 1  # type: ignore[union-attr]
+    monkeypatch.setattr("ftlayer.monitor.plans.MOST_EDITED", 2)
+    keys = letters.make([2.0] * 3)
+    code, output = letters.run("dead", "edit", "--all", "--with", fixes, "--yes")
+    assert (code, "more than 2 letters" in output, letters.found()) == (2, True, keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ("--with", "fixes_of_prices:nothing", "--all"),
+            "--with: 'fixes_of_prices:nothing' cannot be imported",
+        ),
+        (("--with", "no_such:fix", "--all"), "expected 'package.module:function'"),
+        (("--with", "fixes_of_prices:half", "--all"), "is a float, not a function of a record"),
+        (("--with", "fixes_of_prices:halved"), "by their keys or by --where, or say --all"),
+        (
+            ("--with", "fixes_of_prices:halved", "--set", "price=1", "--all"),
+            "--with, --set, --from: give one",
+        ),
+        (("--all",), "many are edited by a function, --with module:function"),
+        (("--where", "age > 1s", "--set", "price=1"), "many are edited by a function"),
+        ((), "name one letter by its key"),
+    ],
+)
+def test_an_edit_of_many_that_makes_no_sense(
+    letters: Letters, fixes: str, given: tuple[str, ...], said: str
+) -> None:
+    keys = letters.make([1.5])
+    code, output = letters.run("dead", "edit", *given)
+    assert (code, said in output, letters.found()) == (2, True, keys), output
 
 
 @pytest.mark.parametrize(
@@ -320,7 +462,7 @@ def test_an_editor_that_changes_nothing_leaves_the_letter(
     editor.chmod(0o700)
     monkeypatch.setenv("EDITOR", "false")
     code, output = letters.run("dead", "edit", key)
-    assert (code, output.startswith("ftlayer: EDITOR: 'false' did not end well")) == (2, True)
+    assert (code, output) == (1, "ftlayer: the editor 'false' failed (exit code 1); nothing was changed\n")
     monkeypatch.setenv("EDITOR", str(editor))
     code, output = letters.run("dead", "edit", key, answer="n\n")
     assert (code, "the record: no JSON" in output, letters.found()) == (1, True, [key])
@@ -346,20 +488,49 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(
         made = Letters(store, client)
         first, _ = made.make([1.5, 3.5])
         code, output = run("dead", "requeue", "--all", "--yes", "--store", store)
-        assert (code, "is open in a program" in output) == (2, True), output
+        assert code == 1
+        assert f"{store} is held by process {os.getpid()}, whose vertex listens at {vertex.address}" in output
+        with pytest.raises(StoreLockedError, match=f"held by process {os.getpid()}, whose vertex"):
+            EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)).start()
+        assert (store / "vertex.log").exists(), "the log is that of the one that runs"
+    for left in ("vertex.access", "vertex.log"):  # as of a program that was killed
+        (store / left).write_text("left\n")
     code, output = run("dead", "list", "--store", store / "shard-000")
     assert (code, "is a shard of a store" in output) == (2, True), output
     monkeypatch.setenv("FTLAYER_ADDRESS", "grpc://127.0.0.1:1")
     assert run("dead", "edit", first, "--set", "price=7", "--store", store) == (
         0,
-        "edited and requeued 1 of 1\n",
+        "  price\n  - 1.5\n  + 7.0\nedited and requeued 1 of 1\n",
     )
     assert run("dead", "requeue", "--all", "--yes", "--store", store) == (0, "requeued 1 of 1\n")
     streams = json.loads(run("pending", "--json", "--store", store)[1])
     assert [(stream["waiting"], stream["dead"]) for stream in streams if stream["waiting"]] == [(2, 0)]
+    assert (store / "vertex.access").read_text() == "left\n"
+    assert (store / "vertex.log").read_text().startswith("left\n")
     code, output = run("dead", "list", "--store", tmp_path)
-    assert (code, "holds no store of a vertex" in output) == (1, True), output
+    assert (code, "holds no store of a vertex" in output) == (2, True), output
     assert not list(tmp_path.glob("vertex*")), "nothing is made where no store is"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("checkpoints", "clean", ""), "the argument behind 'clean'"),
+        (("dead", "list", "--store="), "--store"),
+        (("jobs", ""), "the argument behind 'jobs'"),
+        (("serve", ""), "the argument behind 'serve'"),
+    ],
+)
+def test_an_argument_that_is_empty_is_not_the_working_directory(command: tuple[str, ...], name: str) -> None:
+    assert run(*command) == (2, f"ftlayer: {name} is empty: give it a value, or leave it out\n")
+
+
+def test_a_text_that_is_no_key_is_told_what_one_is() -> None:
+    for text in ("abc", "ab", "zz00ff"):
+        with pytest.raises(
+            ConfigError, match=f"KEY: '{text}' is no key of a record: these are hexadecimal digits"
+        ):
+            parsed_keys([text])
 
 
 def test_a_path_that_cannot_be_looked_at_is_said(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ftlayer.cli.main import app, await_end
 from ftlayer.cli.top import Key, Position, key_of, moved
 from ftlayer.config import VertexOptions
 from ftlayer.errors import VertexUnavailableError
-from ftlayer.monitor.names import JobKey, VertexView, state_of
+from ftlayer.monitor.names import JobKey, VertexView, marked, state_of
 from ftlayer.vertex import calls
 from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, link_access, write_access
 from ftlayer.vertex.service.embedded import EmbeddedVertex
@@ -225,7 +225,7 @@ def test_what_a_killed_driver_has_left_is_broken_and_told_by_jobs_alone(killed: 
     assert (code, errors) == (0, "")
     assert output.splitlines()[0] == (
         f"broken: vertex left: process {GONE_PID}, which served it, was killed: start the program again; until then "
-        f"ftlayer inspect {killed} shows what its store has"
+        f"ftlayer inspect {killed} shows what its store has, and --store {killed} asks it"
     )
     assert json.loads(ftlayer("jobs", "--json")[1])["vertices"][0]["state"] == "killed"
     code, _, errors = ftlayer("pending")
@@ -270,10 +270,48 @@ def test_beside_others_a_killed_store_is_told_of_where_nothing_was_found(
     assert (code, output) == (0, "none\n")
     assert errors == (
         f"ftlayer: what the store of left has is not known: process {GONE_PID}, which served it, was killed: start the "
-        f"program again; until then ftlayer inspect {killed} shows what its store has\n"
+        f"program again; until then ftlayer inspect {killed} shows what its store has, and --store {killed} asks it\n"
     )
     code, output, errors = ftlayer("pending")
     assert (code, errors) == (0, "")
+
+
+def test_a_killed_program_keeps_its_name_is_shown_last_and_names_what_it_ran(
+    vertex: EmbeddedVertex, store: Path, killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, output, errors = ftlayer("jobs", "--vertex", killed, "--vertex", store)
+    assert (code, "clean-orders" in output) == (1, True)
+    assert errors.startswith(f"ftlayer: vertex left gives no answer: process {GONE_PID}")
+    sockets = killed.parent / "sockets"
+    (sockets / "access.json").unlink()
+    access = AccessFile(
+        "grpc+unix:///tmp/x/board", "t" * 43, None, None, GONE_PID, job="sums with checkpoints in s3://b/c"
+    )
+    write_access(sockets / "access.json", access)
+    code, output, errors = ftlayer("jobs", "sums")
+    assert code == 2
+    assert (
+        f"what driver-{GONE_PID} ran is not known: process {GONE_PID}, which ran sums with checkpoints in"
+        in errors
+    )
+
+
+def test_names_of_killed_programs_that_were_told_apart_stay_good(
+    killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, beside = tmp_path / "other" / "left", tmp_path / "beside"
+    for directory in (other, beside):
+        directory.mkdir(parents=True)
+    write_access(other / ACCESS_FILE, AccessFile("grpc+unix:///tmp/x/vertex", "t" * 43, None, None, GONE_PID))
+    link_access(beside, other / ACCESS_FILE)
+    found = (killed.parent / "sockets", beside)
+    monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", lambda: found)
+    names = sorted(view["vertex"] for view in json.loads(ftlayer("jobs", "--json")[1])["vertices"])
+    assert [marked("left", str(path)) for path in (killed, other)] in (names, names[::-1])
+    code, _, errors = ftlayer("jobs", "forget", "left")
+    assert (code, all(name in errors for name in names)) == (2, True), errors
+    assert ftlayer("jobs", "forget", marked("left", str(other)))[0] == 0
+    assert ftlayer("jobs", "forget", marked("left", str(killed)))[0] == 0
 
 
 def test_one_of_two_vertices_that_gives_no_answer_is_said(
@@ -285,8 +323,10 @@ def test_one_of_two_vertices_that_gives_no_answer_is_said(
     token.chmod(0o600)
     gone = "grpc+unix:///tmp/ftlayer-no-socket-is-here"
     code, output, errors = ftlayer("jobs", "--vertex", store, "--vertex", gone, "--token-file", token)
-    assert code == 0
+    assert code == 1
     assert "gives no answer" in errors
+    assert "no process listens there" in errors
+    assert "Flight" not in errors
     assert "clean-orders" in output
 
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from ftlayer.cli.printing import new_table, print_line, print_table, time_text
+from ftlayer.cli.printing import new_table, print_differences, print_line, print_table, time_text
 from ftlayer.cli.records import listed, print_listing, table_of_groups
+from ftlayer.monitor.differences import differences
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.plans import LetterGroup, Search, Selection
 from ftlayer.vertex.calls import Attempt, RecordInfo, RecordPage
@@ -153,3 +154,18 @@ def test_records_in_lists_are_cut_to_a_terminal_s_width() -> None:
     wide = printed(lambda console: listing_of(console, wide=True))
     assert "x" * 200 in wide[1]
     assert "y" * 300 in wide[2]
+
+
+def test_differences_are_coloured_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = differences({"text": "a 12,5 \x1b[2J"}, {"text": "a 12.5 \x1b[2J"})
+    plain = ["  text", '  - "a 12,5 \\u001b[2J"', '  + "a 12.5 \\u001b[2J"']
+    out = io.StringIO()
+    print_differences(Console(file=out, width=80), found)
+    assert out.getvalue().splitlines() == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_differences(Console(file=(out := io.StringIO()), width=80, force_terminal=True), found)
+    assert out.getvalue().splitlines() == plain
+    monkeypatch.delenv("NO_COLOR")
+    coloured = Console(file=(out := io.StringIO()), width=80, force_terminal=True, color_system="standard")
+    print_differences(coloured, found)
+    assert '\x1b[31m  - "a 12\x1b[0m\x1b[7;31m,\x1b[0m' in out.getvalue()

@@ -14,6 +14,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from ftlayer import CheckpointConfig, FixedDelay, FTLayer, StreamEnvironment
+from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.sinks import FileSink
 from ftlayer.sources import FilesDataSource, FilesSource
 
@@ -146,9 +147,10 @@ def test_acker_mode_loses_no_line(spark: Any, inbox: Inbox, wait_until: Any, tmp
 
 def test_plain_spark_reads_each_line_once(spark: Any, inbox: Inbox, tmp_path: Path) -> None:
     spark.dataSource.register(FilesDataSource)
+    limit = {"maxFilesPerTrigger": "3"} if HAS_LIMITS else {}
 
     def run() -> None:
-        options = {"journal": str(tmp_path / "journal"), "maxFilesPerTrigger": "3", "splitBytes": "50000"}
+        options = {"journal": str(tmp_path / "journal"), "splitBytes": "50000"} | limit
         lines = spark.readStream.format("ftlayer-files").options(**options).load(str(inbox.path))
         writer = lines.writeStream.format("ftlayer-files").option("path", str(tmp_path / "out"))
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -158,10 +160,12 @@ def test_plain_spark_reads_each_line_once(spark: Any, inbox: Inbox, tmp_path: Pa
     run()
     commits = tmp_path / "checkpoint" / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
-    assert last > 2
+    assert last > 2 or not HAS_LIMITS
     for note in (str(last), f".{last}.crc"):
         (commits / note).unlink()
     inbox.put(10, FILES)
     run()
+    if not HAS_LIMITS:
+        run()  # The one before ran the batch again that was not noted, and no other.
     found = [tuple(row) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(found) == sorted(inbox.expected)

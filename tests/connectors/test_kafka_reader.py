@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.sources import KafkaSource
 from ftlayer.sources.kafka.data_source import SCHEMA

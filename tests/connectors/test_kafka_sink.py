@@ -394,7 +394,7 @@ def test_what_dead_writers_left_is_removed(
     mine = copy_of(sink).write(rows(3))
     other = KafkaSink(kafka_server.url, topic, name="other", staging=tmp_path).write(rows(4))
     assert sink.clean([kept]) == []
-    assert sink.clean([kept], older_than_s=-60) == [str(tmp_path / dead.path)]
+    assert sink.clean([kept], older_than=-60) == [str(tmp_path / dead.path)]
     sink.commit([kept, mine], 1)
     assert sorted(kafka_server.numbers(topic)) == [2, 3]
     assert staged_in(tmp_path) == [tmp_path / other.path]

@@ -189,7 +189,7 @@ def test_what_dead_writers_left_is_removed(nats_server: Any, sink: NatsSink, str
     dead, kept = [sink_of(nats_server, stream).write(rows(number)) for number in (1, 2)]
     mine = sink.write(rows(3))
     assert sink.clean([kept]) == []
-    assert sink.clean([kept], older_than_s=-60) == [dead.id]
+    assert sink.clean([kept], older_than=-60) == [dead.id]
     sink.commit([kept, mine], 1)
     assert numbers_in(nats_server, stream) == [2, 3]
 

@@ -62,7 +62,7 @@ def test_files(s3_server: Any, bucket: str) -> None:
         sink.commit([third], 3)
     lost = FileSink(f"s3://{bucket}/out")
     lost.write(rows(4))
-    assert len(sink.clean(older_than_s=-60)) == 1
+    assert len(sink.clean(older_than=-60)) == 1
     assert len(s3_server.objects(bucket)) == 2
 
 
@@ -80,7 +80,7 @@ def test_a_delta_table(s3_server: Any, bucket: str) -> None:
     with pytest.raises(UncommittableError, match="is gone or changed"):
         sink.commit([third], 3)
     DeltaSink(url, storage_options=options).write(rows(4))
-    assert len(sink.clean(older_than_s=-60)) == 1
+    assert len(sink.clean(older_than=-60)) == 1
     two = [DeltaLog(url, options, "it") for _ in range(2)]
     last = sink.write(rows(4))
     two[0].add([last], {}, 4)

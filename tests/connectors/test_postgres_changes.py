@@ -271,7 +271,7 @@ def test_positions_of_another_server_or_of_its_future_are_refused(postgres_serve
     reader = opened(server, table)
     server.execute(f"INSERT INTO {table} VALUES (1)")
     *named, packed = msgpack.unpackb(fetch(reader).position)
-    system, lsn, done, _oid = msgpack.unpackb(packed)
+    system, lsn, done, oid = msgpack.unpackb(packed)
 
     def position(*state: Any) -> bytes:
         found: bytes = msgpack.packb([*named, msgpack.packb(state)])
@@ -279,9 +279,9 @@ def test_positions_of_another_server_or_of_its_future_are_refused(postgres_serve
 
     reader.close()
     with pytest.raises(SourceError, match="another server than the one that was read"):
-        opened(server, table, position("7", lsn, done)).fetch(1, 0.0)
+        opened(server, table, position("7", lsn, done, oid)).fetch(1, 0.0)
     with pytest.raises(SourceError, match="the server is older than what was read of it"):
-        opened(server, table, position(system, lsn + (1 << 40), 0)).fetch(1, 0.0)
+        opened(server, table, position(system, lsn + (1 << 40), 0, oid)).fetch(1, 0.0)
 
 
 def test_a_table_that_cannot_be_published_is_refused(postgres_server: Any, table: str) -> None:

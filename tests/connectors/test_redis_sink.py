@@ -120,7 +120,7 @@ def test_a_stream_is_trimmed(redis_server: Any, stream: str) -> None:
 
 
 def test_a_commit_that_was_forgotten_is_said_and_not_repeated(redis_server: Any, stream: str) -> None:
-    sink = RedisSink(redis_server.url, stream, remember=1)
+    sink = RedisSink(redis_server.url, stream, remember="1ms")
     message = sink.write(rows(1))
     sink.commit([message], 1)
     while keys_beside(redis_server, stream):
@@ -137,7 +137,7 @@ def test_what_dead_writers_left_is_removed(redis_server: Any, sink: RedisSink, s
     dead, kept = [RedisSink(redis_server.url, stream).write(rows(number)) for number in (1, 2)]
     mine = sink.write(rows(3))
     assert sink.clean([kept]) == []
-    assert sink.clean([kept], older_than_s=-60) == [dead.id]
+    assert sink.clean([kept], older_than=-60) == [dead.id]
     sink.commit([kept, mine], 1)
     assert numbers_in(redis_server, stream) == [2, 3]
 

@@ -52,7 +52,6 @@ from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.service.shard import ShardParts
 from ftlayer.vertex.service.vertex import Vertex
-from ftlayer.vertex.wire.frames import ENVELOPED
 
 ORIGIN = "http://localhost"
 TOKENS = {"operator": "operator-token-of-this-test", "reader": "reader-token-of-this-test"}
@@ -101,7 +100,7 @@ class LiveVertex:
             answered.set()
 
         self._sequence += 1
-        envelope = Envelope(f"test-{self._sequence}", 1) if type(call) in ENVELOPED else None
+        envelope = Envelope(f"test-{self._sequence}", 1) if call.enveloped else None
         self.vertex.submit(call, envelope, answer)
         assert answered.wait(60), call
         if isinstance(answers[0], FTLayerError):
@@ -331,4 +330,6 @@ def query_fixture(clock: ManualClock) -> Callable[..., JobDetails]:
 @pytest.fixture(scope="session")
 def kit() -> SimpleNamespace:
     """What a test makes a console of its own of, one that lives longer than a test."""
-    return SimpleNamespace(LiveVertex=LiveVertex, topology=topology, query=query, tokens=TOKENS)
+    return SimpleNamespace(
+        LiveVertex=LiveVertex, topology=topology, query=query, tokens=TOKENS, visitor=Visitor
+    )

@@ -210,6 +210,17 @@ def test_a_page_keeps_itself_current(opened: Any, site: Any) -> None:
     page.context.close()
 
 
+def test_times_are_the_viewer_s_and_a_range_is_in_the_url(opened: Any, site: Any) -> None:
+    page = opened(timezone_id="Europe/Berlin")
+    expect(page.locator("#zone")).to_have_text("Times are Europe/Berlin.")
+    shown = page.locator("#part-vertices time").first
+    expect(shown).to_have_attribute("title", re.compile(r"Europe/Berlin \(.*Z\)$"))
+    page.get_by_role("link", name="5 minutes").first.click()
+    page.wait_for_url("**/?range=5m")
+    expect(page.get_by_role("heading", name="The last 5 minutes").first).to_be_visible()
+    assert page.request.get(f"{site.url}/?range=7m").status == 400
+
+
 def test_a_savepoint_is_asked_for(opened: Any, site: Any) -> None:
     """The driver gets the order, and its answer is seen without a reload."""
     job = site.kit.topology(system_now)

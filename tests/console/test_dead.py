@@ -6,12 +6,17 @@ import html
 import io
 import json
 import re
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyarrow import parquet
+from starlette.testclient import TestClient
 
-from ftlayer.vertex.calls import DeadGroups, Stats
+from ftlayer.console.serve import create_app
+from ftlayer.errors import ConfigError
+from ftlayer.vertex.calls import DeadGroups, SelectRecords, Stats
 
 SCRIPT = '"><script>alert(1)</script>'
 STREAM = "orders/lines"
@@ -256,8 +261,8 @@ def test_a_payload_is_edited(visitor: Any, vertex: Any) -> None:
         assert says in answer.text
     fields = {"payload": '{"id": 3, "price": "17"}'}
     checked = visitor.post(f"{link}/edit", fields).text
-    assert "&#34;1&#34;" in checked
-    assert "&#34;17&#34;" in checked
+    assert "&#34;<del>1</del>&#34;" in checked
+    assert "&#34;<ins>17</ins>&#34;" in checked
     assert dead(vertex) == 5
     answer = visitor.post(f"{link}/edit", fields | {"confirmed": "yes"})
     assert answer.headers["location"] == "/dead"
@@ -267,6 +272,81 @@ def test_a_payload_is_edited(visitor: Any, vertex: Any) -> None:
     audit = visitor.log_in("reader").get("/audit").text
     assert "ada@console" in audit
     assert visitor.get(f"{link}/edit").status_code == 403
+
+
+def test_a_text_of_json_is_shown_and_edited_as_its_structure(visitor: Any, vertex: Any) -> None:
+    vertex.open(STREAM)
+    vertex.kill(STREAM, [{"value": b'{"a b": [1, 2], "c": "x"}'}], "parse", "ValueError")
+    text = visitor.log_in("operator").get("/records?state=dead").text
+    link = re.findall(r'href="(/records/shop/[0-9a-f]+)"', text)[0]
+    for path in (link, f"{link}/edit"):
+        shown = html.unescape(visitor.get(path).text)
+        assert '"value": {\n    "json": {\n      "a b": [\n        1,' in shown
+    fields = {"payload": '{"value": {"json": {"a b": [1, 3], "c": "x"}}}'}
+    checked = html.unescape(visitor.post(f"{link}/edit", fields).text)
+    assert 'value (JSON)."a b"[1]' in checked
+    assert "<del>2</del>" in checked
+    visitor.post(f"{link}/edit", fields | {"confirmed": "yes"})
+    (waiting,) = vertex.call(SelectRecords("waiting")).records
+    assert waiting.payload.to_pylist() == [{"value": b'{"a b": [1, 3], "c": "x"}'}]
+
+
+def with_a_point(record: dict[str, Any]) -> object:
+    if record["id"] == 4:
+        raise KeyError("who")
+    return None if record["id"] == 3 else {**record, "price": record["price"].replace(",", ".")}
+
+
+def test_many_letters_are_edited_by_a_function_that_the_console_was_started_with(
+    make_console: Any, vertex: Any, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "console_fixes", SimpleNamespace(point=with_a_point))
+    vertex.open(STREAM)
+    vertex.kill(STREAM, [{"id": n, "price": f"{n},5"} for n in range(12) if n not in (3, 4)], "parse", SCRIPT)
+    vertex.kill(STREAM, [{"id": n, "price": "1"} for n in (3, 4)], "score", "KeyError: 'who'")
+    console = make_console(edit_with=("console_fixes:point",))
+    console.watch.refresh()
+    with TestClient(create_app(console), kit.visitor.origin, follow_redirects=False) as client:
+        visitor = kit.visitor(client)
+        text = visitor.log_in("operator").get("/dead").text
+        assert '<select name="function"><option>console_fixes:point</option></select>' in text
+        fields = {"action": "edit", "function": "console_fixes:point", "group": ids_of(text)}
+        path = visitor.post("/dead/plans", fields).headers["location"]
+        page = settled(visitor, path)
+        assert "<strong>10 letters</strong>" in page
+        assert "of 12; 1 stay as they are, 1 are left:" in page
+        assert "KeyError: &#39;who&#39;" in page
+        assert page.count("<tbody>") == 10
+        assert "&#34;0<del>,</del>5&#34;" in page
+        assert "&#34;0<ins>.</ins>5&#34;" in page
+        assert dead(vertex) == 12
+        assert visitor.post(f"{path}/requeue").status_code == 400
+        visitor.post(f"{path}/edit")
+        assert "10 of 10 letters edited and requeued." in settled(visitor, path)
+        assert dead(vertex) == 2
+        made = visitor.api(
+            "operator",
+            "POST",
+            "/dead/plans",
+            json={"action": "edit", "function": "console_fixes:point", "filter": {"where": "record.id = 4"}},
+        ).json()
+        assert [each["reason"] for each in made["left"]] == ["KeyError: 'who'"]
+        for given in ({"function": "os:getcwd"}, {}, {"function": "console_fixes:point2"}):
+            refused = visitor.api(
+                "operator", "POST", "/dead/plans", json={"action": "edit", "all": True, **given}
+            )
+            assert (refused.status_code, "console_fixes:point" in refused.text) == (400, True)
+        assert visitor.api("reader", "POST", "/dead/plans", json={"action": "edit"}).status_code == 403
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_console_without_functions_edits_no_letters_by_one(visitor: Any, make_console: Any) -> None:
+    text = visitor.log_in("operator").get("/dead").text
+    assert 'value="edit"' not in text
+    refused = visitor.post("/dead/plans", {"action": "edit", "function": "os:getcwd", "group": ids_of(text)})
+    assert (refused.status_code, "start the console with --edit-with" in refused.text) == (400, True)
+    with pytest.raises(ConfigError, match="edit_with: 'no_such:fix' cannot be imported"):
+        make_console(edit_with=("no_such:fix",))
 
 
 @pytest.mark.usefixtures("letters")

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.console.graph import Layout, LayoutEdge, Route, lay_out
+from ftlayer.console.graph import EdgeRoute, Layout, LayoutEdge, lay_out
 
 SAMPLES = [step / 40 for step in range(41)]
 
@@ -53,7 +53,7 @@ def test_no_edge_crosses_a_box(graph: tuple[list[str], list[LayoutEdge]]) -> Non
                     assert not inside, (route, box)
 
 
-def _check_ends(layout: Layout, route: Route) -> None:
+def _check_ends(layout: Layout, route: EdgeRoute) -> None:
     boxes = {box.uid: box for box in layout.boxes}
     source, target = boxes[route.edge.source], boxes[route.edge.target]
     (start_x, start_y), (end_x, end_y) = route.curves[0].start, route.curves[-1].end

@@ -18,7 +18,7 @@ import pytest
 
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.serve import serve
-from ftlayer.errors import ConfigError
+from ftlayer.errors import MachineError
 from ftlayer.transport.tls import make_certificate
 
 PATIENCE_S = 60.0
@@ -140,7 +140,7 @@ def test_a_place_that_is_taken_is_said() -> None:
     """Before anything else happens."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigError, match="listen: cannot listen on"):
+        with pytest.raises(MachineError, match="listen: cannot listen on"):
             serve(ConsoleOptions(listen=listen), lambda: (), on_ready=lambda link: None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from starlette.testclient import TestClient
 
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterBatch, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters
 from ftlayer.checkpoint.storage.keys import storage_key
@@ -18,6 +18,7 @@ from ftlayer.console.searching import Console
 from ftlayer.console.serve import create_app
 from ftlayer.monitor.gather import Gatherer, StoredReports
 from ftlayer.records.ipc import as_stream
+from ftlayer.vertex.calls import Attempt
 
 
 def test_letters_in_files_are_among_the_dead_letters(
@@ -25,7 +26,7 @@ def test_letters_in_files_are_among_the_dead_letters(
 ) -> None:
     directory = str(tmp_path / "checkpoints")
     stored = StoredLetters(directory, "orders", storage_key(CheckpointConfig(directory=directory), "orders"))
-    attempt = FailedAttempt(1, 5_000, "ValueError: no number: 'x'", "parse", "slot 0", "Traceback: here")
+    attempt = Attempt(1, 5_000, "ValueError: no number: 'x'", "parse", "slot 0", "Traceback: here")
     payload = as_stream(pa.record_batch({"line": ["a line that is no order"]})).to_pybytes()
     letter = ChainLetter(
         b"a letter's name.",
@@ -59,4 +60,14 @@ def test_letters_in_files_are_among_the_dead_letters(
         )
         page = client.get("/dead")
         assert (page.status_code, "orders/parse" in page.text) == (200, True)
+        (key,) = (each["key"] for each in client.get("/api/v1/records", headers=headers).json()["items"])
+        (vertex,) = (view.vertex for view in console.watch.views())
+        assert "Edit and requeue" in client.get(f"/records/{vertex}/{key}").text
+        edited = client.put(
+            f"/api/v1/records/{vertex}/{key}/payload", headers=headers, json={"line": "an order"}
+        )
+        assert (edited.status_code, edited.json()) == (200, {"changed": 1})
+        (waiting,) = client.get("/api/v1/records?state=waiting", headers=headers).json()["items"]
+        assert waiting["record"] == {"line": "an order"}
+        assert "Requeue" not in client.get(f"/records/{vertex}/{key}").text
     console.watch.close()

@@ -12,7 +12,7 @@ from ftlayer.errors import VertexUnavailableError
 from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope
-from ftlayer.vertex.rules.layer import INTAKE, FTLayerCore
+from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
 
 STREAM = "job/source"
@@ -56,7 +56,7 @@ class Vertex:
         if isinstance(call, calls.ReadingCall):
             with self.store.read() as txn:
                 return self.layer.read(txn, call, self.now)
-        with self.store.write(intake=isinstance(call, INTAKE)) as txn:
+        with self.store.write(intake=isinstance(call, calls.IntakeCall)) as txn:
             outcome = self.layer.apply(txn, call, envelope, self.now)
         outcome.after()
         return outcome.reply

@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.dead_letters import announcer
 from ftlayer.dead_letters.announcer import LONGEST_PAUSE_S, Announcer, StreamTeller
 from ftlayer.dead_letters.letter import DeadLetter

@@ -45,8 +45,8 @@ def known(rows: list[int]) -> Tries:
 
 def expected(v: int) -> CurrentRecord:
     if v % 3 == 0:
-        return CurrentRecord(1, None, v + 7)
-    return CurrentRecord(v, dt.datetime.fromtimestamp(v, dt.UTC), v + 7)
+        return CurrentRecord(1, None, f"{v + 7:016x}")
+    return CurrentRecord(v, dt.datetime.fromtimestamp(v, dt.UTC), f"{v + 7:016x}")
 
 
 @settings(deadline=None, max_examples=30)
@@ -121,7 +121,7 @@ def test_behind_the_first_stage_tries_are_found_by_root(delivered: list[int], ro
     for row, root in enumerate(roots):
         record = found.record(row)
         if root in delivered:
-            assert (record.attempt, record.origin) == (root, root + 1)
+            assert (record.attempt, record.origin) == (root, f"{root + 1:016x}")
         else:
-            assert (record.attempt, record.first_failed_at, record.origin) == (1, None, root)
+            assert (record.attempt, record.first_failed_at, record.origin) == (1, None, f"{root:016x}")
     assert NOTHING_TRIED.known(ids).packed is None

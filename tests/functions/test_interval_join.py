@@ -34,7 +34,7 @@ def pair(left: Any, right: Any) -> tuple[int, int]:
 
 
 def join(lower: int, upper: int, function: Any = pair, schema: pa.Schema = PAIR) -> Join:
-    return Join("join", function, (("k",), ("key",)), (LEFT, RIGHT), lower, upper, schema)
+    return Join("join", function, schema, (("k",), ("key",)), (LEFT, RIGHT), lower, upper)
 
 
 class Joined:
@@ -141,7 +141,7 @@ def test_what_is_behind_a_join_sees_its_times_and_not_the_column() -> None:
         Filter("f", lambda record: seen.append(record) or record != (1, 12), PAIR),
         FlatMap("m", lambda record: [record, record], PAIR),
         MapBatches("b", lambda batch: batch, PAIR, "arrow", False),
-        Process("w", window, ("left",), PAIR),
+        Process("w", window, PAIR, ("left",)),
     )
     joined.run(0, [("a", 5, 1), ("a", 25, 2)])
     ran = joined.run(1, [("a", 12, 10), ("a", 1, 11), ("a", 2, 12)])

@@ -156,7 +156,7 @@ def test_a_snapshot_does_not_see_what_comes_behind_it(
 ) -> None:
     for mode in MODES:
         job = Running(
-            tmp_path / mode, backend, mode, lambda: Process("op", Keeping(way), ("k",), RESULT), logged=logged
+            tmp_path / mode, backend, mode, lambda: Process("op", Keeping(way), RESULT, ("k",)), logged=logged
         )
         for round_ in range(3):
             begun = list(range(3 * round_))
@@ -179,7 +179,7 @@ def test_a_snapshot_does_not_see_what_comes_behind_it(
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_failing_record_does_to_a_kept_value_is_not_in_the_state(tmp_path: Path, way: str) -> None:
     function = Keeping(way)
-    job = Running(tmp_path, "heap", "full", lambda: Process("op", function, ("k",), RESULT), logged=True)
+    job = Running(tmp_path, "heap", "full", lambda: Process("op", function, RESULT, ("k",)), logged=True)
     job.run(("a", 1))
     function.fails = True
     assert job.run(("a", 2)).failures
@@ -200,7 +200,7 @@ def test_an_aggregate_that_is_kept(tmp_path: Path, logged: bool, behind: bool) -
             each.append(record[1])
         return numbers[-1:] if behind else numbers
 
-    reduce_ = Reduce("op", add, ("k",), RESULT, create=list)
+    reduce_ = Reduce("op", add, RESULT, ("k",), create=list)
     job = Running(tmp_path, "heap", "full", lambda: reduce_, logged=logged)
     for number in range(3):
         job.run(("a", number))
@@ -226,7 +226,7 @@ def test_the_content_of_a_window_that_is_kept(tmp_path: Path, windows: Any) -> N
         tmp_path,
         "heap",
         "full",
-        lambda: Process("op", window_function(windows, content), ("k",), RESULT),
+        lambda: Process("op", window_function(windows, content), RESULT, ("k",)),
         logged=False,
     )
     job.run(("a", 1), ("a", 2))
@@ -255,7 +255,7 @@ def test_keys_do_not_share_a_default(tmp_path: Path, logged: bool, ttl: StateTtl
             return [numbers]
 
     default: list[int] = []
-    job = Running(tmp_path, "heap", "full", lambda: Process("op", Appending(), ("k",), RESULT), logged=logged)
+    job = Running(tmp_path, "heap", "full", lambda: Process("op", Appending(), RESULT, ("k",)), logged=logged)
     assert job.run(("a", 0), ("b", 0), ("a", 0)).outputs[""].batch.to_pylist() == [{"ns": [0]}] * 3
     job.close()
 
@@ -277,7 +277,7 @@ def test_without_changes_in_place_nothing_is_copied(tmp_path: Path) -> None:
             assert value.get() is list_.get()[0] is map_["f"] is record
             return [[1]]
 
-    process = Process("op", Same(), ("k",), RESULT, in_place=False)
+    process = Process("op", Same(), RESULT, ("k",), in_place=False)
     job = Running(tmp_path, "heap", "full", lambda: process, logged=False)
     assert not job.run(("a", 1)).failures
     job.close()

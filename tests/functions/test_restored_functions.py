@@ -198,7 +198,7 @@ def test_windows(
     lateness: int,
 ) -> None:
     function = window_function(KINDS[kind], CONTENTS[content], lateness)
-    check(Process("w", function, ("k",), RESULT), [RECORD], before, meanwhile, backend)
+    check(Process("w", function, RESULT, ("k",)), [RECORD], before, meanwhile, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -211,11 +211,11 @@ def test_joins(
     join = Join(
         "j",
         lambda left, right: (left[2], right[2]),
+        schema,
         (("k",), ("k",)),
         (RECORD, RECORD),
         lower,
         lower + width,
-        schema,
     )
     undisturbed, anew = check(as_co_process(join), [RECORD, RECORD], before, meanwhile, backend)
     # What was too late may be in time; nothing that was in time is missing.

@@ -53,7 +53,7 @@ def test_a_function_that_says_so_itself_is_not_asked_for() -> None:
         after_ms=30_000, uses_attempt=False
     )
     assert rules.decide(RetryLater("busy")) == RETRY
-    again = pickle.loads(pickle.dumps(RetryLater("busy", after=5, uses_attempt=False)))
+    again = pickle.loads(pickle.dumps(RetryLater("busy", after=0.005, uses_attempt=False)))
     assert (str(again), again.after_ms, again.uses_attempt) == ("busy", 5, False)
 
 
@@ -84,7 +84,7 @@ def test_a_rule_that_raises_leads_to_another_attempt_and_is_named() -> None:
         raise RuntimeError("no idea")
 
     (failure,) = (
-        Chain([Map("parse", raiser(ValueError("x")), V, rules_of(None, broken, "'parse'"))])
+        Chain([Map("parse", raiser(ValueError("x")), V, rules=rules_of(None, broken, "'parse'"))])
         .run(pa.record_batch([[1]], V))
         .failures
     )
@@ -116,23 +116,23 @@ def refuse_sevens(batch: pa.RecordBatch) -> pa.RecordBatch:
 @pytest.mark.parametrize(
     ("step", "fatal"),
     [
-        (Map("f", raiser(ValueError("x")), V, DEAD_VALUES), True),
-        (Map("f", raiser(OSError("x")), V, DEAD_VALUES), False),
+        (Map("f", raiser(ValueError("x")), V, rules=DEAD_VALUES), True),
+        (Map("f", raiser(OSError("x")), V, rules=DEAD_VALUES), False),
         (Map("f", raiser(PermanentFailure("x")), V), True),
-        (FlatMap("f", raiser(ValueError("x")), V, DEAD_VALUES), True),
-        (Filter("f", raiser(ValueError("x")), V, DEAD_VALUES), True),
-        (Map("f", lambda _: {"v": "no number"}, V, DEAD_TYPES), True),
-        (Map("f", lambda _: {"v": "no number"}, V, DEAD_VALUES), False),
-        (MapBatches("f", raiser(ValueError("x")), V, "arrow", False, DEAD_VALUES), True),
+        (FlatMap("f", raiser(ValueError("x")), V, rules=DEAD_VALUES), True),
+        (Filter("f", raiser(ValueError("x")), V, rules=DEAD_VALUES), True),
+        (Map("f", lambda _: {"v": "no number"}, V, rules=DEAD_TYPES), True),
+        (Map("f", lambda _: {"v": "no number"}, V, rules=DEAD_VALUES), False),
+        (MapBatches("f", raiser(ValueError("x")), V, "arrow", False, rules=DEAD_VALUES), True),
     ],
 )
 def test_the_rule_of_the_operator_that_raised_is_asked(step: Any, fatal: bool) -> None:
-    (failure,) = Chain([Map("before", dict, V, NO_RULES), step]).run(pa.record_batch([[1]], V)).failures
+    (failure,) = Chain([Map("before", dict, V, rules=NO_RULES), step]).run(pa.record_batch([[1]], V)).failures
     assert (failure.operator, failure.fatal) == ("f", fatal)
 
 
 def test_of_a_batch_the_rows_alone_are_judged() -> None:
-    step = MapBatches("f", refuse_sevens, V, "arrow", False, DEAD_VALUES)
+    step = MapBatches("f", refuse_sevens, V, "arrow", False, rules=DEAD_VALUES)
     result = Chain([step]).run(pa.record_batch([list(range(20))], V))
     failed = {
         failure.row: (failure.fatal, failure.after_ms, failure.uses_attempt) for failure in result.failures

@@ -16,7 +16,7 @@ from ftlayer.functions.ttl import StateTtl, holds_stamped, is_expired, table_nam
 from ftlayer.state.heap import HeapBackend
 
 TTL = StateTtl("10ms")
-READ = StateTtl(10, refresh_on_read=True)
+READ = StateTtl("10ms", refresh_on_read=True)
 
 
 def context(backend: HeapBackend | None = None) -> Context:
@@ -159,7 +159,7 @@ class Living(RuleBasedStateMachine):
     def begin(self, refresh: bool) -> None:
         self.refresh = refresh
         self.ctx = context()
-        ttl = StateTtl(10, refresh_on_read=refresh)
+        ttl = StateTtl("10ms", refresh_on_read=refresh)
         self.value = self.ctx.value("v", "none", ttl=ttl)
         self.list = self.ctx.list("l", ttl=ttl)
         self.map = self.ctx.map("m", ttl=ttl)

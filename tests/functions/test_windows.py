@@ -69,7 +69,7 @@ class Stage:
     ) -> None:
         function = window_function(windows, content, lateness_ms, late_tag)
         self.backend = HeapBackend()
-        step = Process("w", function, ("k",), RESULT, () if late_tag is None else ((late_tag, RECORD),))
+        step = Process("w", function, RESULT, ("k",), () if late_tag is None else ((late_tag, RECORD),))
         self.chain = TopologyChain([step], [RECORD], self.backend)
         self.chain.open()
         self.watermark_ms = MIN_MS

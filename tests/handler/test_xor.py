@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from ftlayer.errors import JobError, UnsupportedError
+from ftlayer.errors import JobError
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.handler.handler import FTHandler, Handler, NonFTHandler
 from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import shard_of
-from ftlayer.vertex.calls.event_ids import check_event_ids
+from ftlayer.vertex.calls.common import check_event_ids
 
 
 def u64(*numbers: int) -> np.ndarray:
@@ -111,19 +110,6 @@ def test_roots_are_named_by_their_place_and_carry_their_shard() -> None:
     assert len({root for part in [roots, *named] if part is not None for root in part.tolist()}) == 25
 
 
-def test_a_persist_call_has_what_it_was_given(handler: FTHandler) -> None:
-    payload = pa.record_batch({"x": [1, 2]})
-    hashes = np.zeros((2, 1), np.int32)
-    call = handler.persister.persist("s", payload, u64(1, 2), u64(3, 4), key_hashes=hashes)
-    assert (call.stream, call.payload, call.key_hashes) == ("s", payload, hashes)
-    assert (call.roots.tolist(), call.values.tolist(), call.position, call.ids) == (
-        [1, 2],
-        [3, 4],
-        None,
-        None,
-    )
-
-
 def test_with_fault_tolerance_on_anchors_are_needed(handler: FTHandler) -> None:
     with pytest.raises(ValueError, match="every record has RecordIds"):
         handler.xor.settle(None, u64())
@@ -139,8 +125,7 @@ def test_with_fault_tolerance_off_nothing_is_collected_and_a_failure_is_raised()
     assert handler.xor.failures() == ()
     with pytest.raises(JobError, match="'parse' failed: no number"):
         handler.xor.fail(None, [RowFailure(0, "parse", "no number", "trace")])
-    with pytest.raises(UnsupportedError, match="no vertex"):
-        handler.persister.persist("s", pa.record_batch({"x": [1]}), u64(1), u64(2))
+    assert handler.persister.root_range("s", 0, 0, 0, 5) is None
 
 
 def test_a_failed_record_leaves_no_ids_behind(exact: FTHandler) -> None:

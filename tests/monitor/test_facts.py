@@ -1,14 +1,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
+from ftlayer import sources
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.monitor import facts
 from ftlayer.monitor.facts.common import masked_failure, masked_reason, masked_traceback
 from ftlayer.monitor.names import JobNames
+from ftlayer.sources import PolledJsonSource, SseSource, TailSource, WebhookSource
+from ftlayer.sources.amqp import data_source as amqp
+from ftlayer.sources.files.formats import POSITION
+from ftlayer.sources.kafka import data_source as kafka
+from ftlayer.sources.mqtt import data_source as mqtt
+from ftlayer.sources.nats import source as nats
+from ftlayer.sources.postgres.catalog import schema_of_changes
+from ftlayer.sources.redis import data_source as redis
 from ftlayer.vertex.calls import Attempt, RecordInfo
 from ftlayer.vertex.calls.jobs import (
     AuditEntry,
@@ -136,6 +146,73 @@ def test_facts_are_plain_and_in_seconds(made: Any) -> None:
     assert record["types"]["tags"] == "list<item: string>"
     assert [each["traceback"] for each in record["attempts"]] == [TRACEBACK, TRACEBACK]
     assert shown["hour"]["series"] == {"in": [1, None, 2.5]}
+
+
+T = pa.scalar(1_790_000_000_000_000, pa.timestamp("us", "UTC"))
+
+
+def test_every_ready_made_source_says_where_a_record_came_from(made: Any) -> None:
+    """By columns of its rows, whatever else of them is there; what is masked is not told."""
+    rows: dict[str, tuple[pa.Schema, dict[str, Any], str]] = {
+        "AmqpSource": (
+            amqp.SCHEMA,
+            {"routing_key": "new", "message_id": "m1", "timestamp": T.as_py()},
+            "routing key new, message m1",
+        ),
+        "FilesSource": (pa.schema(POSITION), {"path": "/a.csv", "offset": 17}, "/a.csv, offset 17"),
+        "KafkaSource": (
+            kafka.SCHEMA,
+            {"topic": "orders", "partition": 3, "offset": 17},
+            "topic orders, partition 3, offset 17",
+        ),
+        "MqttSource": (
+            mqtt.SCHEMA,
+            {"topic": "room/1", "qos": 1, "received": T.as_py()},
+            "topic room/1, received 2026-09-21T14:13:20Z",
+        ),
+        "NatsSource": (
+            nats.SCHEMA,
+            {"subject": "orders.new", "sequence": 17},
+            "subject orders.new, message 17",
+        ),
+        "PolledJsonSource": (PolledJsonSource("http://a/b", id="n").schema, {"id": "17"}, "message 17"),
+        "PostgresChangesSource": (
+            schema_of_changes([pa.field("price", pa.int64())]),
+            {"_lsn": (1 << 32) + 0x16B3748, "_sequence": 3, "_transaction": 571},
+            "LSN 1/16B3748, change 3 of transaction 571",
+        ),
+        "RedisSource": (redis.schema_of(()), {"id": "1526919030474-0"}, "message 1526919030474-0"),
+        "SseSource": (SseSource("http://a/b").schema, {"id": "17"}, "message 17"),
+        "TailSource": (
+            TailSource("/var/log/a.log").schema,
+            {"path": "/var/log/a.log", "offset": 9},
+            "/var/log/a.log, offset 9",
+        ),
+        "WebhookSource": (
+            WebhookSource("127.0.0.1:0").schema,
+            {"id": "r1", "path": "/in"},
+            "request r1 to /in",
+        ),
+    }
+    named = {name for name in sources.__all__ if name.endswith("Source") and not name.endswith("DataSource")}
+    # A row of a table says it by the table's own key.
+    assert set(rows) == named - {"PostgresTableSource"}
+    record = a_record(made)
+    for schema, values, said in rows.values():
+        payload = pa.RecordBatch.from_pylist([values], schema=schema)
+        found = replace(record, payload=payload)
+        assert facts.came_from(found) == said
+        assert facts.came_from(found, mask=True) == ""
+        assert facts.record_facts("local", found, JobNames([]))["came_from"] == said
+        nothing = pa.RecordBatch.from_pylist(
+            [{}], schema=pa.schema([field.with_nullable(True) for field in schema])
+        )
+        assert facts.came_from(replace(record, payload=nothing)) == ""
+    read = Attempt(1, 1, "", "", "Spark stage 3 on a, pid 1; read as row 7 of partition 2 of batch 40")
+    assert (
+        facts.came_from(replace(record, history=(read, *record.history)))
+        == "row 7 of partition 2 of batch 40"
+    )
 
 
 def test_totals_of_an_operator_outlive_its_subtasks(made: Any) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.row_json import json_of_row, row_of_json, value_of_text
+from ftlayer.monitor.row_json import json_of_row, row_of_json, structured_row, value_of_text
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -202,3 +202,83 @@ def test_any_json_is_a_row_or_an_error_of_ours(values: dict[str, Any]) -> None:
     except ConfigError:
         return
     row.validate(full=True)
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just({"json": [1]})),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=4,
+)
+TEXTS = st.one_of(
+    st.builds(
+        lambda value, indent, ascii: json.dumps(value, indent=indent, ensure_ascii=ascii),
+        VALUES,
+        st.sampled_from((None, 1, 2)),
+        st.booleans(),
+    ),
+    st.sampled_from(
+        (
+            *(
+                '{"a": 1, "a": 2}',
+                '{"n": 9007199254740993}',
+                '{"n": 1.50}',
+                "[NaN]",
+                "[1e3]",
+                "[-0]",
+                " [ 1 ]",
+            ),
+            *(
+                "[" * 5_000,
+                '["\\ud800"]',
+                '{"b":1,"a":1}',
+                '{"a":1,"b":1}',
+                "[1.0]",
+                "[1]",
+                '{"a":\t1}',
+                "{}x",
+                "[",
+            ),
+        )
+    ),
+).filter(lambda text: not any("\ud800" <= char <= "\udfff" for char in text))
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=3))
+def test_texts_of_json_that_are_not_edited_keep_their_bytes(texts: list[str]) -> None:
+    """In whatever column they are, and however they are written; through the JSON that an editor has."""
+    row = pa.record_batch(
+        {
+            "text": pa.array([texts[0]]),
+            "raw": pa.array([texts[-1].encode()], pa.binary()),
+            "many": pa.array([texts], pa.list_(pa.large_string())),
+            "map": pa.array(
+                [[(texts[0], {"json": texts[-1]})]], pa.map_(pa.string(), pa.struct([("json", pa.string())]))
+            ),
+        }
+    )
+    edited = json.loads(json.dumps(structured_row(row), ensure_ascii=False, indent=2))
+    assert row_of_json(edited, row.schema, row).equals(row)
+
+
+def test_a_text_of_json_is_a_structure_and_what_is_edited_in_it_a_text_again() -> None:
+    row = pa.record_batch({"raw": pa.array([b'{"who": "\\u00e9", "price": "12,5"}'], pa.binary())})
+    assert structured_row(row) == {"raw": {"json": {"who": "é", "price": "12,5"}}}
+    edited = {"raw": {"json": {"who": "é", "price": 12.5}}}
+    assert row_of_json(edited, row.schema, row)["raw"].to_pylist() == [b'{"who": "\\u00e9", "price": 12.5}']
+    assert row_of_json(edited, row.schema)["raw"].to_pylist() == ['{"who":"é","price":12.5}'.encode()]
+    for text in (
+        '{"a":1,"a":1}',
+        "[9007199254740993]",
+        "[1.50]",
+        "[NaN]",
+        "7",
+        '"x"',
+        "{",
+        '{"a":1} x',
+        "[-0]",
+    ):
+        assert structured_row(pa.record_batch({"text": [text]})) == {"text": text}
+    # Two texts with one structure could not be told apart.
+    assert structured_row(pa.record_batch({"a": ["[1]"], "b": ["[ 1]"]})) == {"a": "[1]", "b": "[ 1]"}
+    with pytest.raises(ConfigError, match=r"'raw'.*NaN and Infinity are no JSON"):
+        row_of_json({"raw": {"json": [float("nan")]}}, row.schema, row)

@@ -12,16 +12,18 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterBatch, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters
 from ftlayer.checkpoint.storage.keys import storage_key
+from ftlayer.checkpoint.storage.report import put_report
 from ftlayer.cli.main import app
 from ftlayer.clock import Now
-from ftlayer.errors import CheckpointError, UnsupportedError
+from ftlayer.errors import CheckpointError, MalformedRequestError, UnsupportedError
 from ftlayer.monitor.gather import Gatherer, LetterReader, StoredReports
 from ftlayer.records.ipc import as_stream
 from ftlayer.vertex import calls
+from ftlayer.vertex.calls import Attempt
 
 
 def letter(number: int, **more: Any) -> ChainLetter:
@@ -29,9 +31,7 @@ def letter(number: int, **more: Any) -> ChainLetter:
     payload = as_stream(pa.record_batch({"n": [number], "text": [f"line {number}"]})).to_pybytes()
     operator = more.get("operator", "parse")
     attempts = tuple(
-        FailedAttempt(
-            each, number * 1_000, f"ValueError: no number: 'x{number}'", operator, "slot 0", "Traceback"
-        )
+        Attempt(each, number * 1_000, f"ValueError: no number: 'x{number}'", operator, "slot 0", "Traceback")
         for each in (1, 2)
     )
     fields: dict[str, Any] = {
@@ -177,7 +177,7 @@ def test_groups_and_their_letters(directory: Path) -> None:
 def test_a_letter_that_two_checkpoints_have_written_is_one(directory: Path) -> None:
     stats = LetterReader(str(directory)).answer(calls.Stats())
     assert isinstance(stats, calls.StatsReply)
-    assert stats.values == {"dead_letters": 5.0}
+    assert stats.values == {"dead_letters": 5.0, "waiting": 0.0}
 
 
 def test_purged_letters_are_gone_from_all_files(directory: Path) -> None:
@@ -192,9 +192,58 @@ def test_a_directory_without_letters_has_no_records(tmp_path: Path) -> None:
     assert LetterReader(str(tmp_path)).answer(calls.Stats()) is None
 
 
-def test_to_requeue_them_takes_a_vertex(directory: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"give the job's environment one \(board=FTLayer\.connect"):
-        LetterReader(str(directory)).answer(calls.Requeue((letter(1).letter,)))
+def test_what_is_requeued_waits_beside_the_files_and_is_not_dead_any_more(directory: Path) -> None:
+    reader = LetterReader(str(directory))
+    edited = pa.record_batch({"n": [40], "text": ["mended"]})
+    assert reader.answer(calls.Requeue((letter(3).letter, letter(9).letter))) == calls.Changed(1)
+    edits = (calls.Edit(letter(4).letter, edited),)
+    assert reader.answer(calls.EditAndRequeue(edits, "me")) == calls.Changed(1)
+    for again in (calls.Requeue((letter(3).letter,)), calls.Purge((letter(3).letter,))):
+        assert reader.answer(again) == calls.Changed(0)
+    assert numbers(reader) == [1, 2, 5]
+    waiting = reader.answer(calls.SelectRecords("waiting"))
+    assert isinstance(waiting, calls.RecordPage)
+    assert [info.payload.to_pylist()[0]["n"] for info in waiting.records] == [3, 40]
+    stats = reader.answer(calls.Stats())
+    assert isinstance(stats, calls.StatsReply)
+    assert stats.values == {"dead_letters": 3.0, "waiting": 2.0}
+
+
+def test_an_edit_that_does_not_fit_changes_nothing(directory: Path) -> None:
+    reader = LetterReader(str(directory))
+    wrong = pa.record_batch({"n": ["one"], "text": ["mended"]})
+    fits = pa.record_batch({"n": [2], "text": ["mended"]})
+    edits = (calls.Edit(letter(2).letter, fits), calls.Edit(letter(1).letter, wrong))
+    with pytest.raises(MalformedRequestError, match=f"the record of {letter(1).letter.hex()}.*n"):
+        reader.answer(calls.EditAndRequeue(edits, "me"))
+    timer = reader.answer(calls.SelectRecords("dead", keys=(letter(5).letter,)))
+    assert isinstance(timer, calls.RecordPage)
+    with pytest.raises(UnsupportedError, match="is a timer, which has no record to edit"):
+        reader.answer(calls.EditAndRequeue((calls.Edit(letter(5).letter, timer.records[0].payload),), "me"))
+    assert numbers(reader) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("state", "into", "said"),
+    [
+        ("running", (), "'parse' is a source: a row that it could not send does not come back into it"),
+        ("ended", ("parse",), "'orders' has come to its end, and a start with restore_from='latest'"),
+        ("cancelled", ("parse",), ""),
+    ],
+)
+def test_what_nothing_would_carry_out_is_refused_and_says_what_to_do(
+    directory: Path, state: str, into: tuple[str, ...], said: str
+) -> None:
+    nodes = tuple(calls.PlanNode(uid, (uid,), 1) for uid in ("parse", "count"))
+    plan = calls.JobPlan(nodes, tuple(calls.PlanEdge("count", uid) for uid in into))
+    times: dict[str, Any] = {"since_ms": 1, "at_ms": 2, "final": state != "running", "plan": plan}
+    details = calls.JobDetails("orders", "orders", calls.JobKind.TOPOLOGY, "run", "barrier", state, **times)
+    put_report(str(directory), details)
+    words = ("requeue", letter(1).letter.hex())
+    done = run(*words, directory=directory, code=1 if said else 0)
+    assert (said or "requeued 1 of 1; their job takes them within ten seconds") in done
+    listed = run("list", directory=directory)
+    assert f"{5 if said else 4} listed" in listed
 
 
 def test_what_watches_directories_sees_their_letters(directory: Path) -> None:
@@ -233,12 +282,6 @@ def test_commands_over_a_directory(directory: Path, tmp_path: Path) -> None:
     assert parquet.read_table(out).num_rows == 4
     assert "purged 3 of 3" in run("purge", "--where", "stream = orders/parse", "--yes", directory=directory)
     assert "2 dead letters in 2 groups" in run("group", directory=directory)
-
-
-def test_requeue_says_that_it_takes_a_vertex(directory: Path) -> None:
-    assert "are of jobs without a vertex" in run(
-        "requeue", letter(1).letter.hex(), directory=directory, code=1
-    )
 
 
 def test_letters_that_are_signed_with_the_users_key(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -10,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import MalformedRequestError
-from ftlayer.records.failure_columns import COLUMNS, FailureRow, from_columns, to_columns, well_formed
+from ftlayer.records.failures import COLUMNS, Failure, from_columns, to_columns, well_formed
 
 texts = st.one_of(
     st.sampled_from(["", "\n", "a\n", "a\nb", "a\nb\n", "\n\n"]), st.text(st.characters(codec="utf-8"))
 )
 rows = st.builds(
-    FailureRow,
+    Failure,
     st.integers(1, 2**64 - 1),
     texts,
     texts,
@@ -28,31 +29,29 @@ rows = st.builds(
 )
 
 
-def through(failures: list[FailureRow]) -> list[FailureRow]:
+def through(failures: list[Failure]) -> list[Failure]:
     return from_columns(msgpack.unpackb(msgpack.packb(to_columns(failures))))
 
 
 @settings(deadline=None)
 @given(st.lists(rows, max_size=6))
-def test_failures_come_back(failures: list[FailureRow]) -> None:
+def test_failures_come_back(failures: list[Failure]) -> None:
     assert through(failures) == failures
 
 
 def test_texts_that_repeat_are_written_once_and_read_as_one() -> None:
     frames = "Traceback:\n" + "  File somewhere\n" * 100
-    failures = [
-        FailureRow(i, f"no {i}", "parse", f"{frames}ValueError: no {i}", False) for i in range(1, 1_001)
-    ]
-    same = [row._replace(traceback=frames) for row in failures]
+    failures = [Failure(i, f"no {i}", "parse", f"{frames}ValueError: no {i}", False) for i in range(1, 1_001)]
+    same = [replace(row, traceback=frames) for row in failures]
     assert len(msgpack.packb(to_columns(failures))) < 100 * len(failures)
     assert through(failures) == failures
     assert len({id(row.traceback) for row in through(same)}) == 1
 
 
 def test_lone_surrogates_become_their_escapes() -> None:
-    failure = FailureRow(1, "no file caf\udce9", "op\ud800", "in caf\udce9\nlast \udfff", True)
+    failure = Failure(1, "no file caf\udce9", "op\ud800", "in caf\udce9\nlast \udfff", True)
     (came,) = through([failure])
-    assert came == FailureRow(1, "no file caf\\udce9", "op\\ud800", "in caf\\udce9\nlast \\udfff", True)
+    assert came == Failure(1, "no file caf\\udce9", "op\\ud800", "in caf\\udce9\nlast \\udfff", True)
     assert well_formed("héllo 😀") == "héllo 😀"
 
 
@@ -77,7 +76,7 @@ def test_lone_surrogates_become_their_escapes() -> None:
     ],
 )
 def test_other_columns_are_refused_by_name(change: dict[str, Any], named: str) -> None:
-    good = to_columns([FailureRow(i, "r", "o", "t", False) for i in (1, 2)])
+    good = to_columns([Failure(i, "r", "o", "t", False) for i in (1, 2)])
     assert set(good) == set(COLUMNS)
     with pytest.raises(ValueError, match=named):
         from_columns(good | change)
@@ -90,4 +89,4 @@ def test_a_negative_pause_is_refused_and_not_taken_for_none(pause: int) -> None:
     with pytest.raises(
         MalformedRequestError, match=f"after_ms: expected a pause of 0 ms or more.*got {pause}"
     ):
-        to_columns([FailureRow(1, "r", "o", "t", False, pause)])
+        to_columns([Failure(1, "r", "o", "t", False, pause)])

@@ -154,7 +154,7 @@ def test_a_log_that_does_not_reach_back_is_said(path: str, monkeypatch: pytest.M
     with pytest.raises(UncommittableError, match="cannot be told any more"):
         again(sink).commit(messages, 1)
     again(sink).abort(messages, 1)
-    assert again(sink).clean(older_than_s=-60) == []
+    assert again(sink).clean(older_than=-60) == []
     assert numbers_in(path) == [0, 1, 2]
 
 
@@ -526,7 +526,7 @@ def test_against_a_model(tmp_path_factory: pytest.TempPathFactory, steps: list[t
             waiting = []
         elif step == "clean":
             if expected:
-                sink.clean([message for message, _ in waiting], older_than_s=-60)
+                sink.clean([message for message, _ in waiting], older_than=-60)
         elif step == "compact":
             if expected:
                 deltalake.DeltaTable(path).optimize.compact()
@@ -536,7 +536,7 @@ def test_against_a_model(tmp_path_factory: pytest.TempPathFactory, steps: list[t
         assert numbers_in(path) == sorted(expected)
         assert is_noted_once(path)
     if expected:
-        DeltaSink(path).clean(older_than_s=-60)
+        DeltaSink(path).clean(older_than=-60)
         sink.abort([message for message, _ in waiting], 0)
         assert numbers_in(path) == sorted(expected)
 
@@ -546,11 +546,11 @@ def test_what_dead_writers_left_is_removed(path: str) -> None:
     job = DeltaSink(path)
     mine = again(job).write(rows(3))
     assert job.clean([kept]) == []
-    assert job.clean([kept, None], older_than_s=-60) == [dead.files[0].path]
+    assert job.clean([kept, None], older_than=-60) == [dead.files[0].path]
     job.commit([kept, mine], 1)
     assert numbers_in(path) == [2, 3]
     deltalake.DeltaTable(path).optimize.compact()
-    assert DeltaSink(path).clean(older_than_s=-60) == [], "what was committed is left to VACUUM"
+    assert DeltaSink(path).clean(older_than=-60) == [], "what was committed is left to VACUUM"
 
 
 # ---------------------------------------------------------------- options

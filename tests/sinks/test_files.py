@@ -311,7 +311,7 @@ def test_a_batch_whose_commit_failed_is_aborted_by_spark_and_run_again(
             sink.commit(messages, 0)
     sink.abort(messages, 0)
     again = FileSink(url)
-    assert again.clean(older_than_s=0) == []
+    assert again.clean(older_than=0) == []
     again.commit([again.write(rows(1, 2))], 0)
     assert numbers_in(url) == [1, 2]
     assert in_progress(url) == []
@@ -332,7 +332,7 @@ def test_what_the_dead_have_left_is_cleaned(url: str) -> None:
     dead, alive = FileSink(url), FileSink(url)
     lost, kept, mine = dead.write(rows(1)), dead.write(rows(2)), alive.write(rows(3))
     assert alive.clean([kept, None]) == []
-    assert len(alive.clean([kept, None], older_than_s=-1)) == 1
+    assert len(alive.clean([kept, None], older_than=-1)) == 1
     alive.commit([kept], 1)
     alive.commit([mine], 2)
     assert numbers_in(url) == [2, 3]
@@ -354,7 +354,7 @@ def test_what_others_are_writing_is_not_cleaned_where_its_age_is_unknown(
     job.commit([message], 1)
     assert numbers_in(url) == [1]
     job.write(rows(2))
-    assert len(other.clean(older_than_s=-1)) == 1
+    assert len(other.clean(older_than=-1)) == 1
     assert in_progress(url) == ["_ftlayer-inprogress/x/not-ours"]
 
 
@@ -390,12 +390,12 @@ def test_against_a_model(events: list[tuple[str, int]]) -> None:
             sink.abort([message for message, _ in waiting] + committed[choice:], choice)
             waiting = []
         elif happens == "clean":
-            sink.clean([message for message, _ in waiting], older_than_s=-1)
+            sink.clean([message for message, _ in waiting], older_than=-1)
         else:
             sink = FileSink(url)
             waiting = waiting[:choice]
         assert numbers_in(url) == expected
-    FileSink(url).clean(older_than_s=-1)
+    FileSink(url).clean(older_than=-1)
     assert in_progress(url) == []
 
 

@@ -553,12 +553,11 @@ def test_a_database_that_is_gone_is_final_and_a_password_is_not(
 
 
 def test_rows_that_block_a_commit_are_taken_out(server: Any, sink: PostgresSink, table: str) -> None:
-    """Those that exclude each other over messages, too; of an earlier version's, which have no numbers; once."""
+    """Those that exclude each other over messages, too; once."""
     written = [sink.write(rows(1, 2, 3)), sink.write(rows(3, 4)), sink.write(rows(2)), sink.write(rows(9))]
     committed = sink.write(rows(7))
     sink.commit([committed], 1)
     server.execute(f"INSERT INTO {table} VALUES (9)")
-    server.execute(f"UPDATE {table}_ftlayer_staging SET ftlayer_row = NULL WHERE n <> 9")
     again = PostgresSink(server.dsn, table)
     messages = [committed, *written]
     found = again.refused(messages)
@@ -597,18 +596,6 @@ def test_a_batch_that_was_committed_is_not_refused_when_it_runs_again(
     monkeypatch.setattr(postgres, "streaming_batch", lambda: "8")
     with pytest.raises(RowsRejected, match="23505"):
         sink.write(rows(1))
-    assert numbers_in(server, table) == [1]
-
-
-def test_tables_that_an_earlier_version_has_made(server: Any, sink: PostgresSink, table: str) -> None:
-    sink.write(rows(1))
-    server.execute(f"DROP TABLE {table}_ftlayer_staging")
-    server.execute(
-        f"CREATE TABLE {table}_ftlayer_staging AS SELECT NULL::text AS ftlayer_message, * FROM {table}"
-    )
-    with pytest.raises(RowsRejected):
-        sink.write(rows(1, 1))
-    sink.commit([sink.write(rows(1))], 1)
     assert numbers_in(server, table) == [1]
 
 
@@ -768,7 +755,7 @@ def test_what_the_dead_have_staged_is_cleaned(server: Any, table: str) -> None:
     lost, kept = dead.write(rows(1)), dead.write(rows(2))
     theirs, mine = other.write(rows(3)), alive.write(rows(4))
     assert alive.clean([kept]) == []
-    assert alive.clean([kept], older_than_s=0) == [lost.id]
+    assert alive.clean([kept], older_than=0) == [lost.id]
     for sink, message in ((alive, kept), (other, theirs), (alive, mine)):
         sink.commit([message], 1)
     assert numbers_in(server, table) == [2, 3, 4]
@@ -905,7 +892,7 @@ def test_names_that_look_like_placeholders(server: Any) -> None:
     ]
     other = PostgresSink(server.dsn, "100%.a%st%", name="it's %s\\")
     assert other.clean() == []
-    assert other.clean(older_than_s=0.0) == [third.id]
+    assert other.clean(older_than=0.0) == [third.id]
 
 
 def test_the_staging_table_has_an_index_however_long_its_name(server: Any) -> None:
@@ -954,5 +941,5 @@ def test_psycopg_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(ConfigError, match=r"pip install 'ftlayer\[postgres\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[postgres\]'"):
         PostgresSink("dbname=x", "t")

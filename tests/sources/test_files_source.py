@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
+from ftlayer.data_sources import ReadAllAvailable, ReadMaxFiles
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.records.beside import misfits
 from ftlayer.sources import FilesSource, TailSource

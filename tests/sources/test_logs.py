@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.errors import SourceChangedError
 from ftlayer.sources.logs import LogReader, Offsets, limited
 

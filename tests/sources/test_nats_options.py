@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError
 from ftlayer.sinks import NatsSink
 from ftlayer.sources import NatsDataSource, NatsSource

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import (
     PostgresChangesDataSource,
@@ -71,7 +71,7 @@ def test_a_wrong_option_of_tables_is_named(given: dict[str, Any], said: str) -> 
 
 def test_psycopg_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(ConfigError, match=r"pip install 'ftlayer\[postgres\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[postgres\]'"):
         PostgresChangesSource(DSN, "t", "s")
 
 
@@ -144,6 +144,10 @@ def test_types_have_their_counterparts(named: str, kind: pa.DataType) -> None:
 def test_a_value_that_a_column_cannot_have_is_shown(named: str, bad: str) -> None:
     with pytest.raises(SourceError, match=r"column 'c': the value .*as_text=\['c'\]"):
         to_column([None, bad], pa.field("c", type_of(named)))
+    with pytest.raises(
+        SourceError, match=r"no int32: if .*start the program again.*else read .*as_text=\['n'\]"
+    ):
+        to_column(["3000000000"], pa.field("n", pa.int32()))
 
 
 def test_values_may_be_missing() -> None:

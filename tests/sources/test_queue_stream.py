@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import cloudpickle
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from ftlayer.data_sources import ReadAllAvailable
 from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.sources import queue_stream
 from ftlayer.sources.queue_stream import QueueStreamReader, Spool

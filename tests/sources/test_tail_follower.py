@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import count
@@ -61,6 +62,10 @@ class MemoryDisk:
         self.now_ns = 1
         self.interruption: Callable[[], None] | None = None
         self.calls_before = 0
+        self.skipped: dict[str, str] = {}
+
+    def skip(self, path: str, why: str) -> None:
+        self.skipped[path] = why
 
     def interrupt(self) -> None:
         """Something happens in the middle of what the follower does."""
@@ -456,6 +461,42 @@ def test_a_line_without_an_end_is_cut() -> None:
     assert list(map(len, lines_of(follower, disk))) == [1_024, 1_024]
     disk.write(log, b"y\n")
     assert list(map(len, lines_of(follower, disk))) == [2_500 - 2 * 1_024 + 1]
+
+
+def test_a_line_is_cut_between_characters() -> None:
+    disk = MemoryDisk()
+    log = disk.create(LOG)
+    lines = ["é" * 600, "y" + "é" * 600, "xy" + "日" * 400, "𝄞" * 300 + "z"]
+    disk.write(log, "\n".join(lines)[:-1].encode() + "é".encode()[:1])
+    follower = make_follower(disk)
+    found = lines_of(follower, disk)
+    assert all(line.decode() for line in found), "no character has its bytes in two of them"
+    disk.write(log, "é".encode()[1:] + b"\n")
+    assert b"".join(found + lines_of(follower, disk)).decode() == "".join(lines)[:-1] + "é"
+    late = make_follower(disk, from_end=True)
+    disk.write(log, "é".encode() * 600 + "é".encode()[:1])
+    assert lines_of(late, disk) == []
+    disk.write(log, "é".encode()[1:] + b"\n")
+    assert [line.decode() for line in lines_of(late, disk)] == ["é"]
+
+
+def test_a_file_whose_disk_fails_is_read_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = MemoryDisk()
+    log = disk.create(LOG)
+    disk.write(log, b"1\n")
+    follower = make_follower(disk)
+    assert lines_of(follower, disk) == [b"1"]
+    disk.write(log, b"2\n")
+    with monkeypatch.context() as broken:
+        broken.setattr(
+            Handle, "read", lambda *_: (_ for _ in ()).throw(OSError(errno.ESTALE, "Stale handle"))
+        )
+        assert lines_of(follower, disk) == []
+        assert (disk.skipped, log.handles) == ({LOG: "cannot be read: Stale handle"}, 0)
+        follower.look(disk.now_ns)
+        follower.look(disk.now_ns + 2 * QUIET_NS)
+        assert lines_of(follower, disk) == []
+    assert lines_of(follower, disk) == [b"2"]
 
 
 def test_a_copy_without_a_log_that_was_read_up_to_it_is_warned_of(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -163,4 +166,48 @@ def test_a_position_of_another_source_is_refused() -> None:
 def test_a_directory_is_no_log(tmp_path: Path) -> None:
     reader = TailSource(str(tmp_path)).open(Member("job", 0, 1), {}, stored=True)
     with pytest.raises(SourceError, match="is a directory; name its logs"):
+        reader.fetch(1, 0)
+
+
+@pytest.mark.parametrize("pattern", [True, False])
+def test_one_that_cannot_be_read_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pattern: bool
+) -> None:
+    for name in ("a.log", "closed.log", "z.log"):
+        (tmp_path / name).write_text(f"{name}\n")
+    (tmp_path / "folder.log").mkdir()
+    (tmp_path / "nowhere.log").symlink_to(tmp_path / "gone")
+    (tmp_path / "round.log").symlink_to(tmp_path / "round.log")
+    plain, closed = os.open, {str(tmp_path / "closed.log")}
+
+    def refusing(path: str, flags: int) -> int:
+        if path in closed:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return plain(path, flags)
+
+    monkeypatch.setattr(tail.os, "open", refusing)
+    given = tmp_path / "*.log" if pattern else sorted(tmp_path.glob("*.log"))
+    reader = TailSource(given).open(MEMBER, {}, stored=True)
+    with caplog.at_level(logging.WARNING):
+        assert values(fetch_all(reader)) == ["a.log", "z.log"]
+        assert fetch_all(reader) == []
+    said = [record.getMessage() for record in caplog.records]
+    assert sorted(Path(each.split()[0]).name for each in said) == ["closed.log", "folder.log", "round.log"]
+    assert any("closed.log cannot be read: Permission denied; it is left out until" in each for each in said)
+    closed.clear()
+    assert values(fetch_all(reader)) == ["closed.log"]
+    reader.close()
+
+
+def test_where_nothing_of_what_was_named_can_be_read_the_source_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app.log").write_text("1\n")
+
+    def refuses(path: str, flags: int) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(tail.os, "open", refuses)
+    reader = TailSource([tmp_path / "app.log", tmp_path]).open(MEMBER, {}, stored=True)
+    with pytest.raises(SourceError, match=r"app.log cannot be read: Permission denied; .* is a directory"):
         reader.fetch(1, 0)

@@ -15,10 +15,10 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from ftlayer.clock import Now
+from ftlayer.data_sources import from_arrow_schema
 from ftlayer.records.ids import tries_or_first
 from ftlayer.spark.stages.pages import PageHead, ipc_to_rows, make_marks, roots_of
 from ftlayer.spark.stages.task import FT, RootGiver
@@ -99,6 +99,10 @@ class FakeFrame:
         """Spark's schema of the rows."""
         batches = [batch for part in self.partitions for batch in part]
         return from_arrow_schema(batches[0].schema) if batches else StructType()
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.schema.names)
 
     def localCheckpoint(self, eager: bool) -> FakeFrame:
         return self

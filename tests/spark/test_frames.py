@@ -8,6 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.cli.main import parse_root
+from ftlayer.cli.records import parsed_keys
+from ftlayer.dead_letters.letter import letter_of
+from ftlayer.monitor.facts.common import record_facts
+from ftlayer.monitor.names import JobNames
 from ftlayer.spark.facade import record_row
 from ftlayer.vertex.calls import Attempt, RecordInfo
 
@@ -15,11 +20,18 @@ from ftlayer.vertex.calls import Attempt, RecordInfo
 def shown(**columns: pa.Array) -> Any:
     payload = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
     info = RecordInfo(
-        b"k", "s/s", "dead", 1 << 63, 5, 2, 0, (Attempt(1, 1_000, "why", "op", "slot 1", "trace"),), payload
+        b"key", "s/s", "dead", 1 << 63, 5, 2, 0, (Attempt(1, 1_000, "why", "op", "slot 1", "trace"),), payload
     )
     row = record_row(info)
-    assert row[:3] == ("6b", "s/s", "dead")
-    assert row[3:6] == (-(1 << 63), 5, 2)
+    assert row[:3] == ("6b6579", "s/s", "dead")
+    assert row[3:6] == ("8000000000000000", "0000000000000005", 2)
+    # The terminal takes what Python shows, and Python what the terminal shows.
+    facts = record_facts("here", info, JobNames([]))
+    assert (
+        (letter_of(info).key, letter_of(info).origin) == (facts["key"], facts["origin"]) == (row[0], row[4])
+    )
+    assert parsed_keys([row[0]]) == (b"key",)
+    assert parse_root(row[3]) == info.root
     assert row[10] == [(1, dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC), "why", "op", "slot 1", "trace")]
     return json.loads(row[-1])
 

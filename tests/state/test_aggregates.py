@@ -56,7 +56,7 @@ def as_functions(plan: AggregatePlan) -> list[Any]:
     def results(aggregate: Row) -> Row:
         return *aggregate[0], *model.results(aggregate[1])
 
-    reduce = Reduce("agg", add, plan.keys, plan.output, create=lambda: ((), model.create()))
+    reduce = Reduce("agg", add, plan.output, plan.keys, create=lambda: ((), model.create()))
     return [reduce, Map("results", results, plan.output)]
 
 

@@ -28,7 +28,7 @@ def backend(request: pytest.FixtureRequest) -> Any:
 
 
 def sums(backend: LayeredBackend, records: list[tuple[str, int]]) -> TopologyChain:
-    step = Reduce("sum", lambda old, new: (new[0], old[1] + new[1]), ("k",), KV)
+    step = Reduce("sum", lambda old, new: (new[0], old[1] + new[1]), KV, ("k",))
     chain = TopologyChain([step], [KV], backend)
     backend.opened()
     feed(chain, records)

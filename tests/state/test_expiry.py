@@ -42,7 +42,7 @@ class Handles:
     """Three states of one operator, each with a time to live of ``time_ms``."""
 
     def __init__(self, backend: Backend, call: Any, time_ms: int) -> None:
-        ttl, state = StateTtl(time_ms), backend.state("op")
+        ttl, state = StateTtl(f"{time_ms}ms"), backend.state("op")
         self.value = ExpiringValue(call, state.values(table_name("v", ttl)), None, ttl)
         self.list = ExpiringList(call, state.lists(table_name("l", ttl)), ttl)
         self.map = ExpiringMap(call, state.maps(table_name("m", ttl)), ttl)

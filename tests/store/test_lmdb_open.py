@@ -187,16 +187,24 @@ def write_header(path: Path, data: bytes) -> None:
             transaction.put(b"header", data, db=database)
 
 
-def test_a_newer_format_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("number", [1, FORMAT_VERSION - 1, FORMAT_VERSION + 1])
+def test_another_format_is_refused(path: Path, number: int) -> None:
     fill(path, 1)
-    newer = b"ftlayer\n" + (FORMAT_VERSION + 1).to_bytes(4, "little") + b"whatever comes"
-    write_header(path, newer + zlib.crc32(newer).to_bytes(4, "little"))
+    header = b"ftlayer\n" + number.to_bytes(4, "little") + b"whatever comes"
+    write_header(path, header + zlib.crc32(header).to_bytes(4, "little"))
+    way = "or a later one" if number > FORMAT_VERSION else "or move it away to begin anew"
+    said = f"format {number}, written by ftlayer {__version__}; .* reads format {FORMAT_VERSION}: .* {way}"
     for read_only in (False, True):
-        with pytest.raises(
-            StoreVersionError,
-            match=f"format {FORMAT_VERSION + 1}, written by ftlayer {__version__}; .* reads up to {FORMAT_VERSION}",
-        ):
+        with pytest.raises(StoreVersionError, match=said):
             LmdbStore.open(path, max_store_bytes=SIZE, read_only=read_only)
+
+
+def test_a_store_that_lacks_a_table_is_damaged(path: Path) -> None:
+    fill(path, 1)
+    with lmdb.open(str(path), max_dbs=20, map_size=SIZE) as environment, environment.begin(write=True) as txn:
+        txn.drop(environment.open_db(b"audit", txn))
+    with pytest.raises(StoreDamagedError, match="its table 'audit' is missing"):
+        LmdbStore.open(path, read_only=True)
 
 
 @pytest.mark.parametrize("data", [b"", b"ftlayer\n", b"ftlayer\n\x01\0\0\0", b"x" * 32])

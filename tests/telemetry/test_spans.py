@@ -73,4 +73,4 @@ def test_without_the_sdk_nothing_is_traced_and_the_log_says_it(
     monkeypatch.setattr(sdk, "_is_there", lambda module: False)
     assert open_spans(Tracing(1.0, "http://c/v1/traces"), "ftlayer-slot", "1.2") is None
     assert "traces for http://c/v1/traces need OpenTelemetry's SDK" in caplog.text
-    assert "pip install 'ftlayer[otel]'" in caplog.text
+    assert "pip install '.[otel]'" in caplog.text

@@ -86,7 +86,7 @@ def test_an_operator_says_what_it_aggregates(keyed: KeyedStream) -> None:
         (lambda s: s.aggregate(ft.count(), "sum"), "got a str"),
         (lambda s: s.aggregate(ft.sum("n", name="_ft_sum")), "reserved"),
         (lambda s: s.aggregate(ft.count(), in_place=False), "in_place"),
-        (lambda s: s.window(ft.session(5)).aggregate(ft.count(), merge=max), "neither result nor merge"),
+        (lambda s: s.window(ft.session("5ms")).aggregate(ft.count(), merge=max), "neither result nor merge"),
         (lambda s: ft.sum(None), "sum: column: expected the name of a column"),
         (lambda s: ft.count(name=""), "count: name: expected the name of a column"),
         (lambda s: ft.mean("n", alias="m"), "there is no option 'alias'"),

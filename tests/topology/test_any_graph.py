@@ -61,10 +61,12 @@ def operators(draw: st.DrawFn, uid: str) -> Operator:
         Source(uid, IterableSource((list,)), schema),
         Map(uid, same, schema),
         Filter(uid, bool, schema),
-        Reduce(uid, max, keys[0], schema, True),
-        Process(uid, draw(st.sampled_from([ProcessFunction, Ticks]))(), keys[0], schema, side, True),
-        CoProcess(uid, CoProcessFunction(), keys, (schema, other), schema, side, True),
-        Join(uid, max, keys, (schema, other), 0, 1, schema, True),
+        Reduce(uid, max, schema, keys[0], volatile_state=True),
+        Process(
+            uid, draw(st.sampled_from([ProcessFunction, Ticks]))(), schema, keys[0], side, volatile_state=True
+        ),
+        CoProcess(uid, CoProcessFunction(), schema, keys, (schema, other), side, volatile_state=True),
+        Join(uid, max, schema, keys, (schema, other), 0, 1, volatile_state=True),
         AssignWatermarks(uid, draw(st.sampled_from(["n", "x"])), 0, None, schema),
         Sink(uid, FunctionSink(print), schema),
     ]

@@ -11,7 +11,6 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.datasource import (
     DataSource,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     InputPartition,
@@ -19,6 +18,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import LongType, StructField, StructType
 
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.topology.builder import GraphBuilder

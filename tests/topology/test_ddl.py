@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types
-from pyspark.sql.pandas.types import to_arrow_schema
 
+from ftlayer.data_sources import to_arrow_schema
 from ftlayer.errors import ConfigError
 from ftlayer.topology.ddl import parse_ddl
 
@@ -57,14 +57,14 @@ TYPES = st.recursive(
 @given(structs(TYPES))
 def test_a_schema_is_read_as_spark_would(struct: types.StructType) -> None:
     text = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in struct)
-    assert parse_ddl(text).equals(to_arrow_schema(struct, timezone="UTC"))
+    assert parse_ddl(text).equals(to_arrow_schema(struct))
 
 
 @given(structs(TYPES))
 def test_case_colons_and_spaces_do_not_matter(struct: types.StructType) -> None:
     text = ",\n ".join(f"`{field.name}` : {field.dataType.simpleString()}" for field in struct)
     text = text.replace("<", " < ").replace(">", " > ")
-    assert parse_ddl(text).equals(to_arrow_schema(struct, timezone="UTC"))
+    assert parse_ddl(text).equals(to_arrow_schema(struct))
     one = parse_ddl("A BIGINT, b Array<STRING>")
     assert one.names == ["A", "b"]
     assert one.field("b").type == pa.list_(pa.string())

@@ -231,7 +231,7 @@ def test_the_topology_in_words_has_the_policy_of_each_chain(off: GraphBuilder) -
     parsed = a_line(off).map(one, uid="parse", max_failing="3%")
     parsed.dead_letters().sink(print, uid="letters", on_failure="fail")
     own = FailurePolicy(
-        max_attempts=None, backoff=["1s", 2_500], max_failing=100, hold_watermark=True, jitter=0
+        max_attempts=None, backoff=["1s", 2.5], max_failing=100, hold_watermark=True, jitter=0
     )
     looked = parsed.map(one, uid="look").on_failure(own)
     looked.broadcast().map(one, uid="copied").sink(print, uid="out", on_failure=FailurePolicy(max_attempts=1))
@@ -242,7 +242,7 @@ def test_the_topology_in_words_has_the_policy_of_each_chain(off: GraphBuilder) -
         "  parse    2 attempts, 1s between them, then a dead letter, a record of dead_letters(); "
         "pauses while more than 3% of parse fail\n"
         "  letters  fails the job\n"
-        "  look     any number of attempts, 1s, 2500 ms between them; pauses while more than 100/min fail; "
+        "  look     any number of attempts, 1s, 2.5s between them; pauses while more than 100/min fail; "
         "holds the watermark\n"
         "  copied   fails the job, since its input is broadcast\n"
         "  out      1 attempt, then a dead letter"

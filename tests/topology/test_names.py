@@ -83,7 +83,7 @@ def test_what_open_raises_is_known_by_its_operator(error: Exception, kind: type[
         def open(self, ctx: Any) -> None:
             raise error
 
-    chain = TopologyChain([Process("count", Opens(), (), ID)], [ID], HeapBackend())
+    chain = TopologyChain([Process("count", Opens(), ID, ())], [ID], HeapBackend())
     with pytest.raises(FTLayerError) as raised:
         chain.open()
     found = lasting(raised.value)

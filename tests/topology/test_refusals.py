@@ -135,7 +135,7 @@ def test_a_partitioner_without_twin_behind_a_source() -> None:
 
 
 def test_a_partitioner_without_twin_behind_timers(timed: ProcessFunction) -> None:
-    process = StreamNode(Process("t", timed, ("n",), SCHEMA, (), True), 2)
+    process = StreamNode(Process("t", timed, SCHEMA, ("n",), (), volatile_state=True), 2)
     behind = graph(
         [source(), process, sink()],
         StreamEdge("in", "t", partitioner=by_hash("n")),

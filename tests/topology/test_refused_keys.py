@@ -97,7 +97,7 @@ def test_keys_of_two_inputs_have_equal_types(
 
 
 def test_a_keyed_operator_gets_its_records_by_key() -> None:
-    reduce = StreamNode(Reduce("r", max, ("n",), SCHEMA, True), 2)
+    reduce = StreamNode(Reduce("r", max, SCHEMA, ("n",), volatile_state=True), 2)
     nodes = [source(), reduce, sink()]
     for partitioner in (Forward(), Rebalance(), by_hash("word")):
         wrong = graph(nodes, StreamEdge("in", "r", partitioner=partitioner), StreamEdge("r", "out"))
@@ -194,7 +194,7 @@ def test_a_join_needs_keys(env: GraphBuilder, orders: Orders) -> None:
         "'source-2' has no key",
         of=lambda: keyed.join(orders(env), **JOINED),  # type: ignore[arg-type]
     )
-    join = StreamNode(Join("j", max, ((), ()), (SCHEMA, SCHEMA), 0, 1, SCHEMA, True), 2)
+    join = StreamNode(Join("j", max, SCHEMA, ((), ()), (SCHEMA, SCHEMA), 0, 1, volatile_state=True), 2)
     refused(
         InvalidTopologyError,
         "'j': a join needs keys",

@@ -33,8 +33,8 @@ def nothing(*given: Any) -> Any:
 def test_kinds_of_windows() -> None:
     assert tumbling("10s") == Fixed(10_000, 10_000, 0)
     assert tumbling("24h", offset="-8h") == Fixed(86_400_000, 86_400_000, -28_800_000)
-    assert sliding("1m", every="10s", offset=5) == Fixed(60_000, 10_000, 5)
-    assert session(500) == Session(500)
+    assert sliding("1m", every="10s", offset=0.005) == Fixed(60_000, 10_000, 5)
+    assert session(0.5) == Session(500)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_with_tracking_their_state_is_volatile(env: GraphBuilder, orders: Orders
 
 def test_what_windows_are_called(off: GraphBuilder, keyed: KeyedStream) -> None:
     keyed.window(tumbling("1s")).reduce(nothing).sink(print)
-    keyed.window(sliding("1s", every=100)).reduce(nothing).sink(print)
+    keyed.window(sliding("1s", every=0.1)).reduce(nothing).sink(print)
     keyed.window(session("1s")).reduce(nothing).sink(print)
     names = {node.uid: node.name for node in off.build().nodes if node.uid.startswith("window")}
     assert names == {

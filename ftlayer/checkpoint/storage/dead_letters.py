@@ -2,26 +2,36 @@
 
 ```
 <directory>/dead-letters/<job>/<run>-<n>.arrow              letters; emptied, not removed, once they are elsewhere
-<directory>/dead-letters/<job>/<run>-<n>.<unique>.purged    names of letters that people have deleted
+<directory>/dead-letters/<job>/<run>-<n>.<unique>.purged    names of letters that are gone
+<directory>/dead-letters/<job>/<run>-<n>.<unique>.requeued  letters that are to go back into the job, as they go
+<directory>/dead-letters/<job>/<run>-<n>.<unique>.returned  letters that could not, as they are since
 ```
 
-An emptied file says that the letters of its checkpoint were dealt with, so it is never written again. Purged letters
-are named in files of their own: who purges never writes a letters' file again that the driver may have emptied
-meanwhile.
+An emptied file says that the letters of its checkpoint were dealt with, so it is never written again. What becomes of
+letters is in files of their own: tools never write a letters' file again that the driver may have emptied meanwhile.
+
+A letter that is *ordered*, which means in a file of requeued ones, is not dead any more. The job's driver takes it out
+once checkpoints hold it, and the order last: each step may be done again, and the letter is never dead in between.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from ftlayer import __version__
-from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterBatch, LetterKind
+from ftlayer.checkpoint.letters import (
+    LETTER_BYTES,
+    ChainLetter,
+    LetterBatch,
+    LetterKind,
+    with_attempt,
+)
 from ftlayer.checkpoint.storage.files import FileStatus, raised
 from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, is_same, key_of
 from ftlayer.checkpoint.storage.layout import (
@@ -36,8 +46,9 @@ from ftlayer.checkpoint.storage.layout import (
 )
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.config import MIB
-from ftlayer.errors import CheckpointDamagedError, CheckpointError, IncompatibleCheckpointError, newer_format
+from ftlayer.errors import CheckpointDamagedError, CheckpointError, IncompatibleCheckpointError, other_format
 from ftlayer.printable import shown_url
+from ftlayer.vertex.calls import Attempt
 
 logger = logging.getLogger(__name__)
 
@@ -178,9 +189,9 @@ def _head_of(schema: pa.Schema, location: str) -> LettersHead:
     said = schema.metadata or {}
     try:
         version = int(said[_VERSION_KEY])
-        if version > _VERSION:
+        if version != _VERSION:
             raise IncompatibleCheckpointError(
-                newer_format(location, version, _VERSION, said.get(_WRITER_KEY))
+                other_format(location, version, _VERSION, said.get(_WRITER_KEY))
             )
         return LettersHead(int(said[_LETTERS_KEY]), said[_LASTING_KEY] == b"1")
     except (KeyError, ValueError) as error:
@@ -190,11 +201,11 @@ def _head_of(schema: pa.Schema, location: str) -> LettersHead:
 
 
 def _letter(row: dict[str, Any]) -> ChainLetter:
-    attempts = tuple(FailedAttempt(**attempt) for attempt in row["attempts"])
+    attempts = tuple(Attempt(**attempt) for attempt in row["attempts"])
     return ChainLetter(**{**row, "kind": LetterKind(row["kind"]), "attempts": attempts})
 
 
-_LETTERS, _PURGED = ".arrow", ".purged"
+_LETTERS, _PURGED, _REQUEUED, _RETURNED = ".arrow", ".purged", ".requeued", ".returned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +215,15 @@ class LetterFile:
     name: str
     letters: int
     lasting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LetterOrder:
+    """Letters of the file ``name`` that are to go back into the job, as they go; ``path`` is the order's own file."""
+
+    path: str
+    name: str
+    letters: tuple[ChainLetter, ...]
 
 
 class LetterFiles(Protocol):
@@ -229,12 +249,10 @@ class LetterFiles(Protocol):
 
 
 class StoredLetters:
-    """`LetterFiles` below ``<directory>/dead-letters/<job>``."""
-
     def __init__(self, directory: str, job: str, key: bytes) -> None:
         self._files = open_files(letters_directory(directory, job))
         self._signer = Signer(key)
-        self.job = job
+        self.directory, self.job = directory, job
 
     def found(self) -> list[LetterFile]:
         """See `LetterFiles.found`; one that makes no sense is logged, and left out."""
@@ -254,19 +272,23 @@ class StoredLetters:
         return self._files.publish_new(_path(batch.name), encode_letters(batch, self._signer))
 
     def read(self, name: str) -> list[list[ChainLetter]]:
-        purged = self._purged(name)
-        _, parts = self._decoded(name)
-        return [[letter for letter in letters_of(each) if letter.letter not in purged] for each in parts]
+        purged, returned = self._purged(name), self._returned(name)
+        _, parts = self._decoded(_path(name), name)
+        return [
+            [returned.get(each.letter, each) for each in letters_of(part) if each.letter not in purged]
+            for part in parts
+        ]
 
     def empty(self, name: str) -> None:
-        head, _ = self._decoded(name)
-        self._files.publish(_path(name), encode_letters(LetterBatch(name, (), head.lasting), self._signer))
-        for path in self._purged_paths(name):
+        self._empty(name)
+        for path in self._beside(name, _REQUEUED):
+            # It came while they were on their way: in the vertex they are dead.
+            logger.warning("%s: its letters are in the vertex: requeue them there", shown_url(self._at(path)))
             self._files.delete(path)
 
     def remove(self, name: str) -> None:
         self._files.delete(_path(name))
-        for path in self._purged_paths(name):
+        for path in self._beside(name, _PURGED, _RETURNED, _REQUEUED):
             self._files.delete(path)
 
     def status(self) -> tuple[FileStatus, ...]:
@@ -276,7 +298,95 @@ class StoredLetters:
     def letters(
         self, broken: Callable[[CheckpointError], None] = raised
     ) -> Iterator[tuple[str, ChainLetter]]:
-        """Iterate over all letters with the names of their files; ``broken`` is told of each that cannot be read."""
+        """Iterate over the dead letters with the names of their files; ``broken`` is told of what cannot be read."""
+        ordered = {each.letter for order in self.orders(broken=broken) for each in order.letters}
+        for name, letters in self._all(broken):
+            yield from ((name, letter) for letter in letters if letter.letter not in ordered)
+
+    def purge(
+        self, letters: Collection[bytes], broken: Callable[[CheckpointError], None] = raised
+    ) -> set[bytes]:
+        """Delete dead letters by their names; returns those that were there. A file without others is emptied.
+
+        ``broken`` is told of each file that cannot be read.
+        """
+        ordered = {each.letter for order in self.orders(broken=broken) for each in order.letters}
+        return self._take_out(set(letters) - ordered, broken)
+
+    # ------------------------------------------------------------ back into the job
+
+    def requeue(
+        self,
+        payloads: Mapping[bytes, bytes | None],
+        broken: Callable[[CheckpointError], None] = raised,
+    ) -> set[bytes]:
+        """Order dead letters back into the job, by their names; returns those that were there.
+
+        None leaves a letter as it is, and a payload takes the place of its own.
+        """
+        found: set[bytes] = set()
+        orders: dict[str, list[ChainLetter]] = {}
+        for name, letter in self.letters(broken):
+            if letter.letter in payloads and letter.letter not in found:
+                found.add(letter.letter)
+                payload = payloads[letter.letter]
+                # The key of an edited record is its payload's.
+                changed = letter if payload is None else replace(letter, payload=payload, key=b"")
+                orders.setdefault(name, []).append(changed)
+        for name, chosen in orders.items():
+            self._put_beside(name, _REQUEUED, chosen)
+        return found
+
+    def order_names(self) -> dict[str, str]:
+        """Return the paths of all orders, sorted, with the names of the files that their letters are of."""
+        paths = sorted(entry.path for entry in self._files.walk() if entry.path.endswith(_REQUEUED))
+        return {
+            path: unquote(path.removesuffix(_REQUEUED).rpartition(".")[0])
+            for path in paths
+            if not path.startswith(".")
+        }
+
+    def orders(
+        self, after: str = "", broken: Callable[[CheckpointError], None] = raised
+    ) -> Iterator[LetterOrder]:
+        """Iterate over the orders behind the path ``after``; ``broken`` is told of each that cannot be read."""
+        for path, name in self.order_names().items():
+            if path > after:
+                try:
+                    _, parts = self._decoded(path, name)
+                except CheckpointDamagedError as error:
+                    if self._files.size(path) is not None:
+                        broken(error)
+                    continue
+                letters = (letter for part in parts for letter in letters_of(part))
+                yield LetterOrder(path, name, tuple(letters))
+
+    def readmitted(self, letters: Collection[bytes], broken: Callable[[CheckpointError], None]) -> None:
+        """Checkpoints of the job hold these letters: they are gone from here, and their orders last."""
+        self._take_out(letters, broken)
+        self._withdraw(letters, broken)
+
+    def give_back(
+        self, letters: Collection[bytes], reason: str, at_ms: int, broken: Callable[[CheckpointError], None]
+    ) -> None:
+        """These ordered letters cannot go back into the job: they are dead again, with this reason."""
+        for order in self.orders(broken=broken):
+            back = [
+                replace(
+                    each,
+                    attempts=with_attempt(each.attempts, Attempt(1, at_ms, reason, each.operator)),
+                    died_ms=at_ms,
+                )
+                for each in order.letters
+                if each.letter in letters
+            ]
+            if back:
+                self._put_beside(order.name, _RETURNED, back)
+        self._withdraw(letters, broken)
+
+    # ------------------------------------------------------------ small ones
+
+    def _all(self, broken: Callable[[CheckpointError], None]) -> Iterator[tuple[str, list[ChainLetter]]]:
         for file in self.found():
             if file.letters:
                 try:
@@ -286,42 +396,45 @@ class StoredLetters:
                     if self._files.size(_path(file.name)) is not None:
                         broken(error)
                     continue
-                yield from ((file.name, letter) for part in parts for letter in part)
+                yield file.name, [letter for part in parts for letter in part]
 
-    def purge(
-        self, letters: Collection[bytes], broken: Callable[[CheckpointError], None] = raised
-    ) -> set[bytes]:
-        """Delete letters by their names; returns those that were there. A file without others is emptied.
-
-        ``broken`` is told of each file that cannot be read.
-        """
+    def _take_out(self, letters: Collection[bytes], broken: Callable[[CheckpointError], None]) -> set[bytes]:
         found: set[bytes] = set()
-        for file in self.found():
-            if file.letters:
-                try:
-                    found.update(self._purge_of(file.name, letters))
-                except CheckpointDamagedError as error:
-                    broken(error)
+        for name, there in self._all(broken):
+            gone = [letter.letter for letter in there if letter.letter in letters]
+            if gone and len(gone) == len(there):
+                self._empty(name)
+            elif gone:
+                data = b"".join(gone)
+                path = f"{part(name)}.{new_unique()}{_PURGED}"
+                self._files.publish(path, data + self._signer.letters(name, data))
+            found.update(gone)
         return found
 
-    def _purge_of(self, name: str, letters: Collection[bytes]) -> list[bytes]:
-        there = [letter.letter for each in self.read(name) for letter in each]
-        gone = [letter for letter in there if letter in letters]
-        if gone and len(gone) == len(there):
-            self.empty(name)
-        elif gone:
-            data = b"".join(gone)
-            path = f"{part(name)}.{new_unique()}{_PURGED}"
-            self._files.publish(path, data + self._signer.letters(name, data))
-        return gone
+    def _withdraw(self, letters: Collection[bytes], broken: Callable[[CheckpointError], None]) -> None:
+        for order in self.orders(broken=broken):
+            rest = tuple(each for each in order.letters if each.letter not in letters)
+            if not rest:
+                self._files.delete(order.path)
+            elif len(rest) < len(order.letters):
+                self._files.publish(order.path, encode_letters(LetterBatch(order.name, rest), self._signer))
 
-    def _decoded(self, name: str) -> tuple[LettersHead, list[pa.RecordBatch]]:
-        path = _path(name)
+    def _empty(self, name: str) -> None:
+        head, _ = self._decoded(_path(name), name)
+        self._files.publish(_path(name), encode_letters(LetterBatch(name, (), head.lasting), self._signer))
+        for path in self._beside(name, _PURGED, _RETURNED):
+            self._files.delete(path)
+
+    def _put_beside(self, name: str, ending: str, letters: list[ChainLetter]) -> None:
+        path = f"{part(name)}.{new_unique()}{ending}"
+        self._files.publish(path, encode_letters(LetterBatch(name, tuple(letters)), self._signer))
+
+    def _decoded(self, path: str, name: str) -> tuple[LettersHead, list[pa.RecordBatch]]:
         return decode_letters(self._files.read(path), name, self._at(path), self._signer)
 
     def _purged(self, name: str) -> set[bytes]:
         found: set[bytes] = set()
-        for path in self._purged_paths(name):
+        for path in self._beside(name, _PURGED):
             data = self._files.read(path)
             body, mac = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
             if not is_same(mac, self._signer.letters(name, body)):
@@ -333,10 +446,16 @@ class StoredLetters:
             found.update(body[at : at + LETTER_BYTES] for at in range(0, len(body), LETTER_BYTES))
         return found
 
-    def _purged_paths(self, name: str) -> list[str]:
+    def _returned(self, name: str) -> dict[bytes, ChainLetter]:
+        """Return what letters are since they came back; of several times the last."""
+        parts = [part for path in self._beside(name, _RETURNED) for part in self._decoded(path, name)[1]]
+        letters = sorted((each for part in parts for each in letters_of(part)), key=lambda each: each.died_ms)
+        return {each.letter: each for each in letters}
+
+    def _beside(self, name: str, *endings: str) -> list[str]:
         prefix = f"{part(name)}."
         paths = [entry.path for entry in self._files.walk()]
-        return [path for path in paths if path.startswith(prefix) and path.endswith(_PURGED)]
+        return [path for path in paths if path.startswith(prefix) and path.endswith(endings)]
 
     def _at(self, path: str) -> str:
         return join(self._files.url, path)

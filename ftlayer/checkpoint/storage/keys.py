@@ -235,9 +235,6 @@ def key_of(location: str, key: bytes | None = None) -> bytes:
 
 def _read(directory: str) -> bytes:
     kept = open_files(directory).read(KEY)
-    if len(kept) == KEY_BYTES:
-        # As earlier versions have kept it.
-        return kept
     for first in (0, _COPY_BYTES):
         key, checksum = kept[first : first + KEY_BYTES], kept[first + KEY_BYTES : first + _COPY_BYTES]
         if len(key) == KEY_BYTES and checksum == _checksum(key):

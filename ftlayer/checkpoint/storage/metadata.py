@@ -25,7 +25,7 @@ from ftlayer.errors import (
     CheckpointDamagedError,
     IncompatibleCheckpointError,
     MalformedRequestError,
-    newer_format,
+    other_format,
 )
 from ftlayer.printable import described, shown_url
 from ftlayer.transport.codec import plain_codec
@@ -135,7 +135,7 @@ def read_header(data: bytes) -> MetadataHeader | None:
 def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
     """Read a metadata file that lies in ``location``.
 
-    Raises `IncompatibleCheckpointError` for a format of a newer ftlayer, `CheckpointDamagedError` for anything
+    Raises `IncompatibleCheckpointError` for a format of a later ftlayer, `CheckpointDamagedError` for anything
     but what `encode` with the same key gave.
     """
     header = read_header(data)
@@ -144,7 +144,7 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
             f"{shown_url(location)}: its metadata is cut off, or was not written by ftlayer ({len(data):,} bytes)"
         )
     if header.version > VERSION:
-        raise IncompatibleCheckpointError(newer_format(location, header.version, VERSION, _writer_of(data)))
+        raise IncompatibleCheckpointError(other_format(location, header.version, VERSION, _writer_of(data)))
     mac, body = data[HEADER_BYTES : HEADER_BYTES + DIGEST_BYTES], data[HEADER_BYTES + DIGEST_BYTES :]
     if not is_same(mac, signer.metadata(data[:HEADER_BYTES] + body)):
         raise CheckpointDamagedError(

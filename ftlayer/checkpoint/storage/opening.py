@@ -328,8 +328,6 @@ class SlotStorageBase:
 
 
 class FileSlotStorage(SlotStorageBase):
-    """Below ``config.directory``."""
-
     def __init__(self, config: CheckpointConfig, job: str, run: str, seat: WriterName, key: bytes) -> None:
         assert config.directory is not None
         super().__init__(config, seat, key, run_directory(config.directory, job, run))
@@ -473,8 +471,6 @@ def _report(work: Future[None]) -> None:
 
 
 class MemoryWriter:
-    """Every piece is inline. See `PieceWriter`."""
-
     def __init__(self, signer: Signer, max_bytes: int) -> None:
         self._signer = signer
         self._max_bytes = max_bytes

@@ -29,7 +29,7 @@ class OrderBody(BaseModel):
     """What is asked of a job. ``id``: the same order sent again is the same order; drawn where it is "".
 
     ``run`` "" is the one that runs now. ``directory`` of a savepoint is below the job's own. ``timeout`` of a drain is
-    like "5m". ``slot`` is for a stack.
+    like "5m", or a number of seconds. ``slot`` is for a stack.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -38,7 +38,7 @@ class OrderBody(BaseModel):
     id: str = ""
     run: str = ""
     directory: str = ""
-    timeout: str = ""
+    timeout: str | float = ""
     slot: Annotated[int, Field(ge=-1, le=1_000_000)] = -1
 
 

@@ -57,14 +57,16 @@ class GroupBody(BaseModel):
 
 
 class PlanBody(BaseModel):
-    """What is to be done (``requeue``, ``purge``, ``export``) to which letters: groups, ``vertex:key``, or a filter.
+    """What is to be done (requeue, purge, edit, export) to which letters: groups, ``vertex:key``, or a filter.
 
+    ``function`` edits them, as ``module:function``: one of those that the console was started with.
     A filter without any condition is refused unless ``all`` says that it is meant.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     action: str
+    function: str = ""
     groups: Annotated[list[GroupBody], Field(max_length=MAX_CHOSEN)] = []
     keys: Annotated[list[str], Field(max_length=MAX_CHOSEN)] = []
     filter: FilterBody | None = None
@@ -123,8 +125,8 @@ def edit(
     """Give a dead letter this payload, a field a column, and requeue it; ``changed`` is 0 where it was gone."""
     console = console_of(request)
     info = known_record(console, vertex, key)
-    check_editable(console, info)
-    payload = row_of_json(body, info.payload.schema)
+    check_editable(console, vertex, info)
+    payload = row_of_json(body, info.payload.schema, info.payload)
     return {"changed": int(requeue_edited(console, caller, vertex, info, payload))}
 
 
@@ -171,7 +173,7 @@ def make_plan(request: Request, body: PlanBody, caller: ApiOperator) -> Facts:
     if body.all and wanted is None:
         wanted = RecordFilter()
     choice = Choice(chosen, choice_of((), tuple(body.keys)).keys, wanted, body.all)
-    return plan_facts(console, begin_work(console, caller.user.name, body.action, choice))
+    return plan_facts(console, begin_work(console, caller.user.name, body.action, choice, body.function))
 
 
 @router.get("/dead/plans/{plan}")
@@ -183,7 +185,7 @@ def get_plan(request: Request, plan: str, caller: ApiOperator) -> Facts:
 
 @router.post("/dead/plans/{plan}/{action}", status_code=202)
 def carry_out(request: Request, plan: str, action: Wanted, caller: ApiOperator) -> Facts:
-    """Requeue or purge what was counted; once, however often it is asked."""
+    """Requeue, purge or edit what was counted; once, however often it is asked."""
     console = console_of(request)
     return plan_facts(console, begin_change(console, plan, action, caller))
 
@@ -210,4 +212,5 @@ def plan_facts(console: Console, work: Work) -> Facts:
         "sent": work.sent,
         "changed": work.changed,
         "failure": work.failure,
+        **(work.editing.facts() if work.editing is not None and work.ready.is_set() else {}),
     }

@@ -15,7 +15,7 @@ from ftlayer.console.asking import (
     PostedForm,
     by,
     check_editable,
-    differing,
+    check_unmasked,
     parsed_payload,
     requeue_edited,
 )
@@ -27,9 +27,12 @@ from ftlayer.console.rendering import console_of, go_to, page, say
 from ftlayer.console.searching import Choice, Console, choice_of
 from ftlayer.console.works import Wanted, Work, WorkState, dead_groups, with_query
 from ftlayer.errors import ConfigError, MalformedRequestError
+from ftlayer.monitor.differences import Difference, differences
 from ftlayer.monitor.exporting import Page, exported
-from ftlayer.monitor.facts import letter_group_facts, payload_facts, record_facts
+from ftlayer.monitor.facts import letter_group_facts, record_facts
 from ftlayer.monitor.file_formats import ExportFormat
+from ftlayer.monitor.plans import BACK_FROM_FILES
+from ftlayer.monitor.row_json import json_of_row, structured_row
 from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
 
 router = APIRouter(include_in_schema=False)
@@ -39,7 +42,7 @@ router = APIRouter(include_in_schema=False)
 def edit_page(request: Request, vertex: str, key: str, caller: Operator) -> Response:
     console = console_of(request)
     info = known_record(console, vertex, key)
-    check_editable(console, info)
+    check_editable(console, vertex, info)
     return _page(request, vertex, info)
 
 
@@ -51,21 +54,22 @@ def edit(request: Request, vertex: str, key: str, caller: Operator, form: Posted
     """
     console = console_of(request)
     info = known_record(console, vertex, key)
-    check_editable(console, info)
+    check_editable(console, vertex, info)
     text = form.text("payload")
     if form.text("again"):
         return _page(request, vertex, info, text=text)
     try:
-        payload = parsed_payload(text, info.payload.schema)
+        payload = parsed_payload(text, info.payload)
         if form.text("confirmed"):
             if requeue_edited(console, caller, vertex, info, payload):
-                say(request, "The letter was requeued with its new payload.")
+                back = f": {BACK_FROM_FILES}" if console.watch.view(vertex).is_stored else ""
+                say(request, f"The letter was requeued with its new payload{back}.")
             else:
                 say(request, "The letter was gone already: nothing was changed.", "warn")
             return go_to("/dead")
     except (ConfigError, MalformedRequestError) as error:
         return _page(request, vertex, info, text=text, failure=str(error), status=400)
-    changes = differing(payload_facts(info.payload), payload_facts(payload))
+    changes = differences(json_of_row(info.payload), json_of_row(payload))
     return _page(request, vertex, info, text=text, changes=changes, is_checked=True)
 
 
@@ -76,7 +80,7 @@ def _page(
     *,
     text: str | None = None,
     failure: str = "",
-    changes: list[tuple[str, str, str]] | None = None,
+    changes: list[Difference] | None = None,
     is_checked: bool = False,
     status: int = 200,
 ) -> Response:
@@ -86,7 +90,7 @@ def _page(
         "edit.html",
         here="/dead",
         record=facts,
-        text=payload_text(facts["record"]) if text is None else text,
+        text=payload_text(structured_row(info.payload)) if text is None else text,
         failure=failure,
         changes=changes or [],
         is_checked=is_checked,
@@ -139,7 +143,9 @@ def _work(visit: Visit) -> Context:
     watch.views()
     work = known_work(visit.console, visit.params["plan"], visit.caller.user.name)
     groups = [letter_group_facts(group, watch.names(), mask=visit.mask) for group in work.groups]
-    return {"work": work, "groups": groups}
+    stored = {view.vertex for view in watch.views() if view.is_stored}
+    is_in_files = any(vertex in stored for vertex, _ in work.letters.keys)
+    return {"work": work, "groups": groups, "back": BACK_FROM_FILES if is_in_files else ""}
 
 
 LIVE = LivePage("/dead", "dead.html", ("dead_groups",), _groups, "/dead")
@@ -164,7 +170,7 @@ def make_plan(request: Request, caller: Operator, form: PostedForm) -> Response:
         say(request, "Nothing is selected: check the boxes of what is meant first.", "warn")
         came_from = urlsplit(request.headers.get("referer", ""))
         return go_to(own_path(f"{came_from.path}?{came_from.query}" if came_from.path else "/dead"))
-    work = begin_work(console, caller.user.name, form.text("action"), choice)
+    work = begin_work(console, caller.user.name, form.text("action"), choice, form.text("function"))
     return go_to(f"/dead/plans/{work.id}")
 
 
@@ -189,17 +195,26 @@ def export_plan(
     return export(console, known_work(console, plan, caller.user.name), format)
 
 
-def begin_work(console: Console, user: str, action: str, choice: Choice) -> Work:
-    """Begin to count, and wait for a moment whether that is all. Raises `ConfigError`."""
+def begin_work(console: Console, user: str, action: str, choice: Choice, function: str = "") -> Work:
+    """Begin to count, and wait for a moment whether that is all. Raises `ConfigError`.
+
+    ``function`` is one of those that the console was started with: no other is called, whoever asks.
+    """
     try:
         wanted = Wanted(action)
     except ValueError:
         raise ConfigError(f"action: expected one of {', '.join(Wanted)}, got {action!r}") from None
     if wanted is Wanted.EXPORT:
         check_export(console)
+    if wanted is Wanted.EDIT:
+        check_unmasked(console)
+        if function not in console.functions:
+            known = ", ".join(console.functions) or "none: start the console with --edit-with module:function"
+            raise ConfigError(f"function: expected one of those that this console may call ({known})")
     if choice.filter is not None:
         check_masking(console, choice.filter)
-    work = console.works.count(user, wanted, choice.selections(console))
+    edits = console.functions[function] if wanted is Wanted.EDIT else None
+    work = console.works.count(user, wanted, choice.selections(console), edits)
     work.ready.wait(_AT_ONCE_S)
     return work
 

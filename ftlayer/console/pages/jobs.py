@@ -24,7 +24,7 @@ from ftlayer.console.asking import (
 )
 from ftlayer.console.graph import GraphEdge, GraphNode, draw
 from ftlayer.console.guard import Caller
-from ftlayer.console.live import Context, LivePage, Visit, known_hour, shown_hour
+from ftlayer.console.live import Context, LivePage, Visit, known_hour, shown_hours
 from ftlayer.console.rendering import console_of, go_to, page, say
 from ftlayer.console.searching import Console
 from ftlayer.console.works import job_href
@@ -52,7 +52,7 @@ def _graph_page(visit: Visit) -> Context:
     context = _job(visit)
     facts = context["job"]
     vertex, owner = split_job(visit.params["job"])
-    hours = [(facts["name"], shown_hour(visit.console.watch, vertex, owner))]
+    hours = shown_hours(visit, [(facts["name"], vertex, owner)])
     shown = facts["batches"][-SHOWN_BATCHES:]
     return context | {
         "drawing": drawing_of(facts),

@@ -13,7 +13,7 @@ from ftlayer.checkpoint.storage.loading import check_directory, find_checkpoints
 from ftlayer.checkpoint.storage.report import summary
 from ftlayer.console.asking import PostedForm, SubmittedForm
 from ftlayer.console.guard import LOGIN, peer_of, session_key, too_many
-from ftlayer.console.live import Context, LivePage, Visit, shown_hour
+from ftlayer.console.live import Context, LivePage, Visit, shown_hours
 from ftlayer.console.login import SESSION_MS
 from ftlayer.console.rendering import console_of, go_to, page
 from ftlayer.console.watch import Watch
@@ -191,7 +191,7 @@ def _context(visit: Visit) -> Context:
     over = [job for job in jobs if job["final"] or job["state"] in ("gone", "killed")]
     running = [job for job in jobs if job not in over]
     hours = [
-        (f"{view.vertex}, of the records that it stores", shown_hour(watch, view.vertex))
+        (f"{view.vertex}, of the records that it stores", view.vertex, "")
         for view in views
         if view.is_up and view.has_records
     ]
@@ -201,7 +201,7 @@ def _context(visit: Visit) -> Context:
         "running": running,
         "gone": over,
         "alive": sum(job["state"] not in ("silent", "no answer") for job in running),
-        "hours": hours,
+        "hours": shown_hours(visit, hours),
     }
 
 

@@ -12,12 +12,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from ftlayer.checkpoint.letters import TIMER_SCHEMA
 from ftlayer.console.asking import AnyCaller
 from ftlayer.console.rendering import console_of, page
 from ftlayer.console.searching import STATES, Console, RecordFilter, SearchResult, record_of, search
 from ftlayer.console.works import with_query
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.monitor.facts import Facts, explained_facts, job_summary_facts, record_facts
+from ftlayer.monitor.plans import DEAD, no_way_back
+from ftlayer.monitor.row_json import structured_row
 from ftlayer.vertex.calls import Explain, Explained, RecordInfo
 
 LONGEST_PAYLOAD = 160
@@ -85,13 +88,16 @@ def records_page(request: Request, caller: AnyCaller, after: str = "") -> Respon
 def record_page(request: Request, vertex: str, key: str) -> Response:
     console = console_of(request)
     info = known_record(console, vertex, key)
-    facts = record_facts(vertex, info, console.watch.names(), mask=console.options.mask_payloads)
+    mask = console.options.mask_payloads
+    facts = record_facts(vertex, info, console.watch.names(), mask=mask)
     return page(
         request,
         "record.html",
         here="/dead" if info.state == "dead" else "/records",
         record=facts,
-        payload=payload_text(facts["record"]),
+        payload=payload_text(facts["record"] if mask else structured_row(info.payload)),
+        no_way_back=no_way_back(console.watch.view(vertex), info.stream) if info.state == DEAD else "",
+        is_timer=info.payload.schema.equals(TIMER_SCHEMA),
         explained=explanation_of(console, vertex, info) if info.state == "pending" else None,
     )
 

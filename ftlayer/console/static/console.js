@@ -38,9 +38,24 @@
     }
   }
 
+  // Times come in UTC and are shown as the clock of who looks has them; the foot of the page names its zone.
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+  const two = (number) => String(number).padStart(2, "0");
+  function localize(root) {
+    for (const time of root.querySelectorAll("time[datetime]")) {
+      if (!/^\d{4}-\d\d-\d\dT/.test(time.dateTime)) continue;
+      const at = new Date(time.dateTime);
+      const clock = [at.getHours(), at.getMinutes(), at.getSeconds()].map(two).join(":");
+      const day = [at.getFullYear(), two(at.getMonth() + 1), two(at.getDate())].join("-");
+      time.textContent = "clock" in time.dataset ? clock : `${day} ${clock}`;
+      time.title = `${day} ${clock} ${zone} (${time.dateTime})`;
+    }
+  }
+
   // On a phone's width a row of a table is a card, and each cell says what its column is. The roles stay a table's.
   const ROLES = { table: "table", thead: "rowgroup", tbody: "rowgroup", tr: "row", td: "cell" };
   function prepare(root) {
+    localize(root);
     for (const table of root.querySelectorAll("table")) {
       const headings = [...table.querySelectorAll("thead th")].map((cell) => cell.innerText.trim());
       table.classList.add("stacks");
@@ -68,7 +83,20 @@
     restore(part, state);
   }
 
+  // A part that is swapped under a finger loses its scrolling.
+  let held = null;
+  let letGo = 0;
+  function hold(event) {
+    held = event.target;
+    clearTimeout(letGo);
+    if (event.type !== "touchstart") letGo = setTimeout(() => ((held = null), takeWaiting()), 700);
+  }
+  for (const kind of ["touchstart", "touchend", "touchcancel", "scroll"]) {
+    document.addEventListener(kind, hold, { capture: true, passive: true });
+  }
+
   function isBusy(part) {
+    if (held && part.contains(held)) return true;
     if (part.contains(document.activeElement)) return true;
     const selected = document.getSelection();
     return !selected.isCollapsed && part.contains(selected.anchorNode);
@@ -118,6 +146,8 @@
   }
 
   prepare(document);
+  const named = document.getElementById("zone");
+  if (named) named.textContent = `Times are ${zone}.`;
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   document.addEventListener("focusout", () => setTimeout(takeWaiting));
   document.addEventListener("selectionchange", () => waiting.size && setTimeout(takeWaiting));

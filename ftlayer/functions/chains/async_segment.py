@@ -17,10 +17,11 @@ import pyarrow as pa
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.conversion import Form, misfit_text, records_in_form, schema_text
 from ftlayer.functions.current import for_calls
-from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failure_of
+from ftlayer.functions.failures import I64, SegmentOutcome, failure_of
 from ftlayer.functions.keyed import convert
 from ftlayer.functions.steps import MapAsync, RecordStep
 from ftlayer.functions.token_bucket import TokenBucket
+from ftlayer.records.failures import RowFailure
 
 
 def monotonic_ms() -> float:

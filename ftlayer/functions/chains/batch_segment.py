@@ -18,7 +18,6 @@ from ftlayer.functions.conversion import Form, cast_strictly, check_values, conc
 from ftlayer.functions.current import current_tries
 from ftlayer.functions.failures import (
     I64,
-    RowFailure,
     SegmentOutcome,
     SideOutput,
     failed_rows,
@@ -29,6 +28,7 @@ from ftlayer.functions.failures import (
 from ftlayer.functions.steps import MapAsync, MapBatches, RecordStep
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.printable import text_of
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import attempts_of, first_failed_of
 
 ROW_TAG = "_ft_row"
@@ -244,6 +244,8 @@ def run_segments(
         outcome = segment.run(rows, parents, times)
         if log is not None and outcome.failures and not isinstance(segment, RecordSegment):
             log.late(min(failure.row for failure in outcome.failures))
+        if len(segments) == 1:
+            return outcome
         rows, parents = outcome.batch, outcome.parents
         failures += outcome.failures
         side += outcome.side

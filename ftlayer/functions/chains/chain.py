@@ -23,9 +23,9 @@ from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import I64, failed_rows, without_rows
 from ftlayer.functions.failures import MAX_REASON as MAX_REASON
 from ftlayer.functions.failures import MAX_TRACEBACK as MAX_TRACEBACK
-from ftlayer.functions.failures import RowFailure as RowFailure
 from ftlayer.functions.failures import failure_of as failure_of
 from ftlayer.functions.steps import FunctionStep, MapAsync, MapBatches
+from ftlayer.records.failures import RowFailure as RowFailure
 from ftlayer.recovery import TRACEBACK
 
 CALLED_ROWS = 65_536
@@ -73,11 +73,7 @@ class Chain:
         self, functions: Sequence[FunctionStep], pace: Callable[[float], RateLimiter] = RateLimiter
     ) -> None:
         """``pace`` makes what waits, of a rate."""
-        paces = {
-            step.uid: pace(step.rate_limit)
-            for step in functions
-            if not isinstance(step, MapBatches) and step.rate_limit is not None
-        }
+        paces = {step.uid: pace(step.rate_limit) for step in functions if step.rate_limit is not None}
         self._functions = tuple(functions)
         self._segments = segments_of(functions, DICTS, paces=paces)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.errors import StateSerializationError, TimerFailedError
 from ftlayer.functions.chains.batch_segment import Segment, run_segments, segments_of
 from ftlayer.functions.chains.fused import Processing
@@ -17,11 +17,12 @@ from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import VALUES
-from ftlayer.functions.failures import I64, RowFailure, SideOutput, failed_rows, failure_of, without_rows
+from ftlayer.functions.failures import I64, SideOutput, failed_rows, failure_of, without_rows
 from ftlayer.functions.keyed import Key, Timers
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.log import UndoLog
+from ftlayer.records.failures import RowFailure
 
 TimerKind = Literal["event", "processing"]
 
@@ -47,7 +48,7 @@ FIRED_AT_ONCE = 10_000
 """Calls of ``on_timer`` whose results wait as Python objects."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class FiredTimers:
     """What came of some timers of one operator.
 

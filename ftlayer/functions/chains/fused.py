@@ -53,8 +53,7 @@ from ftlayer.functions.context import Context, results_of
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.handles import Own
 from ftlayer.functions.keyed import ATOMS, NAN, Key, KeyedState
-from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.functions.steps import Filter, FlatMap, Map
+from ftlayer.functions.steps import Filter, FlatMap, Map, Step
 from ftlayer.functions.undo.backend import UndoValues, logged_lookup
 from ftlayer.functions.undo.log import UndoLog
 
@@ -108,34 +107,26 @@ class KeyColumns:
 
 
 @dataclass(frozen=True)
-class Reducing:
+class Reducing(Step):
     """A `Reduce` and its table, which is one of ``state``; without a state, the segment alone may change the table.
 
     ``own`` copies what is put into the table, and that the function may keep; None: nothing is copied.
     """
 
-    uid: str
-    function: Callable[[Any, Any], Any]
-    schema: pa.Schema
     key: KeyColumns
     table: MutableMapping[Key, Any]
     create: Callable[[], Any] | None = None
-    rules: RetryRules = NO_RULES
     state: KeyedState | None = None
     own: Own = None
 
 
 @dataclass(frozen=True)
-class Processing:
+class Processing(Step):
     """One input of a `Process` or `CoProcess`, and its context. ``key`` is None without keys."""
 
-    uid: str
-    function: Callable[[Any, Context], Any]
-    schema: pa.Schema
     key: KeyColumns | None
     context: Context
     side: tuple[tuple[str, pa.Schema], ...]
-    rules: RetryRules = NO_RULES
 
 
 PreparedStep = Map | FlatMap | Filter | Reducing | Processing

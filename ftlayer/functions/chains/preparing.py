@@ -17,7 +17,7 @@ from ftlayer.functions.context import Context
 from ftlayer.functions.failures import I64
 from ftlayer.functions.keyed import Backend, Timers, owned
 from ftlayer.functions.process import uses_timers
-from ftlayer.functions.steps import CoProcess, Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
+from ftlayer.functions.steps import CoProcess, FunctionStep, KeyedStep, MapAsync, MapBatches, Process, Reduce
 from ftlayer.functions.undo.backend import UndoBackend, UndoMaps, UndoValues
 from ftlayer.functions.windows.function import TABLE, FixedWindows
 
@@ -47,7 +47,7 @@ def taken_off(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, I64]:
     return batch.drop_columns([TIME_COLUMN]), times
 
 
-ChainOperator = Map | FlatMap | Filter | MapBatches | MapAsync | Reduce | KeyedAggregate | Process | CoProcess
+ChainOperator = FunctionStep | Reduce | KeyedAggregate | Process | CoProcess
 PreparedOperator = PreparedStep | MapBatches | MapAsync | Aggregating | Windowing
 
 REDUCE_TABLE = "aggregate"
@@ -111,7 +111,7 @@ def _check(operators: Sequence[ChainOperator], inputs: Sequence[pa.Schema]) -> N
 
 
 def _backend_of(operator: ChainOperator, backend: Backend) -> Backend:
-    changes_values = not isinstance(operator, Reduce | Process | CoProcess) or operator.in_place
+    changes_values = not isinstance(operator, KeyedStep) or operator.in_place
     return backend if changes_values or not isinstance(backend, UndoBackend) else backend.uncopied()
 
 
@@ -136,9 +136,9 @@ def _prepare_step(operator: ChainOperator, schema: pa.Schema, backend: Backend) 
         key,
         table,
         operator.create,
-        operator.rules,
-        state,
-        own,
+        rules=operator.rules,
+        state=state,
+        own=own,
     )
 
 
@@ -192,7 +192,7 @@ def _prepare_process(
             KeyColumns.of(uid, keys, taken) if keys else None,
             context,
             operator.side,
-            operator.rules,
+            rules=operator.rules,
         )
         for call, keys, taken in entries
     ]

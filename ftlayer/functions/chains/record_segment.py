@@ -38,12 +38,13 @@ from ftlayer.functions.conversion import (
     records_in_form,
     schema_text,
 )
-from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failure_of, raise_signalled
+from ftlayer.functions.failures import I64, SegmentOutcome, failure_of, raise_signalled
 from ftlayer.functions.keyed import NAN, convert
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.backend import UndoValues, finds_as_dict, logged_lookup
 from ftlayer.functions.undo.log import LateFailure, UndoLog
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.kernels import native
 
 # The loop over per-record functions in C, where records, results and functions are such that it can run them.
@@ -63,7 +64,10 @@ Driven = tuple[list[Any], int, bytes, bool]
 
 def not_plain(schema: pa.Schema) -> bool:
     """Whether columns of these types cannot all be read by the C extension."""
-    return any(field.type not in _READ for field in schema)
+    for field in schema:
+        if field.type not in _READ:
+            return True
+    return False
 
 
 def objects_in(batch: pa.RecordBatch) -> Objects:
@@ -73,11 +77,10 @@ def objects_in(batch: pa.RecordBatch) -> Objects:
 
 def batch_of(columns: Sequence[Any], rows: int, schema: pa.Schema, *, lax: bool) -> pa.RecordBatch:
     """Return the columns of results as a batch. Raises what `to_batch` raises for objects that do not fit."""
-    made = [array_of(field.type, rows, column) for field, column in zip(schema, columns, strict=True)]
-    arrays = [
-        column_of(column, field, lax=lax) if isinstance(column, list) else column
-        for field, column in zip(schema, made, strict=True)
-    ]
+    arrays = []
+    for field, column in zip(schema, columns, strict=True):
+        made = array_of(field.type, rows, column)
+        arrays.append(column_of(made, field, lax=lax) if isinstance(made, list) else made)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -292,9 +295,7 @@ class _SegmentRun:
         self._segment = segment
         self._log = segment._log
         self._parents = parents
-        self._times = self._times_by_place(times)
-        self._uids = [step.uid for step in segment._steps]
-        self._rules = [step.rules for step in segment._steps]
+        self._times = self._times_by_place(times) if segment._processing else None
         self._failures: list[RowFailure] = []
         self._counts: list[int] = []
         self._out: list[Any] = []
@@ -306,11 +307,9 @@ class _SegmentRun:
             self._segment.forget()  # the loop works on the table
             self._segment.count_in(self._counts)
             self._loop_over(rows)
-        side = [
-            output
-            for step in self._segment._processing
-            for output in take_side_outputs(step, self._segment._form, self._parents, self._refuse)
-        ]
+        side = []
+        for step in self._segment._processing:
+            side += take_side_outputs(step, self._segment._form, self._parents, self._refuse)
         if len(self._pieces) == 1:
             batch, parents = self._pieces[0]
         else:
@@ -428,9 +427,7 @@ class _SegmentRun:
             records, loop = records_in_form(chunk, segment._form), segment._checked_loop
         loop(records, self._out, self._counts, self._fail, self._times)
 
-    def _times_by_place(self, times: I64 | None) -> Sequence[Any] | None:
-        if not self._segment._processing:
-            return None
+    def _times_by_place(self, times: I64 | None) -> Sequence[Any]:
         if times is None:
             return [None] * len(self._parents)
         by_place: list[int] = times[self._parents].tolist()
@@ -442,7 +439,8 @@ class _SegmentRun:
             self._log.fail(mark, row)
             self._fail_siblings(row)
         traced = self._log is None or self._log.traced
-        self._failures.append(failure_of(row, self._uids[step], error, self._rules[step], traced=traced))
+        failed = self._segment._steps[step]
+        self._failures.append(failure_of(row, failed.uid, error, failed.rules, traced=traced))
 
     def _fail_siblings(self, row: int) -> None:
         """Turn the chain round where more than one of the records here comes from ``row``: it goes as a whole."""

@@ -11,8 +11,9 @@ import pyarrow as pa
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.chains.fused import Processing
 from ftlayer.functions.conversion import Form, misfit_text, schema_text
-from ftlayer.functions.failures import I64, RowFailure, SideOutput, failure_of
+from ftlayer.functions.failures import I64, SideOutput, failure_of
 from ftlayer.functions.keyed import convert
+from ftlayer.records.failures import RowFailure
 
 
 def take_side_outputs(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checks import check_ran
+from ftlayer.checks import check_ran, fast_dataclass
 from ftlayer.errors import FTLayerError, JobError
 from ftlayer.functions.chains.async_segment import AsyncSegment
 from ftlayer.functions.chains.batch_segment import BatchSegment, Segment, run_segments, segments_of
@@ -34,7 +34,7 @@ from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.window_segment import AggregateSegment, WindowSegment
 from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running
-from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failed_rows, raise_signalled
+from ftlayer.functions.failures import I64, SegmentOutcome, failed_rows, raise_signalled
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.process import uses_timers
 from ftlayer.functions.steps import MAIN as MAIN
@@ -42,9 +42,10 @@ from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.windows.function import WindowFunction
 from ftlayer.printable import described
+from ftlayer.records.failures import RowFailure
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class OutputRows:
     """Records of one output, and the input row that each comes from: int64[n].
 
@@ -56,7 +57,7 @@ class OutputRows:
     times: I64 | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TopologyResult:
     """What a batch gave.
 
@@ -70,7 +71,7 @@ class TopologyResult:
     failures: list[RowFailure]
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TimerOutput:
     """Records that timers gave. ``times`` is int64[n], their event times; None in processing time.
 
@@ -185,6 +186,10 @@ class TopologyChain:
         return None
 
     @property
+    def has_timers(self) -> bool:
+        return bool(self._firings)
+
+    @property
     def next_event_ms(self) -> int | None:
         """Time of the earliest timer of event time; None if there is none."""
         return min(
@@ -225,7 +230,7 @@ class TopologyChain:
             process.step.context.watermark = watermark_ms
             process.step.context.now_ms = now_wall_ms
         try:
-            if self.begins_at(enters):
+            if enters and self.begins_at(enters):
                 for segment in self._caching:
                     segment.forget()
                 outputs, failures = self._run(self._from(enters), None, batch, times)
@@ -236,7 +241,8 @@ class TopologyChain:
                 process.step.context._take_side()
             raise
         finally:
-            self._leave()
+            if self._processes:
+                self._leave()
         if not failures:
             return TopologyResult(outputs, [])
         failed = failed_rows(failures)
@@ -273,7 +279,9 @@ class TopologyChain:
 
     def _outputs(self, outcome: SegmentOutcome) -> dict[str, OutputRows]:
         outputs = {MAIN: OutputRows(outcome.batch, outcome.parents)}
-        return outputs | {side.tag: OutputRows(side.batch, side.parents) for side in outcome.side}
+        for side in outcome.side:
+            outputs[side.tag] = OutputRows(side.batch, side.parents)
+        return outputs
 
     def _run_behind(self, segments: Sequence[Segment], outputs: dict[str, OutputRows]) -> list[RowFailure]:
         """Run what a function gave that gives times too; its rows stand in for the batch's meanwhile."""

@@ -12,10 +12,11 @@ from ftlayer.functions.aggregates.table import AggregateTable
 from ftlayer.functions.chains.fused import Processing
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.conversion import VALUES
-from ftlayer.functions.failures import I64, RowFailure, SegmentOutcome, failure_of
+from ftlayer.functions.failures import I64, SegmentOutcome, failure_of
 from ftlayer.functions.retry_rules import RetryRules
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.windows.function import WindowAggregates
+from ftlayer.records.failures import RowFailure
 
 
 @dataclass(frozen=True)

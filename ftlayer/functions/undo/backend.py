@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from functools import partial
 from typing import Any, SupportsIndex, TypeGuard
 
-from ftlayer.functions.handles import Call, Own, ValueHandle
+from ftlayer.functions.handles import KeyedCall, Own, ValueHandle
 from ftlayer.functions.keyed import (
     ATOMS,
     Backend,
@@ -219,7 +219,7 @@ class _Items(Mapping[Any, Any]):
 
 
 def value_handle(
-    context: Call, table: MutableMapping[Key, Any], default: Any, own: Own = None
+    context: KeyedCall, table: MutableMapping[Key, Any], default: Any, own: Own = None
 ) -> ValueHandle:
     """Return the handle of a single value; what it changes goes into a log where ``table`` has one."""
     if not (is_marker(default) or is_immutable(default)):

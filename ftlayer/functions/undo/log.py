@@ -15,9 +15,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ftlayer.errors import StateSerializationError
-from ftlayer.functions.failures import I64, RowFailure
+from ftlayer.functions.failures import I64
 from ftlayer.functions.keyed import is_immutable, private_copy
 from ftlayer.printable import described
+from ftlayer.records.failures import RowFailure
 
 Restore = Callable[[Any, Any], object]
 """``restore(key, old)`` makes what ``key`` names what it was before one change."""

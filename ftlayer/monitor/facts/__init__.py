@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from ftlayer.monitor.facts.common import Facts as Facts
 from ftlayer.monitor.facts.common import audit_facts as audit_facts
+from ftlayer.monitor.facts.common import came_from as came_from
 from ftlayer.monitor.facts.common import explained_facts as explained_facts
 from ftlayer.monitor.facts.common import group_facts as group_facts
 from ftlayer.monitor.facts.common import hour_facts as hour_facts
 from ftlayer.monitor.facts.common import iso as iso
 from ftlayer.monitor.facts.common import latency_facts as latency_facts
 from ftlayer.monitor.facts.common import letter_group_facts as letter_group_facts
-from ftlayer.monitor.facts.common import payload_facts as payload_facts
 from ftlayer.monitor.facts.common import record_facts as record_facts
 from ftlayer.monitor.facts.common import record_stream as record_stream
 from ftlayer.monitor.facts.common import seconds as seconds

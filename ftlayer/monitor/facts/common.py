@@ -14,7 +14,8 @@ from ftlayer.circuit import CircuitStatus
 from ftlayer.monitor.health import Judgement
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.plans import LetterGroup
-from ftlayer.monitor.row_json import json_of_row
+from ftlayer.monitor.row_json import json_of_column, json_of_row
+from ftlayer.records.sought import is_string
 from ftlayer.vertex.calls import AuditEntry, Explained, RecordInfo
 from ftlayer.vertex.calls.jobs import Hour, JobDetails
 from ftlayer.vertex.calls.records import DeadGroup
@@ -204,6 +205,7 @@ def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool =
         "stream_id": info.stream,
         "name": info.title,
         "source": info.source,
+        "came_from": came_from(info, mask=mask) or None,
         "root": root_text(info.root),
         "origin": root_text(info.origin),
         "attempt": info.attempt,
@@ -215,7 +217,7 @@ def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool =
         "attempts": _attempts(info, mask=mask),
         "edited": iso(info.edited_ms),
         "edited_by": info.edited_by or None,
-        "record": payload_facts(info.payload, mask=mask),
+        "record": _payload(info.payload, mask=mask),
         "types": {field.name: str(field.type) for field in info.payload.schema},
     }
 
@@ -224,6 +226,44 @@ def record_stream(vertex: str, info: RecordInfo, names: JobNames) -> str:
     """Return a record's stream as people call it; by what the record's vertex says where ``names`` lacks it."""
     known = names.stream(vertex, info.stream)
     return f"{info.title}/{info.source}" if known == info.stream and info.title else known
+
+
+_KINDS = (is_string, pa.types.is_integer, pa.types.is_timestamp)
+_PLACES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
+    ("topic {topic}, partition {partition}, offset {offset}", ("topic",), ("partition", "offset"), ()),
+    ("{path}, offset {offset}", ("path",), ("offset",), ()),
+    ("subject {subject}, message {sequence}", ("subject",), ("sequence",), ()),
+    (
+        "LSN {lsn}, change {_sequence} of transaction {_transaction}",
+        ("_operation",),
+        ("_lsn", "_sequence", "_transaction"),
+        (),
+    ),
+    ("routing key {routing_key}, message {message_id}", ("routing_key", "message_id"), (), ("timestamp",)),
+    ("routing key {routing_key}", ("routing_key",), (), ("timestamp",)),
+    ("topic {topic}, received {received}", ("topic",), ("qos",), ("received",)),
+    ("request {id} to {path}", ("id", "path"), (), ("time",)),
+    ("message {id}", ("id",), (), ("time",)),
+)
+"""The words for where a row of a ready-made source is from, and its columns: texts, whole numbers, times."""
+
+
+def came_from(info: RecordInfo, *, mask: bool = False) -> str:
+    """Return where a record was in its source, in words: as its columns say it, or its first attempt; "" if none does.
+
+    With ``mask`` columns say nothing.
+    """
+    schema = info.payload.schema
+    for words, *columns in () if mask else _PLACES:
+        named = [(name, is_kind) for names, is_kind in zip(columns, _KINDS, strict=True) for name in names]
+        if all(name in schema.names and is_kind(schema.field(name).type) for name, is_kind in named):
+            values = {name: json_of_column(info.payload, name) for name, _ in named if f"{{{name}" in words}
+            if "{lsn}" in words:
+                lsn = json_of_column(info.payload, "_lsn")
+                values["lsn"] = None if lsn is None else f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+            if None not in values.values():
+                return words.format_map(values)
+    return info.history[0].read_as if info.history else ""
 
 
 def _attempts(info: RecordInfo, *, mask: bool) -> list[Facts]:
@@ -258,7 +298,7 @@ def explained_facts(root: int, explained: Explained) -> Facts:
     }
 
 
-def payload_facts(payload: pa.RecordBatch, *, mask: bool = False) -> Facts:
+def _payload(payload: pa.RecordBatch, *, mask: bool = False) -> Facts:
     """Return the one row of ``payload`` by columns, as `ftlayer.monitor.row_json` reads it again."""
     record = json_of_row(payload)
     if mask:

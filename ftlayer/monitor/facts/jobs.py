@@ -17,23 +17,10 @@ from ftlayer.monitor.facts.common import (
 )
 from ftlayer.monitor.health import bottleneck, job_health, overall_health, vertex_health
 from ftlayer.monitor.names import JobNames, VertexView, pace_of, state_of
-from ftlayer.vertex.calls.jobs import (
-    FAILING,
-    AnnouncedJob,
-    BatchDetails,
-    CheckpointDetails,
-    CheckpointTotals,
-    HistogramDetails,
-    Hour,
-    Incident,
-    JobDetails,
-    OrderRecord,
-    SubtaskDetails,
-)
-from ftlayer.vertex.calls.records import StreamDetails
+from ftlayer.vertex import calls
 
 
-def plan_facts(job: JobDetails) -> Facts:
+def plan_facts(job: calls.JobDetails) -> Facts:
     assert job.plan is not None
     return {
         "nodes": [
@@ -53,12 +40,12 @@ def plan_facts(job: JobDetails) -> Facts:
     }
 
 
-def operator_facts(job: JobDetails) -> list[Facts]:
+def operator_facts(job: calls.JobDetails) -> list[Facts]:
     """Return the chains with their subtasks: totals of the run, the busiest one's shares, the least watermark.
 
     A subtask counts from 0 again when its slot is started again, and is not there any more when the job has ended.
     """
-    found: dict[str, list[SubtaskDetails]] = {}
+    found: dict[str, list[calls.SubtaskDetails]] = {}
     for subtask in job.subtasks:
         found.setdefault(subtask.uid, []).append(subtask)
     names = {} if job.plan is None else {node.uid: list(node.names) for node in job.plan.nodes}
@@ -66,7 +53,9 @@ def operator_facts(job: JobDetails) -> list[Facts]:
     return [_operator(uid, names.get(uid, []), found.get(uid, []), job) for uid in order]
 
 
-def _operator(uid: str, names: list[str], subtasks: list[SubtaskDetails], job: JobDetails) -> Facts:
+def _operator(
+    uid: str, names: list[str], subtasks: list[calls.SubtaskDetails], job: calls.JobDetails
+) -> Facts:
     def total(name: str) -> int:
         counted: int = sum(getattr(subtask, name) for subtask in subtasks)
         return job.counters.get(f"{name}/{uid}", counted)
@@ -87,7 +76,7 @@ def _operator(uid: str, names: list[str], subtasks: list[SubtaskDetails], job: J
         "watermark_lag_seconds": None if mark is None else seconds(job.at_ms - mark),
         "late": total("late"),
         "source_lag_records": job.counters.get(f"lag/{uid}"),
-        **{name: job.counters.get(f"{name}/{uid}", 0) for name in FAILING},
+        **{name: job.counters.get(f"{name}/{uid}", 0) for name in calls.FAILING},
         "subtasks": [
             {
                 "slot": subtask.slot,
@@ -105,7 +94,7 @@ def _operator(uid: str, names: list[str], subtasks: list[SubtaskDetails], job: J
     }
 
 
-def slot_facts(job: JobDetails, *, mask: bool = False) -> list[Facts]:
+def slot_facts(job: calls.JobDetails, *, mask: bool = False) -> list[Facts]:
     return [
         {
             "slot": slot.slot,
@@ -123,7 +112,7 @@ def slot_facts(job: JobDetails, *, mask: bool = False) -> list[Facts]:
     ]
 
 
-def edge_facts(job: JobDetails) -> list[Facts]:
+def edge_facts(job: calls.JobDetails) -> list[Facts]:
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for edge in job.edges:
         queued, rows = found.get((edge.source, edge.target), (0, 0))
@@ -134,7 +123,7 @@ def edge_facts(job: JobDetails) -> list[Facts]:
     ]
 
 
-def checkpoints_facts(job: JobDetails, *, mask: bool = False) -> Facts | None:
+def checkpoints_facts(job: calls.JobDetails, *, mask: bool = False) -> Facts | None:
     """Return the totals of a job's checkpoints and those that are known, the latest first; null if it takes none."""
     if job.checkpoint_totals is None:
         return None
@@ -145,7 +134,7 @@ def checkpoints_facts(job: JobDetails, *, mask: bool = False) -> Facts | None:
     }
 
 
-def _checkpoint_totals(totals: CheckpointTotals) -> Facts:
+def _checkpoint_totals(totals: calls.CheckpointTotals) -> Facts:
     return {
         "triggered": totals.triggered,
         "in_progress": totals.in_progress,
@@ -162,7 +151,7 @@ def _checkpoint_totals(totals: CheckpointTotals) -> Facts:
     }
 
 
-def checkpoint_facts(checkpoint: CheckpointDetails, *, mask: bool = False) -> Facts:
+def checkpoint_facts(checkpoint: calls.CheckpointDetails, *, mask: bool = False) -> Facts:
     """Return a checkpoint: its sums and longest parts, by operator, and all of its subtasks."""
     uids = dict.fromkeys(part.uid for part in checkpoint.subtasks)
     parts = [
@@ -211,7 +200,7 @@ def _summed(parts: list[Facts]) -> Facts:
 
 
 def job_summary_facts(
-    view: VertexView, announced: AnnouncedJob, names: JobNames, *, mask: bool = False
+    view: VertexView, announced: calls.AnnouncedJob, names: JobNames, *, mask: bool = False
 ) -> Facts:
     """Return a job in a few fields, as lists of jobs have it."""
     job, vertex = announced.job, view.vertex
@@ -241,7 +230,7 @@ def job_summary_facts(
     }
 
 
-def _line(view: VertexView, announced: AnnouncedJob, *, mask: bool) -> str:
+def _line(view: VertexView, announced: calls.AnnouncedJob, *, mask: bool) -> str:
     """Return what a job says of itself in a line; of one that is not heard any more, that it said so last."""
     job = announced.job
     line = masked_failure(job.line) if mask else job.line
@@ -251,10 +240,10 @@ def _line(view: VertexView, announced: AnnouncedJob, *, mask: bool) -> str:
 
 def job_facts(
     view: VertexView,
-    announced: AnnouncedJob,
+    announced: calls.AnnouncedJob,
     names: JobNames,
     *,
-    hour: Hour | None = None,
+    hour: calls.Hour | None = None,
     mask: bool = False,
 ) -> Facts:
     """Return all that is known of a job; with ``hour`` it is judged by this too."""
@@ -284,7 +273,7 @@ def job_facts(
     }
 
 
-def incident_facts(incident: Incident, *, mask: bool = False) -> Facts:
+def incident_facts(incident: calls.Incident, *, mask: bool = False) -> Facts:
     return {
         "at": iso(incident.at_ms),
         "kind": incident.kind,
@@ -293,7 +282,7 @@ def incident_facts(incident: Incident, *, mask: bool = False) -> Facts:
     }
 
 
-def histogram_facts(histograms: Mapping[str, HistogramDetails]) -> list[Facts]:
+def histogram_facts(histograms: Mapping[str, calls.HistogramDetails]) -> list[Facts]:
     """Return histograms: how many observations are at most each bound, the last count those above all."""
     found = []
     for name, histogram in sorted(histograms.items()):
@@ -303,7 +292,7 @@ def histogram_facts(histograms: Mapping[str, HistogramDetails]) -> list[Facts]:
     return found
 
 
-def batch_facts(batch: BatchDetails) -> Facts:
+def batch_facts(batch: calls.BatchDetails) -> Facts:
     return {
         "batch": batch.batch,
         "at": iso(batch.at_ms),
@@ -316,7 +305,7 @@ def batch_facts(batch: BatchDetails) -> Facts:
     }
 
 
-def order_facts(record: OrderRecord, *, mask: bool = False) -> Facts:
+def order_facts(record: calls.OrderRecord, *, mask: bool = False) -> Facts:
     order, answer = record.order, record.answer
     return {
         "id": order.id,
@@ -374,7 +363,7 @@ def vertex_facts(view: VertexView, *, mask: bool = False) -> Facts:
     }
 
 
-def stream_facts(vertex: str, stream: StreamDetails, names: JobNames, now_ms: int) -> Facts:
+def stream_facts(vertex: str, stream: calls.StreamDetails, names: JobNames, now_ms: int) -> Facts:
     return {
         "vertex": vertex,
         "stream": names.stream(vertex, stream.stream),

@@ -46,7 +46,8 @@ def checked_writer(sink: str, writer: Any) -> Any:
 def spark_schema(sink: str, schema: pa.Schema) -> StructType:
     """Return the schema as plain writers get to see it; `ConfigError` for a type that Spark lacks."""
     from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from ftlayer.data_sources import from_arrow_schema
 
     try:
         return from_arrow_schema(schema)

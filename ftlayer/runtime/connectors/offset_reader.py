@@ -308,7 +308,10 @@ class _PartitionedReader:
     def latest(self, start: str, *, all_of_it: bool) -> str:
         if not self._takes_start:
             return _behind(self._source, start, self._reader.latestOffset())
-        limit = _read_all() if all_of_it else self._reader.getDefaultReadLimit()
+        from ftlayer.data_sources import ReadAllAvailable
+
+        own = None if all_of_it else getattr(self._reader, "getDefaultReadLimit", None)  # Spark 4.1 has none
+        limit = ReadAllAvailable() if own is None else own()
         return _behind(self._source, start, self._reader.latestOffset(json.loads(start), limit))
 
     def is_behind(self, start: str, end: str) -> bool:
@@ -322,7 +325,8 @@ class _PartitionedReader:
         return list(plan(json.loads(start), json.loads(end)))
 
     def lag(self, at: str) -> int | None:
-        return lag_behind(json.loads(at), self._reader.reportLatestOffset())
+        report = getattr(self._reader, "reportLatestOffset", None)  # as above
+        return None if report is None else lag_behind(json.loads(at), report())
 
     def commit(self, end: str) -> None:
         self._reader.commit(json.loads(end))
@@ -376,18 +380,12 @@ class _SimpleReader:
 
 
 def _prepare_to_stop(reader: Any) -> bool:
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    from ftlayer.data_sources import SupportsTriggerAvailableNow
 
     if not isinstance(reader, SupportsTriggerAvailableNow):
         return False
     reader.prepareForTriggerAvailableNow()
     return True
-
-
-def _read_all() -> Any:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable
-
-    return ReadAllAvailable()
 
 
 def _behind(source: str, start: str, end: Any) -> str:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.failures import RowsRejected
-from ftlayer.functions.failures import RowFailure, rejections_of
+from ftlayer.functions.failures import rejections_of
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ipc import as_stream, may_share, row_alone
+from ftlayer.vertex.calls import Attempt
 
 
 class RowRejections:
@@ -64,7 +66,7 @@ class RowRejections:
     def _letter(self, batch: pa.RecordBatch, row: int, failure: RowFailure) -> ChainLetter:
         alone = row_alone(batch, row, shares=may_share(batch.schema))
         now_ms = self._wall_ms()
-        attempt = FailedAttempt(1, now_ms, failure.reason, self._uid, self._place, failure.traceback)
+        attempt = Attempt(1, now_ms, failure.reason, self._uid, self._place, failure.traceback)
         return ChainLetter(
             letter=self._draw(LETTER_BYTES),
             checkpoint=0,

@@ -310,7 +310,8 @@ def _is_sparks_own(kind: pa.DataType) -> bool:
 
 def _spark_converters(schema: pa.Schema) -> list[Callable[[Any], Any]]:
     from pyspark.sql.conversion import LocalDataToArrowConversion
-    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from ftlayer.data_sources import from_arrow_schema
 
     make: Any = LocalDataToArrowConversion._create_converter
     return [make(field.dataType, field.nullable) for field in from_arrow_schema(schema).fields]

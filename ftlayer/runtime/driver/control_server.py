@@ -18,7 +18,13 @@ from ftlayer.runtime.protocol.channel_frames import PROTOCOL, decode_from_slot, 
 from ftlayer.runtime.protocol.messages import Cancel, FromSlot, Hello, SlotFailed, ToSlot
 from ftlayer.transport.address import Address
 from ftlayer.transport.exchange import TokenServer
-from ftlayer.transport.flight_connection import TRANSPORT_ERRORS, WriterThread, flight_error, frames_of
+from ftlayer.transport.flight_connection import (
+    TRANSPORT_ERRORS,
+    WriterThread,
+    failure_text,
+    flight_error,
+    frames_of,
+)
 from ftlayer.transport.frames import unpack_map
 from ftlayer.transport.sockets import SocketDirectory
 
@@ -144,7 +150,7 @@ class ControlServer(TokenServer):
             reason = f"it sent what cannot be read: {error}"
             raise
         except TRANSPORT_ERRORS as error:
-            reason = f"its control stream broke: {error}"
+            reason = f"its control stream broke: {failure_text(error)}"
         finally:
             with self._lock:
                 del self._streams[instance]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ftlayer.checkpoint.coordinator.events import (
     CheckpointEvent,
@@ -16,7 +16,7 @@ from ftlayer.checkpoint.coordinator.events import (
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
-from ftlayer.checks import check_seconds, check_text
+from ftlayer.checks import Duration, check_text, not_here, wait_seconds
 from ftlayer.errors import CheckpointError, FTLayerError
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job_status import JobStatus
@@ -82,11 +82,29 @@ class Execution(Protocol):
         """Wait up to ``timeout`` seconds until all tasks run, or the job is over; return whether that is so."""
 
 
+_WORDS = {
+    "awaittermination awaitcompletion join get getjobexecutionresult": ".wait(timeout) waits for its end",
+    "start execute run": "it was started; .wait() waits for its end",
+    "stop close shutdown": ".cancel() ends it now, .drain() when its sources' records are through, "
+    ".stop_with_savepoint(directory) with a savepoint (barrier mode)",
+    "id jobid getjobid": ".job is the id of this execution",
+    "isactive isrunning done": ".over() and .state say it",
+    "triggersavepoint": ".savepoint(directory)",
+    "triggercheckpoint": ".checkpoint()",
+    "deadletters listdead requeue purge": "ask the FTLayer: its .list_dead(), .requeue(keys) and .purge(keys)",
+}
+
+
 class Job:
     """The handle of a running topology. Any thread may use it. Made by `StreamEnvironment.execute_async`."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     @property
     def job(self) -> str:
@@ -117,14 +135,13 @@ class Job:
         """Return the status as HTML, for notebooks."""
         return self.status()._repr_html_()
 
-    def wait_until_running(self, timeout: float | None = None) -> bool:
-        """Wait until all tasks are restored and run, up to ``timeout`` seconds (None: as long as it takes).
+    def wait_until_running(self, timeout: Duration | None = None) -> bool:
+        """Wait until all tasks are restored and run, up to ``timeout`` (None: as long as it takes).
 
         Returns whether they do, or have run to their end meanwhile; not if the job was cancelled before. Raises what
         the job has failed with.
         """
-        check_seconds(timeout, "wait_until_running: timeout")
-        self._execution.wait_until_up(timeout)
+        self._execution.wait_until_up(wait_seconds(timeout, "wait_until_running: timeout"))
         self._raise()
         return self.state.is_up
 
@@ -137,15 +154,14 @@ class Job:
         """Return the checkpoints and savepoints under way, and the last 100 others, the latest first."""
         return self._execution.history()
 
-    def checkpoint(self, timeout: float | None = None) -> Checkpoint:
+    def checkpoint(self, timeout: Duration | None = None) -> Checkpoint:
         """Take a checkpoint, as soon as all tasks run, and wait for it; raises `CheckpointError` if it fails.
 
-        After ``timeout`` seconds (None: as long as it takes) a `TimeoutError` is raised.
+        After ``timeout`` (None: as long as it takes) a `TimeoutError` is raised.
         """
-        check_seconds(timeout, "checkpoint: timeout")
-        return self._requested(CheckpointRequested, timeout)
+        return self._requested(CheckpointRequested, wait_seconds(timeout, "checkpoint: timeout"))
 
-    def savepoint(self, directory: str = "", timeout: float | None = None) -> str:
+    def savepoint(self, directory: str = "", timeout: Duration | None = None) -> str:
         """Take a savepoint, as soon as all tasks run, and wait for it; return where it lies.
 
         It is complete and self-contained, may be moved, and belongs to the caller: the job neither deletes it nor
@@ -154,28 +170,29 @@ class Job:
 
         Args:
             directory: what its own new directory is made in; by default ``savepoint_directory``.
-            timeout: seconds, None: as long as it takes.
+            timeout: None: as long as it takes.
 
         Raises `CheckpointError` if it fails, `TimeoutError` if it takes longer.
         """
-        location = self._savepoint_location(directory, "savepoint", timeout)
-        taken = self._requested(lambda number: SavepointRequested(number, location), timeout)
+        seconds = wait_seconds(timeout, "savepoint: timeout")
+        location = self._savepoint_location(directory, "savepoint")
+        taken = self._requested(lambda number: SavepointRequested(number, location), seconds)
         return taken.location
 
-    def stop_with_savepoint(self, directory: str = "", timeout: float | None = None) -> str:
+    def stop_with_savepoint(self, directory: str = "", timeout: Duration | None = None) -> str:
         """Take a savepoint, commit it, and end the job; return where it lies. See `savepoint`.
 
         Sources emit nothing behind the savepoint. If it fails the job goes on from its last checkpoint.
         """
-        location = self._savepoint_location(directory, "stop_with_savepoint", timeout)
-        taken = self._requested(lambda number: StopRequested(number, location), timeout)
+        seconds = wait_seconds(timeout, "stop_with_savepoint: timeout")
+        location = self._savepoint_location(directory, "stop_with_savepoint")
+        taken = self._requested(lambda number: StopRequested(number, location), seconds)
         self._execution.wait_until_over(None)
         return taken.location
 
-    def _savepoint_location(self, directory: str, method: str, timeout: float | None) -> str:
+    def _savepoint_location(self, directory: str, method: str) -> str:
         if directory != "":
             check_text(directory, f"{method}: directory", "the path or URL of a directory")
-        check_seconds(timeout, f"{method}: timeout")
         return self._execution.checkpoints.savepoint_location(directory)
 
     def _requested(self, ask: Callable[[int], CheckpointEvent], timeout: float | None) -> Checkpoint:
@@ -199,49 +216,47 @@ class Job:
                 why if why is not refused else None
             )
 
-    def cancel(self, timeout: float | None = 30.0) -> bool:
+    def cancel(self, timeout: Duration | None = "30s") -> bool:
         """End the job now; what is pending stays in the vertex for the next start of the same topology.
 
         In barrier mode ``retention`` says whether the last checkpoints stay; with a ``directory`` they do by default.
-        Waits up to ``timeout`` seconds (None: as long as it takes) and returns whether it is over. A commit of a sink
+        Waits up to ``timeout`` (None: as long as it takes) and returns whether it is over. A commit of a sink
         that is under way is waited for no longer than four fifths of that. It goes on in this process, which starts
         no other job of this name meanwhile; a job that is restored from its checkpoint makes it again.
         """
-        check_seconds(timeout, "cancel: timeout")
-        self._execution.cancel(None if timeout is None else time.monotonic() + timeout * COMMIT_SHARE)
-        return self.over(timeout)
+        seconds = wait_seconds(timeout, "cancel: timeout")
+        self._execution.cancel(None if seconds is None else time.monotonic() + seconds * COMMIT_SHARE)
+        return self._execution.wait_until_over(seconds)
 
-    def interrupt(self, timeout: float | None = 30.0) -> bool:
+    def interrupt(self, timeout: Duration | None = "30s") -> bool:
         """As `cancel`, and the last checkpoints stay, whatever ``retention`` says: what Ctrl-C in ``execute`` does."""
-        check_seconds(timeout, "interrupt: timeout")
+        seconds = wait_seconds(timeout, "interrupt: timeout")
         self._execution.interrupt()
-        return self.cancel(timeout)
+        return self.cancel(seconds)
 
-    def drain(self, timeout: float | None = None) -> bool:
+    def drain(self, timeout: Duration | None = None) -> bool:
         """End the sources, let everything that is pending come to its end, and end the job.
 
-        Waits for that; returns whether everything was done. After ``timeout`` seconds (None: no limit) the job is
+        Waits for that; returns whether everything was done. After ``timeout`` (None: no limit) the job is
         cancelled instead, and what is pending stays in the vertex for its next start. Raises what the job failed
         with.
         """
-        check_seconds(timeout, "drain: timeout")
+        seconds = wait_seconds(timeout, "drain: timeout")
         self._execution.drain()
-        if not self.over(timeout):
+        if not self._execution.wait_until_over(seconds):
             self.cancel(None)
         self._raise()
         return self.state is JobState.ENDED
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the job is over, up to ``timeout`` seconds; return whether it is. Raises what it failed with."""
-        check_seconds(timeout, "wait: timeout")
-        over = self.over(timeout)
+    def wait(self, timeout: Duration | None = None) -> bool:
+        """Wait until the job is over, up to ``timeout``; return whether it is. Raises what it failed with."""
+        over = self._execution.wait_until_over(wait_seconds(timeout, "wait: timeout"))
         self._raise()
         return over
 
-    def over(self, timeout: float | None = None) -> bool:
-        """Wait until the job is over, up to ``timeout`` seconds; return whether it is. Raises nothing."""
-        check_seconds(timeout, "over: timeout")
-        return self._execution.wait_until_over(timeout)
+    def over(self, timeout: Duration | None = None) -> bool:
+        """Wait until the job is over, up to ``timeout``; return whether it is. Raises nothing."""
+        return self._execution.wait_until_over(wait_seconds(timeout, "over: timeout"))
 
     def exception(self) -> FTLayerError | None:
         """Return what the job failed with; None while it runs, and if it ended or was cancelled."""

@@ -15,7 +15,7 @@ from typing import Generic, assert_never
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError, error_for_code
 from ftlayer.recovery import lasting_in_text
-from ftlayer.restart import RestartStrategy, note_success
+from ftlayer.restart import RestartStrategy, note_success, pause_after
 from ftlayer.runtime.driver.events import (
     AskSession,
     Broke,
@@ -176,7 +176,7 @@ class Upkeep:
                 return self.cancel(slot, now_ms)
             slot.submitted = False  # it does not answer; its successor fences it
         if slot.submit_at_ms is None:
-            pause = 0 if slot.revived or slot.excused else self._restart.on_failure(now_ms)
+            pause = 0 if slot.revived or slot.excused else pause_after(self._restart, now_ms)
             if pause is None:
                 return SlotLostError(f"the restart strategy has given up. Last failure: {slot.failure}")
             slot.revived = slot.excused = False
@@ -462,6 +462,7 @@ class JobCore(Generic[Own]):
     ) -> Sequence[JobInstruction | Own]:
         was_deployed, alone = slot.deployed, self._crew.all_deployed
         busy = "" if slot.heartbeat is None else slot.heartbeat.busy
+        instance = "" if slot.hello is None else slot.hello.instance
         self._crew.drop(slot, now_ms)
         if self._stopping():
             return []
@@ -471,6 +472,7 @@ class JobCore(Generic[Own]):
             self._mode.lost_before()
             return []
         slot.loss, slot.loss_in = slot.failure, operator or busy
+        slot.lost_instance, slot.death = instance, None
         slot.was_lost, slot.silent = True, silent
         return self._carried_out(self._mode.lost(slot, now_ms, alone=alone), now_ms)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from ftlayer.checkpoint.coordinator.events import CheckpointEvent
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
@@ -53,76 +54,92 @@ def failed(error: FTLayerError) -> StopJob:
     return StopJob(Over(JobState.FAILED, error), str(error).partition("\n")[0])
 
 
-class JobMode(Protocol[Own_co]):
+class JobMode(Generic[Own_co]):
     """One mode's rules for one execution of a job. Times are of one monotone clock (ms).
 
     It knows the slots by the `Crew` that it shares with `JobCore`. Once the job stops it is asked for its `last_wish`
     and for nothing else.
+
+    Attributes:
+        slot_restart: says when the process of a slot that is lost is replaced.
+        epoch: how often tasks were told to begin anew.
+        is_ending: whether everything is done, and the tasks were told to end.
     """
 
-    @property
-    def slot_restart(self) -> RestartStrategy:
-        """Says when the process of a slot that is lost is replaced."""
+    slot_restart: RestartStrategy
+    epoch = 0
+    is_ending = False
 
-    @property
-    def epoch(self) -> int:
-        """How often tasks were told to begin anew."""
+    def __init__(self, crew: Crew, run: str) -> None:
+        """``run`` names the execution."""
+        self._crew = crew
+        self._run = run
 
     @property
     def restarts(self) -> int:
         """How often something that ran was started again, as the restart strategy counts it."""
+        return 0
 
     @property
     def has_begun(self) -> bool:
         """Whether all tasks have been told to start."""
+        return self.epoch > 0
 
     @property
     def was_lost(self) -> bool:
         """Whether something was lost that ran."""
+        return False
 
     @property
     def never_ran(self) -> bool:
         """Whether a failure that its slot says is a lasting one ends the job."""
+        return self.epoch == 1
 
     @property
     def is_complete(self) -> bool:
         """Whether no slot is being replaced."""
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether everything is done, and the tasks were told to end."""
+        return self._crew.all_deployed
 
     @property
     def state(self) -> JobState | None:
         """Where the job is, before it has begun or while all tasks are up; None if nothing is the matter."""
+        return None
 
     @property
     def isolation(self) -> IsolationStatus | None:
         """How far the search for a record that ends processes is; None while there is none."""
+        return None
 
     def begin(self) -> Sequence[ModeInstruction[Own_co]]:
         """The job begins; the slots are submitted behind this."""
+        return []
 
     def handle(self, event: Event, now_ms: int) -> Sequence[ModeInstruction[Own_co]]:
         """Take an event that `JobCore` does not know; `Tick` too."""
+        return []
 
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[ModeInstruction[Own_co]]:
         """The connected instance of a slot says something that is no failure; its Hello comes first."""
+        return []
 
+    @abstractmethod
     def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction[Own_co]]:
         """An instance is lost that ran; ``alone``: all others were deployed."""
 
     def lost_before(self) -> None:
         """An instance is lost that was not told to start."""
 
+    @abstractmethod
     def go_on(self, now_ms: int) -> Sequence[ModeInstruction[Own_co]]:
         """Do what has become possible: start tasks, look for the end. Called behind each event."""
 
     def explained(self, error: FTLayerError) -> FTLayerError:
         """Return why the job ends when a slot is not submitted any more."""
+        return error
 
     def last_wish(self, verdict: Over) -> Sequence[JobInstruction | Own_co]:
         """The job is over: return what is to be done before that is said."""
+        return []
 
     def validate(self) -> None:
         """Raise `AssertionError` if what is known does not fit together; for tests."""
@@ -172,16 +189,21 @@ class CheckpointCalls(Protocol):
         """A reader source begins, or ceases, to work off a backlog."""
 
 
-class DriverMode(Protocol[Own]):
-    """One mode's half in the driver, for one job. Methods are of the job's thread, save what says otherwise."""
+class DriverMode(Generic[Own]):
+    """One mode's half in the driver, for one job. Methods are of the job's thread, save what says otherwise.
 
-    @property
-    def rules(self) -> JobMode[Own]:
-        """They are the `JobCore`'s."""
+    Its ``rules`` are the `JobCore`'s.
+    """
+
+    rules: JobMode[Own]
+
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
 
     def before(self, said: Said) -> None:
         """A slot says something; the rules hear of it behind this."""
 
+    @abstractmethod
     def carry_out(self, instruction: Own) -> None:
         """Do what the rules want done."""
 
@@ -190,22 +212,27 @@ class DriverMode(Protocol[Own]):
 
     def vertex_status(self) -> StreamStatus | None:
         """Ask the vertex how much there is to do; None without one, or without an answer. Any thread."""
+        return None
 
     @property
     def checkpoint_counts(self) -> CheckpointCounts | None:
         """Totals; None without checkpoints. Any thread."""
+        return None
 
     @property
     def result(self) -> JobResult | None:
         """How the job has ended, as it is kept with its checkpoints; None where it is not. Any thread."""
+        return None
 
     @property
     def stopped_with(self) -> Checkpoint | None:
         """The savepoint that the job is stopped with, once that is complete; None for none. Any thread."""
+        return None
 
     @property
     def checkpoints(self) -> CheckpointCalls:
         """The job's checkpoints; raises `ConfigError` where there are none. Any thread."""
+        raise no_checkpoints(self._job.graph.name)
 
     def end(
         self,
@@ -226,6 +253,7 @@ class DriverMode(Protocol[Own]):
 
     def when_done(self, done: Callable[[], None]) -> None:
         """Call ``done`` once nothing is done in the job's name any more: now, or later by another thread."""
+        done()
 
 
 OpenMode = Callable[[JobContext], DriverMode[Any]]

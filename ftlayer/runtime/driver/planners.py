@@ -14,7 +14,7 @@ from ftlayer.errors import FTLayerError, SourceChangedError, SourceError
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.printable import described
 from ftlayer.recovery import lasting
-from ftlayer.restart import RestartStrategy, note_success
+from ftlayer.restart import RestartStrategy, note_success, pause_after
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, digest_of, offset_reader, without_rows
 from ftlayer.runtime.driver.planner_rules import (
     AskBacklog,
@@ -420,7 +420,7 @@ class Planners:
         if planner.answered:
             planner.answered = False
             note_success(self._restarts[uid])
-        pause_ms = None if final else self._restarts[uid].on_failure(time.monotonic_ns() // 1_000_000)
+        pause_ms = None if final else pause_after(self._restarts[uid], time.monotonic_ns() // 1_000_000)
         if pause_ms is None:
             self._failed(final or error)
             return

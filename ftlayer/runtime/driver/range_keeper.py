@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from ftlayer.runtime.connectors.offset_reader import RangeProgress, places_of
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
@@ -169,45 +170,6 @@ class SplitPlanner:
         return AssignSplits(self._source, subtask, number, end, end, b"", 0, ())
 
 
-class PositionKeeper:
-    """`RangeKeeper` where it is asked how far the source was accepted.
-
-    What an open range of an earlier run has left is read first. If the reader plans it as it did (equal digests), its
-    splits go on where they were accepted; otherwise it is read again as a whole, and rows that were accepted before
-    come again (at least once; a warning says so).
-
-    The reader commits a range once all its rows are accepted. A range without splits is not committed by itself:
-    nothing durable says that it was there, so after a restart the source is read from its start again.
-    """
-
-    outlives_subtasks = True
-    reads_again = False
-
-    def __init__(self) -> None:
-        self._uncommitted = False
-
-    def handle(self, event: NoReturn, first_unread: int) -> None:
-        """See `RangeKeeper`: there are no events."""
-
-    def begun(self, at: str, number: int) -> None:
-        self._uncommitted = number > 0
-
-    def opened(self, planned: PlannedRange) -> None:
-        self._uncommitted = True
-
-    def moved(self, end: str) -> None:
-        """See `RangeKeeper`."""
-
-    def passed(self, end: str) -> None:
-        """See `RangeKeeper`: what is accepted is not read again."""
-
-    def to_commit(self, complete: str | None) -> str | None:
-        return complete if self._uncommitted else None
-
-    def committed(self, end: str) -> None:
-        self._uncommitted = False
-
-
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """From where a source is read.
@@ -229,7 +191,7 @@ Own_contra = TypeVar("Own_contra", contravariant=True)
 """Events of the mode alone."""
 
 
-class RangeKeeper(Protocol[Own_contra]):
+class RangeKeeper(Generic[Own_contra]):
     """The mode's part of a `PlannerRules`: knows where one reader source has come to."""
 
     @property
@@ -239,6 +201,7 @@ class RangeKeeper(Protocol[Own_contra]):
         Then the rules ask how far a source was accepted, at first and whenever a subtask is back, and a split counts
         whose report comes behind the loss. Otherwise the source goes back to where an event of the mode leads it.
         """
+        return True
 
     @property
     def reads_again(self) -> bool:
@@ -246,13 +209,16 @@ class RangeKeeper(Protocol[Own_contra]):
 
         Then the rules ask now and then how far a source was accepted, and tell the keeper (`passed`).
         """
+        return False
 
     def handle(self, event: Own_contra, first_unread: int) -> Beginning | None:
         """Take an event of the mode; return from where the source is read from now on, if the event says that.
 
         ``first_unread`` is the number of the first range that is not known to be read to its end.
         """
+        return None
 
+    @abstractmethod
     def begun(self, at: str, number: int) -> None:
         """The source is read from ``at``, behind the range of that number; 0: behind none."""
 
@@ -265,14 +231,43 @@ class RangeKeeper(Protocol[Own_contra]):
     def passed(self, end: str) -> None:
         """All rows up to here are done, where they are read again."""
 
+    @abstractmethod
     def to_commit(self, complete: str | None) -> str | None:
         """Return what the reader is to commit now; None for nothing.
 
         ``complete``: all ranges up to there are read; None while one is not.
         """
 
+    @abstractmethod
     def committed(self, end: str) -> None:
         """The reader has committed up to here."""
+
+
+class PositionKeeper(RangeKeeper[NoReturn]):
+    """Where it is asked how far the source was accepted.
+
+    What an open range of an earlier run has left is read first. If the reader plans it as it did (equal digests), its
+    splits go on where they were accepted; otherwise it is read again as a whole, and rows that were accepted before
+    come again (at least once; a warning says so).
+
+    The reader commits a range once all its rows are accepted. A range without splits is not committed by itself:
+    nothing durable says that it was there, so after a restart the source is read from its start again.
+    """
+
+    def __init__(self) -> None:
+        self._uncommitted = False
+
+    def begun(self, at: str, number: int) -> None:
+        self._uncommitted = number > 0
+
+    def opened(self, planned: PlannedRange) -> None:
+        self._uncommitted = True
+
+    def to_commit(self, complete: str | None) -> str | None:
+        return complete if self._uncommitted else None
+
+    def committed(self, end: str) -> None:
+        self._uncommitted = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class SlotRecord:
         failure: why the last one was lost, or why its Spark job failed before there was one.
         loss: why the last one that ran was lost, with what Spark said of it.
         loss_in: the chain it was busy with then, as far as is known.
+        lost_instance: which one that was.
+        death: how that one's process has ended itself; None where nobody has said so.
         spark_error: what Spark said of the latest Spark job when it ended; None if nothing.
     """
 
@@ -78,6 +80,8 @@ class SlotRecord:
     failure: str = ""
     loss: str = ""
     loss_in: str = ""
+    lost_instance: str = ""
+    death: Death | None = None
     spark_error: str | None = None
 
     @property
@@ -267,12 +271,15 @@ def untracked(failure: str) -> SlotLostError:
 
 def conviction(root: int, slot: SlotRecord) -> Failure:
     """Return what becomes of a record that ended the process of ``slot``, alone, twice."""
+    cause = slot.loss.removeprefix(f"slot {slot.number}: ").partition("\n")[0]
+    operator, trace = slot.loss_in, slot.loss
+    if (death := slot.death) is not None:
+        cause, operator, trace = death.cause, death.chain or operator, death.stack or trace
     return Failure(
         root,
-        f"the process of slot {slot.number} ended while it ran this record and no other, twice: "
-        + slot.loss.removeprefix(f"slot {slot.number}: ").partition("\n")[0],
-        slot.loss_in,
-        slot.loss,
+        f"the process of slot {slot.number} ended while it ran this record and no other, twice: {cause}",
+        operator,
+        trace,
         fatal=True,
         place=f"slot {slot.number}",
     )

@@ -10,6 +10,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.barrier import Barrier as Barrier
 from ftlayer.checkpoint.barrier import CancelMarker as CancelMarker
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checks import fast_dataclass
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.xor import RecordIds as RecordIds
 from ftlayer.records.ids import I64Array
@@ -77,7 +78,7 @@ MAX_TIME_MS = 2**63 - 1
 """The watermark behind the last record."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Batch:
     """n records: the user's columns, their RecordIds (None with FTStatus.OFF), their times (None: none yet).
 
@@ -95,19 +96,19 @@ class Batch:
         return int(self.payload.num_rows)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Watermark:
     """No record older than this comes on this channel any more (replays may)."""
 
     time_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Idle:
     """This channel holds no watermark back until its next `Watermark` (batches may come that are replays alone)."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Splits:
     """The splits that a subtask of a source reads now, by number, of which each holds event time back.
 
@@ -126,12 +127,12 @@ NAMED_SPLIT = 1 << 62
 """Numbers of splits from here on are those of names: they stay what they are from range to range."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class EndOfStream:
     """Nothing comes on this channel any more. Implies `MAX_TIME_MS`."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class LatencyMarker:
     """Records that ``source`` had read at ``wall_ms`` (Unix) are on their way before it; ``root`` is one of them, or 0.
 

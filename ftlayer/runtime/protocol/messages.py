@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import io
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,14 +25,6 @@ from ftlayer.histogram import Exemplar, Histogram
 KEY_BYTES = 32
 _MAC_BYTES = 32
 
-_MOVED = {"ftlayer.sinks.batch_log": "ftlayer.sinks.files"}
-"""Modules whose classes are in checkpoints of earlier versions, and where these classes stand now."""
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return super().find_class(_MOVED.get(module, module), name)
-
 
 def seal(value: Any, key: bytes) -> bytes:
     """Pickle ``value`` as Spark pickles functions (by value where need be) behind a keyed checksum."""
@@ -48,7 +39,7 @@ def unseal(sealed: bytes, key: bytes) -> Any:
     mac, pickled = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(pickled, key)):
         raise UnauthorizedError("a message between driver and slot was not sealed by this job's key")
-    return _Unpickler(io.BytesIO(pickled)).load()
+    return pickle.loads(pickled)
 
 
 def reseal(sealed: bytes, old: bytes, new: bytes) -> bytes:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
@@ -20,8 +20,8 @@ from ftlayer.handler.xor import RecordIds
 from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, is_limits
-from ftlayer.runtime.protocol.elements import Barrier, Batch, Element
-from ftlayer.runtime.slot.credit import Crediting
+from ftlayer.runtime.protocol.elements import Barrier, Batch
+from ftlayer.runtime.slot.credit import MAX_WAIT_MS, Crediting
 from ftlayer.runtime.slot.events import (
     CreditCame,
     FrameCame,
@@ -56,7 +56,7 @@ from ftlayer.runtime.task.actions import (
     WakeAt,
 )
 from ftlayer.runtime.task.contract import Task, TaskKey
-from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.topology.job_graph import JobGraph
 
 # Whose turn it is in a slot: one task after the other, each for as many elements as it has channels that wait.
 #
@@ -91,7 +91,7 @@ class Turns:
         """
         if self._in_haste < IN_HASTE:
             for seat in self._upstream_first:
-                if seat.inbox.has_barriers and seat.can_run:
+                if seat.inbox.turns and seat.inbox.has_barriers and seat.can_run:
                     self._in_haste += 1
                     return seat
         self._in_haste = 0
@@ -101,9 +101,9 @@ class Turns:
         for step in range(len(self._seats)):
             at = (self._at + step) % len(self._seats)
             seat = self._seats[at]
-            if seat.can_run:
+            if seat.inbox.turns and seat.can_run:
                 if step or not self._left:
-                    self._at, self._left = at, seat.inbox.ready
+                    self._at, self._left = at, len(seat.inbox.turns)
                 self._left -= 1
                 if not self._left:
                     self._at = (at + 1) % len(self._seats)
@@ -130,7 +130,7 @@ Happening = (
 SlotEvent = RunTask | Happening
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Working:
     """What the loop is busy with: a chain, its task, the roots of its batch, and since when (monotone, ms).
 
@@ -163,6 +163,7 @@ class SlotCore:
         self._codec = ElementCodec(graph.edges)
         self._seating = seat_tasks(graph, slot, tasks, options, self._codec)
         self._seats = list(self._seating.seats.values())
+        self._open = len(self._seats)  # those whose task has not ended
         self._turns = Turns(self._seats)
         self._outgoing = Outgoing(self._seating.remote, options.batch_age_ms)
         self._credit = Crediting(self._seating.senders, options.channel_bytes)
@@ -183,18 +184,22 @@ class SlotCore:
         that is so for all of it, `carried_out` says it. Raises
         `CodecError` for an element, or credit, that cannot be one, and whatever a task raises.
         """
-        self._outgoing.carried_out()
+        if self._outgoing.handed:
+            self._outgoing.carried_out()
         if isinstance(event, RunTask):
             return self._run(event, now)
         instructions = self._decide(event, now)
-        self._coming = tuple(
-            roots for each in instructions if isinstance(each, RunTask) for roots in each.roots
-        )
+        coming: tuple[U64Array, ...] = ()
+        for each in instructions:
+            if isinstance(each, RunTask):
+                coming += each.roots
+        self._coming = coming
         return instructions
 
     def carried_out(self) -> None:
         """All that `handle` has returned so far is carried out: it is not held here any more."""
-        self._outgoing.carried_out()
+        if self._outgoing.handed:
+            self._outgoing.carried_out()
 
     def _decide(self, event: Happening, now: Now) -> list[SlotInstruction]:
         match event:
@@ -279,9 +284,11 @@ class SlotCore:
         seat = self._turns.next()
         if seat is None:
             return []
-        rows = seat.rows_allowed(now.mono_ms) if seat.inbox.has_records_next else sys.maxsize
-        if not rows:
-            return []
+        rows = sys.maxsize
+        if seat.rate_limit is not None and seat.inbox.has_records_next:
+            rows = seat.rows_allowed(now.mono_ms, seat.rate_limit)
+            if not rows:
+                return []
         taken = seat.inbox.take(rows)
         channel, element = taken.channel, taken.element
         instructions: list[SlotInstruction] = []
@@ -291,7 +298,7 @@ class SlotCore:
             mark = self._mode.takes(seat, channel, element, now)
             instructions += [RunTask(seat.key, ElementCame(channel, element))] if mark is None else mark
             return instructions
-        seat.records_in += element.num_rows
+        seat.records_in += element.payload.num_rows
         if seat.bucket is not None:
             seat.bucket.take(element.num_rows)
         instructions += self._mode.worked(seat, taken.credit or taken.size, now.mono_ms)
@@ -307,56 +314,67 @@ class SlotCore:
             actions = self._mode.work(seat, run.event, now)
         else:
             actions = seat.task.handle(run.event, now)
-        instructions = [each for action in actions for each in self._act(seat, action, now.mono_ms)]
+        instructions: list[SlotInstruction] = []
+        for action in actions:
+            instructions += self._act(seat, action, now.mono_ms)
         self.working = None
         self._activity += run.counts
-        return [*instructions, *self._mode.ran(seat, run.event, now)]
+        instructions += self._mode.ran(seat, run.event, now)
+        return instructions
 
     def _act(self, seat: Seat, action: Action, now_ms: int) -> Sequence[SlotInstruction]:
         match action:
             case Send(channel, element):
-                return self._send(seat, channel, element, now_ms)
+                output = seat.outputs[channel]
+                if isinstance(element, Batch):
+                    seat.records_out += element.payload.num_rows
+                if isinstance(output, RemoteOutput):
+                    return self._outgoing.send(output, element, now_ms)
+                output.send(element, now_ms)
             case WakeAt(mono_ms):
                 seat.wake_at(mono_ms)
             case HoldInput(mono_ms):
                 seat.hold_until(mono_ms)
             case TaskEnded():
+                self._open -= not seat.ended
                 seat.ended = True
             case _:
                 return self._mode.act(seat, action, now_ms)
         return ()
 
-    def _send(self, seat: Seat, channel: Channel, element: Element, now_ms: int) -> Sequence[SlotInstruction]:
-        output = seat.outputs[channel]
-        if isinstance(element, Batch):
-            seat.records_out += element.num_rows
-        if isinstance(output, RemoteOutput):
-            return self._outgoing.send(output, element, now_ms)
-        output.send(element, now_ms)
-        return ()
-
     def _give_back_due(self, now_ms: int) -> list[Grant]:
-        due = self._credit.due_ms
-        if due is not None and (due <= now_ms or self._all_ended()):
-            return self._credit.send_all()
-        return []
+        return self._credit.send_all() if self._is_credit_due(now_ms) else []
 
-    def _all_ended(self) -> bool:
-        return all(seat.ended for seat in self._seats)
+    def _is_credit_due(self, now_ms: int) -> bool:
+        since = self._credit.since_ms
+        return since is not None and (since + MAX_WAIT_MS <= now_ms or not self._open)
 
     # ------------------------------------------------------------ what is known of it
 
     @property
     def can_run(self) -> bool:
         """Whether a task has something to do and room for what comes of it."""
-        return any(seat.can_run for seat in self._seats)
+        for seat in self._seats:
+            if seat.inbox.turns and seat.can_run:
+                return True
+        return False
+
+    def is_due(self, now_ms: int) -> bool:
+        for seat in self._seats:
+            if seat.wake_ms is not None and seat.wake_ms <= now_ms:
+                return True
+        return bool(self._outgoing.aging) or self._is_credit_due(now_ms) or self._mode.is_due(now_ms)
 
     @property
     def due_ms(self) -> int | None:
         """When `TimePassed` or `Rest` has something to do (monotone, ms); None: not until something happens."""
-        dues = [seat.wake_ms for seat in self._seats]
-        dues += (self._credit.due_ms, self._mode.due_ms)
-        return min((due for due in dues if due is not None), default=None)
+        found, since = self._mode.due_ms, self._credit.since_ms
+        if since is not None and (found is None or since + MAX_WAIT_MS < found):
+            found = since + MAX_WAIT_MS
+        for seat in self._seats:
+            if seat.wake_ms is not None and (found is None or seat.wake_ms < found):
+                found = seat.wake_ms
+        return found
 
     def may_read(self, key: TaskKey) -> bool:
         seat = self._seating.seats[key]
@@ -391,7 +409,7 @@ class SlotCore:
     @property
     def has_ended(self) -> bool:
         """Whether all tasks have ended and everything they sent was taken and told."""
-        return self._all_ended() and self.is_quiet and self._credit.due_ms is None
+        return not self._open and self.is_quiet and self._credit.since_ms is None
 
     @property
     def seats(self) -> Sequence[Seat]:
@@ -400,7 +418,7 @@ class SlotCore:
 
     def is_stalled(self, seat: Seat) -> bool:
         """Whether a task has something and no room for what comes of it, or a source may not read; for any thread."""
-        return not self.may_read(seat.key) if seat.reading else bool(seat.inbox) and not seat.has_room
+        return not self.may_read(seat.key) if seat.reading else bool(seat.inbox.turns) and not seat.has_room
 
     def counters(self) -> dict[str, int]:
         """Return totals by name; may be called by any thread.

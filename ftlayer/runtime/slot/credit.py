@@ -96,18 +96,22 @@ class SendWindow:
 
 
 class GrantBook(Generic[K]):
-    """What a receiver has taken of each channel and not given back yet."""
+    """What a receiver has taken of each channel and not given back yet.
+
+    Attributes:
+        since_ms: since when something waits to go back, which all of it should by `MAX_WAIT_MS`; None: nothing does.
+    """
 
     def __init__(self, limit: int) -> None:
         """Give back by quarters of the channel's ``limit``: rarely, and long before the sender runs dry."""
         self._worth_sending = max(1, limit // 4)
         self._owed: dict[K, int] = {}
-        self._since_ms: int | None = None
+        self.since_ms: int | None = None
 
     def taken(self, channel: K, size: int, now_ms: int) -> bool:
         """Count ``size`` bytes as taken; whether there is enough for a message (`take`)."""
-        if self._since_ms is None:
-            self._since_ms = now_ms
+        if self.since_ms is None:
+            self.since_ms = now_ms
         owed = self._owed.get(channel, 0) + size
         self._owed[channel] = owed
         return owed >= self._worth_sending
@@ -119,40 +123,30 @@ class GrantBook(Generic[K]):
     def take_all(self) -> dict[K, int]:
         """Return everything that is to be given back, and count it as given."""
         owed, self._owed = self._owed, {}
-        self._since_ms = None
+        self.since_ms = None
         return owed
 
-    @property
-    def due_ms(self) -> int | None:
-        """When everything should go back, however little it is; None while there is nothing."""
-        return None if self._since_ms is None else self._since_ms + MAX_WAIT_MS
 
-
-class Crediting:
+class Crediting(GrantBook[Channel]):
     """Gathers credit, and says what goes to which slot."""
 
     def __init__(self, senders: Mapping[Channel, int], channel_bytes: int) -> None:
         """``senders`` says which slot each channel comes from."""
+        super().__init__(channel_bytes)
         self._senders = senders
-        self._grants: GrantBook[Channel] = GrantBook(channel_bytes)
-
-    @property
-    def due_ms(self) -> int | None:
-        """When `send_all` is due; None while there is nothing to send."""
-        return self._grants.due_ms
 
     def give_back(self, channel: Channel, size: int, now_ms: int) -> list[Grant]:
         """A task has taken ``size`` bytes of a channel from another slot."""
-        if not self._grants.taken(channel, size, now_ms):
+        if not self.taken(channel, size, now_ms):
             return []
-        return self._by_slot({channel: self._grants.take(channel)}, encode_grants)
+        return self._by_slot({channel: self.take(channel)}, encode_grants)
 
     def forget(self, channel: Channel) -> None:
         """The channel's sender is gone, and what it has used with it."""
-        self._grants.take(channel)
+        self.take(channel)
 
     def send_all(self) -> list[Grant]:
-        return self._by_slot(self._grants.take_all(), encode_grants)
+        return self._by_slot(self.take_all(), encode_grants)
 
     def limit(self, limits: dict[Channel, int]) -> list[Grant]:
         """Let no more than so many bytes be in flight on channels from other slots."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
@@ -31,7 +32,7 @@ class ModeInstruction:
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RunTask:
     """Have a task work: give this back to the rules once all before it is carried out.
 
@@ -53,13 +54,13 @@ class RunTask:
     counts: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Transmit:
     slot: int
     frame: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Grant:
     """Give credit back to another slot, or say how much is wanted in flight."""
 
@@ -67,12 +68,12 @@ class Grant:
     grants: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TellCoordinator:
     message: FromSlot
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RowsDone:
     """What a source has read is the slot's own now (see `RowsRead`), and need not be read again."""
 
@@ -90,28 +91,30 @@ class Mailbox(Generic[T]):
     """Any thread puts, one thread gets; a `get` that waits wakes at once.
 
     Unlike `queue.SimpleQueue` it can be looked into, and putting costs no system call while the loop is busy.
+
+    Attributes:
+        items: what is in it; only to be looked at, by the thread that gets.
     """
 
     def __init__(self, is_urgent: Callable[[T], bool] = lambda _: False) -> None:
         self._is_urgent = is_urgent
         self._urgent: deque[None] = deque()  # as long as there are urgent items
-        self._items: deque[T] = deque()
+        self.items: deque[T] = deque()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asleep = False
 
     def put(self, item: T) -> None:
         if self._is_urgent(item):
             self._urgent.append(None)
-        self._items.append(item)
+        self.items.append(item)
         # The getter first says that it sleeps and then looks again, so one of the two sees the other.
         if self._asleep:
             self._wake.put(None)
 
     def take(self) -> T | None:
-        try:
-            item = self._items.popleft()
-        except IndexError:
+        if not self.items:
             return None
+        item = self.items.popleft()
         if self._urgent and self._is_urgent(item):
             self._urgent.popleft()
         return item
@@ -124,7 +127,7 @@ class Mailbox(Generic[T]):
         """Wait until there is an item, or the time has passed (None: no limit); may return early."""
         self._asleep = True
         try:
-            if not self._items:
+            if not self.items:
                 self._wake.get(timeout=timeout_s)
         except queue.Empty:
             return
@@ -133,13 +136,10 @@ class Mailbox(Generic[T]):
 
     def waiting(self) -> list[T]:
         """Return what is in the box now; may be called by any thread."""
-        return snapshot(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
+        return snapshot(self.items)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class FrameCame:
     """An instance of another slot has sent an element."""
 
@@ -148,7 +148,7 @@ class FrameCame:
     data: pa.Buffer
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class CreditCame:
     """An instance of another slot has given credit back."""
 
@@ -157,7 +157,7 @@ class CreditCame:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class LinkBroke:
     """The stream to an instance of another slot has ended, or (not ``reached``) it never answered."""
 
@@ -167,7 +167,7 @@ class LinkBroke:
     reached: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RootsAccepted:
     """The vertex has persisted, or registered as ``segment``, what a task asked for, ``took_s`` seconds ago."""
 
@@ -177,7 +177,7 @@ class RootsAccepted:
     segment: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class ReplaysCame:
     """The vertex has answered a task's `AskReplays`. ``held``: there may be more, which a circuit breaker holds."""
 
@@ -186,7 +186,7 @@ class ReplaysCame:
     held: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RangesCame:
     """The answer to a task's `CallRanges` with this number."""
 
@@ -195,7 +195,7 @@ class RangesCame:
     reply: TakenOver | RangesTold | RowsStored
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RangesRefused:
     """The vertex has lost what it was told under this incarnation: calls of this task are not answered any more."""
 
@@ -203,29 +203,29 @@ class RangesRefused:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PartFailed:
     """A thread that the slot cannot do without has failed: the vertex has refused a call, or does not answer."""
 
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Wake:
     """Something the loop looks at by itself has changed: a reader has rows, a call has its answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class CoordinatorSaid:
     message: ToSlot
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class CoordinatorLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class SnapshotOver:
     """Nothing of a task's snapshot is needed any more: it is written, or given up."""
 
@@ -253,12 +253,12 @@ Event = (
 # ---------------------------------------------------------------- what the loop tells the rules
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class SlotStarted:
     """The slot is deployed: all tasks begin."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TimePassed:
     """Do what is due and what has become possible. Comes before each `Turn`, and does no harm if it comes early.
 
@@ -268,17 +268,20 @@ class TimePassed:
     cpu_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Turn:
     """Run the task whose turn it is; there is one (`SlotCore.can_run`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Rest:
     """There is nothing else to do: let no record wait for others, and let go what is due."""
 
 
-@dataclass(frozen=True, slots=True)
+TURN, REST = Turn(), Rest()
+
+
+@fast_dataclass
 class RowsRead:
     """A source has read rows; `RowsDone` with this number follows."""
 
@@ -287,30 +290,30 @@ class RowsRead:
     rows: SourceRows
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class SourceEnded:
     key: TaskKey
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PeerReached:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PeerBroke:
     """A slot cannot be reached: hold what is for it."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PeersGone:
     """Slots are gone, and other instances will take their place: forget what was for them and came of them."""
 
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PeersReplaced:
     slots: tuple[int, ...]

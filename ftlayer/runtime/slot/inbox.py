@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.xor import concat_record_ids
 from ftlayer.records.ids import I32Array, I64Array, U64Array
@@ -93,7 +93,7 @@ def _concatenated(arrays: list[I64Array]) -> I64Array | None:
     return np.concatenate(arrays) if arrays else None
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Taken:
     """An element for a task, the credit that its channel has used for it (0 within a slot), and its bytes."""
 
@@ -103,14 +103,14 @@ class Taken:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class _Waiting:
     element: Element
     credit: int
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class _Capture:
     """``batches`` came before the barrier of a checkpoint, which has not come."""
 
@@ -172,27 +172,20 @@ class Inbox:
     """Elements of one channel come out in their order; channels take turns, save those that are blocked.
 
     Attributes:
+        turns: the channels from which there is something to `take`: those with elements that are not blocked.
         limit_bytes: see `has_room`.
     """
 
     def __init__(self, channels: Iterable[Channel], batch_rows: int, limit_bytes: int) -> None:
         """``batch_rows``: how far batches that wait are joined; ``limit_bytes``: see `has_room`."""
         self._queues = {channel: _ChannelQueue(channel) for channel in channels}
-        self._turn: deque[_ChannelQueue] = deque()  # those with elements that are not blocked
+        self.turns: deque[_ChannelQueue] = deque()
         self._blocked: set[_ChannelQueue] = set()
         self._batch_rows = batch_rows
         self.limit_bytes = limit_bytes
         self._join_bytes = sys.maxsize
         self._restored = 0
         self._barriers = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._turn)
-
-    @property
-    def ready(self) -> int:
-        """Number of channels from which there is something to `take`."""
-        return len(self._turn)
 
     @property
     def has_barriers(self) -> bool:
@@ -201,7 +194,7 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        return not self._turn and not any(queue.items for queue in self._blocked)
+        return not self.turns and not any(queue.items for queue in self._blocked)
 
     @property
     def has_records(self) -> bool:
@@ -223,7 +216,7 @@ class Inbox:
         """Add an element; KeyError for a channel that does not lead here."""
         queue = self._queues[channel]
         if not queue.items and not queue.blocked:
-            self._turn.append(queue)
+            self.turns.append(queue)
         queue.put(element, credit)
         if isinstance(element, Barrier):
             self._barriers += 1
@@ -239,7 +232,7 @@ class Inbox:
 
     @property
     def has_records_next(self) -> bool:
-        queue = self._restored_queue() if self._restored else self._turn[0] if self._turn else None
+        queue = self._restored_queue() if self._restored else self.turns[0] if self.turns else None
         return queue is not None and isinstance(queue.items[0].element, Batch)
 
     def take(self, most_rows: int = sys.maxsize) -> Taken:
@@ -249,7 +242,7 @@ class Inbox:
         """
         if self._restored:
             return self._take_restored(most_rows)
-        queue = self._turn.popleft()
+        queue = self.turns.popleft()
         first = queue.pop_rows(most_rows)
         element, credit, size = first.element, first.credit, first.size
         if isinstance(element, Barrier):
@@ -269,7 +262,7 @@ class Inbox:
                 credit += queue.pop().credit
             element = joined(batches)
         if queue.items:
-            self._turn.append(queue)
+            self.turns.append(queue)
         return Taken(queue.channel, element, credit, size)
 
     def _take_restored(self, most_rows: int) -> Taken:
@@ -280,12 +273,12 @@ class Inbox:
         queue.restored -= whole
         self._restored -= whole
         if not queue.items:
-            self._turn.remove(queue)
+            self.turns.remove(queue)
         return Taken(queue.channel, item.element, item.credit, item.size)
 
     def _restored_queue(self) -> _ChannelQueue:
         # None of them is blocked: no barrier is taken before what is in front of it.
-        return next(queue for queue in self._turn if queue.restored)
+        return next(queue for queue in self.turns if queue.restored)
 
     def has_room(self, channel: Channel) -> bool:
         """Whether a sender in the same slot should produce more for this channel."""
@@ -332,7 +325,7 @@ class Inbox:
             queue.blocked = False
             self._blocked.remove(queue)
             if queue.items:
-                self._turn.append(queue)
+                self.turns.append(queue)
 
     def capture(self, channel: Channel, checkpoint: int) -> list[Batch]:
         """Return the batches of a channel that wait in front of a checkpoint's barrier.
@@ -378,7 +371,7 @@ class Inbox:
             assert queue.bytes == size, f"{queue.channel}: bytes are miscounted"
             assert queue.rows == rows, f"{queue.channel}: rows are miscounted"
             waits = bool(queue.items) and not queue.blocked
-            assert waits == (queue in self._turn), f"{queue.channel} is forgotten, or has a turn for nothing"
+            assert waits == (queue in self.turns), f"{queue.channel} is forgotten, or has a turn for nothing"
             assert queue.blocked == (queue in self._blocked), f"{queue.channel} is half blocked"
             assert queue.restored <= len(queue.items), f"{queue.channel}: restored elements are miscounted"
             restored += queue.restored
@@ -386,8 +379,8 @@ class Inbox:
         assert self._restored == restored, "restored elements are miscounted"
 
     def _forget_turn(self, queue: _ChannelQueue) -> None:
-        if queue in self._turn:
-            self._turn.remove(queue)
+        if queue in self.turns:
+            self.turns.remove(queue)
 
 
 # The way back of an iteration in a slot: a queue that never holds its sender up, and a head that works it off first.
@@ -434,9 +427,9 @@ class HeadInbox(Inbox):
     def take(self, most_rows: int = sys.maxsize) -> Taken:
         for channel in self.feedback:
             queue = self._queues[channel]
-            if queue in self._turn and (self._is_new or not self.has_room(channel)):
-                self._turn.remove(queue)
-                self._turn.appendleft(queue)
+            if queue in self.turns and (self._is_new or not self.has_room(channel)):
+                self.turns.remove(queue)
+                self.turns.appendleft(queue)
         taken = super().take(most_rows)
         self._is_new = taken.channel not in self.feedback
         return taken

@@ -24,6 +24,7 @@ from ftlayer.transport.flight_connection import (
     TRANSPORT_ERRORS,
     FlightConnection,
     WriterThread,
+    failure_text,
     flight_error,
     frames_of,
 )
@@ -286,7 +287,7 @@ class PeerLink:
         self._post(CreditCame(self.peer.slot, self.peer.instance, frame))
 
     def _broke(self, error: BaseException | None) -> None:
-        reason = "the other slot has ended the stream" if error is None else str(error)
+        reason = "the other slot has ended the stream" if error is None else failure_text(error)
         reached = self._reached or not isinstance(error, flight.FlightUnavailableError)
         self._post(LinkBroke(self.peer.slot, self.peer.instance, reason, reached))
 

@@ -64,6 +64,8 @@ from ftlayer.runtime.protocol.messages import (
 )
 from ftlayer.runtime.slot.core import SlotCore, SlotEvent
 from ftlayer.runtime.slot.events import (
+    REST,
+    TURN,
     CoordinatorLost,
     CoordinatorSaid,
     CreditCame,
@@ -81,7 +83,6 @@ from ftlayer.runtime.slot.events import (
     RangesCame,
     RangesRefused,
     ReplaysCame,
-    Rest,
     RootsAccepted,
     RowsDone,
     RunTask,
@@ -90,7 +91,6 @@ from ftlayer.runtime.slot.events import (
     TellCoordinator,
     TimePassed,
     Transmit,
-    Turn,
     Wake,
 )
 from ftlayer.runtime.slot.links import ChannelServer, SlotLinks, receivers_of
@@ -99,7 +99,7 @@ from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import Task, TaskKey
+from ftlayer.runtime.task.contract import UNKNOWN_RECORD, RecordNotes, Task, TaskKey
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.topology.job_graph import JobGraph, placed
 from ftlayer.topology.operators import Source
@@ -254,11 +254,12 @@ class SlotLoop:
         peer_timeout_ms: int,
         carry_out: Callable[[ModeInstruction], None],
         tracer: RunTracer | None = None,
+        notes: RecordNotes | None = None,
     ) -> None:
         """``send`` reaches the coordinator, which has ``peer_timeout_ms`` to replace a peer that is lost.
 
         ``carry_out`` does what the mode's rules want done (see `SlotModeShell.carry_out`); ``tracer`` is told of all
-        runs, None where nothing is traced.
+        runs, None where nothing is traced; ``notes`` of the chain that runs while a record is looked for.
         """
         self._core = core
         self._sources = sources
@@ -270,6 +271,7 @@ class SlotLoop:
         self._peer_timeout_ms = peer_timeout_ms
         self._carry_out = carry_out
         self._tracer = tracer
+        self._notes = notes
         self._lost: dict[int, _Lost] = {}
         self._over = False
         self.reset: ResetTasks | None = None
@@ -292,28 +294,29 @@ class SlotLoop:
             self._take(PeerReached(slot))
         if deploy.paused:
             self._take(PauseIntake())
+        else:
+            self._notes = None
         self._take(SlotStarted())
         self._sources.start()
         self._send(TasksStarted())
 
     def turn(self) -> bool:
         """Take the mail and run one task, or wait if there is nothing to do; False when the slot has ended."""
-        self._take_mail()
+        if self._mailbox.items:
+            self._take_mail()
         if self._over:
             return False
-        now = system_now()
-        self._do(TimePassed(thread_time_ns() // 1_000_000), now)
-        worked = self._core.can_run
+        now, core, mail = system_now(), self._core, self._mailbox.items
+        if core.is_due(now.mono_ms):
+            self._do(TimePassed(thread_time_ns() // 1_000_000), now)
+        worked = core.can_run
         if worked:
-            self._do(Turn(), now)
-        idle = not worked and not len(self._mailbox)
-        if self._sources.read(now, self._do, idle=idle) or not idle or len(self._mailbox):
+            self._do(TURN, now)
+        idle = not worked and not mail
+        if self._sources.read(now, self._do, idle=idle) or not idle or mail:
             self._pulse.quiet = False
-        elif self._core.has_ended:
-            self._send(SlotEnded(self._core.counters()))
-            return False
         else:
-            self._rest(now)
+            return self._rest(now)
         return True
 
     # ------------------------------------------------------------ doing
@@ -323,16 +326,23 @@ class SlotLoop:
 
     def _do(self, event: SlotEvent, now: Now) -> None:
         """Tell the rules of an event, and carry out what they want, with all that comes of it."""
-        todo = deque(self._core.handle(event, now))
+        instructions = self._core.handle(event, now)
+        if not instructions:
+            return
+        todo = deque(instructions)
         while todo:
             instruction = todo.popleft()
             match instruction:
                 case RunTask(key):
                     # All that was decided before has left.
                     self._busy.began(key, began_ns := monotonic_ns())
+                    if self._notes is not None:
+                        self._notes.about_to(key[0], UNKNOWN_RECORD)
                     decided = self._core.handle(instruction, now)
                     todo.extendleft(reversed(decided))
                     self._busy.ended(ended_ns := monotonic_ns())
+                    if self._notes is not None:
+                        self._notes.over()
                     if self._tracer is not None:
                         end_ns = time_ns()
                         self._tracer.ran(instruction, decided, end_ns - (ended_ns - began_ns), end_ns)
@@ -352,23 +362,25 @@ class SlotLoop:
 
     # ------------------------------------------------------------ waiting
 
-    def _rest(self, now: Now) -> None:
-        """Nothing can be run: let nothing wait for more, and wait for mail or for time."""
-        self._do(Rest(), now)
-        if self._core.has_ended:
-            return
-        self._look_for_peers(now.mono_ms)
+    def _rest(self, now: Now) -> bool:
+        """Nothing can be run: let nothing wait for more, and wait for mail or for time; False: the slot has ended."""
+        self._do(REST, now)
         quiet = self._core.is_quiet
+        if quiet and self._core.has_ended:
+            self._send(SlotEnded(self._core.counters()))
+            return False
+        if self._lost:
+            self._look_for_peers(now.mono_ms)
         if quiet and not self._pulse.quiet:
             self._pulse.quiet = True
             self._send(self._pulse.heartbeat())
         self._pulse.quiet = quiet
-        due = self._due_ms()
-        self._mailbox.wait(None if due is None else max(0, due - system_now().mono_ms) / 1_000)
-
-    def _due_ms(self) -> int | None:
-        dues = [self._core.due_ms, self._sources.due_ms, *(lost.deadline_ms for lost in self._lost.values())]
-        return min((due for due in dues if due is not None), default=None)
+        dues = [lost.deadline_ms for lost in self._lost.values()] if self._lost else []
+        for due in (self._core.due_ms, self._sources.due_ms):
+            if due is not None:
+                dues.append(due)
+        self._mailbox.wait(max(0, min(dues) - system_now().mono_ms) / 1_000 if dues else None)
+        return True
 
     def _look_for_peers(self, now_ms: int) -> None:
         for slot, lost in list(self._lost.items()):
@@ -387,7 +399,7 @@ class SlotLoop:
     # ------------------------------------------------------------ mail
 
     def _take_mail(self) -> None:
-        for _ in range(MAX_MAIL):
+        for _ in range(min(MAX_MAIL, len(self._mailbox.items))):
             event = self._mailbox.take()
             if event is None or self._over:
                 return
@@ -396,8 +408,13 @@ class SlotLoop:
     def _handle(self, event: Event) -> None:
         match event:
             case FrameCame(slot, instance) | CreditCame(slot, instance):
-                if self._links.counts(slot, instance):
-                    self._take_of(slot, event)
+                if not self._links.counts(slot, instance):
+                    return
+                try:
+                    self._do(event, system_now())
+                except CodecError as error:
+                    # A new stream would be another.
+                    raise PeerRefusedError(f"what slot {slot} has sent cannot be read: {error}") from error
             case RootsAccepted() | ReplaysCame() | RangesCame() | RangesRefused() | SnapshotOver():
                 self._take(event)
             case Wake():
@@ -415,13 +432,6 @@ class SlotLoop:
             case CoordinatorLost(reason):
                 logger.warning("this slot ends: %s", reason)
                 self._over = True
-
-    def _take_of(self, slot: int, event: FrameCame | CreditCame) -> None:
-        """Take what a peer has sent; what cannot be read is the stream's fault, and a new stream is another."""
-        try:
-            self._take(event)
-        except CodecError as error:
-            raise PeerRefusedError(f"what slot {slot} has sent cannot be read: {error}") from error
 
     def _obey(self, message: ToSlot) -> None:
         match message:
@@ -446,7 +456,7 @@ class SlotLoop:
                 # What this instance has counted; the next one begins at 0.
                 self._send(self._pulse.heartbeat())
             case Probe(number):
-                self._pulse.quiet = self._core.is_quiet and not len(self._mailbox)
+                self._pulse.quiet = self._core.is_quiet and not self._mailbox.items
                 self._send(self._pulse.heartbeat(number))
             case Cancel(reason):
                 logger.info("this slot is cancelled: %s", reason)
@@ -715,6 +725,7 @@ class _Slot:
             order.options.heartbeat_timeout_ms,
             self._mode.carry_out,
             self._mode.tracer,
+            self._mode.notes,
         )
 
     def _open_sources(self, core: SlotCore) -> Sources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -60,7 +61,7 @@ from ftlayer.runtime.task.actions import (
     ReplaysOut,
     TaskEvent,
 )
-from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.contract import RecordNotes, TaskKey
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobGraph
@@ -112,10 +113,13 @@ class SlotParts:
     credit: Crediting
 
 
-class SlotMode(Protocol):
+class SlotMode:
+    """By default a mode does nothing, and waits for nothing."""
+
     activity: int
     """Grows with what happens here alone (see `Heartbeat`); any thread may read it."""
 
+    @abstractmethod
     def handle(self, event: ModeEvent, now: Now) -> Instructions:
         """Take an event of the mode; `CodecError` for one of another mode."""
 
@@ -123,77 +127,102 @@ class SlotMode(Protocol):
 
     def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
         """Do a part of a task's work (see `RunTask`); returns what is to be done for it."""
+        raise misplaced(work)
 
+    @abstractmethod
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
         """Carry out what a task has decided."""
 
     def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
         """A task has worked an event off, and what it decided is carried out."""
+        return ()
 
+    @abstractmethod
     def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
         """A source has read rows: have its task run, and say when they are done (`RowsDone`)."""
 
     def source_ended(self, seat: Seat) -> Instructions:
         """A source has no more rows; its task hears of it before this is carried out."""
+        return ()
 
     # ------------------------------------------------------------ elements
 
     def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
         """A barrier was put into the inbox of its receiver; ``size`` is the credit that it has used."""
+        raise misplaced(barrier)
 
     def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> Instructions | None:
         """Take a mark that has come to its turn; None: it is the task's."""
+        return None
 
     def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
         """A task is given ``size`` bytes."""
+        return ()
 
     # ------------------------------------------------------------ time
 
     def on_time(self, now: Now) -> Instructions:
         """Do what is due, and what there is room for."""
+        return ()
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `on_time` has something to do."""
+        return False
 
     def rest(self, now_ms: int) -> Instructions:
         """There is nothing else to do: let go what is due."""
+        return ()
 
     @property
     def due_ms(self) -> int | None:
-        """When one of the two has something to do (monotone, ms); None: not until something happens."""
+        """When `on_time` or `rest` has something to do (monotone, ms); None: not until something happens."""
+        return None
 
     # ------------------------------------------------------------ peers
 
     def peers_gone(self, slots: Collection[int]) -> Instructions:
         """These slots are gone, and others will take their place."""
+        return ()
 
     def peers_replaced(self, slots: Collection[int]) -> Instructions:
         """These slots have new instances."""
+        return ()
 
     # ------------------------------------------------------------ what is known of it
 
     def may_read(self, seat: Seat) -> bool:
         """Whether a source should read on, as far as the mode is concerned."""
+        return True
 
     def reads_early(self, seat: Seat) -> bool:
         """Whether a source's rows need not wait for others while the slot has nothing else to do."""
+        return False
 
+    @abstractmethod
     def rows_wanted(self, key: TaskKey) -> int:
         """Return how many rows a source should read at a time."""
 
     @property
+    @abstractmethod
     def is_open(self) -> bool:
         """Whether records may still come into the slot other than from other slots."""
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing waits here, or for the mode's own calls."""
+        return True
 
     def counters(self) -> dict[str, int]:
         """Return totals by name; any thread."""
+        return {}
 
     def exemplars(self) -> dict[str, Exemplar]:
         """Return exemplars of durations among `counters`, by name; any thread."""
+        return {}
 
     def held_roots(self) -> list[U64Array]:
         """Return the roots of all that waits here. Any thread: what it reads is replaced, never changed."""
+        return []
 
     def validate(self) -> None:
         """Raise `AssertionError` if what is known does not fit together; for tests."""
@@ -240,7 +269,7 @@ class SlotContext:
         return f"{deploy.run}/{self.instance}"
 
 
-class SlotModeShell(Protocol):
+class SlotModeShell:
     """One mode's half in one instance of a slot. Methods are of the loop's thread, save what says otherwise.
 
     `open` comes first, then `rules`; `touch`, `end` and `close` may come before both.
@@ -249,31 +278,44 @@ class SlotModeShell(Protocol):
     @property
     def touch_timeout_ms(self) -> int | None:
         """The shortest time after which a root that is not touched times out; None: nothing is to be touched."""
+        return None
 
+    @abstractmethod
     def open(self, deploy: Deploy) -> TaskMode:
         """Open what the slot needs; return what its tasks are made by."""
 
+    @abstractmethod
     def rules(self, parts: SlotParts) -> SlotMode:
         """Return the mode's part in the rules, with all that is restored beside the tasks' state."""
 
     @property
     def tracer(self) -> RunTracer | None:
         """What is told of each run; None where nothing is traced. Behind `open`."""
+        return None
+
+    @property
+    def notes(self) -> RecordNotes | None:
+        """Where the loop notes which chain runs while a record is looked for; None: it does not. Behind `open`."""
+        return None
 
     def positions(self, key: TaskKey) -> Mapping[str, bytes]:
         """Return where a source's subtask begins to read, by partition."""
+        return {}
 
     def carry_out(self, instruction: ModeInstruction) -> None:
         """Do what the mode's rules want done; waits for nothing."""
+        raise misplaced(instruction)
 
     def touch(self, roots: list[U64Array]) -> None:
         """Start the time of roots again; any thread."""
 
     def deaths(self) -> tuple[Death, ...]:
         """Return how earlier processes of the job on this host have ended themselves; before `open`, once."""
+        return ()
 
     def damaged(self, error: BaseException) -> int:
         """Return the checkpoint that has turned out to be damaged with an error; 0 for none."""
+        return 0
 
     def end(self, *, over: bool, stands: int) -> None:
         """The tasks run no more; streams and heartbeats go on.
@@ -299,7 +341,7 @@ class SlotModeFactory(Protocol):
 Order: TypeAlias = SlotOrder[SlotModeFactory]
 
 
-class UntrackedSlot:
+class UntrackedSlot(SlotMode):
     activity = 0
     due_ms = None
     is_quiet = True
@@ -311,47 +353,11 @@ class UntrackedSlot:
     def handle(self, event: ModeEvent, now: Now) -> Instructions:
         raise misplaced(event)
 
-    def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
-        raise misplaced(work)
-
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
         raise misplaced(action)
 
-    def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
-        return ()
-
     def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
         return RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)
-
-    def source_ended(self, seat: Seat) -> Instructions:
-        return ()
-
-    def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
-        raise misplaced(barrier)
-
-    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> None:
-        """See `SlotMode.takes`."""
-
-    def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
-        return ()
-
-    def on_time(self, now: Now) -> Instructions:
-        return ()
-
-    def rest(self, now_ms: int) -> Instructions:
-        return ()
-
-    def peers_gone(self, slots: Collection[int]) -> Instructions:
-        return ()
-
-    def peers_replaced(self, slots: Collection[int]) -> Instructions:
-        return ()
-
-    def may_read(self, seat: Seat) -> bool:
-        return True
-
-    def reads_early(self, seat: Seat) -> bool:
-        return False
 
     def rows_wanted(self, key: TaskKey) -> int:
         return self._rows[key]
@@ -360,36 +366,16 @@ class UntrackedSlot:
     def is_open(self) -> bool:
         return self._seating.is_reading
 
-    def counters(self) -> dict[str, int]:
-        return {}
-
-    def exemplars(self) -> dict[str, Exemplar]:
-        return {}
-
-    def held_roots(self) -> list[U64Array]:
-        return []
-
-    def validate(self) -> None:
-        """See `SlotMode.validate`: there is nothing."""
-
 
 @dataclass(frozen=True)
 class UntrackedSlotFactory:
-    """`ftlayer.runtime.slot.mode.SlotModeFactory` of ``FTStatus.OFF``."""
-
     restarts_in_place = False
 
     def instance(self, slot: SlotContext) -> UntrackedSlotShell:
         return UntrackedSlotShell(slot)
 
 
-class UntrackedSlotShell:
-    """`ftlayer.runtime.slot.mode.SlotModeShell` of ``FTStatus.OFF``: nothing is opened."""
-
-    touch_timeout_ms = None
-    tracer = None
-    """See `SlotModeShell.tracer`: no record has a root."""
-
+class UntrackedSlotShell(SlotModeShell):
     def __init__(self, slot: SlotContext) -> None:
         self._slot = slot
 
@@ -398,24 +384,3 @@ class UntrackedSlotShell:
 
     def rules(self, parts: SlotParts) -> UntrackedSlot:
         return UntrackedSlot(parts)
-
-    def positions(self, key: TaskKey) -> Mapping[str, bytes]:
-        return {}
-
-    def carry_out(self, instruction: ModeInstruction) -> None:
-        raise misplaced(instruction)
-
-    def touch(self, roots: list[U64Array]) -> None:
-        """See `SlotModeShell.touch`: no record has roots."""
-
-    def deaths(self) -> tuple[Death, ...]:
-        return ()
-
-    def damaged(self, error: BaseException) -> int:
-        return 0
-
-    def end(self, *, over: bool, stands: int) -> None:
-        """See `SlotModeShell.end`."""
-
-    def close(self) -> None:
-        """See `SlotModeShell.close`."""

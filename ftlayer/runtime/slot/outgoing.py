@@ -215,20 +215,27 @@ class Departed:
 
 
 class Outgoing:
-    """Says what may be sent. Nothing goes to a slot before `peer_up`, nor after `peer_lost` or `drop_peer`."""
+    """Says what may be sent. Nothing goes to a slot before `peer_up`, nor after `peer_lost` or `drop_peer`.
+
+    Attributes:
+        aging: outputs with small batches, the oldest first.
+        late: outputs with late barriers.
+        departed: late barriers that have left since the last `take_departed`.
+        handed: frames that were returned, and may not be carried out yet.
+    """
 
     def __init__(self, outputs: Mapping[Channel, RemoteOutput], batch_age_ms: int) -> None:
         """Small batches wait for others up to ``batch_age_ms``, and longer in a busy loop (`flush_aged`)."""
         self._outputs = outputs
         self._age_ms = batch_age_ms
         self._up: set[int] = set()
-        self._aging: dict[RemoteOutput, None] = {}  # outputs with small batches, the oldest first
+        self.aging: dict[RemoteOutput, None] = {}
         self._price_ms = AGES_A_FRAME * batch_age_ms
         self._kept_ms = len(outputs) * self._price_ms  # what is not used is kept for one of each channel
         self._paid_ms = -self._kept_ms  # of the loop's CPU time: what old small batches have been sent for
-        self._late: set[RemoteOutput] = set()  # outputs with late barriers
-        self._departed: list[Departed] = []
-        self._handed: list[bytes] = []  # was returned, and may not be carried out yet
+        self.late: set[RemoteOutput] = set()
+        self.departed: list[Departed] = []
+        self.handed: list[bytes] = []
 
     @property
     def is_empty(self) -> bool:
@@ -237,9 +244,9 @@ class Outgoing:
     def send(self, output: RemoteOutput, element: Element, now_ms: int) -> list[Transmit]:
         output.send(element, now_ms)
         if output.waiting_since_ms is None:
-            self._aging.pop(output, None)
-        elif output not in self._aging:
-            self._aging[output] = None
+            self.aging.pop(output, None)
+        elif output not in self.aging:
+            self.aging[output] = None
         return self._transmit(output)
 
     def send_barrier(
@@ -249,13 +256,13 @@ class Outgoing:
 
         Also returns the frames with records that it has overtaken; None: `take_departed` will tell.
         """
-        self._aging.pop(output, None)
+        self.aging.pop(output, None)
         overtaken: tuple[bytes, ...] | None = ()
         if barrier.alignment is Alignment.UNALIGNED:
             overtaken = output.overtake(barrier)
         elif barrier.timeout_ms is not None and barrier.kind is SnapshotKind.CHECKPOINT:
             output.send_barrier(barrier, now.mono_ms + barrier.started_ms + barrier.timeout_ms - now.wall_ms)
-            self._late.add(output)
+            self.late.add(output)
             overtaken = None
         else:
             output.send_barrier(barrier, None)
@@ -263,28 +270,28 @@ class Outgoing:
 
     def take_departed(self) -> list[Departed]:
         """Return which late barriers have left since the last call."""
-        departed, self._departed = self._departed, []
+        departed, self.departed = self.departed, []
         return departed
 
     def overtake_late(self, now_ms: int) -> list[Transmit]:
         """Let late barriers overtake what waits before them, if it is time."""
         sent: list[Transmit] = []
-        for output in list(self._late):
+        for output in list(self.late):
             while output.late and output.late[0].due_ms <= now_ms:
                 late = output.late[0]
                 overtaken = output.overtake_late(late)
-                self._departed.append(Departed(output.channel, late.barrier.checkpoint, overtaken))
+                self.departed.append(Departed(output.channel, late.barrier.checkpoint, overtaken))
             sent += self._transmit(output)
         return sent
 
     @property
     def late_due_ms(self) -> int | None:
         """When the next late barrier overtakes what waits before it (monotone, ms); None: there is none."""
-        return min((output.late[0].due_ms for output in self._late), default=None)
+        return min((output.late[0].due_ms for output in self.late), default=None)
 
     def forget_late(self, checkpoint: int) -> None:
         """Let the barriers of a checkpoint wait in their order, however long it takes."""
-        for output in list(self._late):
+        for output in list(self.late):
             output.late = deque(late for late in output.late if late.barrier.checkpoint != checkpoint)
             self._note_late(output)
 
@@ -312,8 +319,8 @@ class Outgoing:
         """
         self._paid_ms = max(self._paid_ms, cpu_ms - self._kept_ms)
         sent: list[Transmit] = []
-        while self._aging:
-            oldest = next(iter(self._aging))
+        while self.aging:
+            oldest = next(iter(self.aging))
             since = oldest.waiting_since_ms
             waited_ms = LONGEST_AGES * self._age_ms if since is None else now_ms - since
             if waited_ms < self._age_ms:
@@ -326,17 +333,16 @@ class Outgoing:
         return sent
 
     def flush(self) -> list[Transmit]:
-        return [each for output in list(self._aging) for each in self._flush(output)]
+        return [each for output in list(self.aging) for each in self._flush(output)]
 
     def carried_out(self) -> None:
         """All that this has returned so far is on its way: its roots are held there."""
-        if self._handed:
-            # Another thread may look at the old one.
-            self._handed = []
+        # Another thread may look at the old one.
+        self.handed = []
 
     def roots(self) -> list[U64Array]:
         """Return the roots of what is not on its way; may be called by any thread."""
-        held = [roots_in(frame) for frame in list(self._handed)]
+        held = [roots_in(frame) for frame in list(self.handed)]
         for output in self._outputs.values():
             held += output.roots()
         return held
@@ -356,7 +362,7 @@ class Outgoing:
         dropped = 0
         for output in self._towards(slot):
             dropped += output.reset()
-            self._aging.pop(output, None)
+            self.aging.pop(output, None)
         return dropped
 
     def unsent_to(self, slot: int) -> bool:
@@ -367,7 +373,7 @@ class Outgoing:
         return [output for output in self._outputs.values() if output.slot == slot]
 
     def _flush(self, output: RemoteOutput) -> list[Transmit]:
-        del self._aging[output]
+        del self.aging[output]
         output.flush()
         return self._transmit(output)
 
@@ -375,16 +381,16 @@ class Outgoing:
         sent: list[Transmit] = []
         if output.slot in self._up:
             while (frame := output.take()) is not None:
-                self._handed.append(frame)
+                self.handed.append(frame)
                 sent.append(Transmit(output.slot, frame))
                 if output.late and frame is output.late[0].frame:
-                    self._departed.append(
+                    self.departed.append(
                         Departed(output.channel, output.late.popleft().barrier.checkpoint, ())
                     )
-        if output in self._late:
+        if output in self.late:
             self._note_late(output)
         return sent
 
     def _note_late(self, output: RemoteOutput) -> None:
         if not output.late:
-            self._late.discard(output)
+            self.late.discard(output)

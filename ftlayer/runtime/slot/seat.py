@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -64,18 +63,21 @@ class Seat:
     bucket: TokenBucket | None = None
     records_in: int = 0
     records_out: int = 0
+    key: TaskKey = field(init=False)
 
-    @property
-    def key(self) -> TaskKey:
-        return self.uid, self.subtask
+    def __post_init__(self) -> None:
+        self.key = self.uid, self.subtask
 
     @property
     def has_room(self) -> bool:
-        return all(output.has_room for output in self.outputs.values())
+        for output in self.outputs.values():
+            if not output.has_room:
+                return False
+        return True
 
     @property
     def can_run(self) -> bool:
-        return bool(self.inbox) and not self.is_held and self.has_room
+        return bool(self.inbox.turns) and not self.is_held and self.has_room
 
     @property
     def late(self) -> int:
@@ -105,12 +107,10 @@ class Seat:
         time_ms: int = getattr(self.task, "watermark_ms", MIN_TIME_MS)
         return time_ms if MIN_TIME_MS < time_ms < MAX_TIME_MS else None
 
-    def rows_allowed(self, mono_ms: int) -> int:
+    def rows_allowed(self, mono_ms: int, rate_limit: float) -> int:
         """Return how many records it may take now, and hold it until it may take some if that is none."""
-        if self.rate_limit is None:
-            return sys.maxsize
         if self.bucket is None:
-            self.bucket = TokenBucket(self.rate_limit, mono_ms)
+            self.bucket = TokenBucket(rate_limit, mono_ms)
         rows = self.bucket.available(mono_ms)
         if not rows:
             # For a burst rather than for one record: a turn for each would be dear.
@@ -148,7 +148,10 @@ class Seating:
 
     @property
     def is_reading(self) -> bool:
-        return any(seat.reading for seat in self.seats.values())
+        for seat in self.seats.values():
+            if seat.reading:
+                return True
+        return False
 
 
 def seat_tasks(

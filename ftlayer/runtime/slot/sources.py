@@ -13,7 +13,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import SourceError, SourceGivenUpError
 from ftlayer.records.beside import MISFITS, misfits
 from ftlayer.recovery import lasting
-from ftlayer.restart import NoRestart, RestartStrategy, note_success
+from ftlayer.restart import NoRestart, RestartStrategy, note_success, pause_after
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
@@ -66,6 +66,11 @@ class _Running:
     restarts: int = 0
     assigned: list[AssignSplits] = field(default_factory=list)
     undone: dict[int, tuple[SourceReader, TakenRows]] = field(default_factory=dict)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When it has something without telling (monotone, ms); None: that is not foreseen."""
+        return self.reader.due_ms if self.again_ms is None else self.again_ms
 
     def assign(self, splits: AssignSplits) -> None:
         """Note splits for the reader, and its successors until they are done."""
@@ -181,7 +186,9 @@ class Sources:
         """
         found = False
         for key, running in self._running.items():
-            if running.ended or not self._core.may_read(key):
+            if running.ended or (not running.signal.is_set and running.due_ms is None):
+                continue
+            if not self._core.may_read(key):
                 continue
             early = idle and running.trickles and self._core.reads_early(key)
             if not self._is_worth_asking(running, now, early=early):
@@ -242,19 +249,16 @@ class Sources:
         dues = [
             due
             for key, running in self._running.items()
-            if not running.ended and (due := self._due_ms(running)) is not None and self._core.may_read(key)
+            if not running.ended and (due := running.due_ms) is not None and self._core.may_read(key)
         ]
         return min(dues, default=None)
-
-    def _due_ms(self, running: _Running) -> int | None:
-        return running.reader.due_ms if running.again_ms is None else running.again_ms
 
     def _is_worth_asking(self, running: _Running, now: Now, *, early: bool) -> bool:
         if running.signal.is_set and (running.again_ms is None or running.finishing):
             return True
         if early and running.again_ms is None and running.reader.due_ms is not None:
             return True
-        due = self._due_ms(running)
+        due = running.due_ms
         return due is not None and due <= now.mono_ms
 
     def _pause(self, key: TaskKey, running: _Running, error: SourceError, now: Now) -> None:
@@ -268,7 +272,7 @@ class Sources:
         if lasting(error) is not None:
             raise error
         strategy = running.reopening.strategy
-        pause_ms = strategy.on_failure(now.mono_ms)
+        pause_ms = pause_after(strategy, now.mono_ms)
         if pause_ms is None:
             again = f"it was started again {running.restarts} times, and " if running.restarts else ""
             raise SourceGivenUpError(f"{error} ({again}{strategy!r} gives up)") from error

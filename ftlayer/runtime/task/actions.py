@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Element, Splits
@@ -23,33 +22,20 @@ from ftlayer.runtime.protocol.messages import (
 from ftlayer.runtime.protocol.messages import DataEnded as DataEnded
 from ftlayer.runtime.protocol.messages import ReplaysOut as ReplaysOut
 from ftlayer.topology.job_graph import Channel
-from ftlayer.vertex.calls import (
-    AskRanges,
-    EventIds,
-    Failure,
-    Persist,
-    RangesTold,
-    Records,
-    Register,
-    RowsStored,
-    SourcePosition,
-    StoreRows,
-    TakenOver,
-    TakeOver,
-)
+from ftlayer.vertex import calls
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TaskStart:
     """Begin; comes once, before anything else."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TimeCame:
     """Do what time brings (timers, idle sources, sinks that wait); it does no harm if it comes early."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RowsPersisted:
     """The vertex has persisted, or registered, what `PersistRoots` with this ticket asked for.
 
@@ -63,7 +49,7 @@ class RowsPersisted:
 # ---------------------------------------------------------------- with inputs
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class ElementCame:
     """Take one element. Elements of one channel come in their order. Barriers never come."""
 
@@ -71,7 +57,7 @@ class ElementCame:
     element: Element
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class ChannelReset:
     """The sender is gone and another one will begin afresh: forget what the channel said of watermark and end."""
 
@@ -81,7 +67,7 @@ class ChannelReset:
 # ---------------------------------------------------------------- sources
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class SourceRows:
     """Rows of one split of a source, in their order, which its reader has read.
 
@@ -99,7 +85,7 @@ class SourceRows:
     number: int
     first_ordinal: int
     payload: pa.RecordBatch
-    position: SourcePosition | None
+    position: calls.SourcePosition | None
     places: I64Array | None = None
     ends: bool = False
     splits: Splits | None = None
@@ -125,27 +111,27 @@ class SourceRows:
         return TakenRows(self.number, self.first_ordinal, self.position)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TakenRows:
     """Which rows `SourceRows` were, without the rows: what is remembered until they need not be read again."""
 
     number: int
     first_ordinal: int
-    position: SourcePosition | None
+    position: calls.SourcePosition | None
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class SourceOver:
     """There are no more rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RangesAnswered:
     number: int
-    reply: TakenOver | RangesTold | RowsStored
+    reply: calls.TakenOver | calls.RangesTold | calls.RowsStored
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RangesLost:
     """The vertex of this incarnation has lost its memory: calls that named it are not answered any more."""
 
@@ -155,20 +141,20 @@ class RangesLost:
 # ---------------------------------------------------------------- replays
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Replayed:
     """The answer to `AskReplays`. ``held``: a circuit breaker holds what there may be beyond."""
 
-    records: tuple[Records, ...]
+    records: tuple[calls.Records, ...]
     held: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PeersAway:
     """A slot is away: ask for nothing until `PeersThere`. What is answered goes out."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PeersThere:
     """All slots are there again."""
 
@@ -208,43 +194,43 @@ def refused(uid: str, event: TaskEvent) -> ProtocolError:
     return ProtocolError(f"{uid!r} was given {type(event).__name__}, which does not come to such a task")
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Send:
     channel: Channel
     element: Element
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PersistRoots:
     """Have the vertex persist new roots, or register them, and tell the task when it has (`RowsPersisted`)."""
 
     ticket: int
-    call: Persist | Register
+    call: calls.Persist | calls.Register
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class CallRanges:
     """Call the vertex about ranges; `RangesAnswered` with this number follows, or `RangesLost`."""
 
     number: int
-    call: TakeOver | AskRanges | StoreRows
+    call: calls.TakeOver | calls.AskRanges | calls.StoreRows
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Acknowledge:
     """XOR events: ``values[i]`` for ``roots[i]``, both uint64[m]; ``values`` None: those of the roots themselves."""
 
     roots: U64Array
     values: U64Array | None
-    ids: EventIds | None = None
+    ids: calls.EventIds | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class FailRoots:
-    failures: tuple[Failure, ...]
+    failures: tuple[calls.Failure, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class AskReplays:
     """Take up to ``limit`` due replays of ``stream`` and hand them to the task (`replays(records)`)."""
 
@@ -252,21 +238,21 @@ class AskReplays:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class WakeAt:
     """Call the task's `on_time` at this monotone time (ms), or soon after."""
 
     mono_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class HoldInput:
     """Give the task nothing from its inputs before its `on_time`, which is to be called as `WakeAt` says."""
 
     mono_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TaskEnded:
     """The task has sent its last element and holds nothing."""
 

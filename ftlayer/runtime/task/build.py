@@ -13,10 +13,11 @@ import pyarrow as pa
 from ftlayer.clock import Now
 from ftlayer.functions.conversion import VALUES, concat, misfit_text, records_in_form, to_batch
 from ftlayer.functions.current import CurrentRecord, running, worst
-from ftlayer.functions.failures import RowFailure, failure_of, raise_signalled
+from ftlayer.functions.failures import failure_of, raise_signalled
 from ftlayer.handler.handler import Handler
 from ftlayer.histogram import Histogram
 from ftlayer.partitioning.partitioners import Forward
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
 from ftlayer.runtime.protocol.elements import (

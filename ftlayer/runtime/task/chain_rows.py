@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.circuit import CircuitStatus
 from ftlayer.clock import Now
 from ftlayer.functions.chains.firing import TimerKind
+from ftlayer.functions.current import UNTRACKED, Known
 from ftlayer.handler.handler import Handler
 from ftlayer.runtime.protocol.elements import Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.contract import known_of, replayed
+from ftlayer.runtime.task.contract import KnownOf, replayed
 from ftlayer.runtime.task.pipeline import OperatorChain, Outlet
 
 
@@ -37,26 +38,31 @@ class FailureCounts:
 NO_FAILURES = FailureCounts()
 
 
-class ChainRows(Protocol):
-    """One subtask's; its `ChainTask` owns it."""
+class ChainRows:
+    """One subtask's; its `ChainTask` owns it. By default nothing waits in it."""
 
     def opened(self, now: Now) -> None:
         """All functions are open, and state is restored."""
 
+    @abstractmethod
     def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
         """Run a batch of one input of the chain, and send what came of it."""
 
+    @abstractmethod
     def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
         """Fire the timers of a stage of the pipeline that are due, and send what they put out on its way."""
 
     def again(self, now: Now) -> list[Action]:
         """Run records whose next attempt is due."""
+        return []
 
     def readmit(self, letters: tuple[ChainLetter, ...], now: Now) -> None:
         """Dead letters are to be tried again."""
+        raise ValueError(f"{len(letters)} dead letters came back to a chain that makes none")
 
     def holds(self, mark: Watermark | Idle) -> bool:
         """Whether the chain is to keep a mark of its inputs to itself for now."""
+        return False
 
     def ends(self, now: Now) -> None:
         """No more records come, but those that wait: they are not to wait for long."""
@@ -66,20 +72,24 @@ class ChainRows(Protocol):
 
     def due_ms(self, now: Now) -> int | None:
         """Return the monotone time (ms) at which `again` has something to do; None while nothing waits."""
+        return None
 
     def hold_ms(self, now: Now) -> int:
         """Return for how long the chain is to take nothing; 0: it goes on."""
+        return 0
 
     def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
         """Return where circuit breakers are, by operator, at a monotone time. Any thread may look."""
+        return {}
 
     @property
     def counts(self) -> FailureCounts:
         """What has failed so far. Any thread may look."""
+        return NO_FAILURES
 
 
-class WholeBatches:
-    """`ChainRows` where a record that fails is the handler's to settle: a batch goes through as it is."""
+class WholeBatches(ChainRows):
+    """Where a record that fails is the handler's to settle: a batch goes through as it is."""
 
     counts = NO_FAILURES
 
@@ -88,14 +98,12 @@ class WholeBatches:
         self._handler = handler
         self._outlet = outlet
 
-    def opened(self, now: Now) -> None:
-        """Do nothing."""
-
     def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
         lineage = batch.lineage
         fresh = lineage is None or lineage.origins is None or not replayed(lineage).all()
-        passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now, known_of(lineage))
-        return self._outlet.take(lineage, batch.num_rows, passed, now)
+        known: Known = UNTRACKED if lineage is None else KnownOf(lineage)
+        passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now, known)
+        return self._outlet.take(lineage, batch.payload.num_rows, passed, now)
 
     def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
         found = self._pipeline.stages[stage]
@@ -110,27 +118,3 @@ class WholeBatches:
             # Chains end behind timers where records are tracked: here only the task can fail.
             self._handler.xor.fail(None, passed.failures)
         return self._outlet.take_fired(passed.outputs, now)
-
-    def again(self, now: Now) -> list[Action]:
-        return []
-
-    def readmit(self, letters: tuple[ChainLetter, ...], now: Now) -> None:
-        raise ValueError(f"{len(letters)} dead letters came back to a chain that makes none")
-
-    def holds(self, mark: Watermark | Idle) -> bool:
-        return False
-
-    def ends(self, now: Now) -> None:
-        """Nothing waits."""
-
-    def last(self) -> None:
-        """Do nothing."""
-
-    def due_ms(self, now: Now) -> int | None:
-        return None
-
-    def hold_ms(self, now: Now) -> int:
-        return 0
-
-    def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
-        return {}

@@ -82,6 +82,8 @@ class ChainTask:
         # The last watermark has gone its way; and nothing waits any more behind it, so that this was told.
         self._is_last = self._told_last = False
         self._generators = [stage.generator for stage in pipeline.stages if stage.generator is not None]
+        # Whether it has timers, or watermarks of its own.
+        self._is_timed = bool(self._generators) or any(stage.chain.has_timers for stage in pipeline.stages)
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
         match event:
@@ -215,7 +217,7 @@ class ChainTask:
             return []
         if isinstance(element, Batch):
             self._pipeline.origin = None if element.split is None else (channel, element.split)
-            actions, records = self._take(self._input[channel.edge], element, now), element.num_rows
+            actions, records = self._take(self._input[channel.edge], element, now), element.payload.num_rows
             self._pipeline.origin = None
         elif isinstance(element, Splits):
             for generator in self._generators:
@@ -231,7 +233,10 @@ class ChainTask:
             actions, records = self.gate_moved(now), 0
             if not self._closing:
                 actions.extend(self._event_time_moved(now))
-        return [*actions, *self._wake(now), *self._hold(now), *self._companion.tend(records, now)]
+        actions += self._wake(now)
+        actions += self._hold(now)
+        actions += self._companion.tend(records, now)
+        return actions
 
     def _take(self, input: int, batch: Batch, now: Now) -> list[Action]:
         actions = self._rows.take(input, batch, now)
@@ -280,6 +285,8 @@ class ChainTask:
     def _event_time_moved(self, now: Now) -> list[Action]:
         """Say what the chain's own watermarks are now, and fire timers that were set behind a watermark."""
         actions: list[Action] = []
+        if not self._is_timed:
+            return actions
         for place, stage in enumerate(self._pipeline.stages):
             while (
                 self._cut is None
@@ -375,14 +382,17 @@ class ChainTask:
     def _wake(self, now: Now) -> list[Action]:
         if self._closing:
             return []
-        due = [ms for ms in (self._outlet.due_ms, self._rows.due_ms(now)) if ms is not None]
-        for stage in self._pipeline.stages:
+        due: list[int] = []
+        for ms in (self._outlet.due_ms, self._rows.due_ms(now)):
+            if ms is not None:
+                due.append(ms)
+        for stage in self._pipeline.stages if self._is_timed else ():
             if stage.generator is not None and (due_ms := stage.generator.due_ms) is not None:
                 due.append(due_ms)
             timer = stage.chain.next_processing_ms
             if timer is not None:
                 due.append(now.mono_ms + max(timer - now.wall_ms, 0))
-        return self._alarm.set(min(due, default=None))
+        return self._alarm.set(min(due)) if due else []
 
     def _close(self, now: Now) -> list[Action]:
         self._closing = True

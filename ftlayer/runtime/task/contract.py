@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.clock import Now
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.current import UNTRACKED, CurrentRecord, Known, record_of
@@ -21,8 +21,8 @@ from ftlayer.runtime.protocol.messages import Conviction
 from ftlayer.runtime.task.actions import Action, TaskEvent
 
 
-class ChainCompanion(Protocol):
-    """A mode's part in one chain. Its `ChainTask` owns it, and calls it in its own thread."""
+class ChainCompanion:
+    """A mode's part in one chain; by default nothing. Its `ChainTask` owns it, and calls it in its own thread."""
 
     def opened(self) -> None:
         """All functions are open: no state is declared any more."""
@@ -32,15 +32,19 @@ class ChainCompanion(Protocol):
 
     def reports(self) -> list[Action]:
         """Return what is to be told of the records that failed, and that were settled, since the last call."""
+        return []
 
     def loop_ended(self) -> list[Action]:
         """Return what is to be told of the end of the loop that the chain is the head of."""
+        return []
 
     def data_ended(self) -> list[Action]:
         """Return what is to be told of the end of the chain's data: no record comes, and none waits."""
+        return []
 
     def tend(self, records: int, now: Now) -> list[Action]:
         """Do what is to be done between two calls of functions; the chain has just taken so many records."""
+        return []
 
     @property
     def rest_ms(self) -> int | None:
@@ -48,29 +52,11 @@ class ChainCompanion(Protocol):
 
         Timers do not fire then, and what comes back to the head of a loop waits.
         """
+        return None
 
 
-class NoCompanion:
+class NoCompanion(ChainCompanion):
     rest_ms: int | None = None
-
-    def opened(self) -> None:
-        """Do nothing."""
-
-    def closed(self) -> None:
-        """Do nothing."""
-
-    def reports(self) -> list[Action]:
-        """Return nothing: the first failure was raised, and what was settled has no use."""
-        return []
-
-    def loop_ended(self) -> list[Action]:
-        return []
-
-    def data_ended(self) -> list[Action]:
-        return []
-
-    def tend(self, records: int, now: Now) -> list[Action]:
-        return []
 
 
 BoolArray = npt.NDArray[np.bool_]
@@ -81,7 +67,7 @@ def ids_mask(lineage: RecordIds, records: BoolArray) -> BoolArray:
     return records if lineage.offsets is None else np.repeat(records, np.diff(lineage.offsets))
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class KnownOf:
     """`ftlayer.functions.current.Known` of a batch; of a record with several anchors, the one tried most often."""
 
@@ -121,8 +107,25 @@ def replayed(lineage: RecordIds) -> BoolArray:
     return result
 
 
-class Suspects(Protocol):
-    """One subtask's. Rows are of the chain's input with the number ``input``, as they came."""
+DIGEST_BYTES = 16
+UNKNOWN_RECORD = bytes(DIGEST_BYTES)
+
+
+class RecordNotes(Protocol):
+    """Where a process notes the one record that it has in hand, or the chain that runs: the note outlives it."""
+
+    def about_to(self, chain: str, digest: bytes) -> None:
+        """This one is next. `UNKNOWN_RECORD`: one of a batch's."""
+
+    def over(self) -> None:
+        """None is."""
+
+
+class Suspects:
+    """One subtask's; by default nothing is suspected, and nothing noted.
+
+    Rows are of the chain's input with the number ``input``, as they came.
+    """
 
     @property
     def one_at_a_time(self) -> bool:
@@ -130,12 +133,14 @@ class Suspects(Protocol):
 
         So do timers, by `fires`.
         """
+        return False
 
     def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
         """Return the rows that must not come to user code again, ascending: the caller makes them dead letters.
 
         Asked again for the same rows, it says the same.
         """
+        return ()
 
     def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
         """This row is next to go to user code."""
@@ -143,9 +148,11 @@ class Suspects(Protocol):
     @property
     def looks_at_timers(self) -> bool:
         """Whether `fires` is to be asked of each timer."""
+        return False
 
     def fires(self, operator: str, kind: str, key: Any, time_ms: int) -> Conviction | None:
         """This timer is next to be fired; a convicted one must not be."""
+        return None
 
     def over(self) -> None:
         """The row, or the timer, has passed, or failed."""
@@ -155,38 +162,14 @@ class Suspects(Protocol):
 
         Those that are left out are in a checkpoint that is known to be complete.
         """
+        return ()
 
     def completed(self, checkpoint: int) -> None:
         """A checkpoint is complete."""
 
 
-class _NoSuspects:
-    """`Suspects` of a chain without a failure policy, and of a job in which nothing is suspected."""
-
-    one_at_a_time = False
-
-    def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
-        return ()
-
-    def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
-        """Nothing is noted."""
-
-    looks_at_timers = False
-
-    def fires(self, operator: str, kind: str, key: Any, time_ms: int) -> Conviction | None:
-        return None
-
-    def over(self) -> None:
-        """Nothing was."""
-
-    def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
-        return ()
-
-    def completed(self, checkpoint: int) -> None:
-        """It means nothing."""
-
-
-NO_SUSPECTS: Suspects = _NoSuspects()
+NO_SUSPECTS = Suspects()
+"""Of a chain without a failure policy, and of a job in which nothing is suspected."""
 
 
 TaskKey: TypeAlias = tuple[str, int]
@@ -216,7 +199,7 @@ class ReplayTask(Task, Protocol):
 # ---------------------------------------------------------------- sinks
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Settled:
     """The first ``rows`` of the rows that a sink was given and has not settled are done, save ``failures``.
 
@@ -242,3 +225,14 @@ class SinkBody(Protocol):
 
     def close(self) -> None:
         """Give resources up; called once at the end, after a forced flush."""
+
+
+class _NoNotes:
+    def about_to(self, chain: str, digest: bytes) -> None:
+        """No process would read it."""
+
+    def over(self) -> None:
+        """Nothing was noted."""
+
+
+NO_NOTES: RecordNotes = _NoNotes()

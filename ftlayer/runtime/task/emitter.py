@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.clock import Now
 from ftlayer.errors import CodecError
-from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.children import Children
 from ftlayer.handler.handler import Handler
 from ftlayer.handler.xor import RecordIds, XorHandler
 from ftlayer.histogram import Histogram
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, LatencyMarker, Splits, Watermark
 from ftlayer.runtime.task.actions import Acknowledge, Action, FailRoots, Send
@@ -25,7 +26,7 @@ from ftlayer.topology.operators import Replay
 from ftlayer.vertex.calls import EventIds, Failure
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Emission:
     """The result of an `Emitter`.
 
@@ -40,7 +41,7 @@ class Emission:
     failures: tuple[RowFailure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PairEmission:
     """As `Emission`, for the anchors of both sides. What both sides' roots have in common the left one owes."""
 
@@ -49,7 +50,7 @@ class PairEmission:
     owed_right: U64Array
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RootEmission:
     """The content of a `Persist`, and the batches to send once it is accepted.
 
@@ -74,6 +75,9 @@ class Emitter:
     """Emits what one subtask of a chain puts out.
 
     Nothing is kept of what was emitted but counts. Batches of no rows are not sent.
+
+    Attributes:
+        asks: whether a user's function says where rows go.
     """
 
     def __init__(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> None:
@@ -85,6 +89,7 @@ class Emitter:
             self._by_tag[out.edge.tag] = (*self._by_tag.get(out.edge.tag, ()), out)
         # The outputs with one copy of each row: an edge to several channels selects one of them, or copies.
         self._once = {tag for tag, outs in self._by_tag.items() if len(outs) == 1 and outs[0].copies_once}
+        self.asks = any(asked(outs) for outs in self._by_tag.values())
         self._asked = {tag: edges for tag, outs in self._by_tag.items() if (edges := asked(outs))}
         last = graph.vertex(uid).operators[-1]
         self._operator = last.uid
@@ -168,7 +173,7 @@ class Emitter:
         function raises.
         """
         anchor = self._handler.anchor
-        routes = self.ask(tag, payload) if routes is None else routes
+        routes = self.ask(tag, payload) if routes is None and self.asks else routes
         failures = () if routes is None else routes.failures
         if failures and roots is None:
             self._handler.xor.fail(None, failures)

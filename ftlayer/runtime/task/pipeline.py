@@ -6,24 +6,25 @@ before it. So a chain is cut into *stages*, each beginning with one (the first m
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.checks import fast_dataclass
 from ftlayer.clock import Now
 from ftlayer.errors import JobError
 from ftlayer.functions.chains.firing import DueTimers, Interrupted, Timer, TimerGuard, TimerKind, never
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
-from ftlayer.functions.current import UNTRACKED, Known, running
-from ftlayer.functions.failures import RowFailure, failed_rows
+from ftlayer.functions.current import UNTRACKED, Known, begin_running, end_running
+from ftlayer.functions.failures import failed_rows
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.handler.handler import Handler
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
 from ftlayer.recovery import TRACEBACK, is_programs_text
 from ftlayer.runtime.protocol.elements import (
@@ -43,7 +44,7 @@ from ftlayer.topology.job_graph import Channel, has_timers
 from ftlayer.topology.operators import AssignWatermarks
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Rows:
     """Rows on their way through a chain, each from a row of the batch it began with.
 
@@ -72,7 +73,7 @@ class Passed:
     failures: list[RowFailure] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Fired:
     """What came of some timers of one operator, behind all stages.
 
@@ -316,17 +317,18 @@ class OperatorChain:
             rows = self._timed(stage.generator, rows, passed.failures)
             if rows.times is not None:
                 stage.generator.observe(rows.times, fresh, now.mono_ms, self.origin)
-        with ExitStack() as stack:
-            # What timers put out has no row of a batch to name.
-            self._running = None if known is None else (stage.chain, rows.parents)
-            if known is not None:
-                stack.enter_context(running(known, lambda: stage.chain.row, rows.parents))
-            try:
-                result = stage.chain.run(
-                    rows.payload, rows.times, watermark_ms, now.wall_ms, input=input, enters=enters
-                )
-            except LateFailure as late:
-                raise LateFailure(int(rows.parents[late.row])) from None
+        # What timers put out has no row of a batch to name.
+        self._running = None if known is None else (stage.chain, rows.parents)
+        token = None if known is None else begin_running(known, lambda: stage.chain.row, rows.parents)
+        try:
+            result = stage.chain.run(
+                rows.payload, rows.times, watermark_ms, now.wall_ms, input=input, enters=enters
+            )
+        except LateFailure as late:
+            raise LateFailure(int(rows.parents[late.row])) from None
+        finally:
+            if token is not None:
+                end_running(token)
         for tag, output in result.outputs.items():
             times = output.times
             if times is None and rows.times is not None:
@@ -351,7 +353,7 @@ class OperatorChain:
         return timed.keep(~np.isin(rows.parents, failed))
 
 
-class Outlet(Protocol):
+class Outlet:
     """The end of a chain. What it settles and fails lies in the handler, to be taken from there.
 
     Attributes:
@@ -362,18 +364,23 @@ class Outlet(Protocol):
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """Take what came of a batch of so many records."""
+        raise NotImplementedError
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
         """Take what timers put out."""
+        raise NotImplementedError
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
         """Pass a mark on, behind what was taken before it."""
+        return []
 
+    @abstractmethod
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
         """Pass a latency marker on behind what was taken before it, or see how old it is where that is written."""
 
     def accepted(self, ticket: int) -> list[Action]:
         """The vertex has persisted what was asked for."""
+        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
         """Settle what has waited long enough (``force``: everything)."""
@@ -384,17 +391,20 @@ class Outlet(Protocol):
     @property
     def waiting(self) -> bool:
         """Whether something has yet to be accepted by the vertex before it can be sent."""
+        return False
 
     @property
     def due_ms(self) -> int | None:
         """Monotone time (ms) at which `flush` has something to do; None while nothing waits."""
+        return None
 
     @property
     def held(self) -> U64Array:
         """Roots of what is held back here. Another thread may look."""
+        return NO_ROOTS
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class Routed:
     """What came of a batch, before any of it is sent.
 
@@ -407,7 +417,7 @@ class Routed:
     failures: list[RowFailure]
 
 
-class ChannelOutlet:
+class ChannelOutlet(Outlet):
     due_ms: int | None = None
     waiting = False
     held = NO_ROOTS
@@ -428,7 +438,9 @@ class ChannelOutlet:
 
         With ``log`` of what the chain has changed, raises `LateFailure` for such a record.
         """
-        outputs = {tag: (rows, self._emitter.ask(tag, rows.payload)) for tag, rows in passed.outputs.items()}
+        outputs: dict[str, tuple[Rows, Routes | None]] = {}
+        for tag, rows in passed.outputs.items():
+            outputs[tag] = rows, self._emitter.ask(tag, rows.payload) if self._emitter.asks else None
         refused: dict[int, RowFailure] = {}
         for rows, routes in outputs.values():
             for failure in () if routes is None else routes.failures:
@@ -447,11 +459,10 @@ class ChannelOutlet:
         """Send what came of a batch of so many records, and settle those that have not failed."""
         actions: list[Action] = []
         owed: U64Array | None = None
-        sent = [
-            tag
-            for tag, (rows, _) in routed.outputs.items()
-            if rows.payload.num_rows and self._emitter.reads(tag)
-        ]
+        sent: list[str] = []
+        for tag, (rows, _) in routed.outputs.items():
+            if rows.payload.num_rows and self._emitter.reads(tag):
+                sent.append(tag)
         for tag in sent:
             rows, routes = routed.outputs[tag]
             emission = self._emitter.derived(
@@ -459,7 +470,8 @@ class ChannelOutlet:
             )
             actions.extend(emission.sends)
             owed = emission.owed if owed is None else owed ^ emission.owed
-        self._handler.xor.settle(lineage, owed, unharmed(records, routed.failures))
+        failures = routed.failures
+        self._handler.xor.settle(lineage, owed, unharmed(records, failures) if failures else None)
         return actions
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
@@ -476,17 +488,8 @@ class ChannelOutlet:
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
         return [*self._emitter.marker(marker)]
 
-    def accepted(self, ticket: int) -> list[Action]:
-        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
-    def flush(self, now: Now, *, force: bool) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        """Nothing to give up."""
-
-
-class SinkOutlet:
+class SinkOutlet(Outlet):
     """Rows go into a sink, and a failure fails the task: no record has to be settled.
 
     Attributes:
@@ -511,15 +514,9 @@ class SinkOutlet:
             self._write(outputs[MAIN], now)
         return []
 
-    def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
-        return []
-
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
         self.latencies.came(marker, now)
         return []
-
-    def accepted(self, ticket: int) -> list[Action]:
-        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
         self._fail(self._sink.flush(now.mono_ms, force=force).failures)

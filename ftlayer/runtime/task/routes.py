@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ftlayer.errors import InvalidTopologyError, ProtocolError
-from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.failures import failure_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.handler.children import Children
 from ftlayer.partitioning.partitioners import (
@@ -35,6 +35,7 @@ from ftlayer.partitioning.replay import (
     StoredRows,
     replay_twin,
 )
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.kernels import native
 from ftlayer.records.keyhash import key_column

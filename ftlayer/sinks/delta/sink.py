@@ -18,12 +18,21 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import StoragePool, sync_directory
 from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
-from ftlayer.checks import check_choice, check_instance, check_text, check_texts
+from ftlayer.checks import (
+    LONGEST_MS,
+    Duration,
+    check_choice,
+    check_instance,
+    check_text,
+    check_texts,
+    duration_ms,
+)
 from ftlayer.clients.delta import SCHEMES, check_can_add, check_s3_options, delta_library, s3_file_system
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import WriterNumbers
@@ -450,8 +459,6 @@ class _S3TableFiles:
         """It lasts as it is written."""
 
 
-DAY_S = 86_400.0
-
 _STAGED = re.compile(
     r"part-(?P<written>[0-9a-f]{12})-(?P<execution>[0-9a-f]{16})-(?P<message>[0-9a-f]{16}-[0-9]+)-[0-9]+\.ftlayer\.parquet"
 )
@@ -591,19 +598,20 @@ class DeltaSink(DataSourceStreamArrowWriter):
         self._trying("aborted", abort)
 
     def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than_s: float = DAY_S
+        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
     ) -> list[str]:
         """Remove files that writers have staged that died before they could abort; returns their names.
 
         That is: files of a sink's in the table's directory, of other copies than this object, staged longer ago than
-        ``older_than_s``, which no commit has and ``keep`` (messages of checkpoints that may still be restored) does not
+        ``older_than``, which no commit has and ``keep`` (messages of checkpoints that may still be restored) does not
         name. Those that are older than the table's log are left to ``VACUUM``. Checkpoints and savepoints that hold
         other files cannot be restored any more, if their commit had not come.
         """
+        older_than_ms = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS)
         kept = {one.id for found in by_query(keep, DeltaMessage).values() for one in found}
 
         def clean() -> list[str]:
-            horizon_ms = int((time.time() - older_than_s) * 1_000)
+            horizon_ms = int(time.time() * 1_000 - older_than_ms)
             # Before the log is read: what is committed in between is not taken for dead.
             staged = [match for match in map(_STAGED.fullmatch, self._files().names()) if match is not None]
             names, since_ms = self._fresh().all_names()

@@ -14,7 +14,7 @@ from urllib.parse import quote_plus
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import StoragePool
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
@@ -25,6 +25,7 @@ from ftlayer.clients.iceberg import (
     make_local_files_last,
     without_retries,
 )
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_in
@@ -166,7 +167,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
         catalog: str | Mapping[str, str],
         *,
         partition_by: Sequence[str] = (),
-        remember: Duration = 30 * 86_400_000,
+        remember: Duration = "30d",
     ) -> None:
         """Make the sink; nothing is connected to before the first rows come.
 

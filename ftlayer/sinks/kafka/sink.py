@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import Files, StoragePool, raise_together
 from ftlayer.checkpoint.storage.layout import join, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checks import Duration, check_bool, check_text, duration_ms
+from ftlayer.checks import LONGEST_MS, Duration, check_bool, check_text, duration_ms
 from ftlayer.clients.kafka import (
     CALL_S,
     Brokers,
@@ -36,6 +36,7 @@ from ftlayer.clients.kafka import (
     refused_by_brokers,
     way_out,
 )
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets
@@ -295,8 +296,6 @@ OVERHEAD_BYTES = 100
 
 
 class Produced(NamedTuple):
-    """Arguments of ``Producer.produce``, for one row."""
-
     topic: str
     value: bytes | None
     key: bytes | None
@@ -617,8 +616,7 @@ def _row_of(message: Any) -> Produced:
     return Produced(message.topic(), message.value(), message.key(), message.partition(), stamp, headers)
 
 
-DAY_S = 86_400.0
-REMEMBER_MS = 6 * 86_400_000
+REMEMBER = "6d"
 MOST_MESSAGE_BYTES = 1_000_000
 """``message.max.bytes`` of librdkafka, where nothing else is given."""
 
@@ -653,7 +651,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
         staging: str | os.PathLike[str] | None = None,
         exactly_once: bool = True,
         name: str = "",
-        remember: Duration = REMEMBER_MS,
+        remember: Duration = REMEMBER,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the sink; nothing is connected to before the first rows come.
@@ -825,20 +823,21 @@ class KafkaSink(DataSourceStreamArrowWriter):
         self._remove(one.path for written in found.values() for one in written)
 
     def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than_s: float = DAY_S
+        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
     ) -> list[str]:
         """Remove files that writers have staged that died before they could abort; returns their paths.
 
         That is: what other executions than this object's have staged under the sink's name, longer ago than
-        ``older_than_s``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
+        ``older_than``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
         Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
         """
+        older_than_ms = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS)
         if not self._staging:
             return []
         files = self._files()
         kept = {one.path for written in by_query(keep, KafkaMessage).values() for one in written}
         own = join(self._directory, self._execution)
-        horizon_ms = (time.time() - older_than_s) * 1_000
+        horizon_ms = time.time() * 1_000 - older_than_ms
         dead = [
             entry.path
             for entry in files.walk(self._directory)

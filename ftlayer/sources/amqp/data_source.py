@@ -17,7 +17,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
 from ftlayer.clients.amqp import TIMEOUT_S, AmqpConnection, amqp_library, check_amqp_url, is_away
 from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import SourceError
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside

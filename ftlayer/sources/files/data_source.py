@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions, from_arrow_schema
 from ftlayer.sinks import FileDataSource
 from ftlayer.sources.files.source import MAX_BYTES, MAX_FILES, SPLIT_BYTES, FilesSource
 
@@ -24,8 +24,6 @@ class FilesDataSource(FileDataSource):
     """
 
     def schema(self) -> StructType:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         return from_arrow_schema(self._reader().schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
@@ -53,4 +51,5 @@ class FilesDataSource(FileDataSource):
             errors=options.text("errors", "fail"),
         )
         options.check_all_known()
+        options.note_limit(source)
         return source

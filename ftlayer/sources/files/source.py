@@ -15,19 +15,20 @@ from typing import Any
 
 import msgpack
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import InputPartition
 
 from ftlayer.checkpoint.storage.files import FileStatus
 from ftlayer.checkpoint.storage.layout import check_location, join, normal
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checks import MOST_BYTES, Duration, check_bool, check_choice, check_int, check_text, duration_ms
 from ftlayer.config import MIB
+from ftlayer.data_sources import (
+    DataSourceStreamReader,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.printable import described, hides_secrets, shown_url, without_secrets
 from ftlayer.records.beside import note, valid

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.data_source_options import DataSourceOptions
-from ftlayer.errors import ConfigError, SourceError
+from ftlayer.data_sources import DataSourceOptions
+from ftlayer.errors import ConfigError, SourceError, install
 from ftlayer.printable import hides_secrets, secrets_of, shown_url, url_parts, without_secrets
 from ftlayer.records import beside
 from ftlayer.records.beside import note
@@ -48,7 +48,7 @@ def check_request(url: object, headers: object) -> tuple[dict[str, str], list[st
     Raises `ConfigError` if httpx is missing, and for options that will not do.
     """
     if find_spec("httpx") is None:
-        raise ConfigError("an HTTP source needs httpx where slots run: pip install 'ftlayer[http]'")
+        raise ConfigError(f"an HTTP source needs httpx where slots run: {install('http')}")
     url_parts(url, "url", "one that begins with http:// or https://", ("http", "https"))
     given = {} if headers is None else headers
     if not isinstance(given, Mapping) or not all(

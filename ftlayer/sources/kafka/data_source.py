@@ -27,7 +27,7 @@ from ftlayer.clients.kafka import (
     reason,
 )
 from ftlayer.clients.reconnecting import MOST_S, Reconnecting
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions, from_arrow_schema
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.printable import hides_secrets
 from ftlayer.records import beside
@@ -465,8 +465,6 @@ class KafkaDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema of messages. Raises `ConfigError` for an option that is none."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         options = DataSourceOptions(self.options, self.name())
         schema = _source(options).schema
         options.know(*JSON_OPTIONS)
@@ -478,7 +476,7 @@ class KafkaDataSource(DataSource):
         source = _source(options)
         reader = with_schema(source, source.schema, schema, options)
         options.check_all_known()
-        return reader
+        return options.note_limit(reader)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         options = DataSourceOptions(self.options, self.name())

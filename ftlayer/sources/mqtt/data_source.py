@@ -15,7 +15,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.mqtt import VERSIONS, MqttSession, ServerAwayError, address_of, mqtt_library
 from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError
 from ftlayer.printable import hides_secrets
 from ftlayer.records.beside import STAMP, text, texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.sinks import NatsSink
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.nats.source import MAX_PENDING, NatsSource

@@ -61,8 +61,9 @@ def to_column(texts: Texts, field: pa.Field) -> pa.Array:
     except (pa.ArrowException, ValueError) as error:
         bad = next((text for text in texts if not _is_fine(text, field.type)), None)
         raise SourceError(
-            f"column {field.name!r}: the value {shown(bad)} is no {field.type}: read the column as a text, "
-            f"as_text=[{field.name!r}]"
+            f"column {field.name!r}: the value {shown(bad)} is no {field.type}: if the table's column has another type "
+            "since (ALTER TABLE … TYPE), start the program again, which reads it as that; else read the column as a "
+            f"text, as_text=[{field.name!r}]"
         ) from error
 
 

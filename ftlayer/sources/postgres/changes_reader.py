@@ -74,13 +74,9 @@ def pack_place(slot: str, system: str, place: ChangePlace, oid: int) -> bytes:
 
 
 def unpack_place(slot: str, position: bytes, of: str) -> tuple[str, ChangePlace, int]:
-    """Return what `pack_place` was given; `ConfigError` for the position of another source. ``of`` names this one.
-
-    The oid is 0 in a position of 0.1, which had none.
-    """
+    """Return what `pack_place` was given; `ConfigError` for the position of another source. ``of`` names this one."""
     (packed,) = unpack_position(position, (_KIND, slot), of)
-    system, *state = msgpack.unpackb(packed)
-    oid = state.pop() if len(state) in (3, 5) else 0
+    system, *state, oid = msgpack.unpackb(packed)
     return system, LogPlace(*state) if len(state) == len(LogPlace._fields) else CopyPlace(*state), oid
 
 

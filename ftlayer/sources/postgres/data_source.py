@@ -16,7 +16,7 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_int, check_text, duration_ms, shown
 from ftlayer.clients.postgres import check_dsn, connect, database_of, is_away, psycopg_library, reason
 from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.data_source import QueueDataSource

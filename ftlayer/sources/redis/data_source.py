@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ftlayer.checks import MOST, Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside

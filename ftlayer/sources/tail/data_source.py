@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fnmatch
 import glob
 import hashlib
@@ -20,7 +21,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.storage.layout import is_local, normal
 from ftlayer.checks import Duration, check_choice, check_int, check_text, check_texts, duration_ms
 from ftlayer.config import MIB
-from ftlayer.data_source_options import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.records.beside import valid
 from ftlayer.sources.data_source import QueueDataSource
@@ -83,6 +84,12 @@ class OpenedFile(Protocol):
 
 
 class Disk(Protocol):
+    skipped: dict[str, str]
+    """What could not be read since `files` was asked last, and why."""
+
+    def skip(self, path: str, why: str) -> None:
+        """Leave this out for now; warns of it once."""
+
     def files(self, wanted: Collection[int]) -> list[Seen]:
         """Return the logs, what they were rotated to, and files beside them with the inodes that are ``wanted``.
 
@@ -90,7 +97,7 @@ class Disk(Protocol):
         """
 
     def open(self, path: str) -> OpenedFile | None:
-        """Open a file; None: there is none now. It may be another one than that which was listed."""
+        """Open a file; None: there is none now, or it is skipped. It may be another one than that which was listed."""
 
 
 class LocalFile:
@@ -114,15 +121,28 @@ class LocalDisk:
         """``paths``: of logs, or patterns; ``rotated``: see `ROTATED`, with ``{stem}`` and ``{suffix}`` too."""
         self._paths = paths
         self._rotated = rotated
+        self._before: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
+
+    def skip(self, path: str, why: str) -> None:
+        if path not in self._before and path not in self.skipped:
+            logger.warning("%s %s; it is left out until that changes, and other files are read on", path, why)
+        self.skipped[path] = why
+
+    def check_any(self) -> None:
+        """Raise `SourceError` where all that was named is skipped. A pattern may match something later."""
+        why = [(path, self.skipped.get(path)) for path in self._paths]
+        why = [(path, of) if of else (at := os.path.dirname(path), self.skipped.get(at)) for path, of in why]
+        if all(of for _, of in why):
+            raise SourceError("; ".join(f"{path} {of}" for path, of in dict.fromkeys(why)))
 
     def files(self, wanted: Collection[int]) -> list[Seen]:
-        for given in self._paths:
-            if os.path.isdir(given):
-                raise SourceError(
-                    f"{given} is a directory; name its logs, {os.path.join(given, '*.log')}, say"
-                )
+        self._before, self.skipped = self.skipped, {}
+        for given in filter(os.path.isdir, self._paths):
+            self.skip(given, f"is a directory; name its logs, {os.path.join(given, '*.log')}, say")
         # What is there by the very name is no pattern.
-        patterns_of = {given: as_pattern(given, os.path.lexists) for given in self._paths}
+        paths = [given for given in self._paths if given not in self.skipped]
+        patterns_of = {given: as_pattern(given, os.path.lexists) for given in paths}
         found_logs = ([given] if of is None else glob.glob(of) for given, of in patterns_of.items())
         # A log that has gone, and not come again yet, has rotated files still.
         logs = sorted({path for each in found_logs for path in each})
@@ -146,31 +166,34 @@ class LocalDisk:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SourceError(f"{path} cannot be read: {error}") from error
+            self.skip(path, f"cannot be read: {error.strerror}")
+            return None
 
     def _in_directory(
         self, directory: str, logs: Sequence[str], patterns: dict[str, list[str]], wanted: Collection[int]
     ) -> list[Seen]:
         try:
             with os.scandir(directory) as entries:
-                names = [(entry.path, entry.inode(), entry.is_symlink()) for entry in entries]
+                names = [(entry.path, entry.inode()) for entry in entries]
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise SourceError(f"{directory} cannot be listed: {error}") from error
+            self.skip(directory, f"cannot be listed: {error.strerror}")
+            return []
         found: list[Seen] = []
-        for path, inode, is_link in names:
+        for path, inode in names:
             log = _log_of(path, logs, patterns)
             if log is None and inode not in wanted:
                 continue
             try:
                 status = os.stat(path)
             except FileNotFoundError:
-                continue  # since it was listed
+                continue  # since it was listed, or it is a link that leads nowhere
             except OSError as error:
-                if is_link:
-                    continue  # it leads round in a circle, or to where this user cannot look
-                raise SourceError(f"{path} cannot be looked at: {error}") from error
+                self.skip(path, f"cannot be looked at: {error.strerror}")
+                continue
+            if path == log and not S_ISREG(status.st_mode):
+                self.skip(path, "is no file")
             if S_ISREG(status.st_mode):
                 # One of another name is that of the log whose file has this inode: the rules know which.
                 found.append(Seen(log or "", path, status.st_ino, status.st_mtime_ns))
@@ -334,6 +357,10 @@ class Follower:
         self._turn = 0
         self._is_begun_anew = False
 
+    @property
+    def is_reading(self) -> bool:
+        return bool(self._files)
+
     def places(self) -> list[TailPlace]:
         return [*self._missing.values(), *(file.place for file in self._files.values())]
 
@@ -358,7 +385,7 @@ class Follower:
         for seen in sorted(new, key=self._rank):
             self._open(seen)
         self._from_end = False
-        self._forget_missing(now_ns, {log for log, _ in listed})
+        self._forget_missing(now_ns, is_sure=bool(listed) and not self._disk.skipped)
 
     def _rank(self, seen: Seen) -> tuple[bool, int, bool]:
         is_late = seen.is_rotated == self._is_copied
@@ -376,27 +403,37 @@ class Follower:
         opened = self._disk.open(seen.path)
         if opened is None:
             return
+        file = None
+        try:
+            file = self._begun(seen, opened)
+        except OSError as error:
+            self._disk.skip(seen.path, f"cannot be read: {error.strerror}")
+        if file is None:
+            opened.close()
+            return
+        self._missing.pop((seen.log, opened.inode), None)
+        self._files[seen.log, opened.inode] = file
+
+    def _begun(self, seen: Seen, opened: OpenedFile) -> _File | None:
+        """Return a file at the place where it is read on; None: that is not to be said yet."""
         key = (seen.log, opened.inode)
         if key in self._files or opened.inode != seen.inode:
             # It has got another name since it was listed: the next look tells which file is which.
-            opened.close()
-            return
+            return None
         file = _File(Seen(seen.log, seen.path, opened.inode, seen.modified_ns), opened)
-        place = self._missing.pop(key, None)
+        place = self._missing.get(key)
         is_copy = self._is_copied and seen.is_rotated
         if place is not None:
             file.offset, file.tail = place.offset, place.tail
         if place is not None and (not is_copy or file.matches(opened)):
             # A file that is not a copy is compared with its place when it is read.
-            self._files[key] = file
-            return
+            return file
         file.go_to(0, b"")
         if self._from_end:
             self._go_to_end(file)
         elif is_copy and not self._place_copy(file):
-            opened.close()
-            return
-        self._files[key] = file
+            return None
+        return file
 
     def _go_to_end(self, file: _File) -> None:
         size = file.opened.stat().size
@@ -406,11 +443,12 @@ class Follower:
         if whole or not begin:
             file.go_to(begin + whole, before[:whole])
         else:
-            file.go_to(size, before)
+            before = whole_characters(before)
+            file.go_to(begin + len(before), before)
 
-    def _forget_missing(self, now_ns: int, logs: set[str]) -> None:
+    def _forget_missing(self, now_ns: int, *, is_sure: bool) -> None:
         """Forget places whose files do not come again. One that is renamed while it is listed may be left out."""
-        if not self._missing or not logs:
+        if not self._missing or not is_sure:
             self._missing_since_ns = None
             return
         if self._missing_since_ns is None:
@@ -461,7 +499,15 @@ class Follower:
         for place in range(len(logs)):
             log = logs[(self._turn + place) % len(logs)]
             for file in self._in_order(log):
-                chunk = self._read(file, now_ns)
+                try:
+                    chunk = self._read(file, now_ns)
+                except OSError as error:
+                    # Of its disk, or of the machine that has it: the next look opens it anew, if it is there.
+                    self._disk.skip(file.seen.path, f"cannot be read: {error.strerror}")
+                    self._missing[log, file.opened.inode] = file.place
+                    file.opened.close()
+                    del self._files[log, file.opened.inode]
+                    continue
                 if chunk is not None:
                     self._turn += place + 1
                 if chunk is not None or self._is_begun_anew:
@@ -511,9 +557,9 @@ class Follower:
             whole = data.rfind(b"\n") + 1
         if whole:
             return data[:whole]
-        if is_complete or len(data) >= self._max_line:
-            return data[: self._max_line]
-        return b""
+        if len(data) >= self._max_line:
+            return whole_characters(data[: self._max_line])
+        return data if is_complete else b""
 
     def _is_as_read(self, file: _File, stat: Stat, now_ns: int) -> bool:
         """Whether what was read of a file is there still; if not, it is read from its beginning."""
@@ -533,6 +579,13 @@ class Follower:
         )
         file.go_to(0, b"")
         return False
+
+
+def whole_characters(data: bytes) -> bytes:
+    """Return text in UTF-8 without the character that is cut by its end."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data[-3:])
+    return data[: len(data) - len(decoder.getstate()[0])]
 
 
 def _directory(path: str) -> str:
@@ -633,9 +686,10 @@ class TailSource(Queue):
 class TailReader:
     """`QueueReader` of the subtask that reads (``disk``), or of another one."""
 
-    def __init__(self, source: TailSource, disk: Disk | None, position: bytes | None) -> None:
+    def __init__(self, source: TailSource, disk: LocalDisk | None, position: bytes | None) -> None:
         self._schema = source.schema
         self._number, places = (0, []) if position is None else unpack(position)
+        self._disk = disk
         self._follower: Follower | None = None
         if disk is not None:
             self._follower = Follower(
@@ -678,12 +732,14 @@ class TailReader:
             self._follower.close()
 
     def _read(self) -> Chunk | None:
-        if self._follower is None:
+        if self._follower is None or self._disk is None:
             return None
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._follower.look(time.time_ns())
             self._look_at_s = now_s + LOOK_S
+            if not self._follower.is_reading:
+                self._disk.check_any()
         return self._follower.read(time.time_ns())
 
     def _fetched(self, chunk: Chunk, max_rows: int) -> Fetched:

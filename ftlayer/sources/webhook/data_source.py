@@ -32,8 +32,8 @@ from ftlayer.checks import (
     duration_ms,
 )
 from ftlayer.config import MIB
-from ftlayer.data_source_options import DataSourceOptions
-from ftlayer.errors import ConfigError, SourceError
+from ftlayer.data_sources import DataSourceOptions
+from ftlayer.errors import ConfigError, SourceError, install
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.topology.operators import Fetched, Member, Queue
 from ftlayer.transport.address import Address, parse_listen
@@ -471,7 +471,7 @@ class WebhookSource(Queue):
         Raises `ConfigError` if uvicorn is missing, and for an option that will not do.
         """
         if find_spec("uvicorn") is None:
-            raise ConfigError("a webhook needs uvicorn where slots run: pip install 'ftlayer[http]'")
+            raise ConfigError(f"a webhook needs uvicorn where slots run: {install('http')}")
         check_text(listen, "listen", "an address like 0.0.0.0:8080")
         if "://" in listen:
             raise ConfigError(

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.data_sources import to_arrow_schema
 from ftlayer.errors import CodecError, QueryError, StaleIncarnationError
 from ftlayer.handler.xor import IdBook
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.traced import KeySelector
 from ftlayer.spark.batch.sinks import BatchSink, unknown_row
 from ftlayer.spark.circuits import FailureTally
-from ftlayer.spark.deliveries.source import arrow_schema, check_none_gone, fit_rows, row_digests
+from ftlayer.spark.deliveries.source import check_none_gone, fit_rows, row_digests
 from ftlayer.spark.protocol import BatchOutcome
 from ftlayer.spark.stages.pages import U64
 from ftlayer.spark.stages.run import (
@@ -25,24 +26,13 @@ from ftlayer.spark.stages.run import (
     RunOptions,
     StagesResult,
     Verdict,
+    map_in_arrow,
     run_stages,
     sealed_rows,
     split_root,
 )
 from ftlayer.spark.stages.task import FT, RootGiver, Skip
-from ftlayer.vertex.calls import (
-    I32,
-    BatchBegun,
-    Call,
-    EmittedRows,
-    EventIds,
-    Fail,
-    Failure,
-    QueryOpened,
-    Report,
-    SealedRows,
-    Xor,
-)
+from ftlayer.vertex import calls
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,7 +48,7 @@ FOUND_COLUMNS = "partition int, ordinal bigint, digest binary"
 FOUND_SCHEMA = pa.schema([("partition", pa.int32()), ("ordinal", pa.int64()), ("digest", pa.binary())])
 
 
-def rows_to_skip(source: DataFrame, sealed: BatchBegun, schema: pa.Schema) -> Skip:
+def rows_to_skip(source: DataFrame, sealed: calls.BatchBegun, schema: pa.Schema) -> Skip:
     """Return what a run of ``source`` (whose rows must not change between readings) has to leave out.
 
     ``schema`` are the source's columns. If it has gained some since the seal, rows are known by those they had.
@@ -77,7 +67,7 @@ def rows_to_skip(source: DataFrame, sealed: BatchBegun, schema: pa.Schema) -> Sk
         return Skip(roots=roots)
     # A row that is known by more columns has fewer that it could be: it chooses first.
     widest_first = tuple(sorted(known_by, key=len, reverse=True))
-    found = source.mapInArrow(_find(frozenset(wanted), widest_first), FOUND_COLUMNS).toLocalIterator()
+    found = map_in_arrow(source, _find(frozenset(wanted), widest_first), FOUND_COLUMNS).toLocalIterator()
     chosen = choose(((row[0], row[1], bytes(row[2])) for row in found), wanted)
     return Skip(chosen, roots)
 
@@ -162,11 +152,11 @@ class SparkRunner:
         plan: QueryPlan,
         sink: BatchSink,
         source: SourceOfQuery,
-        opened: QueryOpened,
+        opened: calls.QueryOpened,
         incarnation: Callable[[], int],
         query: str,
         run: str,
-        call_once: Callable[[Call, str], Any],
+        call_once: Callable[[calls.Call, str], Any],
     ) -> None:
         self._frame = frame
         self._plan = plan
@@ -178,7 +168,7 @@ class SparkRunner:
         self._run = run
         self._call_once = call_once
 
-    def run(self, batch: int, sealed: BatchBegun | None) -> StagesResult:
+    def run(self, batch: int, sealed: calls.BatchBegun | None) -> StagesResult:
         """Run the stages; alone in child processes if a record kills its worker."""
         giver = RootGiver(
             self._query, self._run, self._source.name, batch, self._opened.shard, self._opened.shards
@@ -188,7 +178,7 @@ class SparkRunner:
         if sealed is not None and (sealed.failed or sealed.redelivered or sealed.resumed):
             # Read once: the places of the rows to leave out hold for this reading only.
             frame = frame.localCheckpoint(eager=True)
-            schema = arrow_schema(frame.schema)
+            schema = to_arrow_schema(frame.schema)
             skip = rows_to_skip(frame, sealed, schema.remove(schema.get_field_index(FT)))
         again = TRIES_IN_PLACE if sealed is not None else 0
         try:
@@ -202,7 +192,7 @@ class SparkRunner:
         failures = result.verdict.failures.values()
         return FailureTally(result.verdict.rows_in, Counter(f.operator for f in failures if not f.fatal))
 
-    def outcome(self, result: StagesResult, sealed: BatchBegun | None) -> BatchOutcome:
+    def outcome(self, result: StagesResult, sealed: calls.BatchBegun | None) -> BatchOutcome:
         """Put the verdict into the form of a seal, with the source rows that the vertex is to take over."""
         verdict = result.verdict
         delivered = {self._source.stream: verdict.delivered} if verdict.delivered is not None else {}
@@ -215,11 +205,11 @@ class SparkRunner:
             rows=verdict.rows_out,
         )
 
-    def write(self, batch: int, result: StagesResult) -> tuple[Failure, ...]:
+    def write(self, batch: int, result: StagesResult) -> tuple[calls.Failure, ...]:
         return self._sink.write(batch, result, self._incarnation())
 
     def reject(
-        self, result: StagesResult, rejected: tuple[Failure, ...], sealed: BatchBegun | None
+        self, result: StagesResult, rejected: tuple[calls.Failure, ...], sealed: calls.BatchBegun | None
     ) -> BatchOutcome:
         """Let records fail, with all their rows: the sink gets the others when it is called again."""
         verdict = result.verdict
@@ -238,7 +228,7 @@ class SparkRunner:
         return replace(outcome, report=self._report(verdict, sealed))
 
     def _failed(
-        self, result: StagesResult, failures: dict[int, Failure], sealed: BatchBegun | None
+        self, result: StagesResult, failures: dict[int, calls.Failure], sealed: calls.BatchBegun | None
     ) -> BatchOutcome:
         """Return ``failures`` in the form of a seal; records that are not in the batch are left out."""
         verdict = result.verdict
@@ -257,13 +247,13 @@ class SparkRunner:
             rows=0,
         )
 
-    def report(self, batch: int, report: Report) -> None:
+    def report(self, batch: int, report: calls.Report) -> None:
         """Acknowledge the resumed records that are done and fail the others.
 
         Events of an incarnation that is gone are refused and need not be heard: its roots are replayed. They
         are named by the batch: after a crash they are reported again, and an id XORed twice would undo itself.
         """
-        events: tuple[Xor | Fail, ...] = (*report.failed, *report.done)
+        events: tuple[calls.Xor | calls.Fail, ...] = (*report.failed, *report.done)
         for event in events:
             name = f"{self._query}/{batch}/{type(event).__name__}/{event.incarnation}"
             try:
@@ -274,18 +264,20 @@ class SparkRunner:
     def release(self, result: StagesResult) -> None:
         result.release()
 
-    def _report(self, verdict: Verdict, sealed: BatchBegun | None) -> Report:
+    def _report(self, verdict: Verdict, sealed: calls.BatchBegun | None) -> calls.Report:
         """Collect what is to be told of the records that were resumed; a failure in an earlier run stands."""
         before = sealed.resumed if sealed is not None else ()
         failures = {**verdict.failures, **{failure.root: failure for failure in before}}
         exact = self._plan.emits or "-" if self._plan.exact else ""
         events = list(resumed_events(verdict, failures, exact))
-        return Report(
-            tuple(event for event in events if isinstance(event, Xor)),
-            tuple(event for event in events if isinstance(event, Fail)),
+        return calls.Report(
+            tuple(event for event in events if isinstance(event, calls.Xor)),
+            tuple(event for event in events if isinstance(event, calls.Fail)),
         )
 
-    def _failed_rows(self, result: StagesResult, failures: dict[int, Failure]) -> Iterable[SealedRows]:
+    def _failed_rows(
+        self, result: StagesResult, failures: dict[int, calls.Failure]
+    ) -> Iterable[calls.SealedRows]:
         if not failures:
             return
         at_hand = result.verdict.failed_rows
@@ -298,11 +290,11 @@ class SparkRunner:
         if not rows:
             return
         packed = sealed_rows(self._source.stream, rows, failures, None)
-        yield SealedRows(
+        yield calls.SealedRows(
             packed.stream, packed.payload, packed.roots, packed.failures, self._hashes(packed.payload)
         )
 
-    def _emitted_rows(self, result: StagesResult, known: set[int]) -> Iterable[EmittedRows]:
+    def _emitted_rows(self, result: StagesResult, known: set[int]) -> Iterable[calls.EmittedRows]:
         verdict = result.verdict
         good = ~np.isin(verdict.emitted_roots, verdict.failed_roots)
         roots, values = xor_fold_by_root(verdict.emitted_roots[good], verdict.emitted_values[good])
@@ -313,7 +305,7 @@ class SparkRunner:
         delivered = np.isin(roots, np.array(sorted(known), np.uint64))
         if delivered.any():
             ids = self._emitted_ids(verdict, roots[delivered])
-            yield EmittedRows(self._source.stream, None, roots[delivered], values[delivered], ids)
+            yield calls.EmittedRows(self._source.stream, None, roots[delivered], values[delivered], ids)
         roots, values = roots[~delivered], values[~delivered]
         if not len(roots):
             return
@@ -321,18 +313,22 @@ class SparkRunner:
         found: U64 = np.concatenate([part for part, _ in batches])
         payload = pa.Table.from_batches([rows for _, rows in batches]).combine_chunks().to_batches()[0]
         values = values[np.searchsorted(roots, found)]
-        yield EmittedRows(self._source.stream, payload, found, values, self._emitted_ids(verdict, found))
+        yield calls.EmittedRows(
+            self._source.stream, payload, found, values, self._emitted_ids(verdict, found)
+        )
 
-    def _emitted_ids(self, verdict: Verdict, roots: U64) -> EventIds | None:
+    def _emitted_ids(self, verdict: Verdict, roots: U64) -> calls.EventIds | None:
         if not self._plan.exact:
             return None
         return event_ids(roots, verdict.emitted_parents, verdict.emitted_ids, self._plan.emits)
 
-    def _hashes(self, payload: pa.RecordBatch) -> I32 | None:
+    def _hashes(self, payload: pa.RecordBatch) -> calls.I32 | None:
         return KeySelector(self._plan.key).hash(payload) if self._plan.key else None
 
 
-def resumed_events(verdict: Verdict, failures: dict[int, Failure], exact: str = "") -> Iterable[Xor | Fail]:
+def resumed_events(
+    verdict: Verdict, failures: dict[int, calls.Failure], exact: str = ""
+) -> Iterable[calls.Xor | calls.Fail]:
     """Return the events of resumed records, one or two for each incarnation that handed some on.
 
     A record is known here by its record id; its event goes to its root. A record that was read twice
@@ -346,7 +342,7 @@ def resumed_events(verdict: Verdict, failures: dict[int, Failure], exact: str = 
         part = carriers[carriers["incarnation"] == incarnation]
         failed = [replace(failure, root=int(root)) for root, failure in _failed_of(part, failures)]
         if failed:
-            yield Fail(tuple(failed), int(incarnation), hold=True)
+            yield calls.Fail(tuple(failed), int(incarnation), hold=True)
         good = np.array([int(id_) not in failures for id_ in part["id"]], bool)
         if good.any():
             ids = part["id"][good].astype(np.uint64)
@@ -355,10 +351,10 @@ def resumed_events(verdict: Verdict, failures: dict[int, Failure], exact: str = 
             single = None
             if exact:
                 single = event_ids(ids, verdict.emitted_parents, verdict.emitted_ids, exact, own=True)
-            yield Xor(roots, ids ^ extra, int(incarnation), hold=True, ids=single)
+            yield calls.Xor(roots, ids ^ extra, int(incarnation), hold=True, ids=single)
 
 
-def _failed_of(part: Any, failures: dict[int, Failure]) -> Iterable[tuple[int, Failure]]:
+def _failed_of(part: Any, failures: dict[int, calls.Failure]) -> Iterable[tuple[int, calls.Failure]]:
     """Return each root once, with the failure of the first of its records that failed."""
     seen: set[int] = set()
     for carrier in part:
@@ -371,7 +367,7 @@ def _failed_of(part: Any, failures: dict[int, Failure]) -> Iterable[tuple[int, F
 
 def event_ids(
     parents: U64, emitted_parents: U64, emitted_ids: U64, operator: str, *, own: bool = False
-) -> EventIds:
+) -> calls.EventIds:
     """List the ids that each of ``parents`` (distinct) stands for in one event, for a vertex that keeps every id.
 
     ``emitted_ids`` are those of the rows handed on under ``emitted_parents``, which ``operator`` owes; with

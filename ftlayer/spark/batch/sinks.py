@@ -16,10 +16,11 @@ from ftlayer.errors import ConfigError, FTLayerError, QueryError, UnsupportedErr
 from ftlayer.failures import FailException, RetryLater, RowsRejected
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.bisect import settle
-from ftlayer.functions.failures import RowFailure, failure_of, this_process
+from ftlayer.functions.failures import failure_of, this_process
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write, check_writer
 from ftlayer.printable import text_of
+from ftlayer.records.failures import RowFailure
 from ftlayer.recovery import is_of_no_row, lasting
 from ftlayer.spark.stages.task import task_place
 from ftlayer.vertex.calls import Failure
@@ -214,13 +215,15 @@ class BatchWriterSink:
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
         from pyspark import cloudpickle
 
+        from ftlayer.spark.stages.run import map_in_arrow
+
         rows = result.tagged_rows() if self.bisect else result.good_rows()
         task = WriteTask(self.writer, result.schema, self.operator if self.bisect else "", self.rules)
         messages: list[Any] = []
         failures: list[Failure] = []
         taken = 0
         try:
-            for row in rows.mapInArrow(task, "written binary").collect():
+            for row in map_in_arrow(rows, task, "written binary").collect():
                 written, rejected, rest = cloudpickle.loads(row[0])
                 messages += written
                 failures += rejected

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.datasource import InputPartition
 
 from ftlayer.checks import shown
+from ftlayer.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, to_arrow_schema
 from ftlayer.errors import (
     CodecError,
     MalformedRequestError,
@@ -20,21 +20,7 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.functions.conversion import to_batch
-from ftlayer.spark.deliveries.source import arrow_schema
-from ftlayer.vertex.calls import (
-    BatchBegun,
-    BatchState,
-    BeginBatch,
-    Commit,
-    Deliverable,
-    DeliverableUpTo,
-    Ingest,
-    OpenQuery,
-    QueryOpened,
-    ReadDeliveries,
-    RecordBatches,
-    Seal,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 
 if TYPE_CHECKING:
@@ -106,7 +92,7 @@ class IngestReader(DataSourceStreamReader):
             return
         self._is_open = False
         delivered = {self._stream: (0, end["next"])}
-        self._client.call(Seal(self._owner, self._epoch, self._next_batch, delivered))
+        self._client.call(calls.Seal(self._owner, self._epoch, self._next_batch, delivered))
         # What is committed goes when a later batch begins.
         self._open_batch()
         self._removed = end["next"]
@@ -116,14 +102,14 @@ class IngestReader(DataSourceStreamReader):
 
     def _deliverable(self, start: int, rows: int) -> int:
         self._own()
-        reply = self._client.call(Deliverable(self._stream, start, rows))
-        assert isinstance(reply, DeliverableUpTo)
+        reply = self._client.call(calls.Deliverable(self._stream, start, rows))
+        assert isinstance(reply, calls.DeliverableUpTo)
         return reply.end
 
     def _own(self) -> None:
         if not self._epoch:
-            opened = self._client.call(OpenQuery(self._owner, self._client.client_id, (self._stream,)))
-            assert isinstance(opened, QueryOpened)
+            opened = self._client.call(calls.OpenQuery(self._owner, self._client.client_id, (self._stream,)))
+            assert isinstance(opened, calls.QueryOpened)
             self._epoch = opened.epoch
             self._next_batch = opened.last_committed + 1
         if not self._is_open:
@@ -134,15 +120,15 @@ class IngestReader(DataSourceStreamReader):
 
         The epoch stays: a driver that another one has taken over from is told so here as well.
         """
-        while (state := self._begin_batch()) is not BatchState.NEW:
-            if state is BatchState.SEALED:
-                self._client.call(Commit(self._owner, self._epoch, self._next_batch))
+        while (state := self._begin_batch()) is not calls.BatchState.NEW:
+            if state is calls.BatchState.SEALED:
+                self._client.call(calls.Commit(self._owner, self._epoch, self._next_batch))
             self._next_batch += 1
         self._is_open = True
 
-    def _begin_batch(self) -> BatchState:
-        begun = self._client.call(BeginBatch(self._owner, self._epoch, self._next_batch))
-        assert isinstance(begun, BatchBegun)
+    def _begin_batch(self) -> calls.BatchState:
+        begun = self._client.call(calls.BeginBatch(self._owner, self._epoch, self._next_batch))
+        assert isinstance(begun, calls.BatchBegun)
         return begun.state
 
     # ------------------------------------------------------------ in the slots
@@ -159,8 +145,8 @@ class IngestReader(DataSourceStreamReader):
         return iter(rows.batches)
 
     def _rows(self, first: int, end: int) -> _Rows:
-        reply = self._client.call(ReadDeliveries(self._stream, first, end))
-        assert isinstance(reply, RecordBatches)
+        reply = self._client.call(calls.ReadDeliveries(self._stream, first, end))
+        assert isinstance(reply, calls.RecordBatches)
         return _Rows([records.payload for records in reply.batches])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,7 +181,7 @@ class IngestStream:
     def __init__(self, name: str, schema: StructType, client: VertexClient) -> None:
         self.name = name
         self.schema = schema
-        self._arrow = arrow_schema(schema)
+        self._arrow = to_arrow_schema(schema)
         self._client = client
         self._gathering = _SharedCall()
         self._lock = threading.Lock()
@@ -308,7 +294,7 @@ def _send(parts: list[_ThreadBatch], name: str, client: VertexClient) -> None:
     error: Exception | None = None
     try:
         whole = pa.concat_batches([part.batch for part in parts])
-        client.call(Ingest(stream_of_ingest(name), whole))
+        client.call(calls.Ingest(stream_of_ingest(name), whole))
     except (MalformedRequestError, ProtocolError, pa.ArrowInvalid) as refused:
         if len(parts) > 1:
             for part in parts:

@@ -17,24 +17,22 @@ from typing import Any
 
 import pyarrow as pa
 from pyarrow import types
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
 
+from ftlayer.data_sources import (
+    DataSourceStreamReader,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    to_arrow_schema,
+)
 from ftlayer.errors import CodecError, ConfigError
 from ftlayer.functions.conversion import cast_by_value, kind_of, raw_type
 from ftlayer.records.ids import pack_tries
 from ftlayer.spark.stages.pages import make_marks
 from ftlayer.spark.stages.task import FT
-from ftlayer.vertex.calls import (
-    Deliverable,
-    DeliverableUpTo,
-    QueryStatus,
-    QueryStatusCall,
-    ReadDeliveries,
-    RecordBatches,
-    Records,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 
 # Stored rows in the shape that their source has today.
@@ -359,6 +357,10 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return ReadMaxRows(self._options.max_rows)
 
+    def unasked_limit(self) -> ReadLimit:
+        """Return the limit also for a Spark that asks for all there is: such a run is followed by others."""
+        return self.getDefaultReadLimit()
+
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix how far this run reads; what becomes due later is the next run's, save when draining."""
         if not self._options.drain_until_ms:
@@ -381,9 +383,9 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         return None if self._told is None else {"next": self._told + self._status().deliverable}
 
-    def _status(self) -> QueryStatus:
-        status = self._client.call(QueryStatusCall(self._options.query))
-        assert isinstance(status, QueryStatus)
+    def _status(self) -> calls.QueryStatus:
+        status = self._client.call(calls.QueryStatusCall(self._options.query))
+        assert isinstance(status, calls.QueryStatus)
         return status
 
     def _wait_for_due(self) -> bool:
@@ -401,8 +403,8 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _deliverable(self, start: int, rows: int) -> int:
-        reply = self._client.call(Deliverable(self._options.stream, start, rows))
-        assert isinstance(reply, DeliverableUpTo)
+        reply = self._client.call(calls.Deliverable(self._options.stream, start, rows))
+        assert isinstance(reply, calls.DeliverableUpTo)
         return reply.end
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
@@ -414,12 +416,12 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, DeliveryRange)
         with self._options.client() as client:
-            reply = client.call(ReadDeliveries(self._options.stream, partition.first, partition.last))
-        assert isinstance(reply, RecordBatches)
+            reply = client.call(calls.ReadDeliveries(self._options.stream, partition.first, partition.last))
+        assert isinstance(reply, calls.RecordBatches)
         for records in reply.batches:
             yield delivered_rows(
                 records,
-                arrow_schema(self._schema),
+                to_arrow_schema(self._schema),
                 partition.start,
                 partition.end,
                 self._options.required,
@@ -429,15 +431,8 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._client.close()
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return Spark's own Arrow schema for ``schema``; instants are in UTC, whatever the session's zone."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(schema, timezone="UTC")
-
-
 def delivered_rows(
-    records: Records, schema: pa.Schema, start: int, end: int, required: Collection[str] = ()
+    records: calls.Records, schema: pa.Schema, start: int, end: int, required: Collection[str] = ()
 ) -> pa.RecordBatch:
     """Give stored records the shape of the source: its columns, then `FT`. Those of ``required`` may not be null.
 

@@ -159,8 +159,8 @@ def is_hashable(schema: StructType, columns: tuple[str, ...]) -> bool:
 
 def check_key(schema: StructType, columns: tuple[str, ...], what: str) -> None:
     """Raise `UnhashableKeyError` for a key whose hash would not be Spark's own."""
+    from ftlayer.data_sources import to_arrow_schema
     from ftlayer.records.traced import KeySelector
-    from ftlayer.spark.deliveries.source import arrow_schema
 
     for column in columns:
         kind: Any = schema
@@ -173,7 +173,7 @@ def check_key(schema: StructType, columns: tuple[str, ...], what: str) -> None:
                 "and Arrow does not know of it: add a column with lower(…) or collate(…, 'UTF8_BINARY') to the "
                 "source and take that for the key"
             )
-    KeySelector(columns).check(arrow_schema(schema))
+    KeySelector(columns).check(to_arrow_schema(schema))
 
 
 def _collation(kind: Any) -> str:
@@ -401,11 +401,13 @@ TRACKED_FT = "struct<root: bigint>"
 
 def plain_rows(source: DataFrame, stages: StagePlan, schemas: Sequence[StructType]) -> DataFrame:
     """Apply the steps to ``source``. An exception of a function fails the query, as in Spark."""
+    from ftlayer.spark.stages.run import map_in_arrow
+
     frame = source
     for stage, schema in zip(stages.stages, schemas, strict=True):
         frame = _frame_steps(frame, stage.frame_steps)
         if stage.functions:
-            frame = frame.mapInArrow(_run(stage.functions), schema)
+            frame = map_in_arrow(frame, _run(stage.functions), schema)
     return _frame_steps(frame, stages.before_sink)
 
 

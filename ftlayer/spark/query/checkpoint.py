@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftlayer import __version__
-from ftlayer.errors import CheckpointMismatchError, SourceChangedError, newer_format
+from ftlayer.errors import CheckpointMismatchError, SourceChangedError, other_format
 from ftlayer.spark.sessions import DELIVERIES
 from ftlayer.topology.checks import lies_before
 from ftlayer.vertex.calls import QueryStatus
@@ -97,7 +97,7 @@ class CheckpointMark:
                 f"{where}: not ftlayer's mark of a checkpoint ({error!r})"
             ) from error
         if version != FORMAT_VERSION:
-            raise CheckpointMismatchError(newer_format(where, version, FORMAT_VERSION, values.get("ftlayer")))
+            raise CheckpointMismatchError(other_format(where, version, FORMAT_VERSION, values.get("ftlayer")))
         return cls(query, source)
 
 

@@ -6,6 +6,7 @@ run until no record waits for a replay.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -18,13 +19,15 @@ from weakref import WeakKeyDictionary
 
 from pyspark.errors import StreamingQueryException
 
+from ftlayer.checks import Duration, duration_ms, not_here, wait_seconds
 from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.dead_letters.reader import FORMAT
 from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
 from ftlayer.notebook import html_table
 from ftlayer.printable import shortened
 from ftlayer.recovery import is_programs, lasting
-from ftlayer.restart import RestartStrategy, note_success
+from ftlayer.restart import RestartStrategy, note_success, pause_after
 from ftlayer.spark.batch.sinks import words_of
 from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.protocol import BatchReport
@@ -121,7 +124,7 @@ class QuerySupervisor:
         self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
         self.incidents: tuple[Incident, ...] = ()
         self._is_restarting = False
-        self._has_succeeded = False
+        self._has_succeeded = self._repeats = False
         self._first = self._begin()
         self._thread = threading.Thread(target=self._supervise, name=f"ftlayer-{name}", daemon=True)
         self._thread.start()
@@ -154,7 +157,6 @@ class QuerySupervisor:
         return self._run.query
 
     def wait_until_ended(self, timeout: float | None) -> bool:
-        """Wait (seconds) until the query has ended; raise the error that ended it. False: it has not ended."""
         ended = self._done.wait(timeout)
         if ended and self.error is not None:
             raise self.error
@@ -177,7 +179,7 @@ class QuerySupervisor:
                 self._current.query.stop()
         self._thread.join()
 
-    def drain(self, timeout: float = 60.0) -> bool:
+    def drain(self, timeout: float) -> bool:
         """Read what the source has, finish it, and end; return whether that is done: `TrackedQuery.drain`."""
         deadline = time.monotonic() + timeout
         readers = self._letter_queries() if self.isActive else []
@@ -194,7 +196,7 @@ class QuerySupervisor:
             drain.source_ended(self._log())
         return self._is_reached(drain) and self._letters_are_read(readers, deadline)
 
-    def await_drained(self, timeout: float | None = None) -> bool:
+    def await_drained(self, timeout: float | None) -> bool:
         """Wait until what the source has now is through; the query goes on: `TrackedQuery.await_drained`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         readers = self._letter_queries() if self.isActive else []
@@ -256,6 +258,8 @@ class QuerySupervisor:
 
     def _begin(self) -> _QueryRun:
         self._drains = self._drain_until is not None
+        log = None if HAS_LIMITS else self._log()
+        self._repeats = log is not None and log.planned > log.committed
         run = _QueryRun(self._start(self))
         with self._lock:
             self._current = run
@@ -346,7 +350,7 @@ class QuerySupervisor:
         if getattr(self.query, "lastProgress", None) is not None:  # of a query without reports, too
             self._note_success()
         ends = final is not None or (not self._has_succeeded and is_programs(error))
-        pause = None if ends else self._strategy.on_failure(round(time.monotonic() * 1000))
+        pause = None if ends else pause_after(self._strategy, round(time.monotonic() * 1000))
         if pause is None:
             self.error = final or error
             if not isinstance(self.error, FTLayerError):
@@ -375,10 +379,19 @@ class QuerySupervisor:
     def _goes_on(self) -> bool:
         """After a run that ended well: whether another one follows, once there may be something for it."""
         if self._drain_until is not None:
-            return not self._drains
-        return self._bounded and self._wait_for_due()
+            left = self._drain_until - time.time()
+            # A run of its own does all of it, but on a Spark whose Python sources do not know the trigger.
+            return not self._drains or (not HAS_LIMITS and left > 0 and self._is_more(left))
+        return self._bounded and self._is_more()
 
-    def _wait_for_due(self) -> bool:
+    def _is_more(self, left: float = math.inf) -> bool:
+        """Whether another run has something to do; it may have to be waited for.
+
+        Where Spark reads all there is in one batch, a run that finds a planned one does that one alone.
+        """
+        return self._repeats or self._wait_for_due(left)
+
+    def _wait_for_due(self, left: float) -> bool:
         """After a bounded run: False if everything is done, else True once there may be something to deliver."""
         status = self._status()
         if status.drained:
@@ -386,7 +399,7 @@ class QuerySupervisor:
         if status.deliverable or status.delivered:
             return True
         pause = status.next_due_in_ms / 1000 if status.next_due_in_ms >= 0 else POLL_S
-        return not self._stopping.wait(max(pause, 0.01))
+        return not self._stopping.wait(min(max(pause, 0.01), left))
 
 
 def _reads_all(query: LetterQuery) -> bool:
@@ -420,11 +433,27 @@ def _spark_is_gone() -> bool:
     return process is not None and process.poll() is not None
 
 
+_WORDS = {
+    "start execute run": "it was started; .awaitTermination() waits for its end",
+    "wait join result get": ".awaitTermination(timeout) waits for its end",
+    "cancel close shutdown": ".stop() ends it, .drain(timeout) when everything that its source has is done",
+    "savepoint checkpoint": "its checkpoint is Spark's, of each batch, where checkpoint=… of its sink says",
+    "deadletters listdead requeue purge": "ask the FTLayer: its .list_dead(), .requeue(keys) and .purge(keys)",
+    "show collect topandas": "its rows are where its sink writes them",
+    "state": ".isActive and .exception() say it",
+}
+
+
 class TrackedQuery:
     """A wrapped query that was started. Thread-safe; the properties of Spark's own are there by name."""
 
     def __init__(self, supervisor: QuerySupervisor) -> None:
         self._supervisor = supervisor
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         state = "active" if self.isActive else "ended" if self.exception() is None else "failed"
@@ -471,9 +500,9 @@ class TrackedQuery:
         """Return the error that ended the query for good, None while it runs or when it ended well."""
         return self._supervisor.error
 
-    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's name
-        """Wait (seconds) until the query has ended; raise the error that ended it. False: it has not ended."""
-        return self._supervisor.wait_until_ended(timeout)
+    def awaitTermination(self, timeout: Duration | None = None) -> bool:  # noqa: N802 - Spark's name
+        """Wait until the query has ended; raise the error that ended it. False: it has not ended."""
+        return self._supervisor.wait_until_ended(wait_seconds(timeout, "awaitTermination: timeout"))
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
         """Block until what the source has now is processed. Replays that wait for their pause are not awaited.
@@ -486,18 +515,18 @@ class TrackedQuery:
         """Stop. What is pending or waits for replay stays in the vertex for the next start."""
         self._supervisor.stop()
 
-    def drain(self, timeout: float = 60.0) -> bool:
+    def drain(self, timeout: Duration = "1m") -> bool:
         """Read what the source has by now, finish it and what waits for replay, and end; return whether that is done.
 
         True: all rows that the source had are in committed batches, no record is pending, in delivery or waits, and
         the dead letters are in committed batches of the queries of this program that read them as a stream (of those
         in other programs nothing is known here).
-        Later rows are the next start's. What is not through within ``timeout`` (seconds) stays in the source and in
+        Later rows are the next start's. What is not through within ``timeout`` stays in the source and in
         the vertex for the next start. An ingest gives what it accepts until it is empty: stop putting records in
         first. Of a query that has ended, it says what its last run came to. Raises the error that ended the query, if
         one did.
         """
-        return self._supervisor.drain(timeout)
+        return self._supervisor.drain(duration_ms(timeout, "drain: timeout", least=0) / 1_000)
 
     def explain(self, extended: bool = False) -> None:
         """Print the plan of the last batch."""
@@ -528,15 +557,15 @@ class TrackedQuery:
         """Ask the vertex what is still to do."""
         return self._supervisor.ft_status()
 
-    def await_drained(self, timeout: float | None = None) -> bool:
-        """Wait (seconds) until what the source has now is through and no record is pending or waits for replay.
+    def await_drained(self, timeout: Duration | None = None) -> bool:
+        """Wait until what the source has now is through and no record is pending or waits for replay.
 
         The dead letters are through then too, in the queries of this program that read them as a stream. False if
         that did not happen in time, or the query was stopped before. It goes on meanwhile: rows that the source gets
         later need not be through, but Spark must come to the source's end once. Raises the error that ended the query,
         if one did.
         """
-        return self._supervisor.await_drained(timeout)
+        return self._supervisor.await_drained(wait_seconds(timeout, "await_drained: timeout"))
 
     def _repr_html_(self) -> str:
         """Return what became of the last batches as HTML, for notebooks."""

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftlayer import __version__
-from ftlayer.checks import check_instance, check_known, check_text, known_options, shown
+from ftlayer.checks import Unstarted, check_instance, check_known, check_text, known_options, not_here, shown
 from ftlayer.circuit import CircuitStatus
+from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError, UnsupportedError
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
@@ -51,6 +52,7 @@ from ftlayer.spark.sessions import (
     how_it_ended,
     links_of,
     reads_in_python,
+    start_query,
     stream_reader,
     tells_of_its_end,
 )
@@ -59,16 +61,7 @@ from ftlayer.spark.stages.task import FT, plan_stages
 from ftlayer.telemetry.settings import tracing_of
 from ftlayer.telemetry.spans import EndedSpan, program_spans
 from ftlayer.topology.checks import lag_behind
-from ftlayer.vertex.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall, ReportCircuits
-from ftlayer.vertex.calls.jobs import (
-    BatchDetails,
-    HistogramDetails,
-    JobDetails,
-    JobKind,
-    JobOrder,
-    OrderAction,
-)
-from ftlayer.vertex.wire.frames import MAX_NAME_BYTES
+from ftlayer.vertex import calls
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,7 +84,7 @@ class BatchTraces:
         self._execution = execution
         self._send = send
 
-    def through(self, batch: BatchDetails, phases: Mapping[str, Times]) -> None:
+    def through(self, batch: calls.BatchDetails, phases: Mapping[str, Times]) -> None:
         """A batch is through: send its spans, if it is one of the share that is traced."""
         name = hashlib.blake2b(f"{self._execution}/{batch.batch}".encode(), digest_size=8).digest()
         origin = int.from_bytes(name, "little") or 1
@@ -145,7 +138,7 @@ PHASES = (
 
 def title_of(name: str) -> str:
     """Return a query's name as the vertex may have it: of any text that Spark takes, in bounded length."""
-    return shortened(name.replace("\0", "\\0"), MAX_NAME_BYTES)
+    return shortened(name.replace("\0", "\\0"), calls.MAX_NAME_BYTES)
 
 
 class BatchHistory:
@@ -164,7 +157,7 @@ class BatchHistory:
         self._traces = traces
         self._steps: dict[str, float] = {}
         self._lock = threading.Lock()  # guards what follows
-        self._batches: deque[BatchDetails] = deque(maxlen=KEPT_BATCHES)
+        self._batches: deque[calls.BatchDetails] = deque(maxlen=KEPT_BATCHES)
         self._counters: Counter[str] = Counter()
         self._histograms = {f"batch_{phase}": Histogram(BATCH_BOUNDS) for phase, _, _ in PHASES}
         self._histograms["batch"] = Histogram(BATCH_BOUNDS)
@@ -183,7 +176,7 @@ class BatchHistory:
             if before in steps and after in steps
         }
         duration_ms = self._clock_ms() - steps["begin"]
-        details = BatchDetails(
+        details = calls.BatchDetails(
             batch=report.batch,
             at_ms=at_ms,
             rows=report.rows_in,
@@ -224,13 +217,13 @@ class BatchHistory:
         at_ms = round(began.timestamp() * 1_000 + duration_ms)
         with self._lock:
             self._batches.append(
-                BatchDetails(int(progress["batchId"]), at_ms, rows, 0, 0, 0, duration_ms, {})
+                calls.BatchDetails(int(progress["batchId"]), at_ms, rows, 0, 0, 0, duration_ms, {})
             )
             self._counters.update(batches=1, records_in=rows)
             self._histograms["batch"].observe(duration_ms / 1_000)
 
     @property
-    def batches(self) -> tuple[BatchDetails, ...]:
+    def batches(self) -> tuple[calls.BatchDetails, ...]:
         with self._lock:
             return tuple(self._batches)
 
@@ -240,10 +233,10 @@ class BatchHistory:
             return dict(self._counters)
 
     @property
-    def histograms(self) -> dict[str, HistogramDetails]:
+    def histograms(self) -> dict[str, calls.HistogramDetails]:
         """How long batches and their phases took, by ``batch|`` and ``batch_<phase>|``."""
         with self._lock:
-            return {f"{name}|": HistogramDetails.of(each) for name, each in self._histograms.items()}
+            return {f"{name}|": calls.HistogramDetails.of(each) for name, each in self._histograms.items()}
 
 
 class QueryTelling:
@@ -274,7 +267,7 @@ class QueryTelling:
         self._since_ms = since_ms
         self._ended_ms = 0
 
-    def details(self, known_checkpoint: int, *, with_plan: bool) -> JobDetails:
+    def details(self, known_checkpoint: int, *, with_plan: bool) -> calls.JobDetails:
         """See `Telling`; a query has no plan and no checkpoints of ftlayer's."""
         supervisor, log = self._supervisor, self._log
         final = not supervisor.isActive
@@ -287,10 +280,10 @@ class QueryTelling:
         state = supervisor.state
         restarts = f" · {supervisor.restarts} restarts" if supervisor.restarts else ""
         error = supervisor.error
-        return JobDetails(
+        return calls.JobDetails(
             owner=self._owner,
             name=title_of(supervisor.name),
-            kind=JobKind.QUERY,
+            kind=calls.JobKind.QUERY,
             run=self.run,
             mode=self._mode,
             state=state,
@@ -330,29 +323,29 @@ class QueryTelling:
         lag = None if last is None else lag_in(last)
         return {} if lag is None else {f"lag/{self._source}": lag}
 
-    def carry_out(self, order: JobOrder) -> str:
+    def carry_out(self, order: calls.JobOrder) -> str:
         supervisor = self._supervisor
         if not supervisor.isActive:
             raise UnsupportedError(f"{supervisor.name!r} is {supervisor.state}: nothing can be asked of it")
         match order.action:
-            case OrderAction.STOP:
+            case calls.OrderAction.STOP:
                 supervisor.stop()
                 return "it is stopped: what is pending or waits stays for its next start"
-            case OrderAction.DRAIN:
+            case calls.OrderAction.DRAIN:
                 if supervisor.drain(order.timeout_ms / 1_000 or DRAIN_S):
                     return "everything that its source had is done"
                 return f"it is {supervisor.state}: what is not through stays for its next start"
-            case OrderAction.CANCEL:
+            case calls.OrderAction.CANCEL:
                 raise UnsupportedError(
                     "a wrapped query is not cancelled: stop it. That gives its batch up at once, and what is pending "
                     "or waits stays for its next start"
                 )
-            case OrderAction.SAVEPOINT:
+            case calls.OrderAction.SAVEPOINT:
                 raise UnsupportedError(
                     "a wrapped query has no savepoints: its checkpoint is Spark's, of each batch, at "
                     f"{self._checkpoint or 'its checkpointLocation'}; stop it, and start it again with that"
                 )
-            case OrderAction.STACK:
+            case calls.OrderAction.STACK:
                 ui = self._links.get("Spark UI")
                 raise UnsupportedError(
                     "a wrapped query has no slots of its own: its functions run in Spark's tasks. What executors do is "
@@ -392,7 +385,7 @@ class UntrackedQueryTelling(QueryTelling):
         self._last_batch = -1
         self._seen: tuple[int, str] | None = None
 
-    def details(self, known_checkpoint: int, *, with_plan: bool) -> JobDetails:
+    def details(self, known_checkpoint: int, *, with_plan: bool) -> calls.JobDetails:
         for progress in self._news():
             self._last_batch = int(progress["batchId"])
             self._log.progressed(progress)
@@ -430,7 +423,7 @@ def lag_in(progress: Mapping[str, Any]) -> int | None:
     return sum(known) if known else None
 
 
-def rates_of(batches: tuple[BatchDetails, ...], now_ms: int) -> dict[str, float]:
+def rates_of(batches: tuple[calls.BatchDetails, ...], now_ms: int) -> dict[str, float]:
     """Return what was taken in and what of it failed, per second: of the batches of the last `RATE_MS`.
 
     A batch that takes longer counts for as long as it took, from its begin on.
@@ -444,6 +437,20 @@ def rates_of(batches: tuple[BatchDetails, ...], now_ms: int) -> dict[str, float]
         "records_in": sum(batch.rows for batch in last) / span_s,
         "failed": sum(batch.failed for batch in last) / span_s,
     }
+
+
+_WORDS = {
+    "awaittermination stop isactive lastprogress recentprogress status exception processallavailable drain explain "
+    "wait join id runid": "nothing runs yet: .start() returns the query, which has .awaitTermination(), .stop(), …",
+    "execute run": "it is started with .start()",
+    "queryname name": "give it as name=… to sink, write_stream or emit",
+    "outputmode": "rows come to the sink as they are, a batch at a time, which is Spark's append: leave it out",
+    "options": "give each with .option(key, value)",
+    "foreachbatch foreach format table totable writestream sink": "where the rows go was said by sink, write_stream or "
+    "emit: call .start()",
+    "map flatmap filter mapbatches mapasync transform keyby repartition": "it belongs to the stream: call it before "
+    "sink, write_stream or emit",
+}
 
 
 class TrackedWriter:
@@ -462,6 +469,15 @@ class TrackedWriter:
         self._ending = end()
         self._listeners: list[TrackedQueryListener] = []
         self._watch: Callable[[str, int], None] = lambda step, batch: None
+        self._unstarted = Unstarted(
+            f"query {name!r} was built here and never started: call .start() on it, and .awaitTermination() on what "
+            "that returns"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     # ------------------------------------------------------------ how it runs
 
@@ -526,6 +542,7 @@ class TrackedWriter:
         this query's, `InvalidTopologyError` for a function that cannot be pickled, `SessionLostError` if Spark's JVM
         ends meanwhile, `LayerClosedError` if the layer is closed, and whatever Spark or the vertex raises at the start.
         """
+        self._unstarted.settle()
         self._plan.layer.check_open()
         check_functions(self._plan.steps)
         spark = self._plan.spark
@@ -548,8 +565,8 @@ class TrackedWriter:
             directory.remove_torn_offsets()
             return self._spark_start(writer, supervisor)
 
-        def status() -> QueryStatus:
-            return QueryStatus(0, 0, 0, 0, 0, -1)
+        def status() -> calls.QueryStatus:
+            return calls.QueryStatus(0, 0, 0, 0, 0, -1)
 
         spark = source.frame.sparkSession
         links, since_ms = links_of(spark), time.time_ns() // 1_000_000
@@ -602,9 +619,9 @@ class TrackedWriter:
             run = f"{execution}.{next(runs)}"
             return self._start_run(supervisor, directory, mark, stream, circuits, run, log)
 
-        def status() -> QueryStatus:
-            reply = client.call(QueryStatusCall(mark.query))
-            assert isinstance(reply, QueryStatus)
+        def status() -> calls.QueryStatus:
+            reply = client.call(calls.QueryStatusCall(mark.query))
+            assert isinstance(reply, calls.QueryStatus)
             return reply
 
         supervisor = QuerySupervisor(
@@ -648,9 +665,9 @@ class TrackedWriter:
         client = layer.client
         directory.remove_torn_offsets()
         opened = client.call(
-            OpenQuery(mark.query, run, (stream,), layer.stream_options, title_of(self._name))
+            calls.OpenQuery(mark.query, run, (stream,), layer.stream_options, title_of(self._name))
         )
-        assert isinstance(opened, QueryOpened)
+        assert isinstance(opened, calls.QueryOpened)
         if directory.last_commit > opened.last_committed:
             raise CheckpointMismatchError(
                 f"checkpoint {directory.path} has committed batch {directory.last_commit}, and the vertex at "
@@ -669,7 +686,7 @@ class TrackedWriter:
         name = self._plan.source.name
 
         def tell(circuits: dict[str, CircuitStatus]) -> None:
-            client.call(ReportCircuits(mark.query, circuits))
+            client.call(calls.ReportCircuits(mark.query, circuits))
 
         def watch(step: str, batch: int) -> None:
             log.watch(step, batch)
@@ -730,7 +747,7 @@ class TrackedWriter:
             (client.root_certs or b"").decode(),
             layer.max_rows,
             spark.sparkContext.defaultParallelism,
-            drain_until_ms=round((drain_until or 0) * 1000),
+            drain_until_ms=round((drain_until or 0) * 1000) if HAS_LIMITS else 0,
             client_pem=(client.client_pem or b"").decode(),
             required=tuple(field.name for field in own.schema if not field.nullable),
         )
@@ -772,8 +789,8 @@ class TrackedWriter:
         trigger = self._trigger if supervisor.drain_until is None else {"availableNow": True}
         if trigger:
             writer = writer.trigger(**trigger)
-        query: StreamingQuery = writer.start()
-        return query
+        bounded = self._plan.layer.enabled and "availableNow" in trigger
+        return start_query(writer, self._plan.source.frame, bounded=bounded)
 
 
 def watch_steps(writer: TrackedWriter, watch: Callable[[str, int], None]) -> None:

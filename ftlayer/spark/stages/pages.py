@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from ftlayer.errors import CodecError, RecomputedResultError
 from ftlayer.printable import described
+from ftlayer.records.failures import FailedRow
 
 # A carrier: the ids of a record that is handed to another query, as 20 bytes in any column or header.
 #
@@ -135,20 +136,6 @@ PAGE_BYTES = 512 << 10
 """A page is closed when its data have this many bytes: large enough that a page's fixed cost does not
 count, small enough that the JVM's garbage collector does not take it for a humongous object (1 MiB and
 more with a heap of 4 GiB), each of which it keeps in regions of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRow:
-    """A root that failed in this page. ``row`` is its place in the head's ``failed_rows``, or -1."""
-
-    root: int
-    row: int
-    operator: str
-    reason: str
-    traceback: int  # index into the head's tracebacks
-    fatal: bool
-    after_ms: int | None = None
-    uses_attempt: bool = True
 
 
 @dataclass(frozen=True, slots=True)

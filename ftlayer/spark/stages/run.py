@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ from ftlayer.spark.stages.task import (
     StagePlan,
     StageTask,
     Transform,
+    numbers_of_partitions,
 )
 from ftlayer.vertex.calls import I32, Failure, SealedRows
 
@@ -137,18 +138,7 @@ def add_failures(verdict: Verdict, head: PageHead) -> None:
     rows = list(ipc_to_rows(head.failed_rows))
     whole = pa.concat_batches(rows) if rows else None
     for failed in head.failures:
-        verdict.fail(
-            Failure(
-                failed.root,
-                failed.reason,
-                failed.operator,
-                head.tracebacks[failed.traceback],
-                failed.fatal,
-                failed.after_ms,
-                failed.uses_attempt,
-                head.place,
-            )
-        )
+        verdict.fail(failed.failure(head.tracebacks[failed.traceback], head.place))
         if failed.row >= 0 and whole is not None:
             verdict.failed_rows[failed.root] = whole.slice(failed.row, 1)
 
@@ -261,7 +251,13 @@ class Pages:
             return self._frame.select(NAME, "data")
         # Each further step would be one more analysis of the frame. Of a page's head, whose data are in other rows, its
         # name goes along.
-        return self._frame.select(NAME, "data", "part").repartitionById(self._spread.partitions, "part")
+        frame, count = self._frame.select(NAME, "data", "part"), self._spread.partitions
+        if hasattr(frame, "repartitionById"):
+            return frame.repartitionById(count, "part")
+        from pyspark.sql import functions
+
+        numbers = functions.lit(numbers_of_partitions(count))  # for Spark 4.0, which goes by a hash alone
+        return frame.repartition(count, functions.get(numbers, "part"))
 
     def tagged_rows(self, schema: StructType, dropped: U64) -> DataFrame:
         """Return the pages' rows with the column `ROW_TAG`: a number that names the record of each."""
@@ -357,7 +353,7 @@ def run_stages(source: DataFrame, plan: QueryPlan, options: RunOptions) -> Stage
                 frame = apply_frame_steps(rows, stage.frame_steps[moved:])
             spread = _spread(source, plan.stages.key_after(number))
             task = _task(plan, options, number, last, spread, verdict.tried)
-            pages.append(Pages(frame.mapInArrow(WithNames(task), NAMED_PAGE_COLUMNS), spread))
+            pages.append(Pages(map_in_arrow(frame, WithNames(task), NAMED_PAGE_COLUMNS), spread))
             heads.append(pages[-1].heads())
             if number == 0:
                 verdict = first_stage_verdict(heads[0])
@@ -386,11 +382,33 @@ def apply_frame_steps(frame: DataFrame, steps: tuple[FrameStep, ...]) -> DataFra
     return frame
 
 
+Function = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def map_in_arrow(frame: DataFrame, function: Function, schema: StructType | str) -> DataFrame:
+    """Return ``frame.mapInArrow(function, schema)``, for columns of any name: PySpark's reads these as expressions."""
+    if not any(set(name) & set(".`") for name in frame.columns):
+        return frame.mapInArrow(function, schema)
+    plain = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+    return plain.mapInArrow(_Renaming(function, frame.columns), schema)
+
+
+@dataclass(frozen=True)
+class _Renaming:
+    function: Function
+    names: list[str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.function(batch.rename_columns(self.names) for batch in batches)
+
+
 def apply_frame_step(frame: DataFrame, step: FrameStep) -> DataFrame:
     if isinstance(step, Transform):
         result: DataFrame = step.function(frame)
         return result
-    columns: list[Any] = list(step.columns)
+    # Spark reads a name as an expression: dots part it, and backticks quote it.
+    paths = [[name] if name in frame.columns else name.split(".") for name in step.columns]
+    columns: list[Any] = [".".join(f"`{part.replace('`', '``')}`" for part in path) for path in paths]
     if step.partitions is None:
         return frame.repartition(*columns)
     return frame.repartition(step.partitions, *columns)
@@ -525,10 +543,10 @@ def _pick_source(pages: frozenset[bytes], roots: U64) -> MapArrow:
 
 def with_column(schema: StructType, name: str, ddl: str) -> StructType:
     """Return a schema with one more column, of a type in Spark's DDL."""
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
-    extra: Any = StructType.fromDDL(f"`{name}` {ddl}")
-    return StructType([*schema.fields, *extra.fields])
+    extra: Any = StructType.fromDDL(f"x {ddl}")
+    return StructType([*schema.fields, StructField(name, extra["x"].dataType)])
 
 
 def split_root(batch: pa.RecordBatch) -> tuple[U64, pa.RecordBatch]:

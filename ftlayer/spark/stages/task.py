@@ -22,13 +22,13 @@ from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.functions.failures import this_process
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.handler.handler import FTPersister
+from ftlayer.records.failures import FailedRow
 from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
 from ftlayer.records.keyhash import key_column, partition_of, spark_hash
 from ftlayer.spark.stages.known import NOTHING_TRIED, TriedRoots, isolated, known_of_source
 from ftlayer.spark.stages.pages import (
     PAGE_BYTES,
     U64,
-    FailedRow,
     PageHead,
     check_carriers,
     page_row,
@@ -50,6 +50,18 @@ from ftlayer.spark.stages.pages import (
 #
 # Spark then moves whole pages (`DataFrame.repartitionById`) where it would move rows one by one. The target is
 # what Spark's own ``repartition(partitions, *columns)`` gives: pmod of its hash over the columns.
+
+
+def numbers_of_partitions(count: int) -> list[int]:
+    """Return a number for each partition that Spark's ``repartition(count, number)`` sends there."""
+    found: dict[int, int] = {}
+    first = 0
+    while len(found) < count:
+        numbers = np.arange(first, first + 8 * count, dtype=np.int32)
+        targets = partition_of(spark_hash([pa.array(numbers)]), count)
+        found.update(zip(targets.tolist(), numbers.tolist(), strict=True))
+        first += 8 * count
+    return [found[partition] for partition in range(count)]
 
 
 @dataclass(frozen=True)
@@ -282,7 +294,12 @@ class StageTask:
         return result
 
     def _run_once(self, rows: pa.RecordBatch, known: Tries) -> ChainResult:
-        return isolated(rows, known, self._run) if self.isolate else self._run(rows, known)
+        if not self.isolate or not self.functions:
+            return self._run(rows, known)
+        result, chain = isolated(rows, known, self._run), self.functions[0].uid
+        # A process that has ended does not say how far in the chain it was.
+        failures = [replace(each, operator=each.operator or chain) for each in result.failures]
+        return ChainResult(result.batches, failures)
 
     def _run(self, rows: pa.RecordBatch, known: Tries) -> ChainResult:
         if not self.functions:
@@ -349,7 +366,7 @@ class _Page:
 
     def add(self, chunk: pa.RecordBatch, ordinal: int) -> None:
         """Run the rows of ``chunk``, whose first is the partition's ``ordinal``-th."""
-        rows, roots, delivered, known = self._named(chunk, ordinal)
+        rows, roots, delivered, known, at = self._named(chunk, ordinal)
         # Rows that are left out count: their carriers and offsets are in this page.
         self._rows_in += chunk.num_rows
         self.bytes += roots.nbytes
@@ -361,21 +378,26 @@ class _Page:
         for out, parents in result.batches:
             if out.num_rows:
                 self._keep(out, roots[parents])
-        self._fail(result.failures, rows, roots, delivered)
+        self._fail(result.failures, rows, roots, delivered, ordinal, at)
         if self._task.keep_source:
             source = with_roots(rows, roots)
             self._source.append(source)
             self.bytes += source.nbytes
 
-    def _named(self, chunk: pa.RecordBatch, ordinal: int) -> tuple[pa.RecordBatch, U64, Flags, Tries]:
-        """Split `FT` off: the user's columns, a root for each row, whether the vertex delivered it, its tries."""
+    def _named(
+        self, chunk: pa.RecordBatch, ordinal: int
+    ) -> tuple[pa.RecordBatch, U64, Flags, Tries, I64 | None]:
+        """Split `FT` off: the user's columns, a root for each row, whether the vertex delivered it, its tries.
+
+        The last is where each row was in ``chunk``, None if none was left out.
+        """
         n = chunk.num_rows
         names = [name for name in chunk.schema.names if name != FT]
         ft = chunk.column(FT)
         delivered = np.zeros(n, bool)
         if self._task.giver is None:
             roots = _known_roots(ft)
-            return chunk.select(names), roots, delivered, self._task.tried.known(roots)
+            return chunk.select(names), roots, delivered, self._task.tried.known(roots), None
         if self._task.carrier:
             carried = check_carriers(chunk.column(self._task.carrier), self._task.carrier)
             self._carried.append(carried)
@@ -397,8 +419,9 @@ class _Page:
             self._fail_misfits(read_misfits(ft), roots, out)
         if out.any():
             keep = ~out
-            return rows.filter(pa.array(keep)), roots[keep], delivered[keep], known.take(np.flatnonzero(keep))
-        return rows, roots, delivered, known
+            at = np.flatnonzero(keep)
+            return rows.filter(pa.array(keep)), roots[keep], delivered[keep], known.take(at), at
+        return rows, roots, delivered, known, None
 
     def _left_out(self, ordinal: int, roots: U64, delivered: Flags) -> Flags:
         n = len(roots)
@@ -439,28 +462,27 @@ class _Page:
         self._out.append(out)
         self.bytes += out.nbytes
 
-    def _fail(self, failures: list[RowFailure], rows: pa.RecordBatch, roots: U64, delivered: Flags) -> None:
+    def _fail(
+        self,
+        failures: list[RowFailure],
+        rows: pa.RecordBatch,
+        roots: U64,
+        delivered: Flags,
+        ordinal: int,
+        at: I64 | None,
+    ) -> None:
         """Note the first failure of each row; rows the vertex does not have go along."""
         first = {failure.row: failure for failure in reversed(failures)}
         taken: list[int] = []
         for row, failure in sorted(first.items()):
-            place = -1
+            place, read_as = -1, ""
             if self._task.giver is not None and not delivered[row] and not self._task.carrier:
                 place = self._failed_count + len(taken)
                 taken.append(row)
+                number = ordinal + (row if at is None else int(at[row]))
+                read_as = f"row {number} of partition {self._partition} of batch {self._task.giver.batch}"
             index = self._tracebacks.setdefault(failure.traceback, len(self._tracebacks))
-            self._failures.append(
-                FailedRow(
-                    int(roots[row]),
-                    place,
-                    failure.operator,
-                    failure.reason,
-                    index,
-                    failure.fatal,
-                    failure.after_ms,
-                    failure.uses_attempt,
-                )
-            )
+            self._failures.append(FailedRow.of(int(roots[row]), place, failure, index, read_as))
         if taken:
             self._failed_rows.append(rows.take(pa.array(taken)))
             self._failed_count += len(taken)

@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import OnFailure
 from ftlayer.checks import (
+    Duration,
+    Unstarted,
     check_bool,
     check_choice,
     check_function,
@@ -21,6 +23,7 @@ from ftlayer.checks import (
     check_text,
     duration_ms,
     known_options,
+    not_here,
     rate_per_second,
     takes_options,
 )
@@ -82,9 +85,31 @@ def rules_in(options: FunctionOptions, method: str) -> RetryRules:
     )
 
 
-def rate_in(options: RatedOptions, method: str) -> float | None:
-    """Return the limit of records a second that ``options`` have; `ConfigError` names the ``method``."""
-    return rate_per_second(options.get("rate_limit"), f"{method}: rate_limit")
+_SHOW = ".sink(lambda batch: print(batch.to_pylist())), then .execute() of the StreamEnvironment"
+WORDS = {
+    "start execute executeasync awaittermination run": "end the stream with .sink(…), then call .execute() of the "
+    "StreamEnvironment",
+    "addsink sinkto writestream write foreach foreachbatch totable": "it ends in .sink(sink)",
+    "print show collect executeandcollect topandas": f"a stream has records when it runs: {_SHOW}",
+    "intervaljoin": "key both streams first: .key_by(column, …).join(other, lower=…, upper=…, function=…, schema=…)",
+    "fold": "key the stream first: .key_by(column, …).aggregate(create, add, schema)",
+    "groupby groupbykey partitionby": "its name here is .key_by(column, …)",
+    "reduce aggregate join window": "key the stream first: .key_by(column, …).{name}(…)",
+    "sum min max count mean avg": "key the stream first: .key_by(column, …).aggregate(ftlayer.sum(column)); there "
+    "are count, sum, min, max and mean",
+    "windowall timewindow timewindowall countwindow countwindowall": "key the stream first: "
+    ".key_by(column, …).window(tumbling(size)), and assign_watermarks before; sliding and session are the others",
+    "assigntimestampsandwatermarks withwatermark": ".assign_watermarks(column, max_out_of_orderness)",
+    "name": ".uid(name) gives its operator a stable name",
+    "getsideoutput": "its name here is .side_output(tag)",
+    "comap coflatmap cogroup": ".connect(other).process(CoProcessFunction)",
+    "select selectexpr withcolumn withcolumns where drop project": ".map(function, schema) makes other columns, "
+    ".map_batches(function, schema) of a whole Arrow batch; .filter(function) keeps rows",
+    "mapinpandas mapinarrow mappartitions": ".map_batches(function, schema, kind='arrow' or 'pandas')",
+    "sideoutputlatedata": "it belongs to windows: .key_by(…).window(…).allowed_lateness(…).late_to(tag)",
+    "columns dtypes printschema": "it is in .schema",
+}
+"""What Flink's and Spark's users look for, and what there is."""
 
 
 class DataStream:
@@ -102,6 +127,12 @@ class DataStream:
         self._graph = graph
         self._legs = legs
         self.schema = schema
+        self._unstarted: Unstarted | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, WORDS)
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{field.name} {field.type}" for field in self.schema)
@@ -127,10 +158,7 @@ class DataStream:
         many as come. Those of an earlier second that were not used are lost, save for a tenth of a second's.
         """
         check_function(function, "map", takes=1)
-        to = self._output(schema, "map")
-        rules = rules_in(options, "map")
-        rate = rate_in(options, "map")
-        return self._then(lambda uid: Map(uid, function, to, rules, rate), options)
+        return self._step(Map, "map", function, self._output(schema, "map"), options)
 
     @takes_options(RatedOptions)
     def flat_map(
@@ -141,10 +169,7 @@ class DataStream:
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
         check_function(function, "flat_map", takes=1, may_yield=True)
-        to = self._output(schema, "flat_map")
-        rules = rules_in(options, "flat_map")
-        rate = rate_in(options, "flat_map")
-        return self._then(lambda uid: FlatMap(uid, function, to, rules, rate), options)
+        return self._step(FlatMap, "flat_map", function, self._output(schema, "flat_map"), options)
 
     @takes_options(RatedOptions)
     def filter(
@@ -154,9 +179,7 @@ class DataStream:
     ) -> DataStream:
         """Keep the records for which the function is true."""
         check_function(function, "filter", takes=1)
-        rules = rules_in(options, "filter")
-        rate = rate_in(options, "filter")
-        return self._then(lambda uid: Filter(uid, function, self.schema, rules, rate), options)
+        return self._step(Filter, "filter", function, self.schema, options)
 
     @takes_options(FunctionOptions)
     def map_batches(
@@ -180,8 +203,7 @@ class DataStream:
         check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
         own = result_schema(function, self.schema) if schema is None else None
         to = self._output(schema, "map_batches") if own is None else own
-        rules = rules_in(options, "map_batches")
-        return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), options)
+        return self._step(MapBatches, "map_batches", function, to, options, kind, tagged)
 
     @takes_options(RatedOptions)
     def map_async(
@@ -190,7 +212,7 @@ class DataStream:
         schema: Schema | None = None,
         *,
         in_flight: int = 200,
-        timeout: str | int = "5s",
+        timeout: Duration = "5s",
         ordered: bool = True,
         **options: Unpack[RatedOptions],
     ) -> DataStream:
@@ -202,10 +224,8 @@ class DataStream:
         """
         check_bool(ordered, "map_async: ordered")
         to = self._output(schema, "map_async")
-        rules = rules_in(options, "map_async")
         limit_ms = duration_ms(timeout, "map_async: timeout")
-        rate = rate_in(options, "map_async")
-        return self._then(lambda uid: MapAsync(uid, function, to, in_flight, limit_ms, rules, rate), options)
+        return self._step(MapAsync, "map_async", function, to, options, in_flight, limit_ms)
 
     @takes_options(RatedOptions)
     def process(
@@ -223,8 +243,8 @@ class DataStream:
     def assign_watermarks(
         self,
         column: str,
-        max_out_of_orderness: str | int = "1s",
-        idle: str | int | None = None,
+        max_out_of_orderness: Duration = "1s",
+        idle: Duration | None = None,
         **options: Unpack[OperatorOptions],
     ) -> DataStream:
         """Take each record's time from a column: a timestamp, or int64 milliseconds since 1970.
@@ -250,15 +270,16 @@ class DataStream:
                 raise InvalidTopologyError(
                     f"union of {self._described()} with {other._described()}: {difference}; map one to the other's"
                 )
-        return DataStream(
-            self._graph, self._legs + tuple(leg for other in others for leg in other._legs), self.schema
-        )
+        legs = self._taken() + tuple(leg for other in others for leg in other._taken())
+        return DataStream(self._graph, legs, self.schema)._waiting()
 
     def connect(self, other: DataStream) -> ConnectedStreams:
         """Put two streams, which may have different schemas, in front of one operator."""
         from ftlayer.topology.streams.keyed_stream import ConnectedStreams
 
         self._check_same_graph(other, "connect")
+        self._taken()
+        other._taken()
         return ConnectedStreams(self, other)
 
     def side_output(self, tag: str) -> DataStream:
@@ -273,10 +294,10 @@ class DataStream:
                 else "it has none (process(…, side={tag: schema}))"
             )
             raise InvalidTopologyError(f"{operator.uid!r} has no side output {tag!r}; {declared}")
-        return DataStream(self._graph, (replace(leg, tag=tag),), sides[tag])
+        return DataStream(self._graph, (replace(leg, tag=tag),), sides[tag])._waiting()
 
     @takes_options(OperatorOptions)
-    def iterate(self, max_wait: str | int = "5s", **options: Unpack[OperatorOptions]) -> IterativeStream:
+    def iterate(self, max_wait: Duration = "5s", **options: Unpack[OperatorOptions]) -> IterativeStream:
         """Begin an iteration: `IterativeStream.close_with` says what, once, comes back to here.
 
         Not with fault tolerance on. The operators behind it get this stream's records, and those that come back.
@@ -313,7 +334,8 @@ class DataStream:
                     "make a column of it in a map before"
                 )
         selector = check_key(columns, self.schema, what)
-        return KeyedStream(self._graph, self._legs_by(HashByKey(selector)), self.schema, columns)
+        keyed = KeyedStream(self._graph, self._legs_by(HashByKey(selector)), self.schema, columns)
+        return keyed._waiting()
 
     def forward(self) -> DataStream:
         """Send to the subtask of the same number: the next operator needs the same parallelism."""
@@ -399,7 +421,7 @@ class DataStream:
                     "operator, and no source of their own; leave uid out"
                 )
             return DataStream(self._graph, (replace(leg, tag=LETTERS),), LETTER_SCHEMA)
-        return DataStream(self._graph, (self._graph.add_letters(self._legs, uid),), LETTER_SCHEMA)
+        return DataStream(self._graph, (self._graph.add_letters(self._taken(), uid),), LETTER_SCHEMA)
 
     # ------------------------------------------------------------ the end
 
@@ -409,7 +431,7 @@ class DataStream:
         sink: Any,
         *,
         options: Options | None = None,
-        every: str | int = "1s",
+        every: Duration = "1s",
         max_rows: int = 10_000,
         **operator: Unpack[FunctionOptions],
     ) -> None:
@@ -446,13 +468,30 @@ class DataStream:
     ) -> DataStream:
         from ftlayer.functions.process import ProcessFunction
 
-        rules, rate = rules_in(options, "process"), rate_in(options, "process")
         check_process(function, ProcessFunction, "process")
         to = self._output(schema, "process")
         sides = self._graph.side_schemas(side)
+        kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
+        return self._step(Process, "process", function, to, options, keys, sides, **kept)
+
+    def _step(
+        self,
+        kind: Callable[..., Operator],
+        method: str,
+        function: Any,
+        schema: pa.Schema,
+        options: FunctionOptions,
+        *own: Any,
+        others: Sequence[DataStream] = (),
+        **more: Any,
+    ) -> DataStream:
+        """Return the output of a step of ``kind``, which takes ``own`` and ``more`` besides."""
+        rules = rules_in(options, method)
+        rate = rate_per_second(options.get("rate_limit"), f"{method}: rate_limit")
         return self._then(
-            lambda uid: Process(uid, function, keys, to, sides, volatile_state, rules, rate, in_place),
+            lambda uid: kind(uid, function, schema, *own, rules=rules, rate_limit=rate, **more),
             options,
+            others,
         )
 
     def _then(
@@ -465,7 +504,7 @@ class DataStream:
     def _add(
         self, make: Callable[[str], Operator], options: OperatorOptions, others: Sequence[DataStream] = ()
     ) -> Leg:
-        inputs = [self._legs, *(other._legs for other in others)]
+        inputs = [self._taken(), *(other._taken() for other in others)]
         return self._graph.add(
             make,
             inputs,
@@ -478,10 +517,24 @@ class DataStream:
         return self.schema if schema is None else self._graph.schema(schema, what)
 
     def _by(self, partitioner: Partitioner) -> DataStream:
-        return DataStream(self._graph, self._legs_by(partitioner), self.schema)
+        return DataStream(self._graph, self._legs_by(partitioner), self.schema)._waiting()
 
     def _legs_by(self, partitioner: Partitioner) -> tuple[Leg, ...]:
-        return tuple(replace(leg, partitioner=partitioner) for leg in self._legs)
+        return tuple(replace(leg, partitioner=partitioner) for leg in self._taken())
+
+    def _waiting(self) -> Self:
+        """Return this stream, which no operator knows of: it says so where none is put behind it."""
+        self._unstarted = Unstarted(
+            "the stream that was made here was thrown away with nothing behind it. A method leaves its stream as it "
+            "was: go on from what it returns"
+        )
+        return self
+
+    def _taken(self) -> tuple[Leg, ...]:
+        """Return the outputs that it consists of, for what comes behind it."""
+        if self._unstarted is not None:
+            self._unstarted.settle()
+        return self._legs
 
     def _own_leg(self, method: str) -> Leg:
         """Return the one output this stream is, if nothing has come between it and its operator."""

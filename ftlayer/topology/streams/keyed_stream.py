@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import pyarrow as pa
 
-from ftlayer.checks import LONGEST_MS, check_function, duration_ms, takes_options
+from ftlayer.checks import (
+    LONGEST_MS,
+    Duration,
+    Unstarted,
+    check_function,
+    duration_ms,
+    not_here,
+    takes_options,
+)
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
 from ftlayer.functions.aggregates.per_record import AggregatePlan
@@ -18,7 +26,7 @@ from ftlayer.topology.checks import check_process, schema_difference
 from ftlayer.topology.connectors import Schema
 from ftlayer.topology.draft import GraphDraft, Leg, Sides
 from ftlayer.topology.operators import CoProcess, Join
-from ftlayer.topology.streams.data_stream import DataStream, FunctionOptions, RatedOptions, rules_in
+from ftlayer.topology.streams.data_stream import WORDS, DataStream, FunctionOptions, RatedOptions, rules_in
 
 if TYPE_CHECKING:
     from ftlayer.topology.streams.windowed_stream import WindowedStream
@@ -51,7 +59,18 @@ class IterativeStream(DataStream):
                 f"close_with: what comes back from {feedback._described()} to iteration {self._described()} has "
                 f"another schema: {difference}; map it to the iteration's"
             )
-        self._graph.close_iteration(head, feedback._legs)
+        self._graph.close_iteration(head, feedback._taken())
+
+
+_KEYED_WORDS = {
+    "sum min max count mean avg": ".aggregate(ftlayer.sum(column)); ftlayer has count, sum, min, max and mean",
+    "timewindow countwindow": ".window(tumbling(size)), .window(sliding(size, every=…)) or .window(session(gap))",
+    "intervaljoin": ".join(other, lower=…, upper=…, function=…, schema=…)",
+}
+_CONNECTED = ".process(CoProcessFunction, schema) is what connected streams have"
+_CONNECTED_WORDS = {
+    "map flatmap comap coflatmap filter reduce apply sink keyby union where equalto window": _CONNECTED
+}
 
 
 class KeyedStream(DataStream):
@@ -66,6 +85,11 @@ class KeyedStream(DataStream):
     ) -> None:
         super().__init__(graph, legs, schema)
         self.keys = keys
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _KEYED_WORDS | WORDS)
 
     @takes_options(FunctionOptions)
     def reduce(
@@ -83,13 +107,8 @@ class KeyedStream(DataStream):
         `FailurePolicy` none is copied then, and what it does change, a failing record leaves changed.
         """
         check_function(function, "reduce", takes=2)
-        rules = rules_in(options, "reduce")
-        return self._then(
-            lambda uid: Reduce(
-                uid, function, self.keys, self.schema, volatile_state, rules=rules, in_place=in_place
-            ),
-            options,
-        )
+        kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
+        return self._step(Reduce, "reduce", function, self.schema, options, self.keys, **kept)
 
     @overload
     def aggregate(
@@ -141,10 +160,8 @@ class KeyedStream(DataStream):
         check_function(create, "aggregate: create", takes=0)
         check_function(add, "aggregate: add", takes=2)
         to = self._graph.schema(schema, "aggregate")
-        rules = rules_in(options, "aggregate")
-        return self._then(
-            lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create, rules, in_place), options
-        )
+        kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
+        return self._step(Reduce, "aggregate", add, to, options, self.keys, create, **kept)
 
     @takes_options(RatedOptions)
     def process(
@@ -175,15 +192,17 @@ class KeyedStream(DataStream):
             raise ConfigError(
                 f"window: expected tumbling(…), sliding(…) or session(…), got a {type(windows).__name__}"
             )
-        return WindowedStream(self, windows)
+        self._taken()
+        said = "windows were made here and never used: call .reduce(…), .aggregate(…) or .process(…) on them"
+        return WindowedStream(self, windows, _unstarted=Unstarted(said))
 
     @takes_options(FunctionOptions)
     def join(
         self,
         other: KeyedStream,
         *,
-        lower: str | int,
-        upper: str | int,
+        lower: Duration,
+        upper: Duration,
         function: Callable[[Any, Any], Any],
         schema: Schema,
         volatile_state: bool = False,
@@ -207,12 +226,9 @@ class KeyedStream(DataStream):
         if bounds[0] > bounds[1]:
             raise ConfigError(f"join: no time lies between lower {lower!r} and upper {upper!r}")
         to = self._graph.schema(schema, "join")
-        rules = rules_in(options, "join")
-        keys, inputs = (self.keys, other.keys), (self.schema, other.schema)
-        return self._then(
-            lambda uid: Join(uid, function, keys, inputs, *bounds, to, volatile_state, rules),
-            options,
-            others=[other],
+        own = ((self.keys, other.keys), (self.schema, other.schema), *bounds)
+        return self._step(
+            Join, "join", function, to, options, *own, others=[other], volatile_state=volatile_state
         )
 
 
@@ -222,6 +238,12 @@ class ConnectedStreams:
     def __init__(self, left: DataStream, right: DataStream) -> None:
         self._left = left
         self._right = right
+        self._unstarted = Unstarted(f"streams were connected here and never used: {_CONNECTED}")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _CONNECTED_WORDS)
 
     @takes_options(FunctionOptions)
     def process(
@@ -240,6 +262,7 @@ class ConnectedStreams:
         """
         from ftlayer.functions.process import CoProcessFunction
 
+        self._unstarted.settle()
         left, right = self._left, self._right
         check_process(function, CoProcessFunction, "connect(…).process")
         to = left._graph.schema(schema, "process")
@@ -247,10 +270,6 @@ class ConnectedStreams:
         keys: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         if isinstance(left, KeyedStream) and isinstance(right, KeyedStream):
             keys = (left.keys, right.keys)
-        inputs = (left.schema, right.schema)
-        rules = rules_in(options, "process")
-        return left._then(
-            lambda uid: CoProcess(uid, function, keys, inputs, to, sides, volatile_state, rules, in_place),
-            options,
-            others=[right],
-        )
+        own = (keys, (left.schema, right.schema), sides)
+        kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
+        return left._step(CoProcess, "process", function, to, options, *own, others=[right], **kept)

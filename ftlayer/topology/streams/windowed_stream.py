@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import pyarrow as pa
 
-from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options, takes_options
+from ftlayer.checks import (
+    LONGEST_MS,
+    Duration,
+    Unstarted,
+    check_function,
+    duration_ms,
+    known_options,
+    not_here,
+    takes_options,
+)
 from ftlayer.errors import ConfigError
 from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
 from ftlayer.functions.aggregates.per_record import AggregatePlan
@@ -33,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @known_options
-def tumbling(size: str | int, *, offset: str | int = 0) -> Fixed:
+def tumbling(size: Duration, *, offset: Duration = 0) -> Fixed:
     """Windows of one size, each beginning where the one before ends.
 
     They begin at multiples of ``size`` since 1970 (UTC), and ``offset`` later; ``tumbling("24h", offset="-1h")`` are
@@ -44,7 +53,7 @@ def tumbling(size: str | int, *, offset: str | int = 0) -> Fixed:
 
 
 @known_options
-def sliding(size: str | int, *, every: str | int, offset: str | int = 0) -> Fixed:
+def sliding(size: Duration, *, every: Duration, offset: Duration = 0) -> Fixed:
     """Windows of one size that overlap: one begins ``every`` so often. A record is in ``size / every`` of them.
 
     With ``every`` longer than ``size`` there are gaps between them; what falls into one is in no window.
@@ -57,9 +66,20 @@ def sliding(size: str | int, *, every: str | int, offset: str | int = 0) -> Fixe
 
 
 @known_options
-def session(gap: str | int) -> Session:
+def session(gap: Duration) -> Session:
     """Windows that begin with a key's record, and end when no other one of that key came for ``gap``."""
     return Session(duration_ms(gap, "session: gap"))
+
+
+_WORDS = {
+    "apply": ".process(function, schema), whose function(key, window, records) gets all of a window",
+    "sum min max count mean avg": ".aggregate(ftlayer.sum(column)); ftlayer has count, sum, min, max and mean",
+    "map flatmap filter sink addsink sinkto print show collect keyby": "windows have no records before .reduce(…), "
+    ".aggregate(…) or .process(…); call it on what those return",
+    "sideoutputlatedata": "its name here is .late_to(tag)",
+    "trigger evictor": "a window is emitted when the watermark reaches its end, and again for late records as "
+    ".allowed_lateness(…) says; there is no other trigger",
+}
 
 
 @dataclass(frozen=True)
@@ -75,11 +95,17 @@ class WindowedStream:
     _windows: WindowKind
     _lateness_ms: int = 0
     _late_tag: str | None = None
+    _unstarted: Unstarted | None = field(default=None, compare=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         return f"WindowedStream({self._windows})"
 
-    def allowed_lateness(self, lateness: str | int) -> WindowedStream:
+    def allowed_lateness(self, lateness: Duration) -> WindowedStream:
         """Keep windows for so long behind their end, in event time, and emit them again for what still comes.
 
         Once for all the late records of a batch. Without it nothing is added to a window that was emitted.
@@ -188,6 +214,8 @@ class WindowedStream:
     def _add(
         self, content: Content, schema: Schema | None, volatile_state: bool, options: FunctionOptions
     ) -> DataStream:
+        if self._unstarted is not None:
+            self._unstarted.settle()
         function = window_function(self._windows, content, self._lateness_ms, self._late_tag)
         side = {} if self._late_tag is None else {self._late_tag: self._stream.schema}
         return self._stream.process(function, schema, side=side, volatile_state=volatile_state, **options)

@@ -1,9 +1,15 @@
-"""Parts of calls of every subject: envelope, options of a stream, ids, records."""
+"""What a call is, and parts of calls of every subject: envelope, options of a stream, ids, records.
+
+The class of a call says all that has to be known of its calls: by its bases what they have an effect on, by ``route``
+where they go, by `Call.check` what cannot be meant. The lists of calls and replies are made of the classes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
-from typing import Self
+from enum import Enum
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +18,9 @@ import pyarrow as pa
 from ftlayer.backoff import BACKOFF_MS
 from ftlayer.checks import check_choice, check_instance, check_int, check_number, known_options, shown
 from ftlayer.circuit import Limit
-from ftlayer.errors import ConfigError
-from ftlayer.records.failure_columns import Why
+from ftlayer.errors import ConfigError, MalformedRequestError
+from ftlayer.failures import MAX_RETRY_LATER_MS
+from ftlayer.records.failures import Failure as Failure
 from ftlayer.records.ids import RootRange as RootRange
 from ftlayer.records.ids import RowRoots as RowRoots
 
@@ -28,6 +35,249 @@ REPLAYS = ("store", "source")
 
 LONGEST_MS = 1 << 52  # about 140,000 years: times stay exact, whatever they are added to
 
+# Names become parts of the store's keys, which LMDB limits to 511 bytes.
+MAX_NAME_BYTES = 200
+# A job's name with some more.
+MAX_RUN_BYTES = 256
+# A run's name, and the number of a checkpoint.
+MAX_FILE_BYTES = MAX_RUN_BYTES + 20
+
+
+# ---------------------------------------------------------------- calls and replies
+
+
+class Route(Enum):
+    """Which shard a call goes to: that of the stream, the query or the job that this field names.
+
+    Where a call may leave the field empty, or has none, all shards are asked.
+    """
+
+    STREAM = "stream"
+    QUERY = "query"
+    JOB = "job"
+    OWNER = "owner"
+    ALL = ""
+
+
+CALLS: dict[str, type[Call]] = {}
+REPLIES: dict[str, type[Reply]] = {}
+
+
+class Call:
+    """A call; its class is one if it says its ``route``, and a base of some if it does not.
+
+    ``enveloped``: it travels in an `Envelope`. ``asks_all``: its field may be empty, see `Route`.
+    """
+
+    __slots__ = ()
+    route: ClassVar[Route]
+    asks_all: ClassVar[bool] = False
+    enveloped: ClassVar[bool] = False
+
+    def __init_subclass__(cls, route: Route | None = None) -> None:
+        if route is not None:
+            cls.route = route
+        # A dataclass with slots is made twice: this is the one that stays, which gets no arguments.
+        if {"route", "__dataclass_fields__"} <= cls.__dict__.keys():
+            CALLS[cls.__name__] = cls
+
+    def check(self) -> None:
+        """Raise `MalformedRequestError` naming the field, if the call cannot be meant, whatever its types.
+
+        Here calls enter the vertex's process, which must not trust those who send them, and here alone they are
+        checked. Whether a well-formed call makes sense *now*, and on this shard, is for the rules to say.
+        """
+        field = self.route.value
+        if field and (getattr(self, field) or not self.asks_all):
+            check_name(getattr(self, field), f"{type(self).__name__}.{field}")
+
+
+class ReadingCall(Call):
+    """Changes nothing."""
+
+    __slots__ = ()
+
+
+class MutatingCall(Call):
+    """Changes something. Asked again, it is executed again, and that changes nothing twice."""
+
+    __slots__ = ()
+    enveloped = True
+
+
+class PassingCall(MutatingCall):
+    """Has its effect once in an incarnation of the vertex."""
+
+    __slots__ = ()
+
+
+class MemoryCall(PassingCall):
+    """Changes memory alone: no transaction has a part in it."""
+
+    __slots__ = ()
+    incarnation: int
+
+
+class DurableCall(MutatingCall):
+    """Has its effect once, over restarts of the vertex too."""
+
+    __slots__ = ()
+
+
+class IntakeCall(DurableCall):
+    """Adds records: for ``store.write(intake=True)``."""
+
+    __slots__ = ()
+
+
+class Reply:
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        if "__dataclass_fields__" in cls.__dict__:
+            REPLIES[cls.__name__] = cls
+
+
+_C = TypeVar("_C", bound=Call)
+_D = TypeVar("_D", bound=Call)
+_E = TypeVar("_E", bound=Call)
+_Self = TypeVar("_Self")
+_With = TypeVar("_With")
+_More = ParamSpec("_More")
+_Result = TypeVar("_Result")
+_Handler: TypeAlias = Callable[Concatenate[_Self, _With, _C, _More], _Result]
+_Mark: TypeAlias = Callable[
+    [_Handler[_Self, _With, _C, _More, _Result]], _Handler[_Self, _With, _C, _More, _Result]
+]
+
+
+@overload
+def handles(kind: type[_C], /) -> _Mark[_Self, _With, _C, _More, _Result]: ...
+@overload
+def handles(kind: type[_C], other: type[_D], /) -> _Mark[_Self, _With, _C | _D, _More, _Result]: ...
+@overload
+def handles(
+    kind: type[_C], other: type[_D], third: type[_E], /
+) -> _Mark[_Self, _With, _C | _D | _E, _More, _Result]: ...
+def handles(*kinds: type[Call]) -> Any:
+    """Register a method for calls of these kinds, or of those derived from them: its second argument is the call."""
+
+    def mark(method: Any) -> Any:
+        method.handled = kinds
+        return method
+
+    return mark
+
+
+def registered_in(*owners: object) -> dict[type[Call], Callable[..., Any]]:
+    """Return the methods of objects by the calls that they are registered for."""
+    found = {
+        kind: method.__get__(owner)
+        for owner in owners
+        for method in vars(type(owner)).values()
+        for kind in getattr(method, "handled", ())
+    }
+    chosen = {kind: next((base for base in kind.__mro__ if base in found), None) for kind in CALLS.values()}
+    return {kind: found[base] for kind, base in chosen.items() if base is not None}
+
+
+# ---------------------------------------------------------------- checks
+
+
+def check_name(name: str, where: str, most: int = MAX_NAME_BYTES) -> None:
+    """Raise `MalformedRequestError` unless ``name`` has 1 to ``most`` bytes and no NUL."""
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= most or "\0" in name:
+        raise MalformedRequestError(f"{where}: expected 1 to {most} bytes without NUL, got {size} bytes")
+
+
+def check_least(value: int, least: int, where: str) -> None:
+    """Raise `MalformedRequestError` unless ``value`` is ``least`` or more, and a signed 64-bit number."""
+    if not least <= value < 1 << 63:
+        raise MalformedRequestError(f"{where}: expected {least} to 2^63-1, got {value}")
+
+
+def check_limit(value: int, most: int, where: str) -> None:
+    if not 1 <= value <= most:
+        raise MalformedRequestError(f"{where}: expected 1 to {most}, got {value}")
+
+
+def check_most(items: Sized, most: int, where: str, what: str = "") -> None:
+    """Raise `MalformedRequestError` for more than ``most`` items, or what they are."""
+    if len(items) > most:
+        raise MalformedRequestError(f"{where}: expected {most} {what}at most, got {len(items)}")
+
+
+def check_id(value: int, where: str) -> None:
+    if not 0 < value < 1 << 64:
+        raise MalformedRequestError(f"{where}: expected an id, 1 to 2^64-1, got {value}")
+
+
+def check_rows(rows: int, where: str) -> None:
+    """Raise `MalformedRequestError` for more rows than a call may have."""
+    if rows > MAX_ROWS:
+        raise MalformedRequestError(f"{where}: {rows} rows in one call; send {MAX_ROWS} at most")
+
+
+def check_one_row(payload: pa.RecordBatch, where: str) -> None:
+    if payload.num_rows != 1:
+        raise MalformedRequestError(f"{where}.payload: expected 1 row, got {payload.num_rows}")
+
+
+def check_ids(ids: RowRoots, where: str) -> None:
+    """Raise `MalformedRequestError` for an id of 0."""
+    # Twice as fast as `all`, and four times for a few ids.
+    if not isinstance(ids, RootRange) and np.count_nonzero(ids) != ids.size:
+        index = int(np.flatnonzero(ids == 0)[0])
+        raise MalformedRequestError(f"{where}[{index}]: 0 is never an id")
+
+
+def check_lengths(call: str, rows: int, **columns: Sized) -> None:
+    """Raise `MalformedRequestError` unless all columns have ``rows`` rows."""
+    for name, column in columns.items():
+        if len(column) != rows:
+            raise MalformedRequestError(
+                f"{call}.{name}: expected {rows} rows, as {call}.roots has, got {len(column)}"
+            )
+
+
+def check_key_hashes(key_hashes: I32 | None, rows: int, where: str) -> None:
+    """Raise `MalformedRequestError` unless there are numbers for ``rows`` rows, or none at all."""
+    if key_hashes is None:
+        return
+    if len(key_hashes) != rows:
+        raise MalformedRequestError(f"{where}: expected {rows} rows, as roots has, got {len(key_hashes)}")
+    if key_hashes.ndim not in (1, 2) or 0 in key_hashes.shape[1:]:
+        raise MalformedRequestError(
+            f"{where}: expected shape (n,) or (n, selectors), got {key_hashes.shape}; leave it out without keys"
+        )
+
+
+def check_range(start: int, end: int, where: str) -> None:
+    check_least(start, 0, f"{where}.start")
+    check_least(end, start, f"{where}.end")
+
+
+def check_streams(streams: tuple[str, ...], where: str) -> None:
+    if not streams:
+        raise MalformedRequestError(f"{where}: expected one name or more, got none")
+    for index, stream in enumerate(streams):
+        check_name(stream, f"{where}[{index}]")
+        if stream in streams[:index]:
+            raise MalformedRequestError(f"{where}[{index}]: {stream!r} is named twice")
+
+
+def check_failures(failures: tuple[Failure, ...], where: str) -> None:
+    for index, failure in enumerate(failures):
+        check_id(failure.root, f"{where}[{index}].root")
+        if failure.after_ms is not None and not 0 <= failure.after_ms <= MAX_RETRY_LATER_MS:
+            raise MalformedRequestError(
+                f"{where}[{index}].after_ms: expected 0 to {MAX_RETRY_LATER_MS}, got {failure.after_ms}"
+            )
+
+
+# ---------------------------------------------------------------- parts
+
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
@@ -38,6 +288,10 @@ class Envelope:
 
     client: str
     sequence: int
+
+    def check(self) -> None:
+        check_name(self.client, "client")
+        check_least(self.sequence, 1, "sequence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,32 +371,6 @@ class EventIds:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Why one root failed. ``traceback`` is cut to a bound by the layer. ``fatal`` skips further attempts.
-
-    ``after_ms`` is the pause before the next attempt, exactly; None: as the stream's options say. A failure that does
-    not use up an attempt (``uses_attempt``) is followed by the attempt of the same number. ``place`` says in words in
-    which process it happened; "" where that is not known.
-    """
-
-    root: int
-    reason: str
-    operator: str = ""
-    traceback: str = ""
-    fatal: bool = False
-    after_ms: int | None = None
-    uses_attempt: bool = True
-    place: str = ""
-
-    @classmethod
-    def of(cls, root: int, why: Why, place: str = "") -> Self:
-        """Return a failure of a record, however it is kept, as that of a root."""
-        return cls(
-            root, why.reason, why.operator, why.traceback, why.fatal, why.after_ms, why.uses_attempt, place
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Records:
     """Stored records as they came, with what the vertex knows of them. Arrays have one entry a row.
 
@@ -160,7 +388,7 @@ class Records:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordBatches:
+class RecordBatches(Reply):
     """Reply with records; several batches where schemas differ, and none where there is nothing.
 
     ``held``: there may be more, which a circuit breaker holds.
@@ -168,3 +396,78 @@ class RecordBatches:
 
     batches: tuple[Records, ...]
     held: bool = False
+
+
+# ---------------------------------------------------------------- ids of events
+
+
+def check_event_ids(ids: EventIds | None, values: U64, where: str) -> None:
+    """Raise `MalformedRequestError` naming the field unless ``ids`` are what ``values`` were folded from."""
+    if ids is None:
+        return
+    count = len(ids.ids)
+    if ids.ids.dtype != np.uint64 or ids.ids.ndim != 1:
+        raise MalformedRequestError(f"{where}.ids: expected a one-dimensional uint64 array")
+    for name, array in (("offsets", ids.offsets), ("owners", ids.owners)):
+        if array.dtype != np.int32 or array.ndim != 1:
+            raise MalformedRequestError(f"{where}.{name}: expected a one-dimensional int32 array")
+    if not ids.ids.all():
+        raise MalformedRequestError(f"{where}.ids[{int(np.flatnonzero(ids.ids == 0)[0])}]: 0 is never an id")
+    if len(ids.owners) != count:
+        raise MalformedRequestError(
+            f"{where}.owners: expected {count} items, one for each id, got {len(ids.owners)}"
+        )
+    if count and not -1 <= int(ids.owners.min()) <= int(ids.owners.max()) < len(ids.operators):
+        raise MalformedRequestError(
+            f"{where}.owners: expected -1 or positions in {where}.operators, which has {len(ids.operators)}"
+        )
+    offsets = ids.offsets
+    if (
+        len(offsets) != len(values) + 1
+        or offsets[0] != 0
+        or offsets[-1] != count
+        or (offsets[1:] < offsets[:-1]).any()
+    ):
+        raise MalformedRequestError(
+            f"{where}.offsets: expected {len(values) + 1} numbers rising from 0 to {count}, the number of ids"
+        )
+    wrong = np.flatnonzero(_folded(ids) != values)
+    if len(wrong):
+        raise MalformedRequestError(
+            f"{where}: the XOR of list {int(wrong[0])} is not values[{int(wrong[0])}]; send the lists that "
+            "the values were folded from"
+        )
+
+
+def check_values(roots: RowRoots, values: U64 | None, ids: EventIds | None, where: str) -> None:
+    """Raise `MalformedRequestError` for values or ids that do not fit their roots."""
+    if values is not None:
+        check_lengths(where, len(roots), values=values)
+        check_event_ids(ids, values, f"{where}.ids")
+    elif ids is not None:
+        raise MalformedRequestError(f"{where}.ids: they need the values that were folded from them")
+
+
+def plain_event_ids(ids: EventIds | None) -> list[Any] | None:
+    if ids is None:
+        return None
+    return [ids.ids.tobytes(), ids.offsets.tobytes(), ids.owners.tobytes(), list(ids.operators)]
+
+
+def stored_event_ids(plain: list[Any] | None) -> EventIds | None:
+    """Return what `plain_event_ids` was given; arrays are read-only."""
+    if plain is None:
+        return None
+    ids, offsets, owners, operators = plain
+    return EventIds(
+        np.frombuffer(ids, np.uint64),
+        np.frombuffer(offsets, np.int32),
+        np.frombuffer(owners, np.int32),
+        tuple(operators),
+    )
+
+
+def _folded(ids: EventIds) -> U64:
+    running = np.concatenate([np.zeros(1, np.uint64), np.bitwise_xor.accumulate(ids.ids)])
+    folded: U64 = running[ids.offsets[1:]] ^ running[ids.offsets[:-1]]
+    return folded

@@ -7,13 +7,27 @@ driver. Times are Unix ms, durations ms, shares 0 to 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import pairwise
+from typing import Any, ClassVar
 
 from ftlayer.circuit import CircuitStatus
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, MalformedRequestError
 from ftlayer.histogram import Exemplar, Histogram
+from ftlayer.vertex.calls.common import (
+    MAX_RUN_BYTES,
+    MutatingCall,
+    ReadingCall,
+    Reply,
+    Route,
+    check_least,
+    check_limit,
+    check_name,
+)
 
 ORDER_EXPIRES_MS = 60_000
 """An order that its driver has not taken for so long is not carried out any more."""
@@ -372,7 +386,7 @@ class OrderAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderRecord:
+class OrderRecord(Reply):
     """An order with what has become of it."""
 
     order: JobOrder
@@ -383,19 +397,40 @@ class OrderRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class AnnounceJob:
+class AnnounceJob(MutatingCall, route=Route.OWNER):
     """Say how a job fares and what has become of its orders, and take new ones. Saying it again does no harm.
 
     Refused with `StaleOwnerError` for a topology that another run has claimed, and for a query that another run has
     opened.
     """
 
+    enveloped: ClassVar[bool] = False
+
     job: JobDetails
     answers: tuple[OrderAnswer, ...] = ()
 
+    @property
+    def owner(self) -> str:
+        return self.job.owner
+
+    def check(self) -> None:
+        _check_plain(self, "AnnounceJob")
+        job, where = self.job, "AnnounceJob.job"
+        check_name(job.owner, f"{where}.owner")
+        check_name(job.name, f"{where}.name")
+        check_name(job.run, f"{where}.run", MAX_RUN_BYTES)
+        for index, checkpoint in enumerate(job.checkpoints):
+            check_least(checkpoint.number, 1, f"{where}.checkpoints[{index}].number")
+            check_least(checkpoint.ended_ms, 0, f"{where}.checkpoints[{index}].ended_ms")
+        for index, answer in enumerate(self.answers):
+            where = f"AnnounceJob.answers[{index}]"
+            check_name(answer.id, f"{where}.id")
+            if answer.state is OrderState.WAITING:
+                raise MalformedRequestError(f"{where}.state: an answer to an order is never {answer.state}")
+
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class Announced(Reply):
     """Reply to `AnnounceJob`.
 
     Attributes:
@@ -412,12 +447,12 @@ class Announced:
 
 
 @dataclass(frozen=True, slots=True)
-class ListJobs:
+class ListJobs(ReadingCall, route=Route.ALL):
     """Which jobs are there, and which were?"""
 
 
 @dataclass(frozen=True, slots=True)
-class AnnouncedJob:
+class AnnouncedJob(Reply):
     """A job as it was announced last, ``heard_ago_ms`` ago by the vertex's clock.
 
     Attributes:
@@ -434,14 +469,14 @@ class AnnouncedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class JobList:
+class JobList(Reply):
     """Reply to `ListJobs`: the latest first, without plans, checkpoints, batches, histograms and orders."""
 
     jobs: tuple[AnnouncedJob, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class GetJob:
+class GetJob(ReadingCall, route=Route.OWNER):
     """All that is known of a job, and of its checkpoints those under way and those that ended from a moment on.
 
     `UnknownJobError` where nothing is known. A checkpoint that has ended never changes: a tool asks for
@@ -451,16 +486,22 @@ class GetJob:
     owner: str
     checkpoints_since_ms: int = 0
 
+    def check(self) -> None:
+        check_name(self.owner, "GetJob.owner")
+        check_least(self.checkpoints_since_ms, 0, "GetJob.checkpoints_since_ms")
+
 
 @dataclass(frozen=True, slots=True)
-class GetHour:
+class GetHour(ReadingCall, route=Route.OWNER):
     """The last hour of a job, or with ``owner`` "" of the vertex itself."""
+
+    asks_all: ClassVar[bool] = True
 
     owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Hour:
+class Hour(Reply):
     """Reply to `GetHour`: series of points, one every ``step_ms``, the last at ``end_ms`` (Unix).
 
     NaN where nothing was heard. All series have one length.
@@ -472,14 +513,31 @@ class Hour:
 
 
 @dataclass(frozen=True, slots=True)
-class AskJob:
+class AskJob(MutatingCall, route=Route.OWNER):
     """Ask something of a job's driver, or what has become of it: the reply, an `OrderRecord`, is the state now.
 
     `UnknownJobError` where no such job is alive; an order for another run is refused in the reply. `ProtocolError`
     for an id that another order has, and for the 101st order of a job within ten minutes.
     """
 
+    enveloped: ClassVar[bool] = False
+
     order: JobOrder
+
+    @property
+    def owner(self) -> str:
+        return self.order.owner
+
+    def check(self) -> None:
+        _check_plain(self, "AskJob")
+        order, where = self.order, "AskJob.order"
+        check_name(order.id, f"{where}.id")
+        check_name(order.owner, f"{where}.owner")
+        check_name(order.run, f"{where}.run", MAX_RUN_BYTES)
+        check_name(order.by, f"{where}.by")
+        check_least(order.asked_ms, 0, f"{where}.asked_ms")
+        check_least(order.timeout_ms, 0, f"{where}.timeout_ms")
+        check_least(order.slot, 0 if order.action is OrderAction.STACK else -1, f"{where}.slot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,7 +557,7 @@ class AuditEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class ListAudit:
+class ListAudit(ReadingCall, route=Route.ALL):
     """Who has changed what? The latest first; ``after`` pages on. ``limit`` is 500 at most.
 
     100,000 entries a shard are kept, 90 days.
@@ -508,10 +566,98 @@ class ListAudit:
     after: bytes = b""
     limit: int = 100
 
+    def check(self) -> None:
+        check_limit(self.limit, 500, "ListAudit.limit")
+
 
 @dataclass(frozen=True, slots=True)
-class AuditPage:
+class AuditPage(Reply):
     """Reply to `ListAudit`; ``more`` is the ``after`` of the next page, b"" at the end."""
 
     entries: tuple[AuditEntry, ...]
     more: bytes
+
+
+# What the vertex checks of announcements and orders beyond their types.
+#
+# An announcement is kept, listed and drawn: its texts and lists are bounded, and its numbers are finite.
+
+
+MAX_TEXT = 65_536
+"""Characters of a stack, of a failure with its traceback, of any other text."""
+
+MAX_KEY = 512
+"""Characters of a key of a map: a metric's name with an operator's."""
+
+# Lists by the name of their field. A job has so many subtasks and edges at most; of the rest it says the latest.
+_MOST = {
+    "answers": 200,
+    "nodes": 2_000,
+    "names": 2_000,
+    "slots": 2_000,
+    "subtasks": 20_000,
+    "edges": 20_000,
+    "counters": 5_000,
+    "rates": 5_000,
+    "histograms": 5_000,
+    "bounds": 64,
+    "counts": 65,
+    "exemplars": 65,
+    "incidents": 200,
+    "checkpoints": 100,
+    "retained": 1_000,
+    "circuits": 1_000,
+    "batches": 200,
+    "phases_ms": 20,
+    "links": 20,
+}
+
+
+def _check_plain(call: AnnounceJob | AskJob, where: str) -> None:
+    fault = _fault_in(call)
+    if fault is not None:
+        raise MalformedRequestError(where + fault)
+
+
+def _fault_in(value: Any) -> str | None:
+    """Look at each text, number and list in ``value``, however deep; return the first fault behind its path."""
+    kind = type(value)
+    if kind is int or kind is bool or value is None:
+        return None
+    if kind is float:
+        return None if math.isfinite(value) else f": expected a finite number, got {value}"
+    if isinstance(value, str):
+        return (
+            None if len(value) <= MAX_TEXT else f": expected {MAX_TEXT} characters at most, got {len(value)}"
+        )
+    if kind is tuple:
+        parts: Iterable[tuple[Any, Any]] = enumerate(value)
+    elif kind is dict:
+        too_long = next((key for key in value if len(key) > MAX_KEY), None)
+        if too_long is not None:
+            return f": expected keys of {MAX_KEY} characters at most, got {len(too_long)}"
+        parts = value.items()
+    else:
+        return _fault_in_fields(value)
+    for at, part in parts:
+        fault = _fault_in(part)
+        if fault is not None:
+            return f"[{at!r}]{fault}"
+    return None
+
+
+def _fault_in_fields(value: Any) -> str | None:
+    kind: type = type(value)
+    for name in _fields(kind):
+        part = getattr(value, name)
+        if name in _MOST and len(part) > _MOST[name]:
+            return f".{name}: expected {_MOST[name]} items at most, got {len(part)}"
+        fault = _fault_in(part)
+        if fault is not None:
+            return f".{name}{fault}"
+    return None
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

@@ -1,4 +1,4 @@
-"""Calls about single records: select them by what they are, count the dead by group, change one and send it again.
+"""Calls of operators and their tools: what is there, why, and what to do about dead letters.
 
 Every answer is bounded: a call examines `MAX_EXAMINED` records at most, and says how many it did and where to go on.
 The vertex looks into payloads for a text alone; conditions on fields are their asker's to check.
@@ -7,11 +7,401 @@ The vertex looks into payloads for a text alone; conditions on fields are their 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pyarrow as pa
 
+from ftlayer.circuit import CircuitStatus
+from ftlayer.errors import MalformedRequestError
+from ftlayer.records.failures import READ_AS
+from ftlayer.vertex.calls.common import (
+    MAX_FILE_BYTES,
+    MAX_NAME_BYTES,
+    DurableCall,
+    MutatingCall,
+    ReadingCall,
+    Reply,
+    Route,
+    check_id,
+    check_least,
+    check_limit,
+    check_most,
+    check_name,
+    check_one_row,
+)
 from ftlayer.vertex.calls.jobs import HistogramDetails, JobKind
-from ftlayer.vertex.calls.operating import RecordInfo
+
+MAX_PAGE = 10_000
+"""At most this many records are listed by a call."""
+
+MAX_KEYS = 2_000
+"""At most so many keys are in one answer, or in one question."""
+
+LIST_STATES = ("pending", "waiting", "delivery", "dead")
+
+
+def check_state(state: str, where: str) -> None:
+    if state not in LIST_STATES:
+        raise MalformedRequestError(f"{where}: expected one of {', '.join(LIST_STATES)}, got {state!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ListRecords(ReadingCall, route=Route.ALL):
+    """List records in a ``state``: "pending", "waiting", "delivery" or "dead". ``after`` pages on.
+
+    ``limit`` is `MAX_PAGE` at most; a page ends before it as one of `SelectRecords` does, so it may be empty and have
+    more behind it, though not one of dead letters.
+    """
+
+    state: str
+    stream: str = ""  # or its owner; "" for all
+    limit: int = 1_000
+    after: bytes = b""
+
+    def check(self) -> None:
+        check_state(self.state, "ListRecords.state")
+        check_limit(self.limit, MAX_PAGE, "ListRecords.limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A failed attempt of a record, its ``number``-th failure: of many, those in the middle are not kept.
+
+    Attributes:
+        at_ms: when it failed, Unix time.
+        reason: the exception's class and message, up to 1,024 characters.
+        operator: the uid of the function that raised it, as far as it is known.
+        place: which process that was, in words: the slot, or the Spark task, its host and pid; "" if not known. Behind
+            `READ_AS` there may be where it was in its source.
+        traceback: up to 4,096 characters; of the first attempt and the last three. Others say that it is not kept.
+    """
+
+    number: int
+    at_ms: int
+    reason: str
+    operator: str = ""
+    place: str = ""
+    traceback: str = ""
+
+    @property
+    def read_as(self) -> str:
+        return self.place.partition(READ_AS)[2]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordInfo:
+    """One record as `ListRecords` and `SelectRecords` show it.
+
+    Attributes:
+        history: its failed attempts, the oldest first.
+        reason, operator, traceback: of the last of them; "" where none has failed.
+        payload: one row.
+        title, source: the query or topology, as people call it, and its source.
+        registered_ms: of a pending record when its attempt began; 0 where that is not known.
+        edited_ms, edited_by: when its payload was changed last, and by whom; 0 and "" if it was not.
+    """
+
+    key: bytes
+    stream: str
+    state: str
+    root: int
+    origin: int
+    attempt: int
+    not_before_ms: int
+    history: tuple[Attempt, ...]
+    payload: pa.RecordBatch
+    title: str = ""
+    source: str = ""
+    registered_ms: int = 0
+    edited_ms: int = 0
+    edited_by: str = ""
+
+    @property
+    def reason(self) -> str:
+        return self.history[-1].reason if self.history else ""
+
+    @property
+    def operator(self) -> str:
+        return self.history[-1].operator if self.history else ""
+
+    @property
+    def traceback(self) -> str:
+        return self.history[-1].traceback if self.history else ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordList(Reply):
+    """Reply to `ListRecords`; ``more`` is the ``after`` of the next page, b"" at the end."""
+
+    records: tuple[RecordInfo, ...]
+    more: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PutCursor(DurableCall, route=Route.STREAM):
+    """Note that a reader of a stream's dead letters has come to ``position``, the ``after`` of its next page."""
+
+    stream: str
+    reader: str
+    position: bytes
+
+    def check(self) -> None:
+        check_name(self.stream, "PutCursor.stream")
+        check_name(self.reader, "PutCursor.reader")
+        if len(self.position) > MAX_NAME_BYTES:
+            raise MalformedRequestError(f"PutCursor.position: expected {MAX_NAME_BYTES} bytes at most")
+
+
+@dataclass(frozen=True, slots=True)
+class GetCursor(ReadingCall, route=Route.STREAM):
+    """How far has a reader of a stream's dead letters come?"""
+
+    stream: str
+    reader: str
+
+    def check(self) -> None:
+        check_name(self.stream, "GetCursor.stream")
+        check_name(self.reader, "GetCursor.reader")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor(Reply):
+    """Reply to `PutCursor` and `GetCursor`; b"" before the first note."""
+
+    position: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Explain(ReadingCall, route=Route.ALL):
+    """What does this root wait for? Refused with `UnsupportedError` by a vertex without ``tracker="exact"``."""
+
+    root: int
+
+    def check(self) -> None:
+        check_id(self.root, "Explain.root")
+
+
+@dataclass(frozen=True, slots=True)
+class OwedId:
+    """An id that a root waits for.
+
+    ``emitted``: it was emitted to ``operator``, which has not acknowledged it. Otherwise it was acknowledged,
+    and no event has told of its emission yet. ``operator`` is "" where no event named one.
+    """
+
+    record_id: int
+    operator: str
+    emitted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explained(Reply):
+    """Reply to `Explain`; all fields are empty for a root that is not ``known``: done, failed, or never heard of.
+
+    Not ``registered``: events are held for a registration that has not come. ``value`` is the root's XOR.
+    ``ids_known`` False: some of its events came without `EventIds`, so ``owed`` does not say it all.
+    """
+
+    known: bool
+    registered: bool = False
+    value: int = 0
+    ids_known: bool = False
+    owed: tuple[OwedId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeDead(DurableCall):
+    """Something is done about dead letters (by `RecordInfo.key`). ``by``: who does it."""
+
+    keys: tuple[bytes, ...]
+    by: str = ""
+
+    def check(self) -> None:
+        if self.by:
+            check_name(self.by, f"{type(self).__name__}.by")
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue(ChangeDead, route=Route.ALL):
+    """Give them their attempts back and deliver them again now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purge(ChangeDead, route=Route.ALL):
+    """Delete them permanently."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed(Reply):
+    """Reply to `Requeue`, `Purge` and `EditAndRequeue`: how many of the keys were there."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats(ReadingCall, route=Route.ALL):
+    """Ask for counters and gauges."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReply(Reply):
+    """Counters since the start of this incarnation, and gauges (``used_share``, ``pending``, ``waiting``
+    …). ``circuits`` has by topology or query the circuit breakers by name.
+    """
+
+    values: dict[str, float]
+    circuits: dict[str, dict[str, CircuitStatus]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCircuits(MutatingCall, route=Route.QUERY):
+    """A wrapped query says where its circuit breakers are, for `Stats`; the vertex forgets it with its incarnation."""
+
+    query: str
+    circuits: dict[str, CircuitStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitsReported(Reply):
+    """Reply to `ReportCircuits`."""
+
+
+# Calls of jobs in barrier mode, whose dead letters come from their checkpoints, and go back into them.
+#
+# A letter lives with the job until its checkpoint is complete; then its driver sends it, file by file. A requeued one
+# waits here until the driver has read it and says that a checkpoint holds it.
+
+
+MAX_LETTERS = 10_000
+"""So many letters may a call have."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLetter:
+    """A record that a job has given up: one row, and its failed attempts, one or more, the oldest first.
+
+    ``letter`` names it. ``facts`` is what else the job wants back with it: the vertex does not look into that.
+    """
+
+    letter: bytes
+    facts: bytes
+    payload: pa.RecordBatch
+    attempts: tuple[Attempt, ...]
+
+    def check(self, where: str) -> None:
+        check_one_row(self.payload, where)
+        if not self.letter:
+            raise MalformedRequestError(f"{where}.letter: it has no name")
+        if not self.attempts:
+            raise MalformedRequestError(f"{where}.attempts: expected one or more, got none")
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLetters(MutatingCall, route=Route.STREAM):
+    """Put letters among the dead ones of a stream, unless this ``part`` of this ``file`` of its job was kept before.
+
+    The name of the file is remembered until `ForgetLetters`. Refused with `ProtocolError` by a store that takes no
+    records in.
+    """
+
+    stream: str
+    file: str
+    part: int
+    letters: tuple[KeptLetter, ...]
+    owner: str = ""
+
+    def check(self) -> None:
+        check_name(self.stream, "KeepLetters.stream")
+        check_name(self.file, "KeepLetters.file", MAX_FILE_BYTES)
+        check_least(self.part, 0, "KeepLetters.part")
+        check_most(self.letters, MAX_LETTERS, "KeepLetters.letters")
+        for index, letter in enumerate(self.letters):
+            letter.check(f"KeepLetters.letters[{index}]")
+
+
+@dataclass(frozen=True, slots=True)
+class LettersKept(Reply):
+    """Reply to `KeepLetters` and `ForgetLetters`: how many letters (parts) that were, 0 for what was done before."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetLetters(MutatingCall, route=Route.JOB):
+    """Forget the name of a file of a job: it will not be sent again."""
+
+    job: str
+    file: str
+    owner: str = ""
+
+    def check(self) -> None:
+        check_name(self.job, "ForgetLetters.job")
+        check_name(self.file, "ForgetLetters.file", MAX_FILE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class GetRequeued(ReadingCall, route=Route.JOB):
+    """Which letters of a job were requeued? ``after`` pages on; up to ``limit`` of them."""
+
+    job: str
+    after: bytes = b""
+    limit: int = 500
+    owner: str = ""
+
+    def check(self) -> None:
+        check_name(self.job, "GetRequeued.job")
+        check_limit(self.limit, MAX_LETTERS, "GetRequeued.limit")
+
+
+@dataclass(frozen=True, slots=True)
+class RequeuedLetter:
+    """A letter on its way back: see `KeptLetter`; ``key`` names it in the vertex. ``edited``: its payload was."""
+
+    key: bytes
+    stream: str
+    letter: bytes
+    facts: bytes
+    payload: pa.RecordBatch
+    attempts: tuple[Attempt, ...]
+    edited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequeuedLetters(Reply):
+    """Reply to `GetRequeued`; ``more`` is the ``after`` of the next page, b"" at the end."""
+
+    letters: tuple[RequeuedLetter, ...]
+    more: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LettersCall(MutatingCall):
+    """About requeued letters of a job, by key. Answered by `Changed`."""
+
+    job: str
+    keys: tuple[bytes, ...]
+
+    def check(self) -> None:
+        check_name(self.job, f"{type(self).__name__}.job")
+        check_most(self.keys, MAX_KEYS, f"{type(self).__name__}.keys")
+
+
+@dataclass(frozen=True, slots=True)
+class Readmitted(LettersCall, route=Route.JOB):
+    """A checkpoint of the job holds these: delete them."""
+
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnLetters(LettersCall, route=Route.JOB):
+    """These cannot go back into the job: they are dead again, with this reason."""
+
+    reason: str
+    owner: str = ""
+
+
+# ---------------------------------------------------------------- single records
 
 MAX_EXAMINED = 2_000
 """So many records a call looks at, whatever it finds."""
@@ -19,8 +409,7 @@ MAX_EXAMINED = 2_000
 MAX_SELECTED = 500
 """At most so many records are in one answer."""
 
-MAX_KEYS = 2_000
-"""At most so many keys are in one answer, or in one question."""
+MAX_SOUGHT = 1_024
 
 MAX_EDITS = 1_000
 """So many letters are edited by a call."""
@@ -30,7 +419,7 @@ MAX_PAGE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class SelectRecords:
+class SelectRecords(ReadingCall, route=Route.ALL):
     """Records in a ``state`` (as `ListRecords`) for which all of the rest holds.
 
     Attributes:
@@ -64,9 +453,32 @@ class SelectRecords:
     limit: int = 50
     after: bytes = b""
 
+    def check(self) -> None:
+        where = "SelectRecords"
+        check_state(self.state, f"{where}.state")
+        if self.stream:
+            check_name(self.stream, f"{where}.stream")
+        if self.group != -1:
+            if not 0 <= self.group < 1 << 32:
+                raise MalformedRequestError(
+                    f"{where}.group: expected 0 to 2^32-1, or -1 for any, got {self.group}"
+                )
+            if self.state != "dead" or not self.stream or self.keys:
+                raise MalformedRequestError(f"{where}.group: it needs state 'dead' and a stream, and no keys")
+        if self.newest and (self.state != "dead" or self.root or self.keys):
+            raise MalformedRequestError(f"{where}.newest: it needs state 'dead', and neither root nor keys")
+        check_least(self.since_ms, 0, f"{where}.since_ms")
+        check_least(self.until_ms, 0, f"{where}.until_ms")
+        check_most(self.operator, MAX_SOUGHT, f"{where}.operator", "characters ")
+        check_most(self.text, MAX_SOUGHT, f"{where}.text", "characters ")
+        if not 0 <= self.root < 1 << 64:
+            raise MalformedRequestError(f"{where}.root: expected an id, or 0 for any, got {self.root}")
+        check_limit(self.limit, MAX_KEYS if self.keys_only else MAX_SELECTED, f"{where}.limit")
+        check_most(self.keys, MAX_KEYS, f"{where}.keys")
+
 
 @dataclass(frozen=True, slots=True)
-class RecordPage:
+class RecordPage(Reply):
     """Reply to `SelectRecords`: what was found among ``examined`` records; ``more`` goes on, b"" at the end.
 
     A page may be empty and have more behind it. ``keys`` are those of ``records``, or all there is with ``keys_only``.
@@ -79,8 +491,10 @@ class RecordPage:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadGroups:
+class DeadGroups(ReadingCall, route=Route.STREAM):
     """How many dead letters are there of which kind? ``stream`` may be a stream or an owner; "" for all."""
+
+    asks_all: ClassVar[bool] = True
 
     stream: str = ""
 
@@ -104,10 +518,11 @@ class DeadGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupList:
+class GroupList(Reply):
     """Reply to `DeadGroups`, the largest first; the smallest of more than 2,000 are ``left_out``.
 
-    ``indexed`` is the share of the dead that is counted already: below 1 for a while after an older store was opened.
+    ``indexed`` is the share of the dead that is counted already: below 1 for a while where the
+    index is made anew.
     """
 
     groups: tuple[DeadGroup, ...]
@@ -124,7 +539,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class EditAndRequeue:
+class EditAndRequeue(DurableCall, route=Route.ALL):
     """Give dead letters other payloads, and their attempts back; they are due at once and keep their history.
 
     ``by``: who does it. Refused with `MalformedRequestError`, naming the column, for another schema than the letter's,
@@ -136,9 +551,20 @@ class EditAndRequeue:
     edits: tuple[Edit, ...]
     by: str
 
+    def check(self) -> None:
+        check_name(self.by, "EditAndRequeue.by")
+        check_most(self.edits, MAX_EDITS, "EditAndRequeue.edits")
+        keys: set[bytes] = set()
+        for index, edit in enumerate(self.edits):
+            where = f"EditAndRequeue.edits[{index}]"
+            check_one_row(edit.payload, where)
+            if edit.key in keys:
+                raise MalformedRequestError(f"{where}.key: it is there twice")
+            keys.add(edit.key)
+
 
 @dataclass(frozen=True, slots=True)
-class ListStreams:
+class ListStreams(ReadingCall, route=Route.ALL):
     """Which streams are there, and how much is in each?"""
 
 
@@ -180,5 +606,5 @@ class StreamDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamList:
+class StreamList(Reply):
     streams: tuple[StreamDetails, ...]

@@ -1,13 +1,53 @@
-"""Calls about a topology and its whole streams: claim it, open them, take or force replays, ask what is left to do."""
+"""Calls about records on their way: of a topology's streams, of sources that can be read again, of a query's batches.
+
+Of a source that can be read again the vertex keeps where rows are, and not the rows themselves. A *range* is what one
+`Register` brings: rows of a partition from one position to the next. Its rows are pending until they are done, or
+stored because their attempt has ended. One instance of a source's subtask holds a partition: it has the rows in memory,
+or reads them again, and gives those to the vertex that it asks for.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from ftlayer.circuit import CircuitStatus
-from ftlayer.vertex.calls.common import I32, U64, EventIds, Failure, RowRoots, StreamOptions
+from ftlayer.errors import MalformedRequestError
+from ftlayer.notebook import html_table
+from ftlayer.vertex.calls.common import (
+    I32,
+    MAX_RUN_BYTES,
+    U64,
+    Call,
+    DurableCall,
+    EventIds,
+    Failure,
+    IntakeCall,
+    MemoryCall,
+    MutatingCall,
+    PassingCall,
+    ReadingCall,
+    Reply,
+    Route,
+    RowRoots,
+    StreamOptions,
+    check_event_ids,
+    check_failures,
+    check_ids,
+    check_key_hashes,
+    check_least,
+    check_lengths,
+    check_most,
+    check_name,
+    check_range,
+    check_rows,
+    check_streams,
+    check_values,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +60,7 @@ class SourcePosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(IntakeCall, route=Route.STREAM):
     """Store records and register them: ``values[i]`` is the XOR of the ids of all copies of row i.
 
     ``values`` None: there is one copy of each, and its id is the root's.
@@ -35,24 +75,44 @@ class Persist:
     ids: EventIds | None = None
     owner: str = ""
 
+    def check(self) -> None:
+        check_name(self.stream, "Persist.stream")
+        check_rows(len(self.roots), "Persist")
+        check_ids(self.roots, "Persist.roots")
+        check_lengths("Persist", len(self.roots), payload=self.payload)
+        check_values(self.roots, self.values, self.ids, "Persist")
+        check_key_hashes(self.key_hashes, len(self.roots), "Persist.key_hashes")
+        if self.position is not None:
+            check_name(self.position.partition, "Persist.position.partition")
+
 
 @dataclass(frozen=True, slots=True)
-class Ingest:
+class Ingest(IntakeCall, route=Route.STREAM):
     """Store records for delivery to the stream's query; the vertex draws their root ids."""
 
     stream: str
     payload: pa.RecordBatch
 
+    def check(self) -> None:
+        check_name(self.stream, "Ingest.stream")
+        check_rows(self.payload.num_rows, "Ingest")
+
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Reply):
     """Reply to `Persist` and `Ingest`: the rows are stored as ``durability`` says."""
 
     rows: int
 
 
+class RootsCall(Call):
+    """About roots of any shards."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Xor:
+class Xor(RootsCall, MemoryCall, route=Route.ALL):
     """XOR deltas. ``hold`` keeps those of unknown roots for a registration that is still to come (`emit`).
 
     ``values`` None: the delta of each root is the root's own id.
@@ -69,9 +129,13 @@ class Xor:
         """uint64[n], what is XORed into each root."""
         return self.roots if self.values is None else self.values
 
+    def check(self) -> None:
+        check_ids(self.roots, "Xor.roots")
+        check_values(self.roots, self.values, self.ids, "Xor")
+
 
 @dataclass(frozen=True, slots=True)
-class Xored:
+class Xored(Reply):
     """Reply to `Xor`: how many roots were completed by it, and how many events named an unknown root."""
 
     completed: int
@@ -79,7 +143,7 @@ class Xored:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(RootsCall, PassingCall, route=Route.ALL):
     """End this attempt of each root named; unknown roots are ignored and counted.
 
     ``hold`` keeps failures of unknown roots for a registration that is still to come, which fails then (`emit`).
@@ -89,9 +153,12 @@ class Fail:
     incarnation: int
     hold: bool = False
 
+    def check(self) -> None:
+        check_failures(self.failures, "Fail.failures")
+
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Reply):
     """Reply to `Fail`: roots that wait for a replay, that are dead now, that are unknown, that are unknown as yet."""
 
     waiting: int
@@ -101,20 +168,23 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Touch:
+class Touch(RootsCall, MemoryCall, route=Route.ALL):
     """Start the time of these roots again."""
 
     roots: U64
     incarnation: int
 
+    def check(self) -> None:
+        check_ids(self.roots, "Touch.roots")
+
 
 @dataclass(frozen=True, slots=True)
-class Touched:
+class Touched(Reply):
     touched: int
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimJob:
+class ClaimJob(DurableCall, route=Route.JOB):
     """Take a topology over for a new run: earlier runs are fenced off from here on, durably.
 
     Calls about a stream of the job that name another run as their ``owner`` are refused with `StaleOwnerError`. Those
@@ -124,16 +194,20 @@ class ClaimJob:
     job: str
     run: str
 
+    def check(self) -> None:
+        check_name(self.job, "ClaimJob.job")
+        check_name(self.run, "ClaimJob.run", MAX_RUN_BYTES)
+
 
 @dataclass(frozen=True, slots=True)
-class JobClaimed:
+class JobClaimed(Reply):
     """Reply to `ClaimJob`: the run that had claimed the job before, "" if none had."""
 
     previous: str
 
 
 @dataclass(frozen=True, slots=True)
-class OpenStream:
+class OpenStream(MutatingCall, route=Route.STREAM):
     """Declare a stream and its options (idempotent; new options replace the old ones)."""
 
     stream: str
@@ -142,7 +216,7 @@ class OpenStream:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOpened:
+class StreamOpened(Reply):
     """Reply to `OpenStream`: where each source partition is to go on reading.
 
     ``exact``: the vertex keeps every id, so that `EventIds` are worth sending. ``held`` are the partitions that were
@@ -157,7 +231,7 @@ class StreamOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeReplays:
+class TakeReplays(PassingCall, route=Route.STREAM):
     """Take up to ``limit`` due replays of a stream that is pushed (not read by offset); registers them.
 
     Each is registered with its root id as its one copy's record id.
@@ -167,9 +241,13 @@ class TakeReplays:
     limit: int
     owner: str = ""
 
+    def check(self) -> None:
+        check_name(self.stream, "TakeReplays.stream")
+        check_least(self.limit, 1, "TakeReplays.limit")
+
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class Recall(PassingCall, route=Route.ALL):
     """Make every pending root of these streams due for replay at once: the slots that worked on them may be gone.
 
     Their roots leave the tracker (late events are ignored), and the attempt that ends is not counted. What has
@@ -182,24 +260,30 @@ class Recall:
     incarnation: int
     owner: str = ""
 
+    def check(self) -> None:
+        check_streams(self.streams, "Recall.streams")
+
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class Recalled(Reply):
     """Reply to `Recall`: how many rows it made due."""
 
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class StreamStatusCall:
+class StreamStatusCall(ReadingCall, route=Route.ALL):
     """What is still to do for these streams of one job?"""
 
     streams: tuple[str, ...]
     owner: str = ""
 
+    def check(self) -> None:
+        check_streams(self.streams, "StreamStatusCall.streams")
+
 
 @dataclass(frozen=True, slots=True)
-class StreamStatus:
+class StreamStatus(Reply):
     """Reply to `StreamStatusCall`: sums over the streams.
 
     ``pending`` roots are registered and not complete, ``due`` can be taken now (`TakeReplays`), ``waiting``
@@ -221,3 +305,535 @@ class StreamStatus:
     def drained(self) -> bool:
         """Whether a bounded job could end."""
         return not (self.pending or self.due or self.waiting)
+
+
+# ---------------------------------------------------------------- ranges of sources
+
+MAX_PARTITIONS = 65_536
+MAX_HOLDER_BYTES = 2 * MAX_RUN_BYTES
+MAX_DIGEST_BYTES = 64
+MAX_PLANNED_BYTES = 16 << 20
+"""Offsets of all splits of a source, as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows of a source's ``partition`` from position ``start`` (None: its beginning) to ``end``.
+
+    ``number`` and ``first`` say where the rows are, in an order in which a partition is read: ``rows`` of them behind
+    place ``first`` of split ``number``. They take ``span`` places: as many as there are rows, or more where a log has
+    gaps between its offsets. ``digest`` is one of their values: equal rows have equal digests. Zero rows only move the
+    position on.
+    """
+
+    partition: str
+    start: bytes | None
+    end: bytes
+    number: int
+    first: int
+    rows: int
+    span: int
+    digest: bytes = b""
+
+    def check(self, where: str) -> None:
+        check_name(self.partition, f"{where}.partition")
+        check_least(self.number, 0, f"{where}.number")
+        check_least(self.first, 0, f"{where}.first")
+        check_least(self.span, self.rows, f"{where}.span")
+        check_most(self.digest, MAX_DIGEST_BYTES, f"{where}.digest", "bytes ")
+
+    @property
+    def begins(self) -> tuple[int, int]:
+        return self.number, self.first
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        return self.number, self.first + self.span
+
+
+@dataclass(frozen=True, slots=True)
+class NoteRange(PassingCall, route=Route.STREAM):
+    """Keep what a source is read by: range ``number``, which a planner is about to open, in ``planned``. Durable.
+
+    Those below ``first`` are forgotten: all of their rows are done, or stored. `StreamOpened` has the others.
+    """
+
+    stream: str
+    number: int
+    planned: bytes
+    first: int
+    owner: str = ""
+
+    def check(self) -> None:
+        check_name(self.stream, "NoteRange.stream")
+        check_least(self.first, 0, "NoteRange.first")
+        check_least(self.number, self.first, "NoteRange.number")
+        check_most(self.planned, MAX_PLANNED_BYTES, "NoteRange.planned", "bytes ")
+
+
+@dataclass(frozen=True, slots=True)
+class RangeNoted(Reply):
+    """Reply to `NoteRange`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver(PassingCall, route=Route.STREAM):
+    """Hold these partitions of a stream from here on, as ``holder``; others' calls about them are refused."""
+
+    stream: str
+    partitions: tuple[str, ...]
+    holder: str
+    owner: str = ""
+
+    def check(self) -> None:
+        _check_holder(self)
+        check_most(self.partitions, MAX_PARTITIONS, "TakeOver.partitions")
+        for index, partition in enumerate(self.partitions):
+            check_name(partition, f"TakeOver.partitions[{index}]")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRange:
+    """A range with rows that are not done; ``segment`` is what calls name it by, in this incarnation."""
+
+    segment: int
+    range: RowRange
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPartition:
+    """A partition as its holder finds it.
+
+    Attributes:
+        partition: its name.
+        position: up to which its rows are registered; None: none was.
+        number, place: the same as a place, see `RowRange`; -1 and 0 where none was registered.
+        ranges: those that have to be held, or read again, in their order; the last one ends at ``position``, and each
+            begins where the one before ends.
+    """
+
+    partition: str
+    position: bytes | None
+    number: int
+    place: int
+    ranges: tuple[OpenRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver(Reply):
+    """Reply to `TakeOver`. Calls of the holder name ``incarnation``."""
+
+    incarnation: int
+    partitions: tuple[HeldPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Register(MemoryCall, route=Route.STREAM):
+    """Register rows that their holder keeps: ``values[i]`` is the XOR of the ids of all copies of row i.
+
+    ``values`` None: there is one copy of each, and its id is the root's.
+
+    In memory only: a vertex that is lost knows nothing of them. ``wanted``: they were registered with one that is lost;
+    they are to be stored, and go out as replays.
+    """
+
+    stream: str
+    range: RowRange
+    roots: RowRoots
+    values: U64 | None
+    holder: str
+    incarnation: int
+    ids: EventIds | None = None
+    owner: str = ""
+    wanted: bool = False
+
+    def check(self) -> None:
+        _check_holder(self)
+        self.range.check("Register.range")
+        check_rows(len(self.roots), "Register")
+        check_ids(self.roots, "Register.roots")
+        check_values(self.roots, self.values, self.ids, "Register")
+        if self.range.rows != len(self.roots):
+            raise MalformedRequestError(
+                f"Register.range.rows: expected {len(self.roots)}, as Register.roots has, got {self.range.rows}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Registered(Reply):
+    """Reply to `Register`: what the range is named from here on."""
+
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskRanges(MemoryCall, route=Route.STREAM):
+    """What need not be held any more, and which rows are wanted?"""
+
+    stream: str
+    holder: str
+    incarnation: int
+    owner: str = ""
+
+    def check(self) -> None:
+        _check_holder(self)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """Rows of a range, by their place in it (uint64[m], ascending), that are to be stored."""
+
+    segment: int
+    rows: U64
+
+
+@dataclass(frozen=True, slots=True)
+class RangesTold(Reply):
+    """Reply to `AskRanges`.
+
+    ``done_below`` has for each partition of the holder the segment of the first range that has to be held: what is
+    before it is done, or stored, and that is durable. Of ``wanted`` rows there may be more than a reply has.
+    """
+
+    done_below: dict[str, int]
+    wanted: tuple[WantedRows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRows(PassingCall, route=Route.STREAM):
+    """Store rows of a range whose attempt has ended; ``rows`` (uint64[m], ascending) are their places in it.
+
+    Those that are not wanted any more are left out. From here on they are as any stored record.
+    """
+
+    stream: str
+    segment: int
+    rows: U64
+    payload: pa.RecordBatch
+    holder: str
+    incarnation: int
+    key_hashes: I32 | None = None  # shape (n,) or (n, selectors)
+    owner: str = ""
+
+    def check(self) -> None:
+        _check_holder(self)
+        check_least(self.segment, 0, "StoreRows.segment")
+        check_rows(len(self.rows), "StoreRows")
+        if self.payload.num_rows != len(self.rows):
+            raise MalformedRequestError(
+                f"StoreRows.payload: expected {len(self.rows)} rows, as StoreRows.rows has, got "
+                f"{self.payload.num_rows}"
+            )
+        check_key_hashes(self.key_hashes, len(self.rows), "StoreRows.key_hashes")
+        if len(self.rows) and (int(self.rows[-1]) >= 1 << 20 or np.any(self.rows[1:] <= self.rows[:-1])):
+            raise MalformedRequestError("StoreRows.rows: expected places below 2^20 in ascending order")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsStored(Reply):
+    """Reply to `StoreRows`: how many were stored."""
+
+    rows: int
+
+
+def _check_holder(call: TakeOver | Register | AskRanges | StoreRows) -> None:
+    where = type(call).__name__
+    check_name(call.stream, f"{where}.stream")
+    check_name(call.holder, f"{where}.holder", MAX_HOLDER_BYTES)
+
+
+# ---------------------------------------------------------------- wrapped queries
+
+
+class BatchState(StrEnum):
+    NEW = "new"
+    SEALED = "sealed"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuery(DurableCall, route=Route.QUERY):
+    """Take a query over for a new run: older epochs are fenced off from here on.
+
+    ``streams`` are its wrapped sources and ingests; an ingest that another query has claimed is
+    refused with `StaleOwnerError` naming that query. ``title`` is what people call it; "": as the vertex knows it.
+    ``run`` is unique to each take-over; what is before its first dot names the execution, which announces itself so.
+    """
+
+    query: str
+    run: str
+    streams: tuple[str, ...]
+    options: StreamOptions = field(default_factory=StreamOptions)
+    title: str = ""
+
+    def check(self) -> None:
+        check_name(self.query, "OpenQuery.query")
+        for index, stream in enumerate(self.streams):
+            check_name(stream, f"OpenQuery.streams[{index}]")
+        if self.title:
+            check_name(self.title, "OpenQuery.title")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOpened(Reply):
+    """Reply to `OpenQuery`. Batch ids are -1 where there was none yet; root ids carry ``shard``.
+
+    ``exact``: the vertex keeps every id, so that `EventIds` are worth sending.
+    """
+
+    epoch: int
+    incarnation: int
+    last_sealed: int
+    last_committed: int
+    shard: int = 0
+    shards: int = 1
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Deliverable(MutatingCall, route=Route.STREAM):
+    """How far can a query read ``stream`` from ``start``, taking ``max_rows`` at most?
+
+    Moves due replays into the delivery log as far as they are asked for; sent again, it is executed again.
+    """
+
+    enveloped: ClassVar[bool] = False
+
+    stream: str
+    start: int
+    max_rows: int
+
+    def check(self) -> None:
+        check_name(self.stream, "Deliverable.stream")
+        check_least(self.start, 0, "Deliverable.start")
+        check_least(self.max_rows, 1, "Deliverable.max_rows")
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverableUpTo(Reply):
+    """Reply to `Deliverable`: the end offset (= start: nothing now)."""
+
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDeliveries(ReadingCall, route=Route.STREAM):
+    """The rows of [start, end) in delivery order. The same answer until a later batch begins."""
+
+    stream: str
+    start: int
+    end: int
+
+    def check(self) -> None:
+        check_name(self.stream, "ReadDeliveries.stream")
+        check_range(self.start, self.end, "ReadDeliveries")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCall(MutatingCall):
+    query: str
+    epoch: int
+    batch: int
+
+    def check(self) -> None:
+        where = type(self).__name__
+        check_name(self.query, f"{where}.query")
+        check_least(self.epoch, 0, f"{where}.epoch")
+        check_least(self.batch, 0, f"{where}.batch")
+
+
+@dataclass(frozen=True, slots=True)
+class BeginBatch(BatchCall, route=Route.QUERY):
+    """A query is about to run this batch; forgets what older committed batches kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A batch's report on records that other queries handed on: events, each for one incarnation.
+
+    All are kept as events with ``hold``: the query that hands records on may not have committed yet.
+    """
+
+    done: tuple[Xor, ...] = ()
+    failed: tuple[Fail, ...] = ()
+
+    def check(self, where: str) -> None:
+        for index, event in enumerate(self.done):
+            check_values(event.roots, event.values, event.ids, f"{where}.done[{index}]")
+        for index, fail in enumerate(self.failed):
+            check_failures(fail.failures, f"{where}.failed[{index}].failures")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBegun(Reply):
+    """Reply to `BeginBatch`. Only if SEALED: what the seal (and its reseals) said had failed.
+
+    ``failed`` are the rewindable source rows the seal took, ``redelivered`` the roots of the delivered
+    rows that failed, ``resumed`` the failures of records resumed from another query. Only if COMMITTED, and of
+    the last batch: ``report``, which may not have been sent to its end.
+    """
+
+    state: BatchState
+    failed: tuple[SealedRows, ...] = ()
+    redelivered: tuple[int, ...] = ()
+    resumed: tuple[Failure, ...] = ()
+    report: Report = field(default_factory=Report)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRows:
+    """Rows of a rewindable source the vertex takes over at a seal, one failure a row.
+
+    ``roots`` are the ids the rows had in this run; ``failures[i].root == roots[i]``.
+    """
+
+    stream: str
+    payload: pa.RecordBatch
+    roots: U64
+    failures: tuple[Failure, ...]
+    key_hashes: I32 | None = None
+
+    def check(self, where: str) -> None:
+        check_name(self.stream, f"{where}.stream")
+        check_rows(len(self.roots), where)
+        check_ids(self.roots, f"{where}.roots")
+        check_lengths(where, len(self.roots), payload=self.payload, failures=self.failures)
+        check_key_hashes(self.key_hashes, len(self.roots), f"{where}.key_hashes")
+        for row, failure in enumerate(self.failures):
+            if failure.root != int(self.roots[row]):
+                raise MalformedRequestError(
+                    f"{where}.failures[{row}].root: differs from {where}.roots[{row}]"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedRows:
+    """Rows whose derivatives were handed to another query: they stay pending until that one is done.
+
+    ``values[i]`` is the XOR of the ids of everything emitted under ``roots[i]``. ``payload`` is None for
+    rows that were delivered by the vertex, which has them stored.
+    """
+
+    stream: str
+    payload: pa.RecordBatch | None
+    roots: U64
+    values: U64
+    ids: EventIds | None = None
+
+    def check(self, where: str) -> None:
+        check_name(self.stream, f"{where}.stream")
+        check_rows(len(self.roots), where)
+        check_ids(self.roots, f"{where}.roots")
+        check_lengths(where, len(self.roots), values=self.values)
+        check_event_ids(self.ids, self.values, f"{where}.ids")
+        if self.payload is not None:
+            check_lengths(where, len(self.roots), payload=self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Seal(BatchCall, IntakeCall, route=Route.QUERY):
+    """The verdict of a batch: what failed, what was handed on; everything else of it is done at commit.
+
+    ``delivered`` gives for each stream the offsets [start, end) this batch was given. ``redelivered``
+    are failures of delivered rows (the vertex has their payload), ``resumed`` those of records another
+    query emitted: kept and handed back. ``report`` are the events for all records that were resumed; it is kept
+    and has no effect: the caller sends them once the batch is committed, and again if `BeginBatch` then hands them
+    back. Sealing a sealed batch again is refused unless it says the same; a *sealed* batch that is run again uses
+    `Reseal`.
+    """
+
+    delivered: dict[str, tuple[int, int]]
+    failed: tuple[SealedRows, ...] = ()
+    redelivered: tuple[Failure, ...] = ()
+    resumed: tuple[Failure, ...] = ()
+    emitted: tuple[EmittedRows, ...] = ()
+    report: Report = field(default_factory=Report)
+
+    def check(self) -> None:
+        _check_verdict(self)
+        for stream, (start, end) in self.delivered.items():
+            check_name(stream, "Seal.delivered")
+            check_range(start, end, f"Seal.delivered[{stream!r}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Reseal(BatchCall, IntakeCall, route=Route.QUERY):
+    """Add to a sealed batch what failed when it was run again: rows that had passed before.
+
+    ``emitted`` and ``report`` replace what the first seal said (the run again has fresh ids).
+    """
+
+    failed: tuple[SealedRows, ...] = ()
+    redelivered: tuple[Failure, ...] = ()
+    resumed: tuple[Failure, ...] = ()
+    emitted: tuple[EmittedRows, ...] = ()
+    report: Report = field(default_factory=Report)
+
+    def check(self) -> None:
+        _check_verdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed(Reply):
+    """Reply to `Seal` and `Reseal`: of the failed rows, how many will wait and how many are dead at
+    commit.
+    """
+
+    waiting: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(BatchCall, DurableCall, route=Route.QUERY):
+    """The sink has the batch: its failed rows start to wait for replay, the rest is done. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Reply):
+    """Reply to `Commit`. ``again`` when it had been committed before."""
+
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStatusCall(ReadingCall, route=Route.QUERY):
+    """How much is still to do for a query?"""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStatus(Reply):
+    """Reply to `QueryStatusCall`: counts of rows over the query's streams.
+
+    ``next_due_in_ms`` is -1 when nothing waits. ``drained`` when all but ``dead`` are 0.
+    """
+
+    waiting: int
+    deliverable: int
+    delivered: int
+    pending: int
+    dead: int
+    next_due_in_ms: int
+
+    @property
+    def drained(self) -> bool:
+        """Whether a bounded job could end: nothing waits, nothing is on its way."""
+        return not (self.waiting or self.deliverable or self.delivered or self.pending)
+
+    def _repr_html_(self) -> str:
+        names = ("waiting", "deliverable", "delivered", "pending", "dead")
+        title = "nothing is left to do" if self.drained else "rows that are not done"
+        return html_table(title, names, [tuple(getattr(self, name) for name in names)])
+
+
+def _check_verdict(call: Seal | Reseal) -> None:
+    BatchCall.check(call)
+    where = type(call).__name__
+    check_failures(call.redelivered, f"{where}.redelivered")
+    check_failures(call.resumed, f"{where}.resumed")
+    call.report.check(f"{where}.report")
+    for index, sealed in enumerate(call.failed):
+        sealed.check(f"{where}.failed[{index}]")
+    for index, emitted in enumerate(call.emitted):
+        emitted.check(f"{where}.emitted[{index}]")

@@ -32,9 +32,15 @@ from ftlayer.errors import (
 )
 from ftlayer.transport.address import parse_address
 from ftlayer.transport.connection import Endpoint, connect
-from ftlayer.transport.flight_connection import NO_COLUMNS, TRANSPORT_ERRORS, call_options, end_stream
+from ftlayer.transport.flight_connection import (
+    NO_COLUMNS,
+    TRANSPORT_ERRORS,
+    call_options,
+    end_stream,
+    failure_text,
+)
 from ftlayer.vertex.calls import Call, Envelope, Ingest, Persist, Register, Reply, Xor
-from ftlayer.vertex.wire.frames import ENVELOPED, decode_reply, encode_call, fields_of, frame_of
+from ftlayer.vertex.wire.frames import decode_reply, encode_call, fields_of, frame_of
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +208,7 @@ def retried(attempt: Callable[[float], T], what: str, address: str, deadline_ms:
             if left <= pause:
                 raise VertexUnavailableError(
                     f"{what}: no answer from the vertex at {address} before the deadline; "
-                    f"last failure: {error}{possible_cause(address, str(error))}"
+                    f"last failure: {failure_text(error)}{possible_cause(address, str(error))}"
                 ) from error
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -336,7 +342,7 @@ class Lane:
         address = self._connection.address
         return VertexUnavailableError(
             f"{self._kind} to the vertex at {address}: {what}; last failure of the connection: "
-            f"{self._last_failure}{possible_cause(address, str(self._last_failure))}"
+            f"{self._last_failure}"
         )
 
     def _write(self, writer: flight.FlightStreamWriter, sent: _Sent) -> None:
@@ -354,7 +360,7 @@ class Lane:
 
     def _note(self, error: BaseException) -> None:
         with self._changed:
-            self._last_failure = str(error)
+            self._last_failure = failure_text(error) + possible_cause(self._connection.address, str(error))
 
     # ------------------------------------------------------------ reading thread
 
@@ -650,7 +656,7 @@ class VertexClient:
         `MalformedRequestError` for a call that cannot be meant.
         """
         deadline = monotonic_ms() + (self._deadline_ms if deadline_ms is None else deadline_ms)
-        if type(call) not in ENVELOPED:
+        if not call.enveloped:
             return self._exchange(encode_call(call, None), type(call).__name__, deadline)
         with self._lane() as lane:
             frame = encode_call(call, Envelope(lane.client, lane.sequence))

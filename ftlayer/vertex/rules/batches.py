@@ -20,34 +20,17 @@ import numpy as np
 from ftlayer.backoff import next_attempt
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, StaleOwnerError, StoreDamagedError
-from ftlayer.records.failure_columns import from_columns, to_columns
+from ftlayer.records.failures import from_columns, to_columns
 from ftlayer.store import batches
-from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit, StoredFailure
+from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.meta import QueryRecord, get_query, put_query
 from ftlayer.store.rows import I64, U64, StoredBatch, first_attempts, pack, take_rows
 from ftlayer.store.streams import SegmentKind, delete_entry, get_bounds, log_entries, put_bounds
-from ftlayer.vertex.calls import (
-    BatchBegun,
-    BatchState,
-    BeginBatch,
-    Commit,
-    Committed,
-    EmittedRows,
-    EventIds,
-    Fail,
-    Failure,
-    Report,
-    Reseal,
-    Seal,
-    Sealed,
-    SealedRows,
-    Xor,
-)
-from ftlayer.vertex.calls.event_ids import plain_event_ids, stored_event_ids
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
-from ftlayer.vertex.rules.retry import MAX_OPERATOR, MAX_PLACE, MAX_REASON, MAX_TRACEBACK, cause_of, cut
+from ftlayer.vertex.rules.retry import MAX_OPERATOR, MAX_PLACE, MAX_REASON, MAX_TRACEBACK, cut
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking
@@ -65,7 +48,7 @@ class SealWriter:
         query: QueryRecord,
         batch: int,
         head: BatchHead,
-        call: Seal | Reseal,
+        call: calls.Seal | calls.Reseal,
         now: Now,
     ) -> BatchHead:
         """Store ``head`` with what ``call`` says added to it, and return it.
@@ -105,7 +88,7 @@ class SealWriter:
         return head
 
     def _replace_emitted(
-        self, txn: WriteTransaction, head: BatchHead, emitted: tuple[EmittedRows, ...]
+        self, txn: WriteTransaction, head: BatchHead, emitted: tuple[calls.EmittedRows, ...]
     ) -> tuple[StoredEmit, ...]:
         for old in head.emitted:
             if old.segment >= 0:
@@ -124,7 +107,7 @@ class SealWriter:
                 self._state.segments.append(
                     txn, segment, number, SegmentKind.SEALED, StoredBatch(info, rows.payload)
                 )
-            ids = plain_event_ids(rows.ids) if self._state.exact else None
+            ids = calls.plain_event_ids(rows.ids) if self._state.exact else None
             stored.append(StoredEmit(rows.stream, segment, rows.roots.tobytes(), rows.values.tobytes(), ids))
         return tuple(stored)
 
@@ -143,13 +126,17 @@ class SealWriter:
                     attempts[root] = name, attempt
         return attempts
 
-    def _will_wait(self, stream: str, attempt: int, failure: Failure | StoredFailure, now: Now) -> bool:
+    def _will_wait(self, stream: str, attempt: int, failure: calls.Failure, now: Now) -> bool:
         options = self._state.stream(stream).options
-        retry = next_attempt(options, failure.root, attempt, cause_of(failure), wall_ms=now.wall_ms)
+        retry = next_attempt(options, failure.root, attempt, failure, wall_ms=now.wall_ms)
         return retry is not None
 
     def _check(
-        self, query: QueryRecord, call: Seal | Reseal, head: BatchHead, attempts: dict[int, tuple[str, int]]
+        self,
+        query: QueryRecord,
+        call: calls.Seal | calls.Reseal,
+        head: BatchHead,
+        attempts: dict[int, tuple[str, int]],
     ) -> None:
         for rows in call.failed:
             _check_stream(query, rows.stream, "failed")
@@ -178,7 +165,7 @@ class SealWriter:
             delivered.add(emitted.stream)
 
 
-def said(call: Seal) -> bytes:
+def said(call: calls.Seal) -> bytes:
     """Return a digest of what a seal says. An id always names one record, so payload is left out."""
     content = [
         [[rows.stream, rows.roots.tobytes(), _plain(rows.failures)] for rows in call.failed],
@@ -192,21 +179,18 @@ def said(call: Seal) -> bytes:
     return hashlib.blake2b(pack(content), digest_size=16).digest()
 
 
-def stored_failure(failure: Failure) -> StoredFailure:
+def stored_failure(failure: calls.Failure) -> calls.Failure:
     """Return a failure as it is stored, its texts cut to their bounds."""
-    return StoredFailure(
-        failure.root,
-        cut(failure.reason, MAX_REASON),
-        cut(failure.operator, MAX_OPERATOR),
-        cut(failure.traceback, MAX_TRACEBACK),
-        failure.fatal,
-        failure.after_ms,
-        failure.uses_attempt,
-        cut(failure.place, MAX_PLACE),
+    return replace(
+        failure,
+        reason=cut(failure.reason, MAX_REASON),
+        operator=cut(failure.operator, MAX_OPERATOR),
+        traceback=cut(failure.traceback, MAX_TRACEBACK),
+        place=cut(failure.place, MAX_PLACE),
     )
 
 
-def _plain(failures: Iterable[Failure]) -> list[list[object]]:
+def _plain(failures: Iterable[calls.Failure]) -> list[list[object]]:
     return [
         [
             failure.root,
@@ -225,7 +209,7 @@ def _check_stream(query: QueryRecord, stream: str, what: str) -> None:
         raise ProtocolError(f"{what}: stream {stream!r} is none of the query's ({', '.join(query.streams)})")
 
 
-def keep_report(txn: WriteTransaction, query: int, batch: int, report: Report) -> None:
+def keep_report(txn: WriteTransaction, query: int, batch: int, report: calls.Report) -> None:
     """Store what a batch will report on records that other queries handed on, in the place of what it would have.
 
     The query sends the events itself, behind its commit: their roots may be another shard's. They are kept because a
@@ -237,20 +221,20 @@ def keep_report(txn: WriteTransaction, query: int, batch: int, report: Report) -
         batches.delete_report(txn, query, batch)
 
 
-def kept_report(txn: ReadTransaction, query: int, batch: int) -> Report:
+def kept_report(txn: ReadTransaction, query: int, batch: int) -> calls.Report:
     """Return what a batch is to report; nothing if no record of it was resumed."""
     values = batches.get_report(txn, query, batch)
     if values is None:
-        return Report()
+        return calls.Report()
     try:
         return _stored_report(values)
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"the report of batch {batch} cannot be read: {error}") from error
 
 
-def _plain_report(report: Report) -> list[Any]:
+def _plain_report(report: calls.Report) -> list[Any]:
     done = [
-        [event.roots.tobytes(), event.deltas.tobytes(), event.incarnation, plain_event_ids(event.ids)]
+        [event.roots.tobytes(), event.deltas.tobytes(), event.incarnation, calls.plain_event_ids(event.ids)]
         for event in report.done
     ]
     failed = [
@@ -260,21 +244,21 @@ def _plain_report(report: Report) -> list[Any]:
     return [done, failed]
 
 
-def _stored_report(values: list[Any]) -> Report:
+def _stored_report(values: list[Any]) -> calls.Report:
     done, failed = values
-    return Report(
+    return calls.Report(
         tuple(
-            Xor(
+            calls.Xor(
                 np.frombuffer(roots, np.uint64),
                 np.frombuffer(xors, np.uint64),
                 incarnation,
                 hold=True,
-                ids=stored_event_ids(ids),
+                ids=calls.stored_event_ids(ids),
             )
             for roots, xors, incarnation, ids in done
         ),
         tuple(
-            Fail(tuple(Failure(*row) for row in from_columns(columns)), incarnation, hold=True)
+            calls.Fail(tuple(from_columns(columns)), incarnation, hold=True)
             for columns, incarnation in failed
         ),
     )
@@ -290,11 +274,14 @@ class Batches:
         self._deliveries = deliveries
         self._writer = SealWriter(state)
 
-    def begin(self, txn: WriteTransaction, call: BeginBatch) -> BatchBegun:
+    @calls.handles(calls.BeginBatch)
+    def begin(self, txn: WriteTransaction, call: calls.BeginBatch, now: Now) -> calls.BatchBegun:
         """Say how far a batch has come; a new one removes what earlier batches kept."""
         query = self._owned(txn, call)
         if call.batch <= query.last_committed:
-            return BatchBegun(BatchState.COMMITTED, report=kept_report(txn, query.number, call.batch))
+            return calls.BatchBegun(
+                calls.BatchState.COMMITTED, report=kept_report(txn, query.number, call.batch)
+            )
         head = batches.get_head(txn, query.number, call.batch)
         if head is not None:
             return self._sealed_before(txn, query, call.batch, head)
@@ -304,9 +291,10 @@ class Batches:
         if query.last_committed >= 0:
             batches.delete_head(txn, query.number, query.last_committed)
             batches.delete_report(txn, query.number, query.last_committed)
-        return BatchBegun(BatchState.NEW)
+        return calls.BatchBegun(calls.BatchState.NEW)
 
-    def seal(self, txn: WriteTransaction, call: Seal, now: Now) -> Sealed:
+    @calls.handles(calls.Seal)
+    def seal(self, txn: WriteTransaction, call: calls.Seal, now: Now) -> calls.Sealed:
         """Store the verdict of a batch. It has no effect before the commit."""
         query = self._owned(txn, call)
         digest = said(call)
@@ -317,7 +305,7 @@ class Batches:
                     f"batch {call.batch} of query {call.query!r} is sealed, and its seal said something "
                     "else; begin it again and Reseal what failed beyond that"
                 )
-            return Sealed(head.waiting, head.dead)
+            return calls.Sealed(head.waiting, head.dead)
         if call.batch <= query.last_committed:
             raise ProtocolError(
                 f"batch {call.batch} of query {call.query!r} was committed before: begin the next one"
@@ -327,9 +315,10 @@ class Batches:
         head = BatchHead(False, digest, delivered, (), (), (), 0, 0, 0)
         head = self._extend(txn, query, head, call, now)
         put_query(txn, call.query, replace(query, last_sealed=call.batch))
-        return Sealed(head.waiting, head.dead)
+        return calls.Sealed(head.waiting, head.dead)
 
-    def reseal(self, txn: WriteTransaction, call: Reseal, now: Now) -> Sealed:
+    @calls.handles(calls.Reseal)
+    def reseal(self, txn: WriteTransaction, call: calls.Reseal, now: Now) -> calls.Sealed:
         """Add to the verdict of a sealed batch what failed when it ran again."""
         query = self._owned(txn, call)
         head = batches.get_head(txn, query.number, call.batch)
@@ -337,19 +326,25 @@ class Batches:
             state = "is not sealed: Seal it" if call.batch > query.last_committed else "was committed before"
             raise ProtocolError(f"batch {call.batch} of query {call.query!r} {state}")
         head = self._extend(txn, query, head, call, now)
-        return Sealed(head.waiting, head.dead)
+        return calls.Sealed(head.waiting, head.dead)
 
     def _extend(
-        self, txn: WriteTransaction, query: QueryRecord, head: BatchHead, call: Seal | Reseal, now: Now
+        self,
+        txn: WriteTransaction,
+        query: QueryRecord,
+        head: BatchHead,
+        call: calls.Seal | calls.Reseal,
+        now: Now,
     ) -> BatchHead:
         head = self._writer.extend(txn, query, call.batch, head, call, now)
         keep_report(txn, query.number, call.batch, call.report)
         return head
 
-    def commit(self, txn: WriteTransaction, call: Commit, now: Now) -> Committed:
+    @calls.handles(calls.Commit)
+    def commit(self, txn: WriteTransaction, call: calls.Commit, now: Now) -> calls.Committed:
         query = self._owned(txn, call)
         if call.batch <= query.last_committed:
-            return Committed(again=True)
+            return calls.Committed(again=True)
         head = batches.get_head(txn, query.number, call.batch)
         if head is None:
             raise ProtocolError(
@@ -359,7 +354,7 @@ class Batches:
             stream = self._state.stream(part.stream)
             bodies = self._state.payloads.rows(txn, part.rows.payload)
             for row, failure in enumerate(part.failures):
-                self._failing.move(txn, stream, part.rows.info, bodies, row, cause_of(failure), now)
+                self._failing.move(txn, stream, part.rows.info, bodies, row, failure, now)
             stream.counters.failed_sealed += len(part.failures)
         self._commit_delivered(txn, head, now)
         for emit in head.emitted:
@@ -371,7 +366,7 @@ class Batches:
         batches.delete_parts(txn, query.number, call.batch, head.parts)
         batches.put_head(txn, query.number, call.batch, replace(head, committed=True, emitted=(), parts=0))
         put_query(txn, call.query, replace(query, last_committed=call.batch))
-        return Committed(again=False)
+        return calls.Committed(again=False)
 
     # ------------------------------------------------------------ delivered rows
 
@@ -402,7 +397,7 @@ class Batches:
         txn: WriteTransaction,
         stream: Stream,
         rows: StoredBatch,
-        failures: dict[int, StoredFailure],
+        failures: dict[int, calls.Failure],
         now: Now,
     ) -> int:
         failed = [
@@ -411,7 +406,7 @@ class Batches:
         if failed:
             bodies = self._state.payloads.rows(txn, rows.payload)
             for row in failed:
-                cause = cause_of(failures[int(rows.info.roots[row])])
+                cause = failures[int(rows.info.roots[row])]
                 self._failing.move(txn, stream, rows.info, bodies, row, cause, now)
         stream.counters.failed_sealed += len(failed)
         return len(failed)
@@ -466,7 +461,9 @@ class Batches:
 
     # ------------------------------------------------------------ ownership
 
-    def _owned(self, txn: WriteTransaction, call: BeginBatch | Seal | Reseal | Commit) -> QueryRecord:
+    def _owned(
+        self, txn: WriteTransaction, call: calls.BeginBatch | calls.Seal | calls.Reseal | calls.Commit
+    ) -> QueryRecord:
         """Return the query of a call; `StaleOwnerError` when a newer run has taken it over."""
         query = get_query(txn, call.query)
         if query is None:
@@ -482,7 +479,7 @@ class Batches:
             )
         return query
 
-    def _check_no_other_seal(self, query: QueryRecord, call: BeginBatch | Seal) -> None:
+    def _check_no_other_seal(self, query: QueryRecord, call: calls.BeginBatch | calls.Seal) -> None:
         if query.last_sealed > query.last_committed and query.last_sealed != call.batch:
             raise ProtocolError(
                 f"batch {query.last_sealed} of query {call.query!r} is sealed and not committed; "
@@ -491,26 +488,26 @@ class Batches:
 
     def _sealed_before(
         self, txn: WriteTransaction, query: QueryRecord, batch: int, head: BatchHead
-    ) -> BatchBegun:
+    ) -> calls.BatchBegun:
         failed = tuple(
-            SealedRows(
+            calls.SealedRows(
                 part.stream,
                 part.rows.payload,
                 part.rows.info.roots,
-                tuple(Failure.of(failure.root, failure, failure.place) for failure in part.failures),
+                part.failures,
                 part.rows.info.key_hashes,
             )
             for part in batches.parts(txn, query.number, batch, head.parts, self._state.payloads)
         )
-        return BatchBegun(
-            BatchState.SEALED,
+        return calls.BatchBegun(
+            calls.BatchState.SEALED,
             failed,
             tuple(failure.root for failure in head.redelivered),
-            tuple(Failure.of(failure.root, failure, failure.place) for failure in head.resumed),
+            head.resumed,
         )
 
 
-def emitted_ids(emit: StoredEmit) -> tuple[U64, U64, EventIds | None]:
+def emitted_ids(emit: StoredEmit) -> tuple[U64, U64, calls.EventIds | None]:
     """Return the roots that were handed on, their values, and the lists of ids behind these."""
     roots, values = np.frombuffer(emit.roots, np.uint64), np.frombuffer(emit.values, np.uint64)
-    return roots, values, stored_event_ids(emit.ids)
+    return roots, values, calls.stored_event_ids(emit.ids)

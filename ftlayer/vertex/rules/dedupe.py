@@ -25,18 +25,7 @@ from typing import Any
 from ftlayer.errors import ProtocolError, StoreDamagedError
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.meta import all_replies, delete_reply, put_reply
-from ftlayer.vertex.calls import (
-    Accepted,
-    Changed,
-    Committed,
-    Cursor,
-    Envelope,
-    JobClaimed,
-    QueryOpened,
-    RecordBatches,
-    Reply,
-    Sealed,
-)
+from ftlayer.vertex import calls
 
 REPLIES = 256
 GAPS = 256
@@ -46,13 +35,13 @@ IDLE_MS = 24 * 3_600_000
 _RECORD_REPLIES = 4
 
 _DURABLE: dict[type[Any], tuple[str, ...]] = {
-    Accepted: ("rows",),
-    QueryOpened: ("epoch", "incarnation", "last_sealed", "last_committed", "shard", "shards"),
-    Sealed: ("waiting", "dead"),
-    Committed: ("again",),
-    Changed: ("count",),
-    Cursor: ("position",),
-    JobClaimed: ("previous",),
+    calls.Accepted: ("rows",),
+    calls.QueryOpened: ("epoch", "incarnation", "last_sealed", "last_committed", "shard", "shards"),
+    calls.Sealed: ("waiting", "dead"),
+    calls.Committed: ("again",),
+    calls.Changed: ("count",),
+    calls.Cursor: ("position",),
+    calls.JobClaimed: ("previous",),
 }
 _KINDS = tuple(_DURABLE)
 
@@ -64,15 +53,15 @@ class _Client:
     used_ms: int
     highest: int = 0
     unseen: list[tuple[int, int]] = field(default_factory=list)
-    durable: dict[int, Reply] = field(default_factory=dict)
+    durable: dict[int, calls.Reply] = field(default_factory=dict)
     durable_order: list[int] = field(default_factory=list)  # a heap
-    passing: OrderedDict[int, Reply] = field(default_factory=OrderedDict)
+    passing: OrderedDict[int, calls.Reply] = field(default_factory=OrderedDict)
     with_records: list[int] = field(default_factory=list)
 
     def has_seen(self, sequence: int) -> bool:
         return sequence <= self.highest and not any(a <= sequence <= b for a, b in self.unseen)
 
-    def reply(self, sequence: int) -> Reply | None:
+    def reply(self, sequence: int) -> calls.Reply | None:
         return self.durable.get(sequence) or self.passing.get(sequence)
 
     def mark(self, sequence: int) -> None:
@@ -92,17 +81,17 @@ class _Client:
             gaps += [part for part in parts if part[0] <= part[1]]
         self.unseen = gaps
 
-    def keep_durable(self, sequence: int, reply: Reply) -> None:
+    def keep_durable(self, sequence: int, reply: calls.Reply) -> None:
         self.mark(sequence)
         self.durable[sequence] = reply
         heapq.heappush(self.durable_order, sequence)
 
-    def keep_passing(self, sequence: int, reply: Reply) -> None:
+    def keep_passing(self, sequence: int, reply: calls.Reply) -> None:
         self.mark(sequence)
         self.passing[sequence] = reply
         if len(self.passing) > REPLIES:
             self.passing.popitem(last=False)
-        if isinstance(reply, RecordBatches):
+        if isinstance(reply, calls.RecordBatches):
             self.with_records.append(sequence)
             if len(self.with_records) > _RECORD_REPLIES:
                 self.passing.pop(self.with_records.pop(0), None)
@@ -123,7 +112,7 @@ class Dedupe:
         for name, sequence, values in all_replies(txn):
             client = self._clients.setdefault(name, _Client(mono_ms))
             reply = _decode(values)
-            if isinstance(reply, QueryOpened):
+            if isinstance(reply, calls.QueryOpened):
                 # The caller is to work with the vertex that answers now, not with the one that did the work.
                 reply = replace(reply, incarnation=incarnation)
             if not client.durable and sequence > 1:
@@ -135,7 +124,9 @@ class Dedupe:
                 # Nothing was dropped yet: what is missing at the beginning was never seen.
                 client.unseen.insert(0, (1, lowest - 1))
 
-    def reply_to(self, envelope: Envelope, staged: dict[Envelope, Reply]) -> Reply | None:
+    def reply_to(
+        self, envelope: calls.Envelope, staged: dict[calls.Envelope, calls.Reply]
+    ) -> calls.Reply | None:
         """Return the reply to a call that was seen before (or in ``staged``), None for a new one.
 
         Raises `ProtocolError` when the call had its effect and its reply is no longer kept.
@@ -153,7 +144,7 @@ class Dedupe:
             )
         return reply
 
-    def stage(self, txn: WriteTransaction, envelope: Envelope, reply: Reply) -> None:
+    def stage(self, txn: WriteTransaction, envelope: calls.Envelope, reply: calls.Reply) -> None:
         """Write a call down in the transaction of its effect; `keep_durable` follows when that is
         committed.
         """
@@ -162,7 +153,7 @@ class Dedupe:
         for sequence in self._surplus.get(envelope.client, ()):
             delete_reply(txn, envelope.client, sequence)
 
-    def keep_durable(self, envelope: Envelope, reply: Reply, mono_ms: int) -> None:
+    def keep_durable(self, envelope: calls.Envelope, reply: calls.Reply, mono_ms: int) -> None:
         """Note a call that was staged, its transaction being committed."""
         client = self._clients.setdefault(envelope.client, _Client(mono_ms))
         client.used_ms = mono_ms
@@ -170,7 +161,7 @@ class Dedupe:
         # Deleted with the client's next call, and again if that one's transaction fails.
         self._surplus[envelope.client] = client.drop_surplus()
 
-    def keep_passing(self, envelope: Envelope, reply: Reply, mono_ms: int) -> None:
+    def keep_passing(self, envelope: calls.Envelope, reply: calls.Reply, mono_ms: int) -> None:
         """Note a call whose effect dies with this incarnation."""
         client = self._clients.setdefault(envelope.client, _Client(mono_ms))
         client.used_ms = mono_ms
@@ -190,9 +181,9 @@ class Dedupe:
         return len(self._clients)
 
 
-def _decode(values: list[Any]) -> Reply:
+def _decode(values: list[Any]) -> calls.Reply:
     try:
-        reply: Reply = _KINDS[values[0]](*values[1:])
+        reply: calls.Reply = _KINDS[values[0]](*values[1:])
     except (IndexError, TypeError) as error:
         raise StoreDamagedError(f"a stored reply cannot be read: {error}") from error
     return reply

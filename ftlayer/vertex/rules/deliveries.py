@@ -24,17 +24,7 @@ from ftlayer.store.streams import (
     put_bounds,
     put_entry,
 )
-from ftlayer.vertex.calls import (
-    Accepted,
-    Deliverable,
-    DeliverableUpTo,
-    Ingest,
-    ReadDeliveries,
-    RecordBatches,
-    Records,
-    StreamOptions,
-    TakeReplays,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking, check_intake
@@ -63,7 +53,8 @@ class Replays:
         self._state = state
         self._tracking = tracking
 
-    def take(self, txn: WriteTransaction, call: TakeReplays, now: Now) -> RecordBatches:
+    @calls.handles(calls.TakeReplays)
+    def take(self, txn: WriteTransaction, call: calls.TakeReplays, now: Now) -> calls.RecordBatches:
         """Hand out due replays of a pushed stream and register them."""
         state = self._state
         state.owners.check([call.stream], call.owner)
@@ -91,7 +82,7 @@ class Replays:
             if state.followed is not None:
                 state.followed.let_out(stream.name, rows.info, now)
         # What is still with those who hold it comes later: what is due now is not all.
-        return RecordBatches(tuple(records_of(rows) for rows in taken), held or stream.unstored > 0)
+        return calls.RecordBatches(tuple(records_of(rows) for rows in taken), held or stream.unstored > 0)
 
     def due_rows(self, txn: ReadTransaction, stream: Stream, limit: int) -> Iterator[DueRows]:
         """Take up to ``limit`` rows of tracked segments that are not being worked on; their attempt goes
@@ -194,14 +185,14 @@ class Replays:
         return StoredBatch(info, concat([state.payloads.read(txn, r.digest, r.body) for r in records]))
 
 
-def records_of(rows: StoredBatch) -> Records:
+def records_of(rows: StoredBatch) -> calls.Records:
     info = rows.info
     first_failed = None
     if info.histories:
         times = [history[0].wall_ms if history else 0 for history in info.histories]
         first_failed = np.array(times, np.uint64)
     is_edited = bool(info.edits)
-    return Records(
+    return calls.Records(
         rows.payload, info.roots, info.origins, info.attempts, info.key_hashes, first_failed, is_edited
     )
 
@@ -211,16 +202,17 @@ class Deliveries:
         self._state = state
         self._replay = replay
 
+    @calls.handles(calls.Ingest)
     def ingest(
-        self, txn: WriteTransaction, call: Ingest, now: Now
-    ) -> tuple[Accepted, Callable[[], None] | None]:
+        self, txn: WriteTransaction, call: calls.Ingest, now: Now
+    ) -> tuple[calls.Accepted, Callable[[], None] | None]:
         """Store records at the end of the log, under root ids drawn for them. An unknown stream is made."""
         state = self._state
         rows = call.payload.num_rows
         stream = state.find_stream(call.stream) or self._new_stream(txn, call.stream)
         check_intake(stream, rows)
         if rows == 0:
-            return Accepted(0), None
+            return calls.Accepted(0), None
         roots = random_root_ids(rows, shard=state.options.shard, shards=state.options.shards)
         end = self._append(txn, stream, StoredBatch(first_attempts(roots, None), call.payload))
         group = state.group
@@ -234,9 +226,10 @@ class Deliveries:
             stream.log_age.add(end, now.wall_ms)
             stream.counters.ingested += rows
 
-        return Accepted(rows), count
+        return calls.Accepted(rows), count
 
-    def deliverable(self, txn: WriteTransaction, call: Deliverable, now: Now) -> DeliverableUpTo:
+    @calls.handles(calls.Deliverable)
+    def deliverable(self, txn: WriteTransaction, call: calls.Deliverable, now: Now) -> calls.DeliverableUpTo:
         """Return how far the query can read, moving due replays into the log as far as they are asked for."""
         stream = self._state.stream(call.stream)
         bounds = get_bounds(txn, stream.number)
@@ -255,9 +248,10 @@ class Deliveries:
             bounds = get_bounds(txn, stream.number)
         end = min(bounds.next, limit)
         stream.offered = max(stream.offered, end)
-        return DeliverableUpTo(end)
+        return calls.DeliverableUpTo(end)
 
-    def read(self, txn: ReadTransaction, call: ReadDeliveries) -> RecordBatches:
+    @calls.handles(calls.ReadDeliveries)
+    def read(self, txn: ReadTransaction, call: calls.ReadDeliveries, now: Now) -> calls.RecordBatches:
         """Return the rows of a range. Those removed by the begin of a later batch are absent."""
         stream = self._state.stream(call.stream)
         bounds = get_bounds(txn, stream.number)
@@ -266,7 +260,7 @@ class Deliveries:
                 f"offsets {call.start} to {call.end} of stream {stream.name!r}: its log ends at {bounds.next}"
             )
         parts = self.rows_between(txn, stream, max(call.start, bounds.floor), call.end)
-        return RecordBatches(tuple(records_of(rows) for rows in parts))
+        return calls.RecordBatches(tuple(records_of(rows) for rows in parts))
 
     def rows_between(self, txn: ReadTransaction, stream: Stream, start: int, end: int) -> list[StoredBatch]:
         """Return the log's rows of [start, end) in order, those of a segment together."""
@@ -298,7 +292,7 @@ class Deliveries:
         return end
 
     def _new_stream(self, txn: WriteTransaction, name: str) -> Stream:
-        stream = Stream(name, next_stream_number(txn), StreamOptions())
+        stream = Stream(name, next_stream_number(txn), calls.StreamOptions())
         stream.write(txn)
         self._state.group.streams[name] = stream
         return stream

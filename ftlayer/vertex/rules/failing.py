@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from ftlayer.backoff import next_attempt
 from ftlayer.clock import Now
+from ftlayer.records.failures import Failure
 from ftlayer.store import dead_index as failed
 from ftlayer.store.dead_index import FailedRecord, FailedTable
 from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.rows import I64, U64, History, RowInfo, SingleRows
 from ftlayer.store.streams import put_asked_pause_ms
 from ftlayer.vertex.rules.live import LiveSegment, by_segment
-from ftlayer.vertex.rules.retry import Cause, held, shortened, stored_attempt
+from ftlayer.vertex.rules.retry import held, shortened, stored_attempt
 from ftlayer.vertex.rules.source_ranges import EndedRow
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
@@ -42,7 +43,7 @@ class Failing:
         txn: WriteTransaction,
         roots: U64,
         locations: U64,
-        causes: Sequence[Cause],
+        causes: Sequence[Failure],
         now: Now,
         *,
         timed_out: bool = False,
@@ -90,7 +91,7 @@ class Failing:
         live: LiveSegment,
         rows: I64,
         roots: U64,
-        causes: list[Cause],
+        causes: list[Failure],
         now: Now,
         *,
         timed_out: bool,
@@ -112,12 +113,12 @@ class Failing:
             live.stream.counters.failed_explicit += len(new)
         return len(new)
 
-    def _causes(self, stream: Stream, roots: U64, causes: list[Cause], now: Now) -> list[Cause]:
+    def _causes(self, stream: Stream, roots: U64, causes: list[Failure], now: Now) -> list[Failure]:
         if not self._state.circuits.ended(stream, roots.tolist(), causes, now.mono_ms):
             return causes
         return [held(cause) for cause in causes]
 
-    def _history(self, info: RowInfo, row: int, cause: Cause, now: Now) -> History:
+    def _history(self, info: RowInfo, row: int, cause: Failure, now: Now) -> History:
         """Return the attempts of a record that has failed once more, whose tracebacks are held from here on."""
         texts = self._state.group.texts
         earlier = shortened(info.history(row))
@@ -133,7 +134,7 @@ class Failing:
         info: RowInfo,
         bodies: SingleRows,
         row: int,
-        cause: Cause,
+        cause: Failure,
         now: Now,
         *,
         body_row: int | None = None,

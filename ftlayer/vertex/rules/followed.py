@@ -9,10 +9,10 @@ from enum import StrEnum
 import numpy as np
 
 from ftlayer.clock import Now
+from ftlayer.records.failures import Failure
 from ftlayer.records.ids import U64Array
 from ftlayer.records.traced import Sampler
 from ftlayer.store.rows import RowInfo
-from ftlayer.vertex.rules.retry import Cause
 
 MAX_OPEN = 1 << 16
 """So many attempts are followed at a time; what begins beyond is not."""
@@ -38,7 +38,7 @@ class EndedAttempt:
     began_ms: int
     ended_ms: int
     outcome: Outcome
-    cause: Cause | None = None
+    cause: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class FollowedAttempts:
         for root in self._of(roots).tolist():
             self._end(root, Outcome.COMPLETED, now)
 
-    def failed(self, roots: U64Array, causes: Sequence[Cause], dead: Sequence[bool], now: Now) -> None:
+    def failed(self, roots: U64Array, causes: Sequence[Failure], dead: Sequence[bool], now: Now) -> None:
         """Attempts have failed, or timed out; ``dead`` says which records get no other one."""
         followed = set(self._of(roots).tolist())
         for root, cause, is_dead in zip(roots.tolist(), causes, dead, strict=True):
@@ -99,7 +99,7 @@ class FollowedAttempts:
         self._open[root] = attempt
         return True
 
-    def _end(self, root: int, outcome: Outcome, now: Now, cause: Cause | None = None) -> None:
+    def _end(self, root: int, outcome: Outcome, now: Now, cause: Failure | None = None) -> None:
         attempt = self._open.pop(root, None)
         if attempt is None:
             return

@@ -12,10 +12,10 @@ What the shell must keep to:
 
 - Calls, `tick`, `read` and every ``after`` come one at a time: from one thread, or under a lock. ``after``
   runs for every outcome, in order, and before the next transaction's first call.
-- `MEMORY_ONLY` calls are part of no transaction. They may come at any moment in between: among the calls of an open
+- `MemoryCall`s are part of no transaction. They may come at any moment in between: among the calls of an open
   transaction, while it is committed, before its outcomes' ``after``. They have their effect at once, and a lost
   transaction does not undo them.
-- `Persist`, `Ingest`, `Seal` and `Reseal` (`INTAKE`) change memory in ``after`` only: if their transaction
+- An `IntakeCall` changes memory in ``after`` only: if their transaction
   is lost (a full store), nothing has happened; answer with the error. A lost transaction that had any
   *other* call in it, or a `tick`, leaves memory ahead of the store: drop the object and make a new one from
   the store, which is what a crash would have done. So give intake transactions of its own. The layer
@@ -55,34 +55,6 @@ from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, Wri
 from ftlayer.store.meta import QueryRecord, all_queries, get_query, put_query
 from ftlayer.store.streams import all_positions, get_bounds, next_stream_number
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import (
-    MAX_EXAMINED,
-    MAX_PAGE_BYTES,
-    Call,
-    Envelope,
-    ListRecords,
-    MutatingCall,
-    OpenQuery,
-    OpenStream,
-    QueryOpened,
-    QueryStatus,
-    QueryStatusCall,
-    ReadingCall,
-    Recall,
-    Recalled,
-    RecordInfo,
-    RecordList,
-    RecordPage,
-    Reply,
-    SelectRecords,
-    StatsReply,
-    StreamOpened,
-    StreamOptions,
-    StreamStatus,
-    StreamStatusCall,
-)
-from ftlayer.vertex.calls.jobs import HistogramDetails
-from ftlayer.vertex.calls.records import StreamDetails, StreamList
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.audit import VertexHour
 from ftlayer.vertex.rules.batches import Batches
@@ -115,16 +87,18 @@ class Opening:
     def __init__(self, state: ShardState) -> None:
         self._state = state
 
-    def stream(self, txn: WriteTransaction, call: OpenStream) -> StreamOpened:
+    @calls.handles(calls.OpenStream)
+    def stream(self, txn: WriteTransaction, call: calls.OpenStream, now: Now) -> calls.StreamOpened:
         self._state.owners.check([call.stream], call.owner)
         check_timeout(call.options, self._state.options.buckets)
         stream = self._declare(txn, call.stream, call.options)
         held = tuple(partition.name for partition in self._state.ranges.of_stream(stream))
         positions = all_positions(txn, stream.number)
         planned = all_planned(txn, stream.number)
-        return StreamOpened(self._state.incarnation, positions, self._state.exact, held, planned)
+        return calls.StreamOpened(self._state.incarnation, positions, self._state.exact, held, planned)
 
-    def query(self, txn: WriteTransaction, call: OpenQuery) -> QueryOpened:
+    @calls.handles(calls.OpenQuery)
+    def query(self, txn: WriteTransaction, call: calls.OpenQuery, now: Now) -> calls.QueryOpened:
         """Take a query over: a new epoch, which owns ``call.streams`` and no others."""
         state = self._state
         check_timeout(call.options, state.options.buckets)
@@ -151,7 +125,7 @@ class Opening:
             title=call.title or record.title,
         )
         put_query(txn, call.query, record)
-        return QueryOpened(
+        return calls.QueryOpened(
             record.epoch,
             state.incarnation,
             record.last_sealed,
@@ -161,7 +135,7 @@ class Opening:
             state.exact,
         )
 
-    def _declare(self, txn: WriteTransaction, name: str, options: StreamOptions) -> Stream:
+    def _declare(self, txn: WriteTransaction, name: str, options: calls.StreamOptions) -> Stream:
         stream = self._state.find_stream(name)
         if stream is None:
             stream = Stream(name, next_stream_number(txn), options)
@@ -176,57 +150,58 @@ class Opening:
         stream.query = query
         stream.write(txn)
 
+    @calls.handles(calls.Recall)
+    def recall(self, txn: WriteTransaction, call: calls.Recall, now: Now) -> calls.Recalled:
+        """Make the pending rows of streams due at once, since the slots that worked on them may be gone.
 
-def recall(state: ShardState, call: Recall, now: Now) -> Recalled:
-    """Make the pending rows of streams due at once, since the slots that worked on them may be gone.
-
-    In memory only: after a restart they are due anyway. They are before what is due already, the oldest first.
-    Roots that timed out stay in the tracker for their late events; their rows have left the segment.
-    """
-    state.check_incarnation(call.incarnation)
-    state.owners.check(call.streams, call.owner)
-    numbers = {state.stream(name).number for name in call.streams}
-    roots, locations = state.tracker.pending()
-    recalled = np.zeros(len(roots), np.bool_)
-    for segment, rows, positions in reversed(list(by_segment(locations))):
-        live = state.live.get(segment)
-        if live is None or live.stream.number not in numbers:
-            continue
-        pending = ~live.done[rows]
-        if live.source is not None:
-            # Those that timed out are wanted before, and stay.
-            pending &= ~live.source.wanted_of(rows)
+        In memory only: after a restart they are due anyway. They are before what is due already, the oldest first.
+        Roots that timed out stay in the tracker for their late events; their rows have left the segment.
+        """
+        state = self._state
+        state.check_incarnation(call.incarnation)
+        state.owners.check(call.streams, call.owner)
+        numbers = {state.stream(name).number for name in call.streams}
+        roots, locations = state.tracker.pending()
+        recalled = np.zeros(len(roots), np.bool_)
+        for segment, rows, positions in reversed(list(by_segment(locations))):
+            live = state.live.get(segment)
+            if live is None or live.stream.number not in numbers:
+                continue
+            pending = ~live.done[rows]
+            if live.source is not None:
+                # Those that timed out are wanted before, and stay.
+                pending &= ~live.source.wanted_of(rows)
+                recalled[positions[pending]] = True
+                count = live.source.recall(rows[pending])
+                live.stream.unstored += count
+                live.stream.counters.recalled += count
+                continue
             recalled[positions[pending]] = True
-            count = live.source.recall(rows[pending])
-            live.stream.unstored += count
+            due = np.zeros(len(live.done), np.bool_)
+            due[rows[pending]] = True
+            live.stream.add_recalled(segment, np.flatnonzero(due))
+            count = int(np.count_nonzero(due))
+            live.stream.in_flight -= count
             live.stream.counters.recalled += count
-            continue
-        recalled[positions[pending]] = True
-        due = np.zeros(len(live.done), np.bool_)
-        due[rows[pending]] = True
-        live.stream.add_recalled(segment, np.flatnonzero(due))
-        count = int(np.count_nonzero(due))
-        live.stream.in_flight -= count
-        live.stream.counters.recalled += count
-    # In the order they were found in: that of the tracker's memory, several times as fast as any other.
-    taken = roots[recalled]
-    state.tracker.forget(taken)
-    state.circuits.recalled(taken, now.mono_ms)
-    return Recalled(len(taken))
+        # In the order they were found in: that of the tracker's memory, several times as fast as any other.
+        taken = roots[recalled]
+        state.tracker.forget(taken)
+        state.circuits.recalled(taken, now.mono_ms)
+        return calls.Recalled(len(taken))
 
 
-def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> RecordPage:
+def select(state: ShardState, txn: ReadTransaction, call: calls.SelectRecords) -> calls.RecordPage:
     """Return a page: it ends with the limit, with `MAX_EXAMINED` records, or with `MAX_PAGE_BYTES` of payload."""
     span = _span(state, call)
     wanted = _Wanted(call, span)
     keys: list[bytes] = []
-    infos: list[RecordInfo] = []
+    infos: list[calls.RecordInfo] = []
     size = 0
     last = b""
     examined = passed = 0
     for record in _candidates(state, txn, call, span):
-        if examined + passed >= MAX_EXAMINED or len(keys) == call.limit or size >= MAX_PAGE_BYTES:
-            return RecordPage(tuple(infos), tuple(keys), examined, last)
+        if examined + passed >= calls.MAX_EXAMINED or len(keys) == call.limit or size >= calls.MAX_PAGE_BYTES:
+            return calls.RecordPage(tuple(infos), tuple(keys), examined, last)
         last = record.key
         if isinstance(record, PassedRows):
             passed += PASSED_AT_ONCE
@@ -239,17 +214,11 @@ def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> Reco
             info = record.info()
             infos.append(info)
             size += info.payload.nbytes + sum(len(each.traceback) for each in info.history)
-    return RecordPage(tuple(infos), tuple(keys), examined, b"")
-
-
-def listed(state: ShardState, txn: ReadTransaction, call: ListRecords) -> RecordList:
-    """Return a page of all records in a state: it ends as that of `select` does."""
-    page = select(state, txn, SelectRecords(call.state, call.stream, limit=call.limit, after=call.after))
-    return RecordList(page.records, page.more)
+    return calls.RecordPage(tuple(infos), tuple(keys), examined, b"")
 
 
 class _Wanted:
-    def __init__(self, call: SelectRecords, span: Span) -> None:
+    def __init__(self, call: calls.SelectRecords, span: Span) -> None:
         self._span = span
         self._operator = call.operator
         self._root = call.root
@@ -274,19 +243,19 @@ class _Wanted:
         return record.may_say(self._bytes) and says(record.payload(), self._bytes)
 
 
-def _span(state: ShardState, call: SelectRecords) -> Span:
+def _span(state: ShardState, call: calls.SelectRecords) -> Span:
     streams = [
         stream
         for _, stream in sorted(state.numbers.items())
         if not call.stream or belongs_to(stream, call.stream)
     ]
     is_picky = bool(call.operator or call.text or call.root)
-    most = MAX_EXAMINED if is_picky else min(call.limit, MAX_EXAMINED) + 1
+    most = calls.MAX_EXAMINED if is_picky else min(call.limit, calls.MAX_EXAMINED) + 1
     return Span(streams, call.after, most, call.since_ms, call.until_ms or NEVER_MS)
 
 
 def _candidates(
-    state: ShardState, txn: ReadTransaction, call: SelectRecords, span: Span
+    state: ShardState, txn: ReadTransaction, call: calls.SelectRecords, span: Span
 ) -> Iterator[Record | PassedRows]:
     """Return the records that can be wanted, in the fewest steps that lead to them."""
     walks = Walks(state, txn)
@@ -302,7 +271,7 @@ def _candidates(
 
 
 def _dead_candidates(
-    state: ShardState, walks: Walks, call: SelectRecords, span: Span
+    state: ShardState, walks: Walks, call: calls.SelectRecords, span: Span
 ) -> Iterator[Record | PassedRows]:
     if call.group >= 0:
         stream = state.find_stream(call.stream)
@@ -315,12 +284,94 @@ def _dead_candidates(
 
 
 class Status:
-    def __init__(self, state: ShardState, store: KeyValueStore, replay: Replays) -> None:
+    """What a shard holds, what of it has still to be done, and of which jobs its board knows."""
+
+    def __init__(
+        self, state: ShardState, store: KeyValueStore, replay: Replays, board: Board, hour: VertexHour
+    ) -> None:
         self._state = state
         self._store = store
         self._replay = replay
+        self._board = board
+        self._hour = hour
 
-    def query(self, txn: ReadTransaction, call: QueryStatusCall, now: Now) -> QueryStatus:
+    @calls.handles(calls.AnnounceJob)
+    def announce(self, txn: WriteTransaction, call: calls.AnnounceJob, now: Now) -> calls.Announced:
+        return self._board.announce(txn, call, self._run_of(txn, call.job), now)
+
+    def _run_of(self, txn: ReadTransaction, job: calls.JobDetails) -> str:
+        """Return the run that a job belongs to, "" where this shard keeps no records of it."""
+        if job.kind is calls.JobKind.TOPOLOGY:
+            return self._state.owners.run_of(job.owner)
+        query = get_query(txn, job.owner)
+        # A query opens itself anew at each run of Spark's: what is before the dot is the execution.
+        return "" if query is None else query.run.partition(".")[0]
+
+    @calls.handles(calls.ListJobs)
+    def jobs(self, txn: ReadTransaction, call: calls.ListJobs, now: Now) -> calls.JobList:
+        return self._board.jobs(now)
+
+    @calls.handles(calls.GetHour)
+    def hour(self, txn: ReadTransaction, call: calls.GetHour, now: Now) -> calls.Hour:
+        return self._board.hour(call.owner, now) if call.owner else self._hour.hour(now)
+
+    @calls.handles(calls.ListAudit)
+    def audit(self, txn: ReadTransaction, call: calls.ListAudit, now: Now) -> calls.AuditPage:
+        return audit.page(txn, call)
+
+    @calls.handles(calls.ReportCircuits)
+    def circuits(self, txn: WriteTransaction, call: calls.ReportCircuits, now: Now) -> calls.CircuitsReported:
+        self._state.circuits.reported[call.query] = call.circuits
+        return calls.CircuitsReported()
+
+    @calls.handles(calls.ListRecords)
+    def listed(self, txn: ReadTransaction, call: calls.ListRecords, now: Now) -> calls.RecordList:
+        """Return a page of all records in a state: it ends as that of `select` does."""
+        page = self.selected(
+            txn, calls.SelectRecords(call.state, call.stream, limit=call.limit, after=call.after), now
+        )
+        return calls.RecordList(page.records, page.more)
+
+    @calls.handles(calls.SelectRecords)
+    def selected(self, txn: ReadTransaction, call: calls.SelectRecords, now: Now) -> calls.RecordPage:
+        return select(self._state, txn, call)
+
+    @calls.handles(calls.DeadGroups)
+    def dead_groups(self, txn: ReadTransaction, call: calls.DeadGroups, now: Now) -> calls.GroupList:
+        wanted = {
+            number: stream.name
+            for number, stream in self._state.numbers.items()
+            if not call.stream or belongs_to(stream, call.stream)
+        }
+        return self._state.dead_index.groups(txn, wanted)
+
+    @calls.handles(calls.Explain)
+    def explained(self, txn: ReadTransaction, call: calls.Explain, now: Now) -> calls.Explained:
+        tracker = self._state.tracker
+        if not isinstance(tracker, ExactTracker):
+            raise UnsupportedError(
+                'this vertex keeps one XOR for each root, not its ids: start it with tracker="exact" (some '
+                "hundred times slower) to have roots explained"
+            )
+        found = tracker.explain(call.root)
+        if found is None:
+            return calls.Explained(known=False)
+        owed = tuple(calls.OwedId(o.record_id, o.owner or "", o.emitted) for o in found.owed)
+        return calls.Explained(True, found.registered, found.value, found.ids_known, owed)
+
+    @calls.handles(calls.ListStreams)
+    def streams(self, txn: ReadTransaction, call: calls.ListStreams, now: Now) -> calls.StreamList:
+        """Return all streams of a shard by name. Reads one waiting record a stream, and no payload."""
+        state, oldest_ms = self._state, self._state.live.oldest_ms()
+        return calls.StreamList(
+            tuple(
+                _details(state, txn, stream, oldest_ms.get(stream.number, 0))
+                for _, stream in sorted(state.streams.items())
+            )
+        )
+
+    @calls.handles(calls.QueryStatusCall)
+    def query(self, txn: ReadTransaction, call: calls.QueryStatusCall, now: Now) -> calls.QueryStatus:
         """Count the rows of a query's streams. Rows that a sealed batch is about to move count as
         delivered.
         """
@@ -331,7 +382,7 @@ class Status:
         times = [self._replay.next_due_ms(txn, stream, now) for stream in streams]
         due = min((time for time in times if time is not None), default=None)
         unread = sum(max(stream.logged - self._offered(stream.number, txn), 0) for stream in streams)
-        return QueryStatus(
+        return calls.QueryStatus(
             waiting=sum(stream.waiting + stream.due_rows for stream in streams),
             deliverable=unread,
             delivered=sum(stream.logged for stream in streams) - unread + self._sealed_rows(txn, query),
@@ -340,7 +391,8 @@ class Status:
             next_due_in_ms=-1 if due is None else max(due - now.wall_ms, 0),
         )
 
-    def of_streams(self, txn: ReadTransaction, call: StreamStatusCall, now: Now) -> StreamStatus:
+    @calls.handles(calls.StreamStatusCall)
+    def of_streams(self, txn: ReadTransaction, call: calls.StreamStatusCall, now: Now) -> calls.StreamStatus:
         self._state.owners.check(call.streams, call.owner)
         streams = [self._state.stream(name) for name in call.streams]
         due, next_due_in_ms = 0, -1
@@ -349,7 +401,7 @@ class Status:
             due += count
             if pause_ms >= 0:
                 next_due_in_ms = pause_ms if next_due_in_ms < 0 else min(pause_ms, next_due_in_ms)
-        return StreamStatus(
+        return calls.StreamStatus(
             pending=sum(stream.in_flight for stream in streams),
             due=due,
             waiting=sum(stream.waiting + stream.due_rows for stream in streams) - due,
@@ -368,7 +420,8 @@ class Status:
             return 0, -1 if pause_ms < 0 else max(pause_ms, held_ms)
         return stream.due_rows + self._replay.count_due(txn, stream, now), pause_ms
 
-    def stats(self, now: Now) -> StatsReply:
+    @calls.handles(calls.Stats)
+    def stats(self, txn: ReadTransaction, call: calls.Stats, now: Now) -> calls.StatsReply:
         state = self._state
         streams = state.streams.values()
         counted = [asdict(stream.counters) for stream in streams]
@@ -390,7 +443,7 @@ class Status:
             "used_bytes": float(self._store.used_bytes),
             "used_share": float(self._store.used_share),
         }
-        return StatsReply(values, state.circuits.all_statuses(now.mono_ms))
+        return calls.StatsReply(values, state.circuits.all_statuses(now.mono_ms))
 
     def _offered(self, number: int, txn: ReadTransaction) -> int:
         """Return how many uncommitted rows of a log the query was told of."""
@@ -408,22 +461,13 @@ class Status:
         return sum(len(part.rows) for part in parts) + emitted
 
 
-def list_streams(state: ShardState, txn: ReadTransaction) -> StreamList:
-    """Return all streams of a shard by name. Reads one waiting record a stream, and no payload."""
-    oldest_ms = state.live.oldest_ms()
-    return StreamList(
-        tuple(
-            _details(state, txn, stream, oldest_ms.get(stream.number, 0))
-            for _, stream in sorted(state.streams.items())
-        )
-    )
-
-
-def _details(state: ShardState, txn: ReadTransaction, stream: Stream, pending_since_ms: int) -> StreamDetails:
+def _details(
+    state: ShardState, txn: ReadTransaction, stream: Stream, pending_since_ms: int
+) -> calls.StreamDetails:
     names = names_of(state, txn, stream)
     since_ms = (pending_since_ms, stream.log_age.since_ms, _waits_since_ms(state, txn, stream))
     counters = stream.counters
-    return StreamDetails(
+    return calls.StreamDetails(
         stream=stream.name,
         owner=names.owner,
         title=names.title,
@@ -440,7 +484,7 @@ def _details(state: ShardState, txn: ReadTransaction, stream: Stream, pending_si
         max_pending=stream.options.max_pending,
         kind=names.kind,
         counters=asdict(counters),
-        completion=HistogramDetails.of(stream.completion),
+        completion=calls.HistogramDetails.of(stream.completion),
     )
 
 
@@ -455,25 +499,6 @@ def _waits_since_ms(state: ShardState, txn: ReadTransaction, stream: Stream) -> 
     return 0
 
 
-INTAKE = (calls.Persist, calls.Ingest, calls.Seal, calls.Reseal)
-"""Calls that add records: for ``store.write(intake=True)``."""
-
-_DURABLE = (
-    *INTAKE,
-    calls.ClaimJob,
-    calls.OpenQuery,
-    calls.Commit,
-    calls.Requeue,
-    calls.Purge,
-    calls.EditAndRequeue,
-    calls.PutCursor,
-)
-_PASSING = (calls.Fail, calls.TakeReplays, calls.Recall, calls.StoreRows, calls.TakeOver, calls.NoteRange)
-MEMORY_ONLY = (calls.Xor, calls.Touch, calls.Register, calls.AskRanges)
-"""Calls that no transaction has a part in."""
-
-MemoryCall = calls.Xor | calls.Touch | calls.Register | calls.AskRanges
-
 _FORGET_CLIENTS_EVERY_MS = 600_000
 
 
@@ -481,7 +506,7 @@ _FORGET_CLIENTS_EVERY_MS = 600_000
 class CallOutcome:
     """The reply to a call, valid once the transaction is committed and ``after`` was called."""
 
-    reply: Reply
+    reply: calls.Reply
     after: Callable[[], None]
 
 
@@ -501,14 +526,21 @@ class FTLayerCore:
         failing = Failing(state)
         self._tracking = Tracking(state, failing)
         self._replay = Replays(state, self._tracking)
-        self._ranges = RangeCalls(state, self._tracking, failing)
-        self._deliveries = Deliveries(state, self._replay)
-        self._opening = Opening(state)
-        self._batches = Batches(state, self._tracking, failing, self._deliveries)
-        self._dead_letters = DeadLetters(state, store)
-        self._letters = BarrierLetters(state, store)
-        self._status = Status(state, store, self._replay)
+        deliveries = Deliveries(state, self._replay)
         self._hour = VertexHour(state, store, now)
+        self._handlers = calls.registered_in(
+            self._tracking,
+            self._replay,
+            RangeCalls(state, self._tracking, failing),
+            deliveries,
+            Opening(state),
+            Batches(state, self._tracking, failing, deliveries),
+            DeadLetters(state, store),
+            BarrierLetters(state, store),
+            Status(state, store, self._replay, self._board, self._hour),
+            self._board,
+            state.owners,
+        )
         self._transaction: WriteTransaction | None = None
         self._broken = False
         self._flushed_ms = now.mono_ms
@@ -530,23 +562,29 @@ class FTLayerCore:
         return [] if followed is None else followed.take()
 
     def apply(
-        self, txn: WriteTransaction | None, call: MutatingCall, envelope: Envelope | None, now: Now
+        self,
+        txn: WriteTransaction | None,
+        call: calls.MutatingCall,
+        envelope: calls.Envelope | None,
+        now: Now,
     ) -> CallOutcome:
         """Stage a call's changes in ``txn``; see the module for what the shell must keep to.
 
         ``envelope`` None: the call is executed however often it comes. ``txn`` may be None for
-        `MEMORY_ONLY` calls, which are no part of any transaction.
+        `MemoryCall`s, which are no part of any transaction.
 
         Raises `MalformedRequestError`, `ProtocolError`, `StaleIncarnationError`, `StaleOwnerError`, `UnknownJobError`
         (each says why), whatever the store raises, and `VertexError` when this object must not be used any more.
         """
-        if isinstance(call, MEMORY_ONLY):
+        if isinstance(call, calls.MemoryCall):
             return self._apply_in_memory(call, envelope, now)
+        if not isinstance(call, calls.MutatingCall):
+            raise MalformedRequestError(f"{type(call).__name__} is no changing call")
         if txn is None:
             raise ValueError(f"{type(call).__name__} needs a transaction")
         group = self._enter(txn)
         self._hour.advance(now)
-        if envelope is not None and isinstance(call, _DURABLE + _PASSING):
+        if envelope is not None and isinstance(call, (calls.DurableCall, calls.PassingCall)):
             if isinstance(call, (calls.Fail, calls.Recall)):
                 self._state.check_incarnation(call.incarnation)
             seen = self._dedupe.reply_to(envelope, group.replies)
@@ -554,12 +592,13 @@ class FTLayerCore:
                 self._state.counters.deduplicated_calls += 1
                 return CallOutcome(seen, _nothing)
         self._tracking.advance(now)
-        reply, register = self._execute(txn, call, now)
+        made = self._handlers[type(call)](txn, call, now)
+        reply, register = made if type(made) is tuple else (made, None)
         group.texts.write(txn)
         self._state.dead_index.write(txn)
-        if not isinstance(call, INTAKE):
+        if not isinstance(call, calls.IntakeCall):
             group.irrevocable = True
-        if envelope is not None and isinstance(call, _DURABLE):
+        if envelope is not None and isinstance(call, calls.DurableCall):
             self._dedupe.stage(txn, envelope, reply)
             group.replies[envelope] = reply
         elif envelope is not None:
@@ -570,12 +609,14 @@ class FTLayerCore:
             group.unconfirmed -= 1
             if register is not None:
                 register()
-            if envelope is not None and isinstance(call, _DURABLE):
+            if envelope is not None and isinstance(call, calls.DurableCall):
                 self._dedupe.keep_durable(envelope, reply, now.mono_ms)
 
         return CallOutcome(reply, after)
 
-    def _apply_in_memory(self, call: MemoryCall, envelope: Envelope | None, now: Now) -> CallOutcome:
+    def _apply_in_memory(
+        self, call: calls.MemoryCall, envelope: calls.Envelope | None, now: Now
+    ) -> CallOutcome:
         """Run a call that no transaction has a part in: it has its effect at once."""
         self._check_usable()
         self._hour.advance(now)
@@ -586,59 +627,22 @@ class FTLayerCore:
                 self._state.counters.deduplicated_calls += 1
                 return CallOutcome(seen, _nothing)
         self._tracking.advance(now)
-        reply: Reply
-        match call:
-            case calls.Xor():
-                reply = self._tracking.xor(call, now)
-            case calls.Touch():
-                reply = self._tracking.touch(call, now)
-            case calls.Register():
-                reply = self._ranges.register(call, now)
-            case calls.AskRanges():
-                reply = self._ranges.ask(call)
+        reply = self._handlers[type(call)](None, call, now)
         if envelope is not None:
             self._dedupe.keep_passing(envelope, reply, now.mono_ms)
         return CallOutcome(reply, _nothing)
 
-    def read(self, txn: ReadTransaction, call: ReadingCall, now: Now) -> Reply:
+    def read(self, txn: ReadTransaction, call: calls.ReadingCall, now: Now) -> calls.Reply:
         """Answer a call that changes nothing.
 
         Raises `MalformedRequestError`, `ProtocolError`, `StaleOwnerError`, `UnknownJobError`, and `UnsupportedError`
         for `Explain` without the exact tracker.
         """
         self._check_usable()
-        match call:
-            case calls.ReadDeliveries():
-                return self._deliveries.read(txn, call)
-            case calls.QueryStatusCall():
-                return self._status.query(txn, call, now)
-            case calls.StreamStatusCall():
-                return self._status.of_streams(txn, call, now)
-            case calls.ListRecords():
-                return listed(self._state, txn, call)
-            case calls.GetCursor():
-                return self._dead_letters.cursor(txn, call)
-            case calls.Explain():
-                return self._explain(call.root)
-            case calls.Stats():
-                return self._status.stats(now)
-            case calls.GetHour():
-                return self._board.hour(call.owner, now) if call.owner else self._hour.hour(now)
-            case calls.GetRequeued():
-                return self._letters.requeued(txn, call)
-            case calls.ListAudit():
-                return audit.page(txn, call)
-            case calls.SelectRecords():
-                return select(self._state, txn, call)
-            case calls.DeadGroups():
-                return self._dead_groups(txn, call)
-            case calls.ListStreams():
-                return list_streams(self._state, txn)
-            case calls.ListJobs():
-                return self._board.jobs(now)
-            case calls.GetJob():
-                return self._board.job(txn, call, now)
-        raise MalformedRequestError(f"{type(call).__name__} is no reading call")
+        if not isinstance(call, calls.ReadingCall):
+            raise MalformedRequestError(f"{type(call).__name__} is no reading call")
+        reply: calls.Reply = self._handlers[type(call)](txn, call, now)
+        return reply
 
     def tick(self, txn: WriteTransaction, now: Now) -> int | None:
         """Do what time brings: expiry, and writing down what completed.
@@ -687,17 +691,17 @@ class FTLayerCore:
             times.append(self._clients_checked_ms + _FORGET_CLIENTS_EVERY_MS)
         return min((time for time in times if time is not None), default=None)
 
-    def intake_blocked(self, call: Call, now: Now) -> str | None:
+    def intake_blocked(self, call: calls.Call, now: Now) -> str | None:
         """Say why intake has to wait: ``max_pending``, a full store, a circuit breaker. None: apply it now.
 
         Only `Persist`, `Register` and `Ingest` ever wait for ``max_pending``: a batch's verdict must get through.
         """
-        if not isinstance(call, (*INTAKE, calls.Register)):
+        if not isinstance(call, (calls.IntakeCall, calls.Register)):
             return None
         share = self._store.used_share
         if share >= INTAKE_SHARE:
             return f"the store has used {share:.0%} of its {self._store.max_bytes} bytes"
-        if isinstance(call, (calls.Seal, calls.Reseal)):
+        if not isinstance(call, (calls.Persist, calls.Ingest, calls.Register)):
             return None
         stream = self._state.find_stream(call.stream)
         rows = call.range.rows if isinstance(call, calls.Register) else call.payload.num_rows
@@ -724,97 +728,6 @@ class FTLayerCore:
         if group.irrevocable and group.unconfirmed:
             self._broken = True
         self._check_usable()
-
-    def _explain(self, root: int) -> calls.Explained:
-        tracker = self._state.tracker
-        if not isinstance(tracker, ExactTracker):
-            raise UnsupportedError(
-                'this vertex keeps one XOR for each root, not its ids: start it with tracker="exact" (some '
-                "hundred times slower) to have roots explained"
-            )
-        found = tracker.explain(root)
-        if found is None:
-            return calls.Explained(known=False)
-        owed = tuple(calls.OwedId(o.record_id, o.owner or "", o.emitted) for o in found.owed)
-        return calls.Explained(True, found.registered, found.value, found.ids_known, owed)
-
-    def _execute(
-        self, txn: WriteTransaction, call: MutatingCall, now: Now
-    ) -> tuple[Reply, Callable[[], None] | None]:
-        match call:
-            case calls.Persist():
-                return self._tracking.persist(txn, call, now)
-            case calls.Fail():
-                return self._tracking.fail(txn, call, now), None
-            case calls.TakeReplays():
-                return self._replay.take(txn, call, now), None
-            case calls.Recall():
-                return recall(self._state, call, now), None
-            case calls.TakeOver():
-                return self._ranges.take_over(txn, call), None
-            case calls.NoteRange():
-                return self._ranges.note(txn, call), None
-            case calls.StoreRows():
-                return self._ranges.store(txn, call, now), None
-            case calls.Ingest():
-                return self._deliveries.ingest(txn, call, now)
-            case calls.Deliverable():
-                return self._deliveries.deliverable(txn, call, now), None
-            case calls.ClaimJob():
-                return self._state.owners.claim(txn, call), None
-            case calls.OpenStream():
-                return self._opening.stream(txn, call), None
-            case calls.OpenQuery():
-                return self._opening.query(txn, call), None
-            case calls.BeginBatch():
-                return self._batches.begin(txn, call), None
-            case calls.Seal():
-                return self._batches.seal(txn, call, now), None
-            case calls.Reseal():
-                return self._batches.reseal(txn, call, now), None
-            case calls.Commit():
-                return self._batches.commit(txn, call, now), None
-            case calls.Requeue():
-                return self._dead_letters.requeue(txn, call, now), None
-            case calls.ReportCircuits():
-                self._state.circuits.reported[call.query] = call.circuits
-                return calls.CircuitsReported(), None
-            case calls.KeepLetters():
-                return self._letters.keep(txn, call, now), None
-            case calls.ForgetLetters():
-                return self._letters.forget(txn, call), None
-            case calls.Readmitted():
-                return self._letters.readmitted(txn, call), None
-            case calls.ReturnLetters():
-                return self._letters.give_back(txn, call, now), None
-            case calls.PutCursor():
-                return self._dead_letters.put_cursor(txn, call), None
-            case calls.Purge():
-                return self._dead_letters.purge(txn, call, now), None
-            case calls.EditAndRequeue():
-                return self._dead_letters.edit(txn, call, now), None
-            case calls.AnnounceJob():
-                return self._board.announce(txn, call, self._run_of(txn, call.job), now), None
-            case calls.AskJob():
-                return self._board.ask(txn, call, now), None
-        raise MalformedRequestError(f"{type(call).__name__} is no changing call")
-
-    def _dead_groups(self, txn: ReadTransaction, call: calls.DeadGroups) -> calls.GroupList:
-        streams = self._state.numbers.items()
-        wanted = {
-            number: stream.name
-            for number, stream in streams
-            if not call.stream or belongs_to(stream, call.stream)
-        }
-        return self._state.dead_index.groups(txn, wanted)
-
-    def _run_of(self, txn: ReadTransaction, job: calls.JobDetails) -> str:
-        """Return the run that a job belongs to, "" where this shard keeps no records of it."""
-        if job.kind is calls.JobKind.TOPOLOGY:
-            return self._state.owners.run_of(job.owner)
-        query = get_query(txn, job.owner)
-        # A query opens itself anew at each run of Spark's: what is before the dot is the execution.
-        return "" if query is None else query.run.partition(".")[0]
 
     def _enter(self, txn: WriteTransaction) -> Group:
         """Return the group of ``txn``; a new transaction means that the last one is over."""

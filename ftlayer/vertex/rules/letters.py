@@ -12,21 +12,9 @@ from ftlayer.store import kept
 from ftlayer.store.dead_index import FailedRecord, FailedTable, KeptName
 from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.store.rows import History
-from ftlayer.vertex.calls import (
-    MAX_PAGE_BYTES,
-    Attempt,
-    Changed,
-    ForgetLetters,
-    GetRequeued,
-    KeepLetters,
-    LettersKept,
-    Readmitted,
-    RequeuedLetter,
-    RequeuedLetters,
-    ReturnLetters,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules.owners import owner_of
-from ftlayer.vertex.rules.retry import MAX_HISTORY, Cause, shortened, stored_attempt
+from ftlayer.vertex.rules.retry import MAX_HISTORY, shortened, stored_attempt
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.walked import RecordContents
@@ -42,14 +30,15 @@ class BarrierLetters:
         self._state = state
         self._store = store
 
-    def keep(self, txn: WriteTransaction, call: KeepLetters, now: Now) -> LettersKept:
+    @calls.handles(calls.KeepLetters)
+    def keep(self, txn: WriteTransaction, call: calls.KeepLetters, now: Now) -> calls.LettersKept:
         """Put the letters of one part of a file among the dead, once."""
         state = self._state
         state.owners.check([call.stream], call.owner)
         stream = state.stream(call.stream)
         job = owner_of(call.stream)
         if kept.is_kept(txn, job, call.file, call.part):
-            return LettersKept(0)
+            return calls.LettersKept(0)
         if self._store.used_share >= INTAKE_SHARE:
             raise ProtocolError(
                 f"the store has used {self._store.used_share:.0%} of its {self._store.max_bytes} bytes, and takes no "
@@ -72,36 +61,40 @@ class BarrierLetters:
             )
             self._put_dead(txn, stream, record, now)
             stream.counters.dead += 1
-        return LettersKept(len(call.letters))
+        return calls.LettersKept(len(call.letters))
 
-    def forget(self, txn: WriteTransaction, call: ForgetLetters) -> LettersKept:
+    @calls.handles(calls.ForgetLetters)
+    def forget(self, txn: WriteTransaction, call: calls.ForgetLetters, now: Now) -> calls.LettersKept:
         self._state.owners.check([call.job], call.owner)
-        return LettersKept(kept.forget_kept(txn, call.job, call.file))
+        return calls.LettersKept(kept.forget_kept(txn, call.job, call.file))
 
-    def requeued(self, txn: ReadTransaction, call: GetRequeued) -> RequeuedLetters:
+    @calls.handles(calls.GetRequeued)
+    def requeued(self, txn: ReadTransaction, call: calls.GetRequeued, now: Now) -> calls.RequeuedLetters:
         """Return a page of letters that were requeued, and are in no checkpoint of their job yet."""
         self._state.owners.check([call.job], call.owner)
         contents = RecordContents(self._state, txn)
-        found: list[RequeuedLetter] = []
+        found: list[calls.RequeuedLetter] = []
         size = 0
         for key, record in self._waiting(txn, call.job, call.after):
-            if len(found) == call.limit or size >= MAX_PAGE_BYTES:
-                return RequeuedLetters(tuple(found), found[-1].key)
+            if len(found) == call.limit or size >= calls.MAX_PAGE_BYTES:
+                return calls.RequeuedLetters(tuple(found), found[-1].key)
             assert record.kept is not None
             stream = self._state.numbers[failed.stream_of(key)].name
             payload = contents.payload_of(record)
             attempts = contents.attempts(record.history)
             found.append(
-                RequeuedLetter(key, stream, *record.kept, payload, attempts, edited=record.is_edited)
+                calls.RequeuedLetter(key, stream, *record.kept, payload, attempts, edited=record.is_edited)
             )
             size += payload.nbytes + sum(len(each.traceback) for each in attempts)
-        return RequeuedLetters(tuple(found), b"")
+        return calls.RequeuedLetters(tuple(found), b"")
 
-    def readmitted(self, txn: WriteTransaction, call: Readmitted) -> Changed:
+    @calls.handles(calls.Readmitted)
+    def readmitted(self, txn: WriteTransaction, call: calls.Readmitted, now: Now) -> calls.Changed:
         self._state.owners.check([call.job], call.owner)
-        return Changed(sum(self._take(txn, call.job, key) is not None for key in call.keys))
+        return calls.Changed(sum(self._take(txn, call.job, key) is not None for key in call.keys))
 
-    def give_back(self, txn: WriteTransaction, call: ReturnLetters, now: Now) -> Changed:
+    @calls.handles(calls.ReturnLetters)
+    def give_back(self, txn: WriteTransaction, call: calls.ReturnLetters, now: Now) -> calls.Changed:
         self._state.owners.check([call.job], call.owner)
         count = 0
         for key in call.keys:
@@ -110,7 +103,7 @@ class BarrierLetters:
                 stream, record = taken
                 self._put_dead(txn, stream, self._with_reason(record, call.reason, now), now)
                 count += 1
-        return Changed(count)
+        return calls.Changed(count)
 
     # ------------------------------------------------------------ small ones
 
@@ -121,7 +114,7 @@ class BarrierLetters:
         self._state.dead_index.add(txn, key, record)
         stream.dead += 1
 
-    def _history(self, attempts: Sequence[Attempt]) -> History:
+    def _history(self, attempts: Sequence[calls.Attempt]) -> History:
         if len(attempts) > MAX_HISTORY:
             attempts = (*attempts[:1], *attempts[1 - MAX_HISTORY :])
         hold = self._state.group.texts.hold
@@ -129,7 +122,7 @@ class BarrierLetters:
             stored_attempt(
                 each.number,
                 each.at_ms,
-                Cause(each.reason, each.operator, each.traceback, place=each.place),
+                calls.Failure(0, each.reason, each.operator, each.traceback, place=each.place),
                 hold,
             )
             for each in attempts
@@ -141,7 +134,7 @@ class BarrierLetters:
         # What is left out of the middle is held no more.
         texts.release_all(tuple(each for each in record.history if each not in earlier))
         last = record.history[-1]
-        again = stored_attempt(last.number, now.wall_ms, Cause(reason, last.operator), texts.hold)
+        again = stored_attempt(last.number, now.wall_ms, calls.Failure(0, reason, last.operator), texts.hold)
         return replace(record, history=(*earlier, again), attempt=last.number)
 
     def _take(

@@ -15,7 +15,7 @@ from ftlayer.store import dead_index as failed
 from ftlayer.store.dead_index import FailedRecord, FailedTable
 from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.store.streams import get_cursor, put_cursor, put_died_ms
-from ftlayer.vertex.calls import Changed, Cursor, Edit, EditAndRequeue, GetCursor, Purge, PutCursor, Requeue
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
@@ -153,21 +153,24 @@ class DeadLetters:
         self._state = state
         self._store = store
 
-    def requeue(self, txn: WriteTransaction, call: Requeue, now: Now) -> Changed:
+    @calls.handles(calls.Requeue)
+    def requeue(self, txn: WriteTransaction, call: calls.Requeue, now: Now) -> calls.Changed:
         """Give dead letters their attempts back; they are due at once and keep their history."""
         taken = self._take_all(txn, call.keys)
         for stream, record in taken:
             self._wait(txn, stream, record, now)
         return self._changed(txn, "requeue", call.by, call.keys, taken, now)
 
-    def purge(self, txn: WriteTransaction, call: Purge, now: Now) -> Changed:
+    @calls.handles(calls.Purge)
+    def purge(self, txn: WriteTransaction, call: calls.Purge, now: Now) -> calls.Changed:
         purged = self._take_all(txn, call.keys)
         for stream, record in purged:
             self._state.group.texts.release_all(record.history)
             stream.counters.purged += 1
         return self._changed(txn, "purge", call.by, call.keys, purged, now)
 
-    def edit(self, txn: WriteTransaction, call: EditAndRequeue, now: Now) -> Changed:
+    @calls.handles(calls.EditAndRequeue)
+    def edit(self, txn: WriteTransaction, call: calls.EditAndRequeue, now: Now) -> calls.Changed:
         """Give dead letters other payloads and requeue them. What is refused is refused before anything is changed."""
         if self._store.used_share >= INTAKE_SHARE:
             raise ProtocolError(
@@ -187,12 +190,12 @@ class DeadLetters:
                 taken.append((stream, record))
         return self._changed(txn, "edit", call.by, tuple(new), taken, now)
 
-    def _new_payload(self, txn: ReadTransaction, edit: Edit, index: int) -> pa.RecordBatch | None:
+    def _new_payload(self, txn: ReadTransaction, edit: calls.Edit, index: int) -> pa.RecordBatch | None:
         record = failed.get(txn, FailedTable.DEAD, edit.key)
         if record is None:
             return None
         schema = self._state.payloads.schema(txn, record.digest)
-        return _as_stored(edit.payload, schema, f"EditAndRequeue.edits[{index}].payload")
+        return as_stored(edit.payload, schema, f"EditAndRequeue.edits[{index}].payload")
 
     def _wait(self, txn: WriteTransaction, stream: Stream, record: FailedRecord, now: Now) -> None:
         key = failed.key_of(stream.number, now.wall_ms, self._state.new_serial())
@@ -208,14 +211,14 @@ class DeadLetters:
         keys: tuple[bytes, ...],
         taken: Sequence[tuple[Stream, FailedRecord]],
         now: Now,
-    ) -> Changed:
+    ) -> calls.Changed:
         asked = len(keys)
         if not asked:
-            return Changed(0)
+            return calls.Changed(0)
         outcome = "done" if asked == len(taken) else f"done; {asked - len(taken)} of {asked} were gone"
         which = self._shown(txn, taken) if taken else _shown_keys(keys)
         audit.note(txn, now, who=by, what=what, which=which, count=len(taken), outcome=outcome)
-        return Changed(len(taken))
+        return calls.Changed(len(taken))
 
     def _shown(self, txn: ReadTransaction, taken: Sequence[tuple[Stream, FailedRecord]]) -> str:
         """Return whose letters they were, by the names that people gave; of a few letters their origins.
@@ -239,14 +242,16 @@ class DeadLetters:
             for name, each in sorted(operators.items())
         )
 
-    def put_cursor(self, txn: WriteTransaction, call: PutCursor) -> Cursor:
+    @calls.handles(calls.PutCursor)
+    def put_cursor(self, txn: WriteTransaction, call: calls.PutCursor, now: Now) -> calls.Cursor:
         put_cursor(txn, self._state.stream(call.stream).number, call.reader, call.position)
-        return Cursor(call.position)
+        return calls.Cursor(call.position)
 
-    def cursor(self, txn: ReadTransaction, call: GetCursor) -> Cursor:
+    @calls.handles(calls.GetCursor)
+    def cursor(self, txn: ReadTransaction, call: calls.GetCursor, now: Now) -> calls.Cursor:
         """Return how far a reader has come; of a stream that is not declared, to nothing."""
         stream = self._state.find_stream(call.stream)
-        return Cursor(b"" if stream is None else get_cursor(txn, stream.number, call.reader))
+        return calls.Cursor(b"" if stream is None else get_cursor(txn, stream.number, call.reader))
 
     def _take_all(self, txn: WriteTransaction, keys: Sequence[bytes]) -> list[tuple[Stream, FailedRecord]]:
         return [taken for taken in (self._take(txn, key) for key in keys) if taken is not None]
@@ -271,7 +276,7 @@ def _shown_keys(keys: Sequence[bytes]) -> str:
     return f"key{'s' * (len(keys) > 1)} {', '.join(key.hex() for key in keys[:SHOWN_ORIGINS])}{more}"
 
 
-def _as_stored(payload: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+def as_stored(payload: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
     """Return a new payload under the schema that its letter has.
 
     Raises `MalformedRequestError` that names the column, if it has another type, is missing, is one too many, or has a

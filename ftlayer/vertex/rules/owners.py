@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, StaleOwnerError
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.meta import all_jobs, put_job
-from ftlayer.vertex.calls import ClaimJob, JobClaimed
+from ftlayer.vertex.calls import ClaimJob, JobClaimed, handles
 
 INGEST = "ingest/"
 
@@ -30,7 +31,8 @@ class Owners:
     def recover(self, txn: ReadTransaction) -> None:
         self._runs = dict(all_jobs(txn))
 
-    def claim(self, txn: WriteTransaction, call: ClaimJob) -> JobClaimed:
+    @handles(ClaimJob)
+    def claim(self, txn: WriteTransaction, call: ClaimJob, now: Now) -> JobClaimed:
         previous = self._runs.get(call.job, "")
         put_job(txn, call.job, call.run)
         self._runs[call.job] = call.run

@@ -10,21 +10,7 @@ from ftlayer.records.ids import ids_of
 from ftlayer.store.kept import WriteTransaction, put_planned
 from ftlayer.store.rows import I64, RowInfo, StoredBatch, first_attempts, take_rows
 from ftlayer.store.streams import SegmentKind
-from ftlayer.vertex.calls import (
-    AskRanges,
-    HeldPartition,
-    NoteRange,
-    OpenRange,
-    RangeNoted,
-    RangesTold,
-    Register,
-    Registered,
-    RowsStored,
-    StoreRows,
-    TakenOver,
-    TakeOver,
-    WantedRows,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange
 from ftlayer.vertex.rules.state import ShardState
@@ -43,16 +29,18 @@ class RangeCalls:
 
     # ------------------------------------------------------------ planning
 
-    def note(self, txn: WriteTransaction, call: NoteRange) -> RangeNoted:
+    @calls.handles(calls.NoteRange)
+    def note(self, txn: WriteTransaction, call: calls.NoteRange, now: Now) -> calls.RangeNoted:
         """Keep a range that is about to be opened: no row of it can be registered before."""
         state = self._state
         state.owners.check([call.stream], call.owner)
         put_planned(txn, state.stream(call.stream).number, call.number, call.planned, first=call.first)
-        return RangeNoted()
+        return calls.RangeNoted()
 
     # ------------------------------------------------------------ taking over
 
-    def take_over(self, txn: WriteTransaction, call: TakeOver) -> TakenOver:
+    @calls.handles(calls.TakeOver)
+    def take_over(self, txn: WriteTransaction, call: calls.TakeOver, now: Now) -> calls.TakenOver:
         """Give partitions to a holder: from now on it is asked for rows, and no other one registers any."""
         state = self._state
         state.owners.check([call.stream], call.owner)
@@ -62,13 +50,14 @@ class RangeCalls:
             partition = state.ranges.opened(txn, stream, name)
             partition.holder = call.holder
             partition.write(txn, state.next_segment)
-            ranges = tuple(OpenRange(each.segment, each.facts) for each in partition.ranges.values())
-            held.append(HeldPartition(name, partition.head, *partition.head_at, ranges))
-        return TakenOver(state.incarnation, tuple(held))
+            ranges = tuple(calls.OpenRange(each.segment, each.facts) for each in partition.ranges.values())
+            held.append(calls.HeldPartition(name, partition.head, *partition.head_at, ranges))
+        return calls.TakenOver(state.incarnation, tuple(held))
 
     # ------------------------------------------------------------ registering
 
-    def register(self, call: Register, now: Now) -> Registered:
+    @calls.handles(calls.Register)
+    def register(self, txn: None, call: calls.Register, now: Now) -> calls.Registered:
         """Enter rows of which there is no payload here. In memory only; a call that comes again has no effect."""
         state = self._state
         state.owners.check([call.stream], call.owner)
@@ -78,7 +67,7 @@ class RangeCalls:
         check_intake(stream, facts.rows)
         known = partition.known(facts)
         if known is not None:
-            return Registered(known.segment)
+            return calls.Registered(known.segment)
         if facts.start != partition.head:
             raise ProtocolError(
                 f"partition {facts.partition!r} of {stream.name!r} is registered up to {partition.head!r}, and these "
@@ -92,10 +81,10 @@ class RangeCalls:
         stream.counters.persisted += facts.rows
         if call.wanted:
             self._want_all(stream, added, now)
-            return Registered(sequence)
+            return calls.Registered(sequence)
         state.circuits.let_out(stream, roots, now.mono_ms)
         self._tracking.register(stream, sequence, call.roots, call.values, now, call.ids, source=added)
-        return Registered(sequence)
+        return calls.Registered(sequence)
 
     def _want_all(self, stream: Stream, added: SourceRange, now: Now) -> None:
         rows = len(added.done)
@@ -106,13 +95,14 @@ class RangeCalls:
 
     # ------------------------------------------------------------ what holders are told
 
-    def ask(self, call: AskRanges) -> RangesTold:
+    @calls.handles(calls.AskRanges)
+    def ask(self, txn: None, call: calls.AskRanges, now: Now) -> calls.RangesTold:
         """Say what a holder need not hold any more, and what it is to store."""
         state = self._state
         state.owners.check([call.stream], call.owner)
         stream = state.stream(call.stream)
         below: dict[str, int] = {}
-        wanted: list[WantedRows] = []
+        wanted: list[calls.WantedRows] = []
         left = WANTED_AT_ONCE
         for partition in state.ranges.of_stream(stream):
             if partition.holder != call.holder:
@@ -122,12 +112,13 @@ class RangeCalls:
                 rows = each.wanted()[:left]
                 left -= len(rows)
                 if len(rows):
-                    wanted.append(WantedRows(each.segment, rows.astype(np.uint64)))
-        return RangesTold(below, tuple(wanted))
+                    wanted.append(calls.WantedRows(each.segment, rows.astype(np.uint64)))
+        return calls.RangesTold(below, tuple(wanted))
 
     # ------------------------------------------------------------ storing
 
-    def store(self, txn: WriteTransaction, call: StoreRows, now: Now) -> RowsStored:
+    @calls.handles(calls.StoreRows)
+    def store(self, txn: WriteTransaction, call: calls.StoreRows, now: Now) -> calls.RowsStored:
         """Store rows that are wanted: those that failed wait or are dead, those that were recalled are due."""
         state = self._state
         state.check_incarnation(call.incarnation)
@@ -135,7 +126,7 @@ class RangeCalls:
         stream = state.stream(call.stream)
         live = state.live.get(call.segment)
         if live is None or live.source is None or live.stream is not stream:
-            return RowsStored(0)  # all of it is done
+            return calls.RowsStored(0)  # all of it is done
         source = live.source
         self._held(stream, source.partition.name, call.holder)
         rows = call.rows.astype(np.int64)
@@ -143,21 +134,21 @@ class RangeCalls:
             raise ProtocolError(f"row {rows[-1]} of a range that has {len(source.done)}")
         at = np.flatnonzero(~source.done[rows] & source.wanted_of(rows))
         if not len(at):
-            return RowsStored(0)
+            return calls.RowsStored(0)
         ended = np.array([source.why(row) is not None for row in rows[at].tolist()], np.bool_)
         self._store_ended(txn, stream, source, call, at[ended], rows, now)
         self._store_recalled(txn, stream, source, call, at[~ended], rows)
         state.live.finish(call.segment, rows[at])
         stream.in_flight -= len(at)
         source.partition.write(txn, state.next_segment)
-        return RowsStored(len(at))
+        return calls.RowsStored(len(at))
 
     def _store_recalled(
         self,
         txn: WriteTransaction,
         stream: Stream,
         source: SourceRange,
-        call: StoreRows,
+        call: calls.StoreRows,
         at: I64,
         rows: I64,
     ) -> None:
@@ -178,7 +169,7 @@ class RangeCalls:
         txn: WriteTransaction,
         stream: Stream,
         source: SourceRange,
-        call: StoreRows,
+        call: calls.StoreRows,
         at: I64,
         rows: I64,
         now: Now,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ftlayer.errors import MalformedRequestError
-from ftlayer.records.failure_columns import split_traceback
-from ftlayer.store.batches import StoredFailure
+from ftlayer.records.failures import Failure, split_traceback
 from ftlayer.store.rows import SHARED_FROM, History, StoredAttempt
-from ftlayer.vertex.calls import Failure, StreamOptions
+from ftlayer.vertex.calls import StreamOptions
 
 MAX_REASON = 1_024  # characters
 MAX_OPERATOR = 256  # characters
@@ -21,30 +20,7 @@ MAX_TRACEBACKS = 4  # of them have their traceback; the first and the newest aga
 NOT_KEPT = f"[not kept: the first attempt and the last {MAX_TRACEBACKS - 1} have their tracebacks]"
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    reason: str
-    operator: str = ""
-    traceback: str = ""
-    fatal: bool = False
-    after_ms: int | None = None
-    uses_attempt: bool = True
-    place: str = ""
-
-
-def cause_of(failure: Failure | StoredFailure) -> Cause:
-    return Cause(
-        failure.reason,
-        failure.operator,
-        failure.traceback,
-        failure.fatal,
-        failure.after_ms,
-        failure.uses_attempt,
-        failure.place,
-    )
-
-
-def held(cause: Cause) -> Cause:
+def held(cause: Failure) -> Failure:
     """Return the cause as it counts while a circuit breaker holds records: it is the breaker that makes the pause."""
     return replace(cause, uses_attempt=False, after_ms=cause.after_ms or 0)
 
@@ -62,7 +38,7 @@ def shortened(history: History) -> History:
     return history
 
 
-def stored_attempt(number: int, wall_ms: int, cause: Cause, hold: Callable[[str], bytes]) -> StoredAttempt:
+def stored_attempt(number: int, wall_ms: int, cause: Failure, hold: Callable[[str], bytes]) -> StoredAttempt:
     """Return a failed attempt, its texts cut to their bounds; ``hold`` keeps one that others may share."""
     reason = cut(cause.reason, MAX_REASON)
     frames, last_line = split_traceback(cut(cause.traceback, MAX_TRACEBACK))

@@ -10,7 +10,6 @@ in between is read again, and done again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,15 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ftlayer.errors import StoreDamagedError
+from ftlayer.records.failures import Failure
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import I64, U64, pack, unpack
 from ftlayer.store.streams import Mask, get_position, put_position
 from ftlayer.vertex.calls import RowRange
-from ftlayer.vertex.rules.retry import Cause
 from ftlayer.vertex.rules.streams import Stream
-
-logger = logging.getLogger(__name__)
-
 
 # How far the partitions of a source that can be read again are done, and what is done beyond that.
 #
@@ -37,11 +33,10 @@ logger = logging.getLogger(__name__)
 
 _RANGES = b"ranges/"
 _FORMAT = 2
-_FORMAT_WITH_SUMS = 1  # its digests were sums, which say nothing about rows that are other ones
 
 
 class StoredRange(NamedTuple):
-    """A range, see `ftlayer.vertex.calls.ranges.RowRange`; ``done`` has a bit for each row, the first one lowest."""
+    """A range, see `ftlayer.vertex.calls.streams.RowRange`; ``done`` has a bit for each row, the first one lowest."""
 
     start: bytes | None
     end: bytes
@@ -76,7 +71,7 @@ def all_ranges(txn: ReadTransaction) -> Iterator[tuple[int, str, StoredPartition
     for key, value in txn.scan("meta", _RANGES, b"ranges0"):  # "0" comes after "/"
         text = bytes(key)[len(_RANGES) :]
         try:
-            yield int(text[:8], 16), text[9:].decode(), _decode(value, text[9:].decode())
+            yield int(text[:8], 16), text[9:].decode(), _decode(value)
         except ValueError as error:
             raise StoreDamagedError(
                 f"key {bytes(key).hex()} of the store is no partition's: {error}"
@@ -88,21 +83,12 @@ def _prefix(stream: int) -> bytes:
     return _RANGES + b"%08x/" % stream
 
 
-def _decode(value: bytes | memoryview, partition: str) -> StoredPartition:
+def _decode(value: bytes | memoryview) -> StoredPartition:
     try:
         version, number, place, packed = unpack(value)
-        if version not in (_FORMAT, _FORMAT_WITH_SUMS):
-            raise ValueError(f"format {version}")
-        ranges = tuple(StoredRange(*each) for each in packed)
-        if version == _FORMAT_WITH_SUMS and ranges:
-            ranges = tuple(each._replace(digest=b"") for each in ranges)
-            logger.warning(
-                "%d rows of partition %r were noted by an older ftlayer, whose digests say nothing to this "
-                "one: they are taken as the source has them now, and whether it has changed is not checked",
-                sum(each.rows for each in ranges),
-                partition,
-            )
-        return StoredPartition(number, place, ranges)
+        if version != _FORMAT:
+            raise ValueError(f"format {version}, and not {_FORMAT}")
+        return StoredPartition(number, place, tuple(StoredRange(*each) for each in packed))
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"the ranges of a partition cannot be read: {error}") from error
 
@@ -116,7 +102,7 @@ class EndedRow:
     """Why a row's attempt ended, and the root it had. ``timed_out``: late events may still complete that."""
 
     root: int
-    cause: Cause
+    cause: Failure
     timed_out: bool = False
 
 

@@ -29,12 +29,12 @@ from ftlayer.store.streams import (
     get_bounds,
     get_died_ms,
 )
-from ftlayer.vertex.calls import Envelope, Reply, RowRange, StreamCircuit
+from ftlayer.vertex.calls import Envelope, Failure, Reply, RowRange, StreamCircuit
 from ftlayer.vertex.rules.followed import FollowedAttempts
 from ftlayer.vertex.rules.grouping import DeadIndex
 from ftlayer.vertex.rules.live import LiveSegments, by_segment, locations_of
 from ftlayer.vertex.rules.owners import Owners, owner_of
-from ftlayer.vertex.rules.retry import MAX_REASON, MAX_TRACEBACK, Cause, cut
+from ftlayer.vertex.rules.retry import MAX_REASON, MAX_TRACEBACK, cut
 from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange, SourceRanges
 from ftlayer.vertex.rules.streams import ShardCounters, Stream, stream_of_record
 
@@ -272,7 +272,7 @@ class Circuits:
             if declared.counts:
                 circuit.done(roots, now_ms)
 
-    def ended(self, stream: Stream, roots: Sequence[int], causes: Sequence[Cause], now_ms: int) -> bool:
+    def ended(self, stream: Stream, roots: Sequence[int], causes: Sequence[Failure], now_ms: int) -> bool:
         """Attempts have failed or timed out; return whether they are held: they use up no attempt."""
         declared = self._of.get(stream.name, ())
         failed: dict[str, list[int]] = {one.name: [] for one, _ in declared if one.counts}
@@ -313,12 +313,12 @@ class EarlyFailures:
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[int, Cause]] = {}
+        self._held: dict[int, tuple[int, Failure]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, root: int, cause: Cause, bucket: int) -> int:
+    def hold(self, root: int, cause: Failure, bucket: int) -> int:
         """Keep why ``root`` failed; return how many were dropped for it."""
         if root in self._held:
             return 0
@@ -331,7 +331,7 @@ class EarlyFailures:
         del self._held[next(iter(self._held))]
         return 1
 
-    def take(self, roots: RowRoots) -> dict[int, Cause]:
+    def take(self, roots: RowRoots) -> dict[int, Failure]:
         """Return, and forget, what is held for any of these roots."""
         if not self._held:
             return {}

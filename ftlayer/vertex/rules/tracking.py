@@ -14,24 +14,9 @@ from ftlayer.records.ids import ids_of
 from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.rows import I64, U64, RowInfo, StoredBatch, first_attempts
 from ftlayer.store.streams import SegmentKind, get_position, put_position
-from ftlayer.vertex.calls import (
-    Accepted,
-    EventIds,
-    Fail,
-    Failed,
-    Failure,
-    Persist,
-    RootRange,
-    RowRoots,
-    SourcePosition,
-    Touch,
-    Touched,
-    Xor,
-    Xored,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.live import by_segment, locate, locations_of
-from ftlayer.vertex.rules.retry import Cause, cause_of
 from ftlayer.vertex.rules.source_ranges import SourceRange
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
@@ -40,7 +25,7 @@ from ftlayer.vertex.rules.streams import Stream
 # up for long.
 EXPIRED_PER_TICK = 10_000
 
-NONE_FAILED: Mapping[int, Cause] = {}
+NONE_FAILED: Mapping[int, calls.Failure] = {}
 
 
 class Tracking:
@@ -48,13 +33,14 @@ class Tracking:
         self._state = state
         self._failing = failing
         self._expired: deque[Roots] = deque()
-        self._failed_early: deque[tuple[Roots, list[Cause]]] = deque()
+        self._failed_early: deque[tuple[Roots, list[calls.Failure]]] = deque()
 
     # ------------------------------------------------------------ persist
 
+    @calls.handles(calls.Persist)
     def persist(
-        self, txn: WriteTransaction, call: Persist, now: Now
-    ) -> tuple[Accepted, Callable[[], None] | None]:
+        self, txn: WriteTransaction, call: calls.Persist, now: Now
+    ) -> tuple[calls.Accepted, Callable[[], None] | None]:
         """Store rows as a segment; the callback registers them once they are committed."""
         state = self._state
         state.owners.check([call.stream], call.owner)
@@ -62,9 +48,9 @@ class Tracking:
         rows = call.payload.num_rows
         check_intake(stream, rows)
         if call.position is not None and not self._advance_position(txn, stream, call.position):
-            return Accepted(rows), None
+            return calls.Accepted(rows), None
         if rows == 0:
-            return Accepted(0), None
+            return calls.Accepted(0), None
         info = first_attempts(np.ascontiguousarray(ids_of(call.roots)), call.key_hashes)
         # Before it is committed: what comes behind it in this transaction is no part of the trial.
         state.circuits.let_out(stream, info.roots, now.mono_ms)
@@ -80,16 +66,16 @@ class Tracking:
             stream.counters.persisted += rows
             self.register(stream, sequence, call.roots, call.values, now, call.ids)
 
-        return Accepted(rows), register
+        return calls.Accepted(rows), register
 
     def register(
         self,
         stream: Stream,
         sequence: int,
-        roots: RowRoots,
+        roots: calls.RowRoots,
         values: U64 | None,
         now: Now,
-        ids: EventIds | None = None,
+        ids: calls.EventIds | None = None,
         source: SourceRange | None = None,
     ) -> None:
         """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids.
@@ -102,7 +88,7 @@ class Tracking:
         if state.followed is not None:
             state.followed.registered(stream.name, ids_of(roots), now)
         failed = state.early.take(roots)
-        if isinstance(roots, RootRange):
+        if isinstance(roots, calls.RootRange):
             self._enter_range(stream, roots, values, sequence, now, self._lists(ids), failed)
             return
         values = roots if values is None else values
@@ -123,7 +109,7 @@ class Tracking:
         locations: U64,
         now: Now,
         ids: IdLists | None,
-        failed: Mapping[int, Cause] = NONE_FAILED,
+        failed: Mapping[int, calls.Failure] = NONE_FAILED,
     ) -> None:
         """Enter rows of live segments in the tracker; their time starts now. Those in ``failed`` end at once."""
         tracker = self._state.tracker
@@ -138,12 +124,12 @@ class Tracking:
     def _enter_range(
         self,
         stream: Stream,
-        roots: RootRange,
+        roots: calls.RootRange,
         values: U64 | None,
         sequence: int,
         now: Now,
         ids: IdLists | None,
-        failed: Mapping[int, Cause],
+        failed: Mapping[int, calls.Failure],
     ) -> None:
         """Do the same as `enter` for all rows of a segment."""
         tracker = self._state.tracker
@@ -160,12 +146,12 @@ class Tracking:
         stream.counters.registered += rows
         stream.in_flight += rows
 
-    def _entered(self, complete: Roots, failed: Mapping[int, Cause], now: Now) -> None:
+    def _entered(self, complete: Roots, failed: Mapping[int, calls.Failure], now: Now) -> None:
         if failed:
             complete = self._end_failed(complete, failed)
         self._state.complete(complete, now)
 
-    def _end_failed(self, complete: Roots, failed: Mapping[int, Cause]) -> Roots:
+    def _end_failed(self, complete: Roots, failed: Mapping[int, calls.Failure]) -> Roots:
         """Take roots that had failed before they came out of the tracker, and of those that are complete.
 
         Their rows are moved by the next `end_attempts`, which has a transaction.
@@ -192,7 +178,9 @@ class Tracking:
             else:
                 stream.unstored += live.source.recall(rows)
 
-    def _advance_position(self, txn: WriteTransaction, stream: Stream, position: SourcePosition) -> bool:
+    def _advance_position(
+        self, txn: WriteTransaction, stream: Stream, position: calls.SourcePosition
+    ) -> bool:
         """Move a source partition on; return False when these rows were accepted before."""
         last = get_position(txn, stream.number, position.partition)
         if last == (position.start, position.end):
@@ -208,7 +196,8 @@ class Tracking:
 
     # ------------------------------------------------------------ events
 
-    def xor(self, call: Xor, now: Now) -> Xored:
+    @calls.handles(calls.Xor)
+    def xor(self, txn: None, call: calls.Xor, now: Now) -> calls.Xored:
         """Fold events into pending roots. In memory only: what completes is written down by the next
         flush.
         """
@@ -225,15 +214,16 @@ class Tracking:
         state.complete(complete, now)
         unknown = state.tracker.unknown_xors - unknown
         state.counters.late_ignored += unknown
-        return Xored(len(complete.roots), unknown)
+        return calls.Xored(len(complete.roots), unknown)
 
-    def touch(self, call: Touch, now: Now) -> Touched:
+    @calls.handles(calls.Touch)
+    def touch(self, txn: None, call: calls.Touch, now: Now) -> calls.Touched:
         """Start the time of pending roots again."""
         state = self._state
         timeouts = {stream.options.timeout_ms for stream in state.streams.values()}
         if len(timeouts) == 1:
             bucket = state.rotations.bucket(timeouts.pop(), now.mono_ms)
-            return Touched(int(np.count_nonzero(state.tracker.touch(call.roots, bucket))))
+            return calls.Touched(int(np.count_nonzero(state.tracker.touch(call.roots, bucket))))
         # A root's stream, and with it its timeout, is known by its location.
         located = state.tracker.locate(call.roots)
         roots, locations = call.roots[located.pending], located.locations[located.pending]
@@ -241,21 +231,22 @@ class Tracking:
             live = state.live.get(segment)
             if live is not None:
                 state.tracker.touch(roots[positions], state.bucket(live.stream, now.mono_ms))
-        return Touched(len(roots))
+        return calls.Touched(len(roots))
 
-    def fail(self, txn: WriteTransaction, call: Fail, now: Now) -> Failed:
+    @calls.handles(calls.Fail)
+    def fail(self, txn: WriteTransaction, call: calls.Fail, now: Now) -> calls.Failed:
         """End attempts. A root that timed out before is not failed again, but its late events are ignored
         now. With ``hold``, that of an unknown root ends when it is registered.
         """
         state = self._state
         state.check_incarnation(call.incarnation)
-        failures: dict[int, Failure] = {}
+        failures: dict[int, calls.Failure] = {}
         for failure in call.failures:
             failures.setdefault(failure.root, failure)
         roots = np.fromiter(failures, np.uint64, len(failures))
         forgotten = state.tracker.forget(roots)
         pending = roots[forgotten.pending]
-        causes = [cause_of(failures[root]) for root in pending.tolist()]
+        causes = [failures[root] for root in pending.tolist()]
         moved = self._failing.move_tracked(txn, pending, forgotten.locations[forgotten.pending], causes, now)
         for root in pending.tolist():
             state.timed_out.pop(root, None)
@@ -263,14 +254,14 @@ class Tracking:
         waiting, dead = len(moved.waiting), len(moved.dead)
         unknown = len(call.failures) - waiting - dead - moved.wanted - held
         state.counters.late_ignored += unknown
-        return Failed(waiting, dead, unknown, held)
+        return calls.Failed(waiting, dead, unknown, held)
 
-    def _hold(self, roots: U64, failures: Mapping[int, Failure], now: Now) -> int:
+    def _hold(self, roots: U64, failures: Mapping[int, calls.Failure], now: Now) -> int:
         """Keep failures of unknown roots for two timeouts; return how many these are."""
         state = self._state
         bucket = state.orphan_rotations.bucket(self._orphan_timeout_ms(), now.mono_ms)
         for root in roots.tolist():
-            state.counters.orphans_dropped += state.early.hold(root, cause_of(failures[root]), bucket)
+            state.counters.orphans_dropped += state.early.hold(root, failures[root], bucket)
         return len(roots)
 
     # ------------------------------------------------------------ time
@@ -305,11 +296,11 @@ class Tracking:
         # Between the expiry and now a root may have completed or failed, and be another row's.
         still = state.are_pending(roots, locations)
         roots, locations = roots[still], locations[still]
-        causes = [Cause("")] * len(roots)
+        causes = [calls.Failure(0, "")] * len(roots)
         for segment, _, positions in by_segment(locations):
             live = state.live.get(segment)
             if live is not None:
-                cause = Cause(f"timed out after {live.stream.options.timeout_ms} ms")
+                cause = calls.Failure(0, f"timed out after {live.stream.options.timeout_ms} ms")
                 for position in positions.tolist():
                     causes[position] = cause
         moved = self._failing.move_tracked(txn, roots, locations, causes, now, timed_out=True)
@@ -339,7 +330,7 @@ class Tracking:
 
     # ------------------------------------------------------------ ids, for the exact tracker
 
-    def _lists(self, ids: EventIds | None) -> IdLists | None:
+    def _lists(self, ids: calls.EventIds | None) -> IdLists | None:
         if ids is None or not self._state.exact:
             return None
         names = (*ids.operators, "")  # position -1: the event acknowledges the id itself

@@ -40,6 +40,7 @@ def working_directory() -> str:
 class AccessFile:
     """What a client needs to connect, and ``pid``, the driver whose end is the server's end, and its ``directory``.
 
+    ``job`` is what is said of that where it was killed, and no store tells what it ran.
     ``root_certs`` and ``client_pem`` are PEM, None where the server speaks no TLS.
     """
 
@@ -49,6 +50,7 @@ class AccessFile:
     client_pem: bytes | None
     pid: int
     directory: str = field(default_factory=working_directory)
+    job: str = ""
 
 
 def write_access(path: Path, access: AccessFile) -> None:
@@ -86,7 +88,11 @@ def is_process(pid: int) -> bool:
         return False
     except (PermissionError, OverflowError):  # another user's process: the number was given anew
         return False
-    return True
+    try:
+        # One that was killed stays, as a zombie, until its parent asks for its end.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except (OSError, IndexError):
+        return True
 
 
 def link_access(directory: Path, path: Path, name: str = FOUND_ACCESS_FILE) -> None:
@@ -130,6 +136,7 @@ def _to_json(access: AccessFile) -> str:
             "client_pem": _to_text(access.client_pem),
             "pid": access.pid,
             "directory": access.directory,
+            "job": access.job,
         }
     )
 
@@ -143,7 +150,9 @@ def _of_json(content: bytes, path: Path) -> AccessFile:
         parse_address(address, "address")
         check_token(token)
         certs, pem = _of_text(values["root_certs"]), _of_text(values["client_pem"])
-        return AccessFile(address, token, certs, pem, pid, str(values.get("directory", "")))
+        return AccessFile(
+            address, token, certs, pem, pid, str(values.get("directory", "")), str(values.get("job", ""))
+        )
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise ConfigError(f"access file: {path} is none ({described(error)})") from error
 

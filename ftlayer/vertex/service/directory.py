@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from pathlib import Path
 
 from ftlayer import __version__
 from ftlayer.config import VertexOptions
-from ftlayer.errors import ConfigError, MachineError, StorePathError, StoreVersionError, newer_format
+from ftlayer.errors import (
+    ConfigError,
+    MachineError,
+    StoreLockedError,
+    StorePathError,
+    StoreVersionError,
+    other_format,
+)
 from ftlayer.printable import described
-from ftlayer.store.directory import check_no_others
-from ftlayer.vertex.service.access import ACCESS_FILE, NEW_ACCESS_FILE
+from ftlayer.store.directory import check_no_others, holder_of
+from ftlayer.vertex.service.access import ACCESS_FILE, NEW_ACCESS_FILE, is_process, read_access, served_here
 
 MODE = 0o700
 DESCRIPTION = "vertex.json"
@@ -68,11 +76,30 @@ def prepare_vertex(path: Path) -> None:
         raise _unusable(path, error) from error
 
 
+def check_unheld(path: Path) -> None:
+    """Raise `StoreLockedError`, which names who has it and how that is asked, for a vertex that is open elsewhere."""
+    store = Path(os.path.realpath(path))
+    holder = next((found for shard in store.glob("shard-*") if (found := holder_of(shard)) is not None), None)
+    if holder is None:
+        return
+    who, asked = f"process {holder or 'unknown'}", f"ftlayer jobs --vertex {path}"
+    if (address := served_here().get(store)) is not None:
+        who = f"{who}, a vertex that listens at {address}"
+    elif (store / ACCESS_FILE).exists() and is_process((access := read_access(store / ACCESS_FILE)).pid):
+        # The vertex' own process would be started again.
+        who = f"process {access.pid}, whose vertex listens at {access.address}"
+    else:
+        asked = "a vertex with --listen is asked by its address"
+    raise StoreLockedError(
+        f"{path} is held by {who}: stop that, or give this one another directory ({asked})"
+    )
+
+
 def fix_shards(path: Path, shards: int) -> None:
     """Write down the number of shards of a store that is new; `ConfigError` if it has another number.
 
     The top bits of stored root ids name the shard, so the number cannot change. Raises `StorePathError` too, and
-    `StoreVersionError` for a directory of a newer ftlayer.
+    `StoreVersionError` for a directory of another format.
     """
     try:
         _fix_shards(path, shards)
@@ -85,11 +112,11 @@ def _fix_shards(path: Path, shards: int) -> None:
     if file.exists():
         try:
             said = json.loads(file.read_text("utf-8"))
-            stored, found = int(said["shards"]), int(said.get("format", _FORMAT))
+            stored, found = int(said["shards"]), int(said["format"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{file}: not a vertex's description ({described(error)})") from error
-        if found > _FORMAT:
-            raise StoreVersionError(newer_format(file, found, _FORMAT, said.get("ftlayer")))
+        if found != _FORMAT:
+            raise StoreVersionError(other_format(file, found, _FORMAT, said.get("ftlayer")))
         if stored != shards:
             raise ConfigError(
                 f"shards: the store in {path} was made with shards={stored}, not {shards}, and its root ids "

@@ -26,7 +26,7 @@ from ftlayer.transport.address import Address, is_loopback, parse_address
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, link_access, remove_access, write_access
-from ftlayer.vertex.service.directory import LOG_FILE, prepare_vertex
+from ftlayer.vertex.service.directory import LOG_FILE, check_unheld, prepare_vertex
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +129,13 @@ class EmbeddedVertex:
         client_pem: PEM of the certificate and key that the vertex verifies its clients by; None on this machine.
     """
 
-    def __init__(self, options: VertexOptions, *, host: str | None = None) -> None:
-        """Prepare; starts nothing yet."""
+    def __init__(self, options: VertexOptions, *, host: str | None = None, visits: bool = False) -> None:
+        """Prepare; starts nothing yet.
+
+        One that ``visits`` the store of a program that has ended leaves what that has left: it writes behind the log,
+        and tools do not find it.
+        """
+        self._visits = visits
         self._host = host
         self._sockets: SocketDirectory | None = None
         self._vertex_options = options
@@ -186,12 +191,15 @@ class EmbeddedVertex:
             if self._supervisor is not None:
                 raise VertexError("this embedded vertex was started before; make another")
             prepare_vertex(self._path)
+            check_unheld(self._path)
             try:
-                (self._path / LOG_FILE).unlink(missing_ok=True)
+                if not self._visits:
+                    (self._path / LOG_FILE).unlink(missing_ok=True)
             except OSError as error:
                 raise StorePathError(f"{self._path}: {error.strerror}") from error
             self._address = self._spawn(self._first_place())
-            self._let_tools_in()
+            if not self._visits:
+                self._let_tools_in()
             self._supervisor = threading.Thread(
                 target=self._supervise, name="ftlayer-supervisor", daemon=True
             )

@@ -20,21 +20,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Exemplar, Metric
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from ftlayer.errors import ConfigError, FTLayerError, UnknownJobError, VertexUnavailableError
+from ftlayer.errors import FTLayerError, UnknownJobError, VertexUnavailableError
 from ftlayer.histogram import Histogram
-from ftlayer.transport.sockets import REQUEST_S
-from ftlayer.vertex.calls import (
-    AnnouncedJob,
-    Call,
-    GetJob,
-    JobList,
-    ListJobs,
-    ListStreams,
-    Reply,
-    Stats,
-    StatsReply,
-    StreamList,
-)
+from ftlayer.transport.sockets import REQUEST_S, cannot_listen
+from ftlayer.vertex import calls
 from ftlayer.vertex.metrics import catalogue as plain
 from ftlayer.vertex.metrics.catalogue import Families, MetricKind, add_build, add_jobs, add_vertex, is_shown
 from ftlayer.vertex.rules.operating import Phase, ProbeResult, ShardPulse, liveness, readiness
@@ -116,7 +105,7 @@ MAX_CONNECTIONS = 32
 
 
 class Asked(Protocol):
-    def submit(self, call: Call, envelope: None, answer: Answer) -> None:
+    def submit(self, call: calls.Call, envelope: None, answer: Answer) -> None:
         """Run ``call``; ``answer`` gets the reply or the error."""
 
 
@@ -138,7 +127,7 @@ class Metrics:
         self._server: tuple[ThreadingWSGIServer, threading.Thread] | None = None
 
     def __enter__(self) -> Metrics:
-        """Listen; `ConfigError` when the port is taken."""
+        """Listen; `MachineError` when the port is taken."""
         if self._port is None:
             return self
         registry = CollectorRegistry()
@@ -161,7 +150,7 @@ class Metrics:
         try:
             server = make_server(self._host, self._port, app, kind, handler_class=_SilentHandler)
         except OSError as error:
-            raise ConfigError(f"metrics_port: cannot listen on {self._port}: {error.strerror}") from error
+            raise cannot_listen("metrics_port", self._port, error) from error
         thread = threading.Thread(target=server.serve_forever, name="ftlayer-metrics", daemon=True)
         thread.start()
         self._server = server, thread
@@ -279,8 +268,8 @@ def _answered(
 def vertex_families(vertex: Asked, version: str) -> Families:
     """Ask a vertex what it and the jobs that are announced to it are doing. Raises what it answers."""
 
-    def ask(call: Call) -> Reply:
-        answers: queue.SimpleQueue[Reply | FTLayerError] = queue.SimpleQueue()
+    def ask(call: calls.Call) -> calls.Reply:
+        answers: queue.SimpleQueue[calls.Reply | FTLayerError] = queue.SimpleQueue()
         vertex.submit(call, None, answers.put)
         answer = answers.get()
         if isinstance(answer, FTLayerError):
@@ -288,15 +277,15 @@ def vertex_families(vertex: Asked, version: str) -> Families:
         return answer
 
     families = Families()
-    stats, streams = ask(Stats()), ask(ListStreams())
-    assert isinstance(stats, StatsReply)
-    assert isinstance(streams, StreamList)
+    stats, streams = ask(calls.Stats()), ask(calls.ListStreams())
+    assert isinstance(stats, calls.StatsReply)
+    assert isinstance(streams, calls.StreamList)
     add_vertex(families, stats, streams, version, time.time_ns() // 1_000_000)
     add_jobs(families, _jobs(ask))
     return families
 
 
-def board_families(ask: Callable[[Call], Reply], version: str) -> Families:
+def board_families(ask: Callable[[calls.Call], calls.Reply], version: str) -> Families:
     """Ask a board that is no vertex's what the jobs that are announced to it are doing."""
     families = Families()
     add_build(families, version)
@@ -304,19 +293,19 @@ def board_families(ask: Callable[[Call], Reply], version: str) -> Families:
     return families
 
 
-def _jobs(ask: Callable[[Call], Reply]) -> Iterator[AnnouncedJob]:
+def _jobs(ask: Callable[[calls.Call], calls.Reply]) -> Iterator[calls.AnnouncedJob]:
     now_ms = time.time_ns() // 1_000_000
-    listed = ask(ListJobs())
-    assert isinstance(listed, JobList)
+    listed = ask(calls.ListJobs())
+    assert isinstance(listed, calls.JobList)
     for job in listed.jobs:
         if not is_shown(job):
             continue
         try:
             # No checkpoint that has ended: each has its parts by subtask.
-            announced = ask(GetJob(job.job.owner, checkpoints_since_ms=now_ms))
+            announced = ask(calls.GetJob(job.job.owner, checkpoints_since_ms=now_ms))
         except UnknownJobError:
             continue  # it was trimmed in between
-        assert isinstance(announced, AnnouncedJob)
+        assert isinstance(announced, calls.AnnouncedJob)
         yield announced
 
 

@@ -41,14 +41,14 @@ from ftlayer.transport.flight_connection import (
     frames_of,
 )
 from ftlayer.transport.frames import pack
-from ftlayer.transport.sockets import Notifier, SocketDirectory, check_socket_free, try_socket
+from ftlayer.transport.sockets import Notifier, SocketDirectory, cannot_listen, check_socket_free, try_socket
 from ftlayer.vertex.calls import Reply
 from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.service.access import SERVED, STORE, link_access
-from ftlayer.vertex.service.directory import SOCKET, fix_shards, prepare_vertex
+from ftlayer.vertex.service.directory import SOCKET, check_unheld, fix_shards, prepare_vertex
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.vertex.service.metrics import Metrics, Probes, vertex_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
@@ -369,6 +369,7 @@ def serve(
         stop.set()
 
     _check_tls(options)
+    check_unheld(Path(options.vertex.path))
     place, sockets = _place(options)
     _check_free(place)
     keep_freed_memory()
@@ -554,7 +555,7 @@ def _check_free(address: Address) -> None:
             if not address.is_here:
                 logger.info("%s is not on loopback: clients need TLS", host)
     except OSError as error:
-        raise ConfigError(f"listen: cannot listen on {address.listen}: {error.strerror or error}") from error
+        raise cannot_listen("listen", address.listen, error) from error
 
 
 @contextmanager

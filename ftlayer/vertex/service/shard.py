@@ -36,6 +36,8 @@ from ftlayer.vertex.calls import (
     Call,
     Envelope,
     Ingest,
+    IntakeCall,
+    MemoryCall,
     MutatingCall,
     Persist,
     ReadDeliveries,
@@ -47,9 +49,8 @@ from ftlayer.vertex.calls import (
     StatsReply,
 )
 from ftlayer.vertex.rules.followed import EndedAttempt
-from ftlayer.vertex.rules.layer import INTAKE, MEMORY_ONLY, CallOutcome, FTLayerCore, MemoryCall
+from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore
 from ftlayer.vertex.rules.operating import ShardPulse
-from ftlayer.vertex.wire.frames import READING
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +217,7 @@ class Rules:
                 self._parts.trace(attempt)
 
 
-IntakeCall = Persist | Ingest | Seal | Reseal | Register
+WaitingCall = Persist | Ingest | Seal | Reseal | Register
 
 # Bounds the time that one sync takes, and with it the wait of the calls behind it.
 GROUP_BYTES = 16 << 20
@@ -367,12 +368,12 @@ class Intake:
         )
 
 
-def _intake_call(waiting: Waiting) -> IntakeCall:
+def _intake_call(waiting: Waiting) -> WaitingCall:
     assert isinstance(waiting.call, (Persist, Ingest, Seal, Reseal, Register))
     return waiting.call
 
 
-def _size_of(call: IntakeCall) -> int:
+def _size_of(call: WaitingCall) -> int:
     if isinstance(call, Register):
         return 16 * len(call.roots)
     if isinstance(call, (Persist, Ingest)):
@@ -434,7 +435,7 @@ class Shard:
 
     def submit(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
         """Run ``call``; ``answer`` gets the reply or the error, on this thread or on the writer's."""
-        if isinstance(call, MEMORY_ONLY) and not self._has_to_queue(call):
+        if isinstance(call, MemoryCall) and not self._has_to_queue(call):
             reply = self._apply_in_memory(call, envelope)
             if reply is not None:
                 answer(reply)
@@ -525,9 +526,9 @@ class Shard:
             arrived, self._queue = self._queue, deque()
         changing: list[Waiting] = []
         for waiting in arrived:
-            if isinstance(waiting.call, (*INTAKE, Register)):
+            if isinstance(waiting.call, (IntakeCall, Register)):
                 self._intake.add(waiting)
-            elif isinstance(waiting.call, READING):
+            elif isinstance(waiting.call, ReadingCall):
                 waiting.answer(self._read(waiting.call))
             else:
                 changing.append(waiting)

@@ -24,22 +24,6 @@ from ftlayer.errors import (
 )
 from ftlayer.records.ids import ids_of, shard_of
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import (
-    Call,
-    Envelope,
-    Failed,
-    GroupList,
-    Hour,
-    JobList,
-    RecordPage,
-    Reply,
-    RowRoots,
-    StatsReply,
-    StreamList,
-    Touched,
-    Xor,
-    Xored,
-)
 from ftlayer.vertex.rules.operating import ShardPulse
 from ftlayer.vertex.rules.owners import INGEST, owner_of
 from ftlayer.vertex.rules.state import check_incarnation
@@ -128,9 +112,9 @@ class Gather:
         self._answer = answer
         self._add = add
         self._lock = threading.Lock()
-        self._sum: Reply | FTLayerError | None = None
+        self._sum: calls.Reply | FTLayerError | None = None
 
-    def __call__(self, answer: Reply | FTLayerError) -> None:
+    def __call__(self, answer: calls.Reply | FTLayerError) -> None:
         with self._lock:
             if self._sum is None or isinstance(answer, FTLayerError):
                 if not isinstance(self._sum, FTLayerError):
@@ -143,47 +127,47 @@ class Gather:
         self._answer(self._sum)
 
 
-def late_if_stale(part: Xor, answer: Answer) -> Answer:
+def late_if_stale(part: calls.Xor, answer: Answer) -> Answer:
     """Return ``answer`` for one shard's part of the events: a shard that was made anew meanwhile has late ones.
 
     Slots send again what the vertex refuses as stale, and the other shards have taken their parts: an XOR that is
     folded in twice is as none.
     """
 
-    def counted(reply: Reply | FTLayerError) -> None:
+    def counted(reply: calls.Reply | FTLayerError) -> None:
         stale = isinstance(reply, StaleIncarnationError)
-        answer(Xored(0, len(part.roots)) if stale else reply)
+        answer(calls.Xored(0, len(part.roots)) if stale else reply)
 
     return counted
 
 
-def add_xored(a: Xored, b: Xored) -> Xored:
-    return Xored(a.completed + b.completed, a.unknown + b.unknown)
+def add_xored(a: calls.Xored, b: calls.Xored) -> calls.Xored:
+    return calls.Xored(a.completed + b.completed, a.unknown + b.unknown)
 
 
-def add_touched(a: Touched, b: Touched) -> Touched:
-    return Touched(a.touched + b.touched)
+def add_touched(a: calls.Touched, b: calls.Touched) -> calls.Touched:
+    return calls.Touched(a.touched + b.touched)
 
 
-def add_failed(a: Failed, b: Failed) -> Failed:
-    return Failed(a.waiting + b.waiting, a.dead + b.dead, a.unknown + b.unknown, a.held + b.held)
+def add_failed(a: calls.Failed, b: calls.Failed) -> calls.Failed:
+    return calls.Failed(a.waiting + b.waiting, a.dead + b.dead, a.unknown + b.unknown, a.held + b.held)
 
 
-def add_streams(a: StreamList, b: StreamList) -> StreamList:
+def add_streams(a: calls.StreamList, b: calls.StreamList) -> calls.StreamList:
     """Put the streams of two shards in one order."""
-    return StreamList(tuple(sorted(a.streams + b.streams, key=lambda stream: stream.stream)))
+    return calls.StreamList(tuple(sorted(a.streams + b.streams, key=lambda stream: stream.stream)))
 
 
-def add_jobs(a: JobList, b: JobList) -> JobList:
+def add_jobs(a: calls.JobList, b: calls.JobList) -> calls.JobList:
     """List the jobs of two shards together, the latest first."""
     jobs = sorted((*a.jobs, *b.jobs), key=lambda announced: announced.job.since_ms, reverse=True)
-    return JobList(tuple(jobs))
+    return calls.JobList(tuple(jobs))
 
 
-def add_groups(a: GroupList, b: GroupList) -> GroupList:
+def add_groups(a: calls.GroupList, b: calls.GroupList) -> calls.GroupList:
     """Put the groups of two shards in one order; of the shares that are counted the smaller."""
     groups = sorted((*a.groups, *b.groups), key=lambda group: -group.count)
-    return GroupList(tuple(groups), min(a.indexed, b.indexed), a.left_out + b.left_out)
+    return calls.GroupList(tuple(groups), min(a.indexed, b.indexed), a.left_out + b.left_out)
 
 
 SHARD_BYTES = 2
@@ -197,13 +181,13 @@ def position_of(key: bytes) -> tuple[bytes, bytes]:
     return key[_TIME_AT:], key[:SHARD_BYTES]
 
 
-def newest_first(limit: int) -> Callable[[RecordPage, RecordPage], RecordPage]:
+def newest_first(limit: int) -> Callable[[calls.RecordPage, calls.RecordPage], calls.RecordPage]:
     """Return what makes one page of two of the latest letters; their keys have their shard in front.
 
     A page ends where one of the two did that has more: what the other one has behind that is for the next page.
     """
 
-    def add(a: RecordPage, b: RecordPage) -> RecordPage:
+    def add(a: calls.RecordPage, b: calls.RecordPage) -> calls.RecordPage:
         ends = [page.more for page in (a, b) if page.more]
         end = max(ends, key=position_of, default=b"")
         keys = sorted((*a.keys, *b.keys), key=position_of, reverse=True)
@@ -213,12 +197,12 @@ def newest_first(limit: int) -> Callable[[RecordPage, RecordPage], RecordPage]:
             keys, end = keys[:limit], keys[limit - 1]
         infos = {info.key: info for info in (*a.records, *b.records)}
         records = tuple(infos[key] for key in keys if key in infos)
-        return RecordPage(records, tuple(keys), a.examined + b.examined, end)
+        return calls.RecordPage(records, tuple(keys), a.examined + b.examined, end)
 
     return add
 
 
-def add_stats(a: StatsReply, b: StatsReply) -> StatsReply:
+def add_stats(a: calls.StatsReply, b: calls.StatsReply) -> calls.StatsReply:
     """Add counters and gauges; of shares the larger."""
     values = dict(a.values)
     for name, value in b.values.items():
@@ -227,10 +211,10 @@ def add_stats(a: StatsReply, b: StatsReply) -> StatsReply:
         name: {**a.circuits.get(name, {}), **b.circuits.get(name, {})}
         for name in {**a.circuits, **b.circuits}
     }
-    return StatsReply(values, circuits)
+    return calls.StatsReply(values, circuits)
 
 
-def add_hours(a: Hour, b: Hour) -> Hour:
+def add_hours(a: calls.Hour, b: calls.Hour) -> calls.Hour:
     """Add the points of two shards step by step; where one has none, the other's count.
 
     Asked around the end of a step, one of them may be a step ahead: what both have is given.
@@ -243,7 +227,7 @@ def add_hours(a: Hour, b: Hour) -> Hour:
         shifted = (*(math.nan,) * ahead, *points[: len(points) - ahead])
         mine = series.get(name, (math.nan,) * len(points))
         series[name] = tuple(_add_point(name, x, y) for x, y in zip(mine, shifted, strict=True))
-    return Hour(a.step_ms, a.end_ms, series)
+    return calls.Hour(a.step_ms, a.end_ms, series)
 
 
 def _add_point(name: str, x: float, y: float) -> float:
@@ -281,6 +265,7 @@ class Vertex:
         """Open all shards; ``path`` is for the routing table. Raises what opening them raises."""
         self._router = Router(path / ROUTES, len(parts))
         self._routing = threading.Lock()
+        self._own = calls.registered_in(self)
         self._shards: list[Shard] = []
         try:
             for index, part in enumerate(parts):
@@ -314,7 +299,7 @@ class Vertex:
         for shard in self._shards:
             shard.close()
 
-    def submit(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
+    def submit(self, call: calls.Call, envelope: calls.Envelope | None, answer: Answer) -> None:
         """Run ``call``; ``answer`` gets the reply or the error, on whatever thread."""
         try:
             self._route(call, envelope, answer)
@@ -323,84 +308,50 @@ class Vertex:
 
     # ------------------------------------------------------------ routes
 
-    def _route(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
-        match call:
-            case calls.Xor() | calls.Touch() | calls.Fail():
-                self._split(call, envelope, answer)
-            case calls.Persist():
-                shard = self.shard_of_stream(call.stream)
-                self._check_roots(call.roots, shard, "Persist.roots")
-                self._shards[shard].submit(call, envelope, answer)
-            case calls.Register():
-                shard = self.shard_of_stream(call.stream)
-                self._check_roots(call.roots, shard, "Register.roots")
-                self._of_shard(call, shard, envelope, answer)
-            case calls.AskRanges() | calls.StoreRows():
-                self._of_shard(call, self.shard_of_stream(call.stream), envelope, answer)
-            case calls.TakeOver():
-                shard = self.shard_of_stream(call.stream)
-                self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
-            case calls.Ingest() | calls.TakeReplays() | calls.Deliverable() | calls.ReadDeliveries():
-                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
-            case calls.PutCursor() | calls.GetCursor() | calls.NoteRange():
-                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
-            case calls.KeepLetters():
-                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
-            case calls.ForgetLetters() | calls.GetRequeued() | calls.Readmitted() | calls.ReturnLetters():
-                self._shards[self._router.shard_of(call.job)].submit(call, envelope, answer)
-            case calls.Recall() | calls.StreamStatusCall():
-                self._of_one_job(call, envelope, answer)
-            case calls.ClaimJob():
-                self._shards[self._router.shard_of(call.job)].submit(call, envelope, answer)
-            case calls.OpenStream():
-                shard = self.shard_of_stream(call.stream)
-                self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
-            case calls.OpenQuery():
-                with self._routing:
-                    shard = self._router.open_query(call.query, call.streams)
-                self._check_streams(call.streams, shard, "OpenQuery.streams")
-                self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
-            case calls.Seal() | calls.Reseal():
-                shard = self._router.shard_of(call.query)
-                self._check_verdict(call, shard)
-                self._shards[shard].submit(call, envelope, answer)
-            case calls.BeginBatch() | calls.Commit() | calls.QueryStatusCall() | calls.ReportCircuits():
-                self._shards[self._router.shard_of(call.query)].submit(call, envelope, answer)
-            case calls.ListRecords():
-                self._list(call, answer)
-            case calls.SelectRecords():
-                self._select(call, answer)
-            case calls.DeadGroups() if call.stream:
-                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
-            case calls.Explain():
-                (shard,) = shard_of(np.array([call.root], np.uint64), self.shards).tolist()
-                self._shards[shard].submit(call, envelope, answer)
-            case calls.Requeue() | calls.Purge():
-                self._change_dead(call, envelope, answer)
-            case calls.EditAndRequeue():
-                self._edit_dead(call, envelope, answer)
-            case calls.ListAudit():
-                self._list_audit(call, answer)
-            case (
-                calls.Stats()
-                | calls.ListJobs()
-                | calls.ListStreams()
-                | calls.DeadGroups()
-                | calls.GetHour(owner="")
-            ):
-                parts: list[tuple[int, Call]] = [(shard, call) for shard in range(self.shards)]
-                self._everywhere(parts, envelope, answer, _ADD[type(call)])
-            case calls.AnnounceJob():
-                self._shards[self._router.shard_of(call.job.owner)].submit(call, envelope, answer)
-            case calls.AskJob():
-                self._shards[self._router.shard_of(call.order.owner)].submit(call, envelope, answer)
-            case calls.GetJob() | calls.GetHour():
-                self._shards[self._router.shard_of(call.owner)].submit(call, envelope, answer)
+    def _route(self, call: calls.Call, envelope: calls.Envelope | None, answer: Answer) -> None:
+        own = self._own.get(type(call))
+        if own is not None:
+            own(envelope, call, answer)
+            return
+        owner = getattr(call, call.route.value, "")
+        if owner:
+            self._shard_for(call, owner).submit(call, envelope, answer)
+        else:
+            self._everywhere([(at, call) for at in range(self.shards)], envelope, answer, _ADD[type(call)])
+
+    def _shard_for(self, call: calls.Call, owner: str) -> Shard:
+        is_stream = call.route is calls.Route.STREAM
+        return self._shards[self.shard_of_stream(owner) if is_stream else self._router.shard_of(owner)]
+
+    @calls.handles(calls.Persist)
+    def _persist(self, envelope: calls.Envelope | None, call: calls.Persist, answer: Answer) -> None:
+        shard = self.shard_of_stream(call.stream)
+        self._check_roots(call.roots, shard, "Persist.roots")
+        self._shards[shard].submit(call, envelope, answer)
+
+    @calls.handles(calls.TakeOver, calls.OpenStream)
+    def _open_stream(
+        self, envelope: calls.Envelope | None, call: calls.TakeOver | calls.OpenStream, answer: Answer
+    ) -> None:
+        shard = self._shards[self.shard_of_stream(call.stream)]
+        shard.submit(call, envelope, self._with_own_incarnation(answer))
+
+    @calls.handles(calls.OpenQuery)
+    def _open_query(self, envelope: calls.Envelope | None, call: calls.OpenQuery, answer: Answer) -> None:
+        with self._routing:
+            shard = self._router.open_query(call.query, call.streams)
+        self._check_streams(call.streams, shard, "OpenQuery.streams")
+        self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
+
+    @calls.handles(calls.Explain)
+    def _explain(self, envelope: calls.Envelope | None, call: calls.Explain, answer: Answer) -> None:
+        (shard,) = shard_of(np.array([call.root], np.uint64), self.shards).tolist()
+        self._shards[shard].submit(call, envelope, answer)
 
     def _everywhere(
         self,
-        parts: Sequence[tuple[int, Call]],
-        envelope: Envelope | None,
+        parts: Sequence[tuple[int, calls.Call]],
+        envelope: calls.Envelope | None,
         answer: Answer,
         add: Callable[[Any, Any], Any],
     ) -> None:
@@ -414,14 +365,15 @@ class Vertex:
             one = late_if_stale(part, gather) if isinstance(part, calls.Xor) else gather
             self._shards[shard].submit(part, envelope, one)
 
+    @calls.handles(calls.Xor, calls.Touch, calls.Fail)
     def _split(
-        self, call: calls.Xor | calls.Touch | calls.Fail, envelope: Envelope | None, answer: Answer
+        self, envelope: calls.Envelope | None, call: calls.Xor | calls.Touch | calls.Fail, answer: Answer
     ) -> None:
         if self.shards == 1:
             self._shards[0].submit(call, envelope, answer)
             return
         check_incarnation(call.incarnation, self.incarnation)
-        parts: list[tuple[int, Call]] = []
+        parts: list[tuple[int, calls.Call]] = []
         if isinstance(call, calls.Fail):
             where = shard_of(np.array([failure.root for failure in call.failures], np.uint64), self.shards)
         else:
@@ -430,7 +382,7 @@ class Vertex:
             parts.append((index, self._part_for(call, index, where == index)))
         self._everywhere(parts, envelope, answer, _ADD[type(call)])
 
-    def _part_for(self, call: calls.Xor | calls.Touch | calls.Fail, index: int, mine: Any) -> Call:
+    def _part_for(self, call: calls.Xor | calls.Touch | calls.Fail, index: int, mine: Any) -> calls.Call:
         incarnation = self._shards[index].incarnation
         if isinstance(call, calls.Fail):
             failures = tuple(call.failures[position] for position in np.flatnonzero(mine).tolist())
@@ -445,19 +397,23 @@ class Vertex:
             ids=None if call.ids is None else call.ids.take(np.flatnonzero(mine)),
         )
 
-    def _of_shard(
+    @calls.handles(calls.Register, calls.AskRanges, calls.StoreRows)
+    def _of_ranges(
         self,
+        envelope: calls.Envelope | None,
         call: calls.Register | calls.AskRanges | calls.StoreRows,
-        shard: int,
-        envelope: Envelope | None,
         answer: Answer,
     ) -> None:
+        shard = self.shard_of_stream(call.stream)
+        if isinstance(call, calls.Register):
+            self._check_roots(call.roots, shard, "Register.roots")
         check_incarnation(call.incarnation, self.incarnation)
         call = dataclasses.replace(call, incarnation=self._shards[shard].incarnation)
         self._shards[shard].submit(call, envelope, answer)
 
+    @calls.handles(calls.Recall, calls.StreamStatusCall)
     def _of_one_job(
-        self, call: calls.Recall | calls.StreamStatusCall, envelope: Envelope | None, answer: Answer
+        self, envelope: calls.Envelope | None, call: calls.Recall | calls.StreamStatusCall, answer: Answer
     ) -> None:
         """Submit a call that is about several streams of a job to the shard of that job."""
         owners = sorted({owner_of(stream) for stream in call.streams})
@@ -473,7 +429,7 @@ class Vertex:
         shard.submit(call, envelope, answer)
 
     def _with_own_incarnation(self, answer: Answer) -> Answer:
-        def translated(reply: Reply | FTLayerError) -> None:
+        def translated(reply: calls.Reply | FTLayerError) -> None:
             if isinstance(reply, (calls.StreamOpened, calls.QueryOpened, calls.TakenOver)):
                 reply = dataclasses.replace(reply, incarnation=self.incarnation)
             answer(reply)
@@ -482,7 +438,7 @@ class Vertex:
 
     # ------------------------------------------------------------ what is on another shard
 
-    def _check_roots(self, roots: RowRoots, shard: int, where: str) -> None:
+    def _check_roots(self, roots: calls.RowRoots, shard: int, where: str) -> None:
         if self.shards == 1:
             return
         foreign = np.flatnonzero(shard_of(ids_of(roots), self.shards) != shard)
@@ -500,8 +456,9 @@ class Vertex:
                     "a query's sources are named '<query>/<source>'"
                 )
 
-    def _check_verdict(self, call: calls.Seal | calls.Reseal, shard: int) -> None:
-        where = type(call).__name__
+    @calls.handles(calls.Seal, calls.Reseal)
+    def _seal(self, envelope: calls.Envelope | None, call: calls.Seal | calls.Reseal, answer: Answer) -> None:
+        shard, where = self._router.shard_of(call.query), type(call).__name__
         if isinstance(call, calls.Seal):
             self._check_streams(list(call.delivered), shard, f"{where}.delivered")
         for part, name in [(part, "failed") for part in call.failed] + [
@@ -509,16 +466,18 @@ class Vertex:
         ]:
             self._check_streams([part.stream], shard, f"{where}.{name}")
             self._check_roots(part.roots, shard, f"{where}.{name}.roots")
+        self._shards[shard].submit(call, envelope, answer)
 
     # ------------------------------------------------------------ records of all shards
 
-    def _list(self, call: calls.ListRecords, answer: Answer) -> None:
+    @calls.handles(calls.ListRecords)
+    def _list(self, envelope: calls.Envelope | None, call: calls.ListRecords, answer: Answer) -> None:
         """List one shard after the other; a page ends where a shard's does."""
         index, after = self._split_key(call.after, "ListRecords.after") if call.after else (0, b"")
         if call.stream:
             index = self.shard_of_stream(call.stream)
 
-        def with_shard(reply: Reply | FTLayerError) -> None:
+        def with_shard(reply: calls.Reply | FTLayerError) -> None:
             if isinstance(reply, calls.RecordList):
                 more = self._more(index, reply.more, call.stream)
                 reply = calls.RecordList(_with_shard(index, reply.records), more)
@@ -526,7 +485,8 @@ class Vertex:
 
         self._shards[index].submit(dataclasses.replace(call, after=after), None, with_shard)
 
-    def _select(self, call: calls.SelectRecords, answer: Answer) -> None:
+    @calls.handles(calls.SelectRecords)
+    def _select(self, envelope: calls.Envelope | None, call: calls.SelectRecords, answer: Answer) -> None:
         """As `_list`; the latest of all shards together."""
         if call.newest and not call.stream and self.shards > 1:
             self._select_newest(call, answer)
@@ -537,7 +497,7 @@ class Vertex:
         keys = [self._split_key(key, f"SelectRecords.keys[{at}]") for at, key in enumerate(call.keys)]
         mine = tuple(key for shard, key in keys if shard == index)
 
-        def with_shard(reply: Reply | FTLayerError) -> None:
+        def with_shard(reply: calls.Reply | FTLayerError) -> None:
             if isinstance(reply, calls.RecordPage):
                 reply = calls.RecordPage(
                     _with_shard(index, reply.records),
@@ -568,9 +528,8 @@ class Vertex:
             return _key(index, more)
         return b"" if stream or index + 1 == self.shards else _key(index + 1, b"")
 
-    def _change_dead(
-        self, call: calls.Requeue | calls.Purge, envelope: Envelope | None, answer: Answer
-    ) -> None:
+    @calls.handles(calls.ChangeDead)
+    def _change_dead(self, envelope: calls.Envelope | None, call: calls.ChangeDead, answer: Answer) -> None:
         by_shard: dict[int, list[bytes]] = {}
         for position, key in enumerate(call.keys):
             index, rest = self._split_key(key, f"{type(call).__name__}.keys[{position}]")
@@ -578,7 +537,8 @@ class Vertex:
         parts = [(index, dataclasses.replace(call, keys=tuple(keys))) for index, keys in by_shard.items()]
         self._everywhere(parts or [(0, call)], envelope, answer, _add_changed)
 
-    def _edit_dead(self, call: calls.EditAndRequeue, envelope: Envelope | None, answer: Answer) -> None:
+    @calls.handles(calls.EditAndRequeue)
+    def _edit_dead(self, envelope: calls.Envelope | None, call: calls.EditAndRequeue, answer: Answer) -> None:
         by_shard: dict[int, list[calls.Edit]] = {}
         for position, edit in enumerate(call.edits):
             index, rest = self._split_key(edit.key, f"EditAndRequeue.edits[{position}].key")
@@ -586,7 +546,8 @@ class Vertex:
         parts = [(index, dataclasses.replace(call, edits=tuple(edits))) for index, edits in by_shard.items()]
         self._everywhere(parts or [(0, call)], envelope, answer, _add_changed)
 
-    def _list_audit(self, call: calls.ListAudit, answer: Answer) -> None:
+    @calls.handles(calls.ListAudit)
+    def _list_audit(self, envelope: calls.Envelope | None, call: calls.ListAudit, answer: Answer) -> None:
         """Put the logs of all shards in one order: by time, and of one moment by shard, the last first."""
         after = call.after[:-SHARD_BYTES]
         last = int.from_bytes(call.after[-SHARD_BYTES:], "big")
@@ -600,7 +561,9 @@ class Vertex:
     def _split_key(self, key: bytes, where: str) -> tuple[int, bytes]:
         index = int.from_bytes(key[:SHARD_BYTES], "big")
         if len(key) < SHARD_BYTES or index >= self.shards:
-            raise MalformedRequestError(f"{where}: not a key that this vertex has given out")
+            raise MalformedRequestError(
+                f"{where}: not a key that this vertex has given out: dead letters and records are listed with theirs"
+            )
         return index, key[SHARD_BYTES:]
 
 
@@ -614,7 +577,7 @@ def _key(shard: int, key: bytes) -> bytes:
 
 def _page_of_shard(index: int, answer: Answer) -> Answer:
 
-    def with_shard(reply: Reply | FTLayerError) -> None:
+    def with_shard(reply: calls.Reply | FTLayerError) -> None:
         if isinstance(reply, calls.RecordPage):
             keys = tuple(_key(index, key) for key in reply.keys)
             more = _key(index, reply.more) if reply.more else b""
@@ -635,7 +598,7 @@ def _add_audit(a: calls.AuditPage, b: calls.AuditPage) -> calls.AuditPage:
 def _of_shard(index: int, answer: Answer) -> Answer:
     """Give an audit page's keys the shard at their end: they are in order by time first."""
 
-    def with_shard(reply: Reply | FTLayerError) -> None:
+    def with_shard(reply: calls.Reply | FTLayerError) -> None:
         if isinstance(reply, calls.AuditPage):
             end = index.to_bytes(SHARD_BYTES, "big")
             entries = tuple(dataclasses.replace(entry, key=entry.key + end) for entry in reply.entries)
@@ -645,7 +608,7 @@ def _of_shard(index: int, answer: Answer) -> Answer:
     return with_shard
 
 
-def _latest(reply: Reply | FTLayerError, limit: int) -> Reply | FTLayerError:
+def _latest(reply: calls.Reply | FTLayerError, limit: int) -> calls.Reply | FTLayerError:
     """Return the latest entries of a page of several shards."""
     if not isinstance(reply, calls.AuditPage):
         return reply

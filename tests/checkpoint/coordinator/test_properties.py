@@ -60,19 +60,19 @@ TIMEOUT_MS = 5_000
 configs = st.builds(
     lambda interval, pause, concurrent, tolerable, retained, backlog: CheckpointConfig(
         interval=interval,
-        timeout=TIMEOUT_MS,
+        timeout=TIMEOUT_MS / 1_000,
         min_pause=pause if concurrent == 1 else 0,
         max_concurrent=concurrent,
         tolerable_failures=tolerable,
         retained=retained,
         interval_during_backlog=backlog if interval else None,
     ),
-    st.sampled_from([None, 1_000, 3_000]),
-    st.sampled_from([0, 700, 4_000]),
+    st.sampled_from([None, "1s", "3s"]),
+    st.sampled_from([0, "700ms", "4s"]),
     st.integers(1, 3),
     st.integers(0, 3),
     st.integers(1, 3),
-    st.sampled_from([None, 0, 6_000]),
+    st.sampled_from([None, 0, "6s"]),
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterBatch, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterBatch, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage import dead_letters as letter_table
 from ftlayer.checkpoint.storage.dead_letters import (
@@ -27,12 +27,13 @@ from ftlayer.checkpoint.storage.dead_letters import (
 )
 from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, storage_key
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
+from ftlayer.vertex.calls import Attempt
 
 KEY = b"k" * 32
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 WALL = st.integers(0, 1 << 48)
 
-ATTEMPTS = st.builds(FailedAttempt, st.integers(1, 1000), WALL, TEXT, TEXT, TEXT, TEXT)
+ATTEMPTS = st.builds(Attempt, st.integers(1, 1000), WALL, TEXT, TEXT, TEXT, TEXT)
 LETTERS = st.builds(
     ChainLetter,
     st.binary(min_size=16, max_size=16),
@@ -54,14 +55,12 @@ LETTERS = st.builds(
 
 def test_files_have_all_fields_of_letters() -> None:
     assert letter_table.LETTERS_SCHEMA.names == [field.name for field in fields(ChainLetter)]
-    assert [field.name for field in letter_table.ATTEMPT_TYPE] == [
-        field.name for field in fields(FailedAttempt)
-    ]
+    assert [field.name for field in letter_table.ATTEMPT_TYPE] == [field.name for field in fields(Attempt)]
 
 
 def letter(number: int, chain: str = "parse", payload: bytes = b"") -> ChainLetter:
     """Return a letter of this number."""
-    attempts = (FailedAttempt(1, 5, "ValueError: no", "parse", "slot 0", "Traceback"),)
+    attempts = (Attempt(1, 5, "ValueError: no", "parse", "slot 0", "Traceback"),)
     name = number.to_bytes(16, "big")
     return ChainLetter(name, 3, chain, 0, 0, LetterKind.RECORD, "parse", b"", payload, None, attempts, 5, 6)
 

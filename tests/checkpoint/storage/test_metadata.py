@@ -87,7 +87,7 @@ def test_a_newer_format_is_no_damage(full: Any) -> None:
     content = bytearray(encode(full, SIGNER))
     content[8:10] = struct.pack(">H", 9)
     with pytest.raises(
-        IncompatibleCheckpointError, match=f"format 9, written by ftlayer {__version__}; .*reads up to 1"
+        IncompatibleCheckpointError, match=f"format 9, written by ftlayer {__version__}; .*reads format 1"
     ):
         decode(bytes(content), "/somewhere", SIGNER)
 

@@ -66,7 +66,7 @@ def chain_of(
     function: Any = window_function(windows, content, lateness_ms, "late")
     if not vectorized:
         function.vectorized = lambda maps, timers: None
-    step = Process("w", function, ("k",), PLAN.output, (("late", RECORD),))
+    step = Process("w", function, PLAN.output, ("k",), (("late", RECORD),))
     chain = TopologyChain([step], [RECORD], HeapBackend())
     chain.open()
     return chain

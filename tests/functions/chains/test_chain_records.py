@@ -65,7 +65,7 @@ def test_columns_that_are_missing_are_null_and_keys_that_are_none_fail_the_recor
         assert first_failures(result) == {0: "m", 2: "m"}
         assert "there is no column" in result.failures[0].reason
         left = {name: too_much.get(name) for name in ("a", "b")}
-        assert rows_out(run_chain(ints([1]), [Map("m", odd, BOTH, lax)])) == [(0, left)]
+        assert rows_out(run_chain(ints([1]), [Map("m", odd, BOTH, rules=lax)])) == [(0, left)]
     (failure,) = run_chain(ints([1]), [Map("m", lambda r: {"aa": 1}, BOTH)]).failures
     assert "did you mean 'a'?" in failure.reason
 
@@ -77,7 +77,7 @@ def test_columns_of_batches_are_the_schemas_and_mean_the_same(kind: str) -> None
         given: Any = batch if kind == "arrow" else batch.to_pandas()
         result = run_chain(
             ints([1]),
-            [MapBatches("b", lambda _: given, schema, kind, False, rules)],  # type: ignore[arg-type]
+            [MapBatches("b", lambda _: given, schema, kind, False, rules=rules)],  # type: ignore[arg-type]
         )
         return result.failures[0].reason if result.failures else rows_out(result)[0][1]
 

@@ -172,7 +172,7 @@ def test_a_record_is_a_dict_of_its_own() -> None:
         record["more"] = 1
         return record
 
-    segment = RecordSegment([Map("m", keep, ONE, RetryRules(lax=True))], ONE, DICTS)
+    segment = RecordSegment([Map("m", keep, ONE, rules=RetryRules(lax=True))], ONE, DICTS)
     batch = pa.RecordBatch.from_pydict({"n": range(5), "t": list("abcde")})
     assert segment.run(batch.slice(1, 3), np.arange(3)).batch.to_pylist() == [{"n": 1}, {"n": 2}, {"n": 3}]
     assert [list(record.items()) for record in seen] == [

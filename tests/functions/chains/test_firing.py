@@ -72,7 +72,7 @@ class Alarm(ProcessFunction):
 def test_each_timer_fires_once_in_order_when_its_time_has_come(
     rounds: list[tuple[list[Record], int]], at_once: int
 ) -> None:
-    chain = chain_of(Process("p", Alarm(), ("k",), KT))
+    chain = chain_of(Process("p", Alarm(), KT, ("k",)))
     event: list[Record] = []
     processing: list[Record] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -109,9 +109,9 @@ def test_results_of_a_timer_go_through_the_rest_of_the_chain() -> None:
         [Filter("f", lambda r: r[0] != "b", KT), MapBatches("m", double, KT, "arrow", False)],
     ):
         chain = chain_of(
-            Process("p", Alarm(), ("k",), KT),
+            Process("p", Alarm(), KT, ("k",)),
             *rest,
-            Reduce("r", lambda a, b: (a[0], a[1] + b[1]), ("k",), KT),
+            Reduce("r", lambda a, b: (a[0], a[1] + b[1]), KT, ("k",)),
         )
         chain.run(rows([("a", 3), ("b", 1), ("a", 1), ("c", 9)]), None, 0, 0)
         output = chain.fire_event_timers(5, 0)[MAIN]
@@ -136,8 +136,8 @@ class Relay(ProcessFunction):
 
 def test_one_operators_timers_come_before_the_next_ones_watermark() -> None:
     chain = chain_of(
-        Process("first", Alarm(), ("k",), KT),
-        Process("second", Relay(), ("k",), KT, (("seen", KT), ("fired", KT))),
+        Process("first", Alarm(), KT, ("k",)),
+        Process("second", Relay(), KT, ("k",), (("seen", KT), ("fired", KT))),
     )
     chain.run(rows([("a", 5), ("b", 3)]), None, 2, 0)
     outputs = chain.fire_event_timers(4, 77)
@@ -165,7 +165,7 @@ class Lazy(ProcessFunction):
 
 
 def test_a_timer_that_is_set_while_others_fire_has_its_turn() -> None:
-    chain = chain_of(Process("p", Lazy(), ("k",), KT))
+    chain = chain_of(Process("p", Lazy(), KT, ("k",)))
     chain.run(rows([("a", 0), ("b", 1), ("a", 8), ("c", 3)]), None, 0, 0)
     output = chain.fire_event_timers(17, 0)[MAIN]
     assert records_of(output) == [("b", 11), ("c", 13)]
@@ -180,7 +180,7 @@ def test_a_timer_can_be_taken_back_before_its_turn() -> None:
             ctx.timers.delete_processing(time_ms + 1)
             return [(ctx.key, time_ms)]
 
-    chain = chain_of(Process("p", Cancelling(), ("k",), KT))
+    chain = chain_of(Process("p", Cancelling(), KT, ("k",)))
     chain.run(rows([("a", 1), ("a", 2), ("b", 2), ("a", 3)]), None, 0, 0)
     expected = [("a", 1), ("b", 2), ("a", 3)]
     assert records_of(chain.fire_event_timers(9, 0)[MAIN]) == expected
@@ -200,7 +200,7 @@ class Endless(ProcessFunction):
 
 
 def test_timers_that_are_set_without_end() -> None:
-    chain = chain_of(Process("p", Endless(), ("k",), KT))
+    chain = chain_of(Process("p", Endless(), KT, ("k",)))
     chain.run(rows([("a", 0), ("b", 0)]), None, 0, 0)
     assert len(records_of(chain.fire_processing_timers(0)[MAIN])) == 2
     assert chain.next_processing_ms == 0
@@ -222,7 +222,7 @@ def test_timers_that_are_set_without_end() -> None:
 @pytest.mark.parametrize("log", [None, UndoLog()])
 def test_a_failure_of_a_timer_names_the_operator(on_timer: Any, says: str, log: UndoLog | None) -> None:
     function = type("Failing", (Alarm,), {"on_timer": on_timer})()
-    chain = chain_of(Process("p", function, ("k",), KT, (("side", KT),)), log=log)
+    chain = chain_of(Process("p", function, KT, ("k",), (("side", KT),)), log=log)
     chain.run(rows([("a", 1)]), None, 0, 0)
     with pytest.raises(TimerFailedError, match="no record can be blamed") as caught:
         chain.fire_event_timers(1, 0)
@@ -238,7 +238,7 @@ def test_a_failure_behind_a_timer_names_the_operator_behind() -> None:
     def refuse(record: Record) -> Record:
         raise ValueError(record)
 
-    chain = chain_of(Process("p", Alarm(), ("k",), KT), Map("m", refuse, KT))
+    chain = chain_of(Process("p", Alarm(), KT, ("k",)), Map("m", refuse, KT))
     chain.run(rows([("a", 1)]), None, 0, 0)
     with pytest.raises(TimerFailedError, match="'m' failed for a timer") as caught:
         chain.fire_processing_timers(1)
@@ -250,7 +250,7 @@ def test_out_of_memory_in_a_timer_fails_it_as_all_else() -> None:
         raise MemoryError
 
     function = type("Failing", (Alarm,), {"on_timer": on_timer})()
-    chain = chain_of(Process("p", function, ("k",), KT))
+    chain = chain_of(Process("p", function, KT, ("k",)))
     chain.run(rows([("a", 1)]), None, 0, 0)
     with pytest.raises(TimerFailedError, match="MemoryError"):
         chain.fire_event_timers(1, 0)
@@ -262,7 +262,7 @@ def test_a_timers_time_is_a_whole_number_of_milliseconds(time: Any) -> None:
         def process(self, record: Any, ctx: Any) -> None:
             ctx.timers.event(time)
 
-    result = chain_of(Process("p", Setting(), ("k",), KT)).run(rows([("a", 1)]), None, 0, 0)
+    result = chain_of(Process("p", Setting(), KT, ("k",))).run(rows([("a", 1)]), None, 0, 0)
     assert "a timer's time is" in result.failures[0].reason
 
 
@@ -278,7 +278,7 @@ class Meeting(CoProcessFunction):
 
 def test_both_inputs_set_the_same_timers() -> None:
     chain = TopologyChain(
-        [CoProcess("c", Meeting(), (("k",), ("k",)), (KT, KT), KT), Map("m", lambda r: r, KT)],
+        [CoProcess("c", Meeting(), KT, (("k",), ("k",)), (KT, KT)), Map("m", lambda r: r, KT)],
         [KT, KT],
         HeapBackend(),
     )
@@ -289,7 +289,7 @@ def test_both_inputs_set_the_same_timers() -> None:
 
 
 def test_timers_count_as_progress_and_who_uses_them_is_known() -> None:
-    chain = chain_of(Process("p", Alarm(), ("k",), KT))
+    chain = chain_of(Process("p", Alarm(), KT, ("k",)))
     chain.run(rows([("a", 1), ("b", 1)]), None, 0, 0)
     before = chain.progress
     chain.fire_event_timers(1, 0)
@@ -309,7 +309,7 @@ class Dated(Alarm):
 
 
 def test_on_timer_may_say_the_time_of_what_it_returns() -> None:
-    chain = chain_of(Process("p", Dated(), ("k",), KT))
+    chain = chain_of(Process("p", Dated(), KT, ("k",)))
     chain.run(rows([("a", 5), ("b", 7)]), None, 0, 0)
     assert times_of(chain.fire_event_timers(10, 0)[MAIN]) == [-95, -95, -93, -93]
     assert chain.fire_processing_timers(10)[MAIN].times is None

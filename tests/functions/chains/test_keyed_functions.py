@@ -20,7 +20,7 @@ from ftlayer.state.heap import HeapBackend
 
 
 def test_a_reduce_keeps_keys_apart_and_goes_on_from_batch_to_batch() -> None:
-    chain = chain_of(Reduce("sum", add, ("k",), KV))
+    chain = chain_of(Reduce("sum", add, KV, ("k",)))
     assert rows_of(run(chain, [("a", 1), ("b", 10), ("a", 2), (None, 5)])) == [
         (0, ("a", 1)),
         (1, ("b", 10)),
@@ -41,7 +41,7 @@ def test_a_record_that_fails_in_or_right_behind_a_reduce_does_not_count() -> Non
             raise ValueError(other[1])
         return add(one, other)
 
-    chain = chain_of(Reduce("sum", add_small, ("k",), KV), Map("after", refuse, KV))
+    chain = chain_of(Reduce("sum", add_small, KV, ("k",)), Map("after", refuse, KV))
     result = run(chain, [("a", 1), ("a", 99), ("a", 12), ("a", 4)])
     assert rows_of(result) == [(0, ("a", 1)), (3, ("a", 5))]
     assert failed(result) == {1: "sum", 2: "after"}
@@ -53,7 +53,7 @@ def test_an_aggregate_begins_with_what_create_returns_and_may_be_of_another_sche
     def add(aggregate: Any, record: Record) -> Any:
         return record[0], aggregate[1] + 1, max(aggregate[2], float(record[1]))
 
-    step = Reduce("count", add, ("k",), counted, create=lambda: (None, 0, float("-inf")))
+    step = Reduce("count", add, counted, ("k",), create=lambda: (None, 0, float("-inf")))
     chain = chain_of(step, Map("n", lambda record: (record[0], record[1]), KV))
     result = run(chain, [("a", 3), ("b", 1), ("a", 2)])
     assert rows_of(result) == [(0, ("a", 1)), (1, ("b", 1)), (2, ("a", 2))]
@@ -66,23 +66,23 @@ def test_an_aggregate_that_cannot_begin_fails_the_record() -> None:
     def broken() -> Any:
         raise ValueError("no beginning")
 
-    result = run(chain_of(Reduce("count", lambda a, b: a, ("k",), KV, create=broken)), [("a", 1)])
+    result = run(chain_of(Reduce("count", lambda a, b: a, KV, ("k",), create=broken)), [("a", 1)])
     assert failed(result) == {0: "count"}
 
 
 def test_a_stream_of_one_column_is_its_own_key_and_several_columns_are_a_tuple() -> None:
     one = TopologyChain(
-        [Reduce("r", lambda a, b: a, ("v",), V), Map("m", lambda v: (str(v), v), KV)], [V], HeapBackend()
+        [Reduce("r", lambda a, b: a, V, ("v",)), Map("m", lambda v: (str(v), v), KV)], [V], HeapBackend()
     )
     batch = pa.record_batch({"v": pa.array([1, 1, None])}, schema=V)
     assert rows_of(one.run(batch, None, 0, 0)) == [(0, ("1", 1)), (1, ("1", 1)), (2, ("None", None))]
-    both = chain_of(Reduce("r", add, ("v", "k"), KV))
+    both = chain_of(Reduce("r", add, KV, ("v", "k")))
     assert rows_of(run(both, [("a", 1), ("a", 1), ("b", 1)]))[1:] == [(1, ("a", 2)), (2, ("b", 1))]
 
 
 def test_all_nan_are_one_key() -> None:
     schema = pa.schema([("f", pa.float64()), ("n", pa.int64())])
-    chain = chain_of(Reduce("r", lambda a, b: (b[0], a[1] + b[1]), ("f",), schema), schema=schema)
+    chain = chain_of(Reduce("r", lambda a, b: (b[0], a[1] + b[1]), schema, ("f",)), schema=schema)
     batch = pa.record_batch({"f": [float("nan"), 1.5, float("nan"), None, None], "n": [1] * 5}, schema=schema)
     assert chain.run(batch, None, 0, 0).outputs[MAIN].batch.column("n").to_pylist() == [1, 1, 2, 1, 2]
 
@@ -90,7 +90,7 @@ def test_all_nan_are_one_key() -> None:
 def test_a_key_that_cannot_be_hashed_fails_its_record() -> None:
     schema = pa.schema([("l", pa.list_(pa.int64())), ("n", pa.int64())])
     batch = pa.record_batch({"l": [[1], None], "n": [1, 2]}, schema=schema)
-    for step in (Reduce("r", add, ("l",), schema), Process("r", Passing(), ("n", "l"), schema)):
+    for step in (Reduce("r", add, schema, ("l",)), Process("r", Passing(), schema, ("n", "l"))):
         result = chain_of(step, schema=schema).run(batch, None, 0, 0)
         assert failed(result) == {0: "r"}
         assert "cannot use a" in result.failures[0].reason
@@ -124,7 +124,7 @@ class StateUser(ProcessFunction):
 
 
 def test_state_belongs_to_its_key() -> None:
-    chain = chain_of(Process("p", StateUser(), ("k",), pa.schema([("t", pa.string())])))
+    chain = chain_of(Process("p", StateUser(), pa.schema([("t", pa.string())]), ("k",)))
     chain.open()
     records = [("a", 1), ("b", 2), ("a", 1), ("a", 9), ("a", None), ("a", 3), ("b", 4)]
     assert [record for _, record in rows_of(run(chain, records))] == [
@@ -160,7 +160,7 @@ class Asking(ProcessFunction):
     ],
 )
 def test_without_keys_there_is_neither_state_nor_a_timer(ask: Any) -> None:
-    result = run(chain_of(Process("p", Asking(ask), (), KV)), [("a", 1)])
+    result = run(chain_of(Process("p", Asking(ask), KV, ())), [("a", 1)])
     assert result.failures[0].reason.startswith("UnsupportedError: 'p' ")
 
 
@@ -174,7 +174,7 @@ def test_without_keys_there_is_neither_state_nor_a_timer(ask: Any) -> None:
     ],
 )
 def test_what_a_context_refuses(ask: Any, says: str) -> None:
-    result = run(chain_of(Process("p", Asking(ask), ("k",), KV)), [("a", 1)])
+    result = run(chain_of(Process("p", Asking(ask), KV, ("k",))), [("a", 1)])
     assert says in result.failures[0].reason
 
 
@@ -185,7 +185,7 @@ def test_there_is_no_key_outside_of_a_record() -> None:
             ctx.value("x").get()
 
     function = Early(lambda ctx: ctx.value("x").get())
-    chain = chain_of(Process("p", function, ("k",), KV))
+    chain = chain_of(Process("p", function, KV, ("k",)))
     with pytest.raises(UnsupportedError, match="where there is none"):
         chain.open()
     run(chain, [("a", 1)])
@@ -196,7 +196,7 @@ def test_there_is_no_key_outside_of_a_record() -> None:
 
 def test_a_context_tells_the_times() -> None:
     function = Asking(lambda ctx: (ctx.key, ctx.timestamp, ctx.watermark, ctx.now_ms, ctx.uid))
-    chain = chain_of(Map("m", lambda r: r, KV), Process("p", function, ("k", "v"), KV))
+    chain = chain_of(Map("m", lambda r: r, KV), Process("p", function, KV, ("k", "v")))
     run(chain, [("a", 1), ("b", 2)], [100, 50], watermark=40, now=7)
     run(chain, [("c", 3)])
     assert function.answers == [
@@ -208,7 +208,7 @@ def test_a_context_tells_the_times() -> None:
 
 def test_the_default_of_a_value_is_that_of_the_call() -> None:
     function = Asking(lambda ctx: (ctx.value("x").get(), ctx.value("x", 5).get(), ctx.value("x", 6).get()))
-    run(chain_of(Process("p", function, ("k",), KV)), [("a", 1)])
+    run(chain_of(Process("p", function, KV, ("k",))), [("a", 1)])
     assert function.answers == [(None, 5, 6)]
 
 
@@ -219,7 +219,7 @@ class Tagging(ProcessFunction):
 
 
 def test_a_side_output_that_does_not_fit_fails_its_record_with_all_of_it() -> None:
-    chain = chain_of(Process("p", Tagging(), (), KV, (("side", V),)))
+    chain = chain_of(Process("p", Tagging(), KV, (), (("side", V),)))
     result = run(chain, [("a", 1), ("a", 3), ("a", 5)])
     assert rows_of(result) == [(0, ("a", 1)), (2, ("a", 5))]
     assert rows_of(result, "side") == [(0, 1), (2, 5)]
@@ -243,7 +243,7 @@ def test_functions_are_opened_in_order_and_closed_in_reverse_all_of_them() -> No
             seen.append(f"close {self.name}")
             raise RuntimeError(self.name)
 
-    chain = chain_of(*(Process(uid, Noting(uid), (), KV) for uid in "ab"))
+    chain = chain_of(*(Process(uid, Noting(uid), KV, ()) for uid in "ab"))
     chain.open()
     with pytest.raises(RuntimeError, match="a"):
         chain.close()
@@ -251,7 +251,7 @@ def test_functions_are_opened_in_order_and_closed_in_reverse_all_of_them() -> No
 
 
 def test_a_function_without_its_method_says_so() -> None:
-    result = run(chain_of(Process("p", ProcessFunction(), (), KV)), [("a", 1)])
+    result = run(chain_of(Process("p", ProcessFunction(), KV, ())), [("a", 1)])
     assert "has no method process(record, ctx)" in result.failures[0].reason
 
 
@@ -259,9 +259,9 @@ def test_a_function_without_its_method_says_so() -> None:
 
 
 def test_two_inputs_share_the_state_of_a_key() -> None:
-    operator = CoProcess("co", Enrich(), (("v",), ("v",)), (KV, V), V, (("kept", V),))
+    operator = CoProcess("co", Enrich(), V, (("v",), ("v",)), (KV, V), (("kept", V),))
     chain = TopologyChain(
-        [operator, Map("m", lambda r: ("sum", r[1]), KV), Reduce("r", add, ("k",), KV)],
+        [operator, Map("m", lambda r: ("sum", r[1]), KV), Reduce("r", add, KV, ("k",))],
         [KV, V],
         HeapBackend(),
     )
@@ -273,8 +273,8 @@ def test_two_inputs_share_the_state_of_a_key() -> None:
 
 
 def test_a_process_without_keys_may_be_behind_an_operator_of_two_inputs() -> None:
-    operator = CoProcess("co", Enrich(), (("v",), ("v",)), (KV, V), V, (("kept", V),))
-    behind = [Map("m", lambda r: r[1], V), Process("p", Passing(), (), V)]
+    operator = CoProcess("co", Enrich(), V, (("v",), ("v",)), (KV, V), (("kept", V),))
+    behind = [Map("m", lambda r: r[1], V), Process("p", Passing(), V, ())]
     chain = TopologyChain([operator, *behind], [KV, V], HeapBackend())
     chain.run(pa.record_batch({"v": [1]}, schema=V), None, 0, 0, input=1)
     assert rows_of(run(chain, [("x", 1)], input=0)) == [(0, 2)]
@@ -300,8 +300,8 @@ def test_a_key_may_be_a_field_of_a_struct() -> None:
         (("s.x",), ["1.5", "nan", "None", "nan"]),
         (("s.deep.y", "n"), ["('a', 0)", "(None, 1)", "(None, 2)", "('a', 3)"]),
     ):
-        result = chain_of(Process("p", Keys(), keys, out), schema=schema).run(batch, None, 0, 0)
+        result = chain_of(Process("p", Keys(), out, keys), schema=schema).run(batch, None, 0, 0)
         assert result.outputs[MAIN].batch.column("key").to_pylist() == wanted
     lone = pa.schema([("s", inner)])
-    chain = chain_of(Process("p", Keys(), ("s.x",), out), schema=lone)
+    chain = chain_of(Process("p", Keys(), out, ("s.x",)), schema=lone)
     assert chain.run(batch.select(["s"]), None, 0, 0).outputs[MAIN].batch.num_rows == 4

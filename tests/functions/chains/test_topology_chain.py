@@ -87,8 +87,8 @@ def test_a_chain_of_nothing_gives_what_it_got() -> None:
 
 def test_chains_of_many_operators() -> None:
     steps: list[Any] = [FlatMap(f"f{i}", lambda r: [r], KV) for i in range(13)]
-    steps += [Reduce("r", add, ("k",), KV), *(FlatMap(f"g{i}", lambda r: [r], KV) for i in range(13))]
-    steps += [Process("p", Passing(), ("k",), KV), Reduce("q", add, ("k",), KV)]
+    steps += [Reduce("r", add, KV, ("k",)), *(FlatMap(f"g{i}", lambda r: [r], KV) for i in range(13))]
+    steps += [Process("p", Passing(), KV, ("k",)), Reduce("q", add, KV, ("k",))]
     assert rows_of(run(chain_of(*steps), [("a", 1), ("a", 2)])) == [(0, ("a", 1)), (1, ("a", 4))]
 
 
@@ -103,8 +103,8 @@ def test_whatever_a_function_raises_fails_its_record(error: type[BaseException],
 
     step: Any = {
         "map": Map("o", function, KV),
-        "reduce": Reduce("o", function, ("k",), KV),
-        "process": Process("o", Raising(), ("k",), KV),
+        "reduce": Reduce("o", function, KV, ("k",)),
+        "process": Process("o", Raising(), KV, ("k",)),
     }[kind]
     failures = run(chain_of(step), [("a", 1), ("a", 2)]).failures
     # The first record of a key is its aggregate.
@@ -118,23 +118,23 @@ def test_whatever_a_function_raises_fails_its_record(error: type[BaseException],
 @pytest.mark.parametrize(
     ("operators", "inputs", "says"),
     [
-        ([Reduce("r", add, (), KV)], [KV], "has no keys"),
-        ([Reduce("r", add, ("x",), KV)], [KV], "the key 'x'"),
-        ([Process("p", Passing(), ("x",), KV)], [KV], "the key 'x'"),
-        ([Process("p", Passing(), ("k.x",), KV)], [KV], "the key 'k.x'"),
+        ([Reduce("r", add, KV, ())], [KV], "has no keys"),
+        ([Reduce("r", add, KV, ("x",))], [KV], "the key 'x'"),
+        ([Process("p", Passing(), KV, ("x",))], [KV], "the key 'x'"),
+        ([Process("p", Passing(), KV, ("k.x",))], [KV], "the key 'k.x'"),
         ([Map("m", add, KV)], [KV, KV], "takes 1 inputs got the schemas of 2"),
         (
-            [Map("m", add, KV), CoProcess("c", Enrich(), ((), ()), (KV, KV), KV)],
+            [Map("m", add, KV), CoProcess("c", Enrich(), KV, ((), ()), (KV, KV))],
             [KV],
             "has to begin its chain",
         ),
-        ([CoProcess("c", Enrich(), (("k",), ()), (KV, KV), KV)], [KV, KV], "for one of its inputs only"),
+        ([CoProcess("c", Enrich(), KV, (("k",), ()), (KV, KV))], [KV, KV], "for one of its inputs only"),
         (
-            [Process(uid, Passing(), (), KV, (("late", KV),)) for uid in "pq"],
+            [Process(uid, Passing(), KV, (), (("late", KV),)) for uid in "pq"],
             [KV],
             "'q' has the side output 'late'",
         ),
-        ([Process("p", Passing(), (), KV, (("", KV),))], [KV], "the side output ''"),
+        ([Process("p", Passing(), KV, (), (("", KV),))], [KV], "the side output ''"),
         (["text"], [KV], "a str is no function"),
     ],
 )

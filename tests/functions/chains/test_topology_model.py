@@ -52,11 +52,11 @@ class Model:
             case "generator":
                 return FlatMap(self.uid, self.flat_map, KV)
             case "reduce":
-                return Reduce(self.uid, self.reduce, ("k",), KV)
+                return Reduce(self.uid, self.reduce, KV, ("k",))
             case "process":
-                return Process(self.uid, Counting(self), ("k",), KV, ((self.tag, KV),))
+                return Process(self.uid, Counting(self), KV, ("k",), ((self.tag, KV),))
             case "unkeyed":
-                return Process(self.uid, Splitting(self), (), KV, ((self.tag, KV),))
+                return Process(self.uid, Splitting(self), KV, (), ((self.tag, KV),))
         return MapBatches(self.uid, self.map_batches, KV, "arrow", True)
 
     def map(self, record: Record) -> Record:

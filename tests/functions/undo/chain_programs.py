@@ -188,12 +188,12 @@ def operators_of(kind: str, uid: str, script: Script) -> list[Any]:
         case "filter":
             return [Filter(uid, kept(trouble), SCHEMA)]
         case "reduce":
-            return [Reduce(uid, added(trouble), ("k",), SCHEMA)]
+            return [Reduce(uid, added(trouble), SCHEMA, ("k",))]
         case "gather":
-            gather = Reduce(uid, gathered(trouble), ("k",), SCHEMA, create=lambda: ["", 0, 0])
+            gather = Reduce(uid, gathered(trouble), SCHEMA, ("k",), create=lambda: ["", 0, 0])
             return [gather, Map(f"{uid}-result", tuple, SCHEMA)]
         case "process":
-            return [Process(uid, Keeper(trouble), ("k",), SCHEMA, side=SIDE)]
+            return [Process(uid, Keeper(trouble), SCHEMA, ("k",), side=SIDE)]
         case _:
             return [MapBatches(uid, batches(trouble), SCHEMA, "arrow", False)]
 

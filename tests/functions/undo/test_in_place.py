@@ -49,9 +49,9 @@ class Keeping(ProcessFunction, CoProcessFunction):
 
 def of(kind: str, in_place: bool) -> tuple[list[Any], list[pa.Schema]]:
     if kind == "process":
-        return [Process("p", Keeping(), ("k",), KT, in_place=in_place)], [KT]
+        return [Process("p", Keeping(), KT, ("k",), in_place=in_place)], [KT]
     if kind == "co":
-        return [CoProcess("p", Keeping(), (("k",), ("k",)), (KT, KT), KT, in_place=in_place)], [KT, KT]
+        return [CoProcess("p", Keeping(), KT, (("k",), ("k",)), (KT, KT), in_place=in_place)], [KT, KT]
 
     def add(total: Precious, record: Any) -> Precious:
         total = Precious(total.number + record[1])
@@ -59,7 +59,7 @@ def of(kind: str, in_place: bool) -> tuple[list[Any], list[pa.Schema]]:
             raise ValueError("negative")
         return total
 
-    reduce = Reduce("p", add, ("k",), KT, create=lambda: Precious(0), in_place=in_place)
+    reduce = Reduce("p", add, KT, ("k",), create=lambda: Precious(0), in_place=in_place)
     return [reduce, Map("m", lambda total: ("a", total.number), KT)], [KT]
 
 
@@ -95,7 +95,7 @@ def test_an_aggregate_that_never_becomes_a_column_is_taken_back_too(create: Any,
             raise ValueError("negative")
         return total
 
-    reduce = Reduce("p", add, ("k",), KT, create=create)
+    reduce = Reduce("p", add, KT, ("k",), create=create)
     chain = TopologyChain([reduce, Map("m", tuple, KT)], [KT], HeapBackend(), UndoLog())
     rows = pa.RecordBatch.from_pylist([{"k": "a", "t": t} for t in numbers], KT)
     result = chain.run(rows, None, 0, 0)

@@ -47,7 +47,7 @@ SIDE = (("late", SCHEMA),)
 KEY = pa.schema([("k", pa.string())])
 TIMES = [pa.field(name, pa.timestamp("us", tz="UTC")) for name in ("window_start", "window_end")]
 PLAN = AggregatePlan.of([ft.count(), ft.sum("id")], ("k",), SCHEMA, between=TIMES)
-TTL = StateTtl(5)
+TTL = StateTtl("5ms")
 LAST_ID = 1_000
 
 Record = tuple[str, int, int]
@@ -130,7 +130,7 @@ def operators_of(kind: str, script: Script) -> tuple[list[Any], int]:
         return (record[0], "no number", record[2]) if ("misfit", record[2]) in script else record  # type: ignore[return-value]
 
     if kind == "both":
-        both = CoProcess("own", Both(script), (("k",), ("k",)), (SCHEMA, SCHEMA), SCHEMA)
+        both = CoProcess("own", Both(script), SCHEMA, (("k",), ("k",)), (SCHEMA, SCHEMA))
         return [both, Map("map", passing, SCHEMA)], 2
     if kind == "built-in":
         return aggregating(script, passing), 1
@@ -140,7 +140,7 @@ def operators_of(kind: str, script: Script) -> tuple[list[Any], int]:
         content = Collected(lambda key, window, rows: [of(key, window, [row[2] for row in rows])])
     windows = Session(3) if kind == "sessions" else Fixed(4, 2)
     function = window_function(windows, content, 3, "late")
-    return [Map("map", passing, SCHEMA), Process("own", function, ("k",), SCHEMA, side=SIDE)], 1
+    return [Map("map", passing, SCHEMA), Process("own", function, SCHEMA, ("k",), side=SIDE)], 1
 
 
 def aggregating(script: Script, passing: Any) -> list[Any]:
@@ -156,7 +156,7 @@ def aggregating(script: Script, passing: Any) -> list[Any]:
     function: Any = window_function(Fixed(4, 2), BuiltIn(PLAN), 3, "late")
     if not script and isinstance(script, frozenset):
         function.vectorized = lambda maps, timers: None
-    window = Process("own", function, ("k",), PLAN.output, side=SIDE)
+    window = Process("own", function, PLAN.output, ("k",), side=SIDE)
     return [Map("map", passing, SCHEMA), window, Map("numbered", numbered, SCHEMA)]
 
 

@@ -58,7 +58,7 @@ class Ran:
 @pytest.mark.parametrize("kind", STEPS)
 def test_it_fails_its_record_alone(kind: str) -> None:
     log, backend = UndoLog(), HeapBackend()
-    total = Reduce("total", lambda old, new: old, ("n",), N)
+    total = Reduce("total", lambda old, new: old, N, ("n",))
     chain = TopologyChain([total, STEPS[kind]], [N], backend, log)
     chain.open()
     rows = pa.record_batch([NUMBERS], schema=N)

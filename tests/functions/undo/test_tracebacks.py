@@ -36,7 +36,7 @@ class Failing(ProcessFunction):
 @pytest.mark.parametrize("error", [ValueError("no"), PermanentFailure("never")])
 def test_what_is_tried_again_has_no_traceback(error: Exception, traced: bool) -> None:
     log = UndoLog()
-    chain = TopologyChain([Process("p", Failing(error), ("k",), KT)], [KT], HeapBackend(), log)
+    chain = TopologyChain([Process("p", Failing(error), KT, ("k",))], [KT], HeapBackend(), log)
     log.traced = traced
     rows = pa.RecordBatch.from_pylist([{"k": "a", "t": 0}, {"k": "a", "t": 1}], KT)
     (failure,) = chain.run(rows, None, 0, 0).failures

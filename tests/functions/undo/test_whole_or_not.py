@@ -29,8 +29,8 @@ from ftlayer.functions.chains import record_segment
 from ftlayer.functions.chains.firing import DueTimers, FiredTimers, TimerKind
 from ftlayer.functions.chains.topology import MAIN, TopologyChain, TopologyResult
 from ftlayer.functions.chains.window_segment import AggregateSegment
-from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
+from ftlayer.records.failures import RowFailure
 from ftlayer.state.heap import HeapBackend
 
 # ---------------------------------------------------------------- the chain

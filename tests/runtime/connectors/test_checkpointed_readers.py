@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, SimpleDataSourceStreamReader
-from pyspark.sql.streaming.datasource import ReadMaxRows, SupportsTriggerAvailableNow
 
+from ftlayer.data_sources import ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.errors import ConfigError, FTLayerError, IncompatibleCheckpointError
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import (
     Captured,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from ftlayer.config import VertexOptions
+from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.driver.planners import ReaderPlanner

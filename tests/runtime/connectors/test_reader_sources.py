@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
+from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.runtime.connectors.offset_reader import offset_reader
 from ftlayer.sources.logs import LogReader

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError
 from ftlayer.failures import FailException, RowsRejected
 from ftlayer.functions.chains import bisect
@@ -355,7 +356,7 @@ def test_a_schema_that_spark_lacks() -> None:
 def test_a_third_partys_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     """``meta_capi`` of pyspark-data-sources posts rows to a web service: here, to a stand-in for it."""
     module = pytest.importorskip("pyspark_datasources.meta_capi")
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from ftlayer.data_sources import from_arrow_schema
 
     posted: list[Any] = []
 

@@ -34,7 +34,7 @@ def test_what_is_restored_comes_before_everything_else(restored: list[int], new:
     for number, place in enumerate(new, 100):
         box.put(CHANNELS[place], batch(number), 0)
     taken: list[tuple[Channel, int]] = []
-    while box:
+    while box.turns:
         one = box.take()
         taken += [(one.channel, value) for value in values_in(one.element)]
     assert {value for _, value in taken[: len(restored)]} == set(range(len(restored)))
@@ -102,7 +102,7 @@ def test_a_batch_that_is_cut_keeps_its_order_its_credit_and_its_place(
         box.put(CHANNELS[place], element, credit)
     came: dict[Channel, list[object]] = {channel: [] for channel in CHANNELS}
     credit = size = 0
-    while box:
+    while box.turns:
         records = box.has_records_next
         taken = box.take(most)
         assert isinstance(taken.element, Batch) == records

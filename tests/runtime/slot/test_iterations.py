@@ -223,29 +223,29 @@ Way = Callable[[DataStream], DataStream]
 
 
 def one_out(source: DataStream, into: Way, back: Way, width: int | None) -> DataStream:
-    loop = into(source).iterate(20_000)
+    loop = into(source).iterate("20s")
     body = into(loop).map(collatz, parallelism=width)
     loop.close_with(back(body.filter(is_more, parallelism=width)))
     return body.filter(is_one, parallelism=width)
 
 
 def many_out(source: DataStream, into: Way, back: Way, width: int | None) -> DataStream:
-    loop = source.iterate(20_000)
+    loop = source.iterate("20s")
     body = into(loop).flat_map(halves, parallelism=width)
     loop.close_with(back(body.filter(is_more)))
     return body.filter(is_one)
 
 
 def by_the_side(source: DataStream, into: Way, back: Way, width: int | None) -> DataStream:
-    loop = source.iterate(20_000)
+    loop = source.iterate("20s")
     body = into(loop).process(Sorting(), side={"back": SCHEMA}, parallelism=width)
     loop.close_with(back(body.side_output("back")).union(body.filter(lambda record: False)))
     return body
 
 
 def nested(source: DataStream, into: Way, back: Way, width: int | None) -> DataStream:
-    outer = source.iterate(40_000)
-    inner = into(outer).iterate(20_000)
+    outer = source.iterate("40s")
+    inner = into(outer).iterate("20s")
     body = inner.flat_map(halves, parallelism=width)
     some = body.filter(is_more)
     inner.close_with(back(some.filter(lambda record: record[1] % 2 == 0)))
@@ -372,7 +372,7 @@ def test_turns_at_a_head() -> None:
     # A channel has room for two batches; more of what came back than that comes first.
     assert [box.take().channel for _ in range(8)] == [back, back, back, fresh, back, fresh, fresh, fresh]
     assert output.has_room
-    assert not box
+    assert not box.turns
 
 
 def test_no_mark_goes_round() -> None:
@@ -401,7 +401,7 @@ def hold(world: World) -> None:
 
 def away_and_back_to(slot: int) -> Callable[[DataStream], DataStream]:
     def build(source: DataStream) -> DataStream:
-        loop = source.iterate(100)
+        loop = source.iterate("100ms")
         body = loop.global_().map(collatz)
         back = body.filter(is_more).partition_custom(lambda n, channels: slot, "n")
         loop.close_with(back)
@@ -434,7 +434,7 @@ def test_windows_behind_a_loop_wait_for_it(tools: Any, parallelism: int) -> None
     """The last watermark comes when the loop has ended, not when the source has."""
 
     def build(source: DataStream) -> DataStream:
-        loop = source.assign_watermarks("n", "1h").iterate(500)
+        loop = source.assign_watermarks("n", "1h").iterate("500ms")
         body = loop.map(lambda record: (record[0] - 1, record[1]))
         loop.close_with(body.filter(lambda record: record[0] > 0))
         done = body.filter(lambda record: record[0] <= 0)

@@ -154,7 +154,7 @@ class Bench:
 
 @given(st.lists(st.booleans(), max_size=40))
 def test_all_rows_come_once_and_in_order_whatever_fails(failures: list[bool]) -> None:
-    bench = Bench(list(failures), FixedDelay(attempts=100, delay=10))
+    bench = Bench(list(failures), FixedDelay(attempts=100, delay="10ms"))
     bench.to_the_end()
     assert bench.core.seen == {FLAKY: list(range(ROWS)), STEADY: list(range(ROWS))}
     assert sorted(bench.core.over) == [FLAKY, STEADY]
@@ -176,14 +176,14 @@ def test_the_sources_beside_it_are_read_on_during_the_pause(caplog: pytest.LogCa
 
 
 def test_rows_of_the_reader_before_are_accepted_by_it() -> None:
-    bench = Bench([False, True], FixedDelay(delay=1))
+    bench = Bench([False, True], FixedDelay(delay="1ms"))
     bench.to_the_end()
     bench.sources.done(FLAKY, 1)
     assert [reader.told for reader in bench.readers] == [[0], []]
 
 
 def test_what_is_given_up_ends_the_slot_by_the_sources_error() -> None:
-    bench = Bench([True, True, True], FixedDelay(attempts=2, delay=1))
+    bench = Bench([True, True, True], FixedDelay(attempts=2, delay="1ms"))
     with pytest.raises(
         SourceGivenUpError, match=r"^fails at it \(it was started again 2 times, .*gives up\)"
     ):
@@ -211,7 +211,7 @@ def test_what_reading_again_cannot_mend_is_not_tried(error: SourceError) -> None
 
 def test_splits_that_are_not_done_are_assigned_again() -> None:
     """Of all ranges: with ``replay="source"`` several are read."""
-    bench = Bench([False, True], FixedDelay(delay=1))
+    bench = Bench([False, True], FixedDelay(delay="1ms"))
     splits = Split(0, b"", 0), Split(2, b"", 0)
     before, after = (AssignSplits("flaky", 0, number, "0", "1", b"", 3, splits) for number in (1, 2))
     end = AssignSplits("flaky", 0, 2, "1", "1", b"", 0, ())
@@ -256,7 +256,7 @@ def test_a_source_is_away_from_its_first_failure_until_it_gives_rows_again() -> 
 
 
 def test_a_source_that_was_opened_again_and_has_nothing_is_away_no_more_after_a_while() -> None:
-    bench = Bench([True], FixedDelay(delay=10))
+    bench = Bench([True], FixedDelay(delay="10ms"))
     bench.turn()
     assert bench.sources.counters(0)["away/flaky"] == 0
     bench.now = 10

@@ -19,8 +19,9 @@ class FakeInbox:
     ready: int
     has_barriers: bool = False
 
-    def __bool__(self) -> bool:
-        return self.ready > 0
+    @property
+    def turns(self) -> range:
+        return range(self.ready)
 
 
 @dataclass(eq=False)
@@ -31,7 +32,7 @@ class FakeSeat:
 
     @property
     def can_run(self) -> bool:
-        return bool(self.inbox) and self.has_room
+        return bool(self.inbox.turns) and self.has_room
 
 
 def turns_of(*seats: FakeSeat) -> Any:
@@ -97,7 +98,7 @@ def test_no_task_starves(ready: list[int], changes: list[tuple[int, bool, int]])
         seat.has_room, seat.inbox.ready = has_room, channels
         most[seat.name] = max(most[seat.name], channels)
         taken = turns.next()
-        able = [seat for seat in seats if seat.has_room and seat.inbox]
+        able = [seat for seat in seats if seat.has_room and seat.inbox.turns]
         assert (taken in able) if able else taken is None
         for other in seats:
             if other not in able or other is taken:

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cluster_topologies import load
 
 from ftlayer import CheckpointConfig, FTLayer, StreamEnvironment, current_record
+from ftlayer.spark.facade import list_records
 
 LINES = 600
 FILES = 3
@@ -78,7 +79,7 @@ def run_wrapped(spark: Any, layer: FTLayer, directory: Path, lines: list[str]) -
     assert query.restarts == 0, query.last_failure
     rows = Counter(row for batch in written.values() for row in batch)
     assert rows == Counter(line for line in numbered if fate(line) != "dies")
-    letters = [letter for letter in layer.list_dead() if letter.stream.endswith("numbered")]
+    letters = [letter for letter in list_records(layer.client, "dead") if letter.stream.endswith("numbered")]
     dead = [letter.payload.column("value")[0].as_py() for letter in letters]
     assert sorted(dead) == sorted(line for line in numbered if fate(line) == "dies")
 

@@ -227,7 +227,13 @@ class Ledger:
         return Counter((row[3], row[4]) for row in self._out.rows())
 
     def letters(self) -> list[Any]:
-        return [letter for letter in self._layer.list_dead() if letter.stream == f"{self._name}/lines"]
+        from ftlayer.spark.facade import list_records
+
+        return [
+            letter
+            for letter in list_records(self._layer.client, "dead")
+            if letter.stream == f"{self._name}/lines"
+        ]
 
     def dead(self) -> Counter[LineKey]:
         return Counter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,11 +15,13 @@ import pytest
 
 from ftlayer import FTLayer, JobState
 from ftlayer.restart import FixedDelay
+from ftlayer.spark.facade import list_records
 from ftlayer.topology.connectors import partitions
 
 pytestmark = pytest.mark.spark
 
-RECORDS, DEADLY = 2_000, {123, 1_777}
+RECORDS = 2_000
+DEADLY = {123: "it called os._exit(3)", 1_777: "Segmentation fault"}
 
 
 def rows(part: int) -> Any:
@@ -26,8 +29,10 @@ def rows(part: int) -> Any:
 
 
 def explode(number: int) -> int:
-    if number in DEADLY:
+    if number == 123:
         os._exit(3)
+    if number == 1_777:
+        os.kill(os.getpid(), signal.SIGSEGV)
     return number
 
 
@@ -57,9 +62,14 @@ def test_two_of_2000_records_end_their_process(
     assert max(its.found for its in seen) >= 1
 
     came = Counter(row[0] for row in logs_kit.Notes(tmp_path, "out").rows())
-    assert came.keys() == set(range(RECORDS)) - DEADLY
-    dead = {its.payload[0][0].as_py(): its for its in layer.list_dead() if its.stream == f"{name}/numbers"}
-    assert dead.keys() == DEADLY
-    for letter in dead.values():
-        assert "ended while it ran this record and no other, twice: " in letter.reason
+    assert came.keys() == set(range(RECORDS)) - DEADLY.keys()
+    dead = {
+        its.payload[0][0].as_py(): its
+        for its in list_records(layer.client, "dead")
+        if its.stream == f"{name}/numbers"
+    }
+    assert dead.keys() == DEADLY.keys()
+    for number, letter in dead.items():
+        assert letter.reason.endswith(f"ended while it ran this record and no other, twice: {DEADLY[number]}")
+        assert letter.operator == "explode"
         assert letter.attempt == 1

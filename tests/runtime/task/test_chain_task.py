@@ -15,11 +15,11 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobStartError
 from ftlayer.failures import FailException
-from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Filter, FlatMap, Map, Process
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey, Rebalance
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
@@ -453,7 +453,7 @@ class Split(ProcessFunction):
 
 def test_side_outputs_are_owed_too():
     other = pa.schema([("number", pa.int64())])
-    process = Process("process", Split(), (), OUT, (("other", other),))
+    process = Process("process", Split(), OUT, (), (("other", other),))
     vertices = (
         JobVertex("source", (Source("source", IterableSource(()), IN),), 1),
         JobVertex("process", (process,), 1),

@@ -55,7 +55,7 @@ def test_functions_of_a_chain_see_the_attempt_of_their_record() -> None:
         return n
 
     operators = [
-        Process("attempts", Attempts(), (), N),
+        Process("attempts", Attempts(), N, ()),
         MapBatches("tagged", tagged, N, "arrow", True),
         AssignWatermarks("times", "n", 0, None, N),
         Map("plain", plain, N),
@@ -119,6 +119,6 @@ def test_a_replay_says_when_its_record_first_failed() -> None:
             records.origins,
             pack_tries(records.attempts, records.first_failed_ms),
         )
-        expected = CurrentRecord(attempt, dt.datetime.fromtimestamp(2, dt.UTC), 5)
+        expected = CurrentRecord(attempt, dt.datetime.fromtimestamp(2, dt.UTC), f"{5:016x}")
         assert KnownOf(lineage).record(0) == expected
         root = int(records.roots[0])

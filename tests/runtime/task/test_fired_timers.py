@@ -58,9 +58,9 @@ def chain_of(backend: HeapBackend, log: UndoLog | None, bell: Bell, above: int) 
 
     chain = OperatorChain(
         [
-            Process("bell", bell, ("k",), TIMED, side=(("heard", SIDE),)),
+            Process("bell", bell, TIMED, ("k",), side=(("heard", SIDE),)),
             AssignWatermarks("times", "t", 0, None, TIMED),
-            Reduce("sum", added, ("k",), TIMED),
+            Reduce("sum", added, TIMED, ("k",)),
         ],
         [TAKEN],
         backend,

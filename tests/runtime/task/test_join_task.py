@@ -42,7 +42,7 @@ HOLD_MS, REMEMBER_MS, STEP_MS = 100, 160, 10
 
 def graph_of(function, lower: int, upper: int, out: Partitioner) -> JobGraph:
     by_key = HashByKey(KeySelector(("key",)))
-    operator = Join("join", function, (("key",), ("key",)), (IN, IN), lower, upper, OUT)
+    operator = Join("join", function, OUT, (("key",), ("key",)), (IN, IN), lower, upper)
     vertices = (
         JobVertex("left", (Source("left", IterableSource(()), IN),), 1),
         JobVertex("right", (Source("right", IterableSource(()), IN),), 1),

@@ -17,10 +17,10 @@ def test_keys_of_the_operators_of_a_chain() -> None:
     nested = pa.schema([("a", pa.struct([("b", pa.int32())])), ("c", pa.string())])
     count = pa.schema([("count", pa.int64())])
     operators = [
-        Reduce("total", lambda a, b: a, ("a.b", "c"), count, create=lambda: 0),
+        Reduce("total", lambda a, b: a, count, ("a.b", "c"), create=lambda: 0),
         Map("map", lambda row: row, ROW),
-        Process("process", ProcessFunction(), ("key",), ROW),
-        Process("keyless", ProcessFunction(), (), ROW),
+        Process("process", ProcessFunction(), ROW, ("key",)),
+        Process("keyless", ProcessFunction(), ROW, ()),
     ]
     assert key_schemas(operators, [nested]) == {
         "total": pa.schema([("a.b", pa.int32()), ("c", pa.string())]),
@@ -30,8 +30,8 @@ def test_keys_of_the_operators_of_a_chain() -> None:
 
 def test_two_inputs_with_keys_of_other_types_are_refused() -> None:
     wide, narrow = (pa.schema([("k", kind)]) for kind in (pa.int64(), pa.int32()))
-    operator = CoProcess("both", CoProcessFunction(), (("k",), ("k",)), (wide, narrow), ROW)
+    operator = CoProcess("both", CoProcessFunction(), ROW, (("k",), ("k",)), (wide, narrow))
     with pytest.raises(InvalidTopologyError, match=r"'both'.*k int64.*k int32"):
         key_schemas([operator], [wide, narrow])
-    alike = CoProcess("both", CoProcessFunction(), (("k",), ("k",)), (wide, wide), ROW)
+    alike = CoProcess("both", CoProcessFunction(), ROW, (("k",), ("k",)), (wide, wide))
     assert key_schemas([alike], [wide, wide]) == {"both": wide}

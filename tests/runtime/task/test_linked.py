@@ -10,10 +10,10 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError
 from ftlayer.failures import FailException
-from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.steps import Filter, Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, RecordIds, Watermark
@@ -71,7 +71,7 @@ def join_graph(*tail) -> JobGraph:
     def pair(left, right):
         return left[1], right[1]
 
-    operator = Join("join", pair, (("key",), ("key",)), (IN, IN), 0, 0, PAIR)
+    operator = Join("join", pair, PAIR, (("key",), ("key",)), (IN, IN), 0, 0)
     vertices = (
         JobVertex("left", (Source("left", IterableSource(()), IN),), 1),
         JobVertex("right", (Source("right", IterableSource(()), IN),), 1),
@@ -255,7 +255,7 @@ def test_a_thread_beside_sees_which_row_a_join_works_on_and_that_it_comes_forwar
         Map("map", lambda pair: look("map", pair), PAIR), Sink("sink", FunctionSink(print), PAIR)
     )
     operator = Join(
-        "join", lambda a, b: look("join", (a[1], b[1])), (("key",), ("key",)), (IN, IN), 0, 0, PAIR
+        "join", lambda a, b: look("join", (a[1], b[1])), PAIR, (("key",), ("key",)), (IN, IN), 0, 0
     )
     vertices = [
         JobVertex(vertex.uid, (operator, *vertex.operators[1:]), 1) if vertex.uid == "join" else vertex

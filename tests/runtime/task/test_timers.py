@@ -86,7 +86,7 @@ class Match(CoProcessFunction):
 
 def graph_of(function, *, tracked: bool = True, with_late: bool = True, tail: tuple = ()) -> JobGraph:
     by_key = HashByKey(KeySelector(("key",)))
-    process = Process("process", function, ("key",), ROW, (("late", LATE),))
+    process = Process("process", function, ROW, ("key",), (("late", LATE),))
     vertices = [
         JobVertex("left", (Source("left", IterableSource(()), ROW),), 1),
         JobVertex("right", (Source("right", IterableSource(()), ROW),), 1),
@@ -336,7 +336,7 @@ def test_no_watermark_overtakes_what_it_made_timers_put_out(script):
 
 def test_two_inputs_share_the_state_of_a_key():
     keys = (("key",), ("key",))
-    operator = CoProcess("process", Match(), keys, (ROW, ROW), ROW)
+    operator = CoProcess("process", Match(), ROW, keys, (ROW, ROW))
     by_key = HashByKey(KeySelector(("key",)))
     vertices = (
         JobVertex("left", (Source("left", IterableSource(()), ROW),), 1),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.spark.batch.runner import event_ids
-from ftlayer.vertex.calls.event_ids import check_event_ids
+from ftlayer.vertex.calls.common import check_event_ids
 
 ids = st.integers(1, 2**64 - 1)
 

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import LongType, StructType
 
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, FTLayerError, QueryError, SinkError
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.functions.chains.batch_segment import ROW_TAG

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
+from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows, to_arrow_schema
 from ftlayer.errors import CodecError, ConfigError
 from ftlayer.records.ids import FIRST_TRY
 from ftlayer.spark.deliveries.source import (
@@ -22,7 +22,6 @@ from ftlayer.spark.deliveries.source import (
     DeliveryRange,
     DeliveryReader,
     DeliverySource,
-    arrow_schema,
     delivered_rows,
 )
 from ftlayer.spark.stages.pages import SOURCE_FT, make_marks, read_marks
@@ -38,7 +37,7 @@ from ftlayer.vertex.calls import (
 )
 
 SCHEMA = StructType().add("a", LongType()).add("s", StringType()).add(FT, BinaryType())
-ARROW = arrow_schema(SCHEMA)
+ARROW = to_arrow_schema(SCHEMA)
 
 
 def records(payload: pa.RecordBatch, roots: list[int]) -> Records:
@@ -66,7 +65,7 @@ def test_no_records() -> None:
 
 
 def test_times_stored_with_another_zone_are_the_same_instants() -> None:
-    schema = arrow_schema(StructType().add("t", TimestampType()).add(FT, BinaryType()))
+    schema = to_arrow_schema(StructType().add("t", TimestampType()).add(FT, BinaryType()))
     when = dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC)
     payload = pa.record_batch({"t": pa.array([when], pa.timestamp("us", "Europe/Berlin"))})
     rows = delivered_rows(records(payload, [1]), schema, 0, 1)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from programs import children_of
 
+from ftlayer.spark.facade import list_records
 from ftlayer.spark.tracked import plan_of
 
 MOST_FILES = 8
@@ -250,7 +251,7 @@ class Wrapped:
         """Return the dead letters of a stream by the line they hold."""
         letters = [
             letter
-            for letter in self.layer.list_dead()
+            for letter in list_records(self.layer.client, "dead")
             if letter.stream.endswith(f"/{plan_of(stream).source.name}")
         ]
         return {letter.payload[0][0].as_py(): letter for letter in letters}

@@ -209,7 +209,7 @@ def read_journal(directory: Path) -> Iterator[tuple[str, str, int, str]]:
 
 def main(job: Job) -> None:
     from ftlayer.restart import FixedDelay
-    from ftlayer.spark.facade import FTLayer
+    from ftlayer.spark.facade import FTLayer, list_records
     from ftlayer.spark.query.writer import watch_steps
 
     spark = session(job)
@@ -266,7 +266,7 @@ def main(job: Job) -> None:
                 letter.payload[0][0].as_py(),
                 [each.reason for each in letter.history],
             )
-            for letter in layer.list_dead()
+            for letter in list_records(layer.client, "dead")
         ],
         "pending": layer.stats(),
     }

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 
-from ftlayer.spark.facade import FTLayer
+from ftlayer.spark.facade import FTLayer, list_records
 from ftlayer.vertex.calls import RecordInfo
 
 # Spark's workers cannot import the tests: their functions travel whole.
@@ -183,7 +183,7 @@ def until(condition: Callable[[], Any], what: str = "what the test waits for") -
 
 def dead_of(layer: FTLayer, source: str) -> list[RecordInfo]:
     """List the dead letters of a source by its name."""
-    return [info for info in layer.list_dead() if info.stream.split("/")[-1] == source]
+    return [info for info in list_records(layer.client, "dead") if info.stream.split("/")[-1] == source]
 
 
 @pytest.fixture

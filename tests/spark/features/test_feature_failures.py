@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer import DeadLetter, PermanentFailure, RetryLater, RowsRejected, current_record
+from ftlayer.spark.facade import list_records
 from ftlayer.vertex.calls import Stats
 
 pytestmark = pytest.mark.spark
@@ -145,6 +146,6 @@ def test_a_line_that_is_no_utf8_is_a_dead_letter(
     query = stream.sink(kept, checkpoint=tools.checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     assert sorted(row["text"] for row in kept.rows) == ["one", "three"]
-    (letter,) = (letter for letter in layer.list_dead() if letter.source == "undecodable")
+    (letter,) = (letter for letter in list_records(layer.client, "dead") if letter.source == "undecodable")
     assert "cannot be read in Python: 'utf-8' codec" in letter.reason
     assert letter.payload.column("value").view(pa.binary()).to_pylist() == [b"caf\xe9"]

@@ -53,6 +53,21 @@ def test_log_lines_are_parsed_filtered_and_counted(
     assert query.ft_status().drained
 
 
+def test_names_of_columns_may_have_any_character(
+    layer: Any, numbers: Any, kept: Any, tools: Any, spark: Any
+) -> None:
+    """What Spark reads as an expression quotes them, the keys of steps as well as a carrier."""
+    schema = '`a``b` bigint, `c.d` bigint, `g h` struct<`i``j`: bigint>, `e"f` string'
+    odd = layer.source(numbers, name="odd").map(
+        lambda r: {"a`b": r["n"] % 3, "c.d": r["n"], "g h": {"i`j": r["n"]}, 'e"f': "x"}, schema
+    )
+    keyed = odd.key_by("a`b", "c.d", "g h.i`j", 'e"f', partitions=3)
+    tools.run(keyed.filter(lambda r: r["a`b"] < 2).repartition(None, "a`b").key_by("c.d"), kept)
+    assert kept.rows
+    assert all(row["a`b"] == row["c.d"] % 3 and row["g h"]["i`j"] == row["c.d"] for row in kept.rows)
+    assert stage_run.with_column(spark.range(1).schema, "f`.t", "binary").names == ["id", "f`.t"]
+
+
 def test_flat_map_gives_none_one_or_many(layer: Any, numbers: Any, kept: Any, tools: Any) -> None:
     def some(record: dict[str, Any]) -> Any:
         for part in range(record["n"] % 3):

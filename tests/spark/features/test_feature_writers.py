@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import (
     DataSource,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     InputPartition,
     WriterCommitMessage,
 )
 
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import QueryError, SourceChangedError
 from ftlayer.failures import RowsRejected
 from ftlayer.restart import FixedDelay, NoRestart

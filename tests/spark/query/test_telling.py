@@ -22,7 +22,6 @@ from ftlayer.spark.query.writer import (
 )
 from ftlayer.telemetry.spans import EndedSpan
 from ftlayer.vertex.calls import AnnounceJob, BatchState, Incident, JobOrder, OpenQuery, OrderAction
-from ftlayer.vertex.wire.frames import check_call, check_job_call
 
 STEPS = ("begin", "begun", "run", JUDGED, "sealed", "written", "committed", "reported")
 
@@ -167,7 +166,7 @@ def telling(supervisor: Any) -> QueryTelling:
 
 def test_it_is_told_by_the_name_that_people_gave_it(telling: QueryTelling) -> None:
     details = telling.details(0, with_plan=True)
-    check_job_call(AnnounceJob(details))
+    AnnounceJob(details).check()
     assert (details.owner, details.name, details.kind, details.run) == (
         "3f2a",
         "clean-orders",
@@ -199,8 +198,8 @@ def test_any_name_that_spark_takes_is_one_that_the_vertex_takes(
     telling: QueryTelling, supervisor: Any, name: str
 ) -> None:
     supervisor.name = name
-    check_job_call(AnnounceJob(telling.details(0, with_plan=False)))
-    check_call(OpenQuery("3f2a", "run-1.1", (), title=title_of(name)))
+    AnnounceJob(telling.details(0, with_plan=False)).check()
+    OpenQuery("3f2a", "run-1.1", (), title=title_of(name)).check()
 
 
 def progress(batch: int, rows: int, *, ran: bool = True) -> dict[str, Any]:
@@ -221,7 +220,7 @@ def test_a_query_that_is_not_tracked_is_told_by_sparks_progress(
     )
     supervisor.query.lastProgress = None
     details = telling.details(0, with_plan=True)
-    check_job_call(AnnounceJob(details))
+    AnnounceJob(details).check()
     assert (details.owner, details.mode, details.counters) == ("orders", "off", {})
     told = [progress(0, 10), progress(1, 20), progress(2, 0, ran=False)]
     supervisor.query.recentProgress, supervisor.query.lastProgress = told, told[-1]
@@ -262,7 +261,7 @@ def test_the_lag_is_that_of_sparks_progress(
     sources = [{"endOffset": end, "latestOffset": latest} for end, latest in offsets]
     supervisor.query.lastProgress = progress(0, 5) | {"sources": sources}
     details = telling.details(0, with_plan=False)
-    check_job_call(AnnounceJob(details))
+    AnnounceJob(details).check()
     assert {name: count for name, count in details.counters.items() if "/" in name} == lag
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from ftlayer.functions.chains.chain import Chain, ChainResult
 from ftlayer.functions.steps import FlatMap, Map, MapBatches
 from ftlayer.spark.stages.known import TRIES_ALONE, run_isolated
+from ftlayer.spark.stages.task import StageTask
 
 V = pa.schema([("v", pa.int64())])
 
@@ -74,6 +75,13 @@ def _nothing_left_behind() -> Iterator[None]:
     # Threads of other tests may close what they had meanwhile.
     assert not open_files() - files
     assert not children() - processes
+
+
+def test_a_killers_failure_names_its_chain() -> None:
+    steps = Map("first", dict, V), Map("second", lambda record: record if record["v"] else os._exit(3), V)
+    (failure,) = StageTask(steps, None, isolate=True).run(ints([0, 1])).failures
+    assert failure.operator == "first"
+    assert "(exit code 3)" in failure.reason
 
 
 @pytest.mark.parametrize("death", DEATHS)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError
+from ftlayer.records.failures import FailedRow
 from ftlayer.spark.stages.pages import (
     PAGE_SCHEMA,
-    FailedRow,
     PageHead,
     ipc_to_rows,
     keep_rows,

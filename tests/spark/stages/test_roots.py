@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stage_runs import ODD_FAILS, PASS, V, first, run, vs
 
 from ftlayer.errors import QueryError
+from ftlayer.functions.steps import Map
 from ftlayer.records.ids import shard_bits
 from ftlayer.spark.stages.pages import to_roots
 from ftlayer.spark.stages.task import FT, RootGiver, Skip, StageTask
@@ -135,6 +136,10 @@ def test_exactly_the_skipped_rows_are_left_out(kit: SimpleNamespace, data: Any) 
         if not (place + 1 in skipped_roots if delivered else place in by_place)
     ]
     assert [value for page in pages for value in page.column("v")] == expected
+    failing = [Map("fail", lambda record: record["missing"], V)]
+    failed = run(kit, first(failing, skip=skip), *batches, partition=3)
+    said = [failure.read_as for page in failed for failure in page.head.failures]
+    assert said == ["" if kinds[place] else f"row {place} of partition 3 of batch 0" for place in expected]
     # What is left has the roots it would have had.
     plain = run(kit, first([PASS]), whole, partition=3)
     roots = dict(zip(plain[0].column("v"), plain[0].roots, strict=True))

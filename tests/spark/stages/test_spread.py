@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ftlayer.records.keyhash import partition_of, spark_hash
 from ftlayer.spark.stages.pages import NAME, ROOT, WithNames, ipc_to_rows
-from ftlayer.spark.stages.task import FT, RootGiver, Spread, StageTask
+from ftlayer.spark.stages.task import FT, RootGiver, Spread, StageTask, numbers_of_partitions
 
 ROWS = st.lists(st.tuples(st.one_of(st.none(), st.text(max_size=3)), st.integers(0, 5)), max_size=40)
 
@@ -51,3 +51,10 @@ def test_a_stage_puts_each_row_into_exactly_one_part_under_the_name_of_its_page(
             roots |= set(part.column(ROOT).to_pylist())
     assert sorted(numbers) == list(range(2_500))
     assert len(roots) == 2_500
+
+
+@given(st.integers(1, 300))
+def test_a_number_stands_for_each_partition(count):
+    numbers = numbers_of_partitions(count)
+    targets = partition_of(spark_hash([pa.array(numbers, pa.int32())]), count)
+    assert targets.tolist() == list(range(count))

@@ -42,6 +42,7 @@ def test_failed_source_rows_go_along_in_their_order(kit: SimpleNamespace) -> Non
         assert failure.root == roots[value]
         assert failure.reason == f"ValueError: {value}"
         assert failure.operator == "m"
+        assert failure.read_as == f"row {value} of partition 0 of batch 0"
     assert {page.failed[failure.row]["v"] for failure in page.head.failures} == failing
     assert page.roots == [roots[value] for value in values if value not in failing]
 

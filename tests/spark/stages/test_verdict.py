@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.functions.steps import Map
+from ftlayer.records.failures import FailedRow
 from ftlayer.spark.stages import task as stage_task
-from ftlayer.spark.stages.pages import FailedRow, PageHead, make_carriers
+from ftlayer.spark.stages.pages import PageHead, make_carriers
 from ftlayer.spark.stages.run import (
     add_failures,
     add_last_stage,

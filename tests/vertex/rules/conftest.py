@@ -16,7 +16,7 @@ from ftlayer.errors import StoreFullError
 from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope
-from ftlayer.vertex.rules.layer import INTAKE, FTLayerCore
+from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
 
 
@@ -78,7 +78,7 @@ class Vertex:
     def group(self, *items: Any) -> list[Any]:
         """Apply calls (or (call, envelope) pairs) in one transaction; return the replies."""
         pairs = [item if isinstance(item, tuple) else (item, None) for item in items]
-        with self.store.write(intake=all(isinstance(call, INTAKE) for call, _ in pairs)) as txn:
+        with self.store.write(intake=all(isinstance(call, calls.IntakeCall) for call, _ in pairs)) as txn:
             outcomes = [self.layer.apply(txn, call, envelope, self.now) for call, envelope in pairs]
         for outcome in outcomes:
             outcome.after()

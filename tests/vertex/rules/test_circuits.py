@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from ftlayer.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, CircuitStatus, Limit
 from ftlayer.errors import ConfigError
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import StreamCircuit, StreamOptions
-from ftlayer.vertex.rules.retry import Cause
+from ftlayer.vertex.calls import Failure, StreamCircuit, StreamOptions
 from ftlayer.vertex.rules.state import OTHERS_AFTER_MS, TRIAL_MS, TRIAL_ROWS, Circuits
 from ftlayer.vertex.rules.streams import Stream
 
 CLOSED, OPEN, HALF_OPEN = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
-BROKEN = Cause("down", "op")
+BROKEN = Failure(1, "down", "op")
 COUNT = 3
 
 
@@ -160,7 +159,7 @@ def test_failures_count_for_the_operator_that_has_a_limit_and_else_for_the_sourc
     def opened() -> dict[str, int]:
         return {name: status.opened for name, status in circuits.statuses(names, 0).items()}
 
-    fatal = Cause("no good", "op", fatal=True)
+    fatal = Failure(1, "no good", "op", fatal=True)
     assert not circuits.ended(left, [1, 2], [BROKEN, fatal], 0)
     assert not circuits.ended(timed, [3], [BROKEN], 0)
     assert opened() == {"left": 0, "op": 0, "": 0}
@@ -170,7 +169,7 @@ def test_failures_count_for_the_operator_that_has_a_limit_and_else_for_the_sourc
     for stream in (left, right, timed):
         assert circuits.may_take(stream, 10, 500) == 0
         assert "'op' is open" in str(circuits.hold_of(stream, 500))
-    other = Cause("elsewhere", "other")
+    other = Failure(1, "elsewhere", "other")
     circuits.ended(left, list(range(6)), [other] * 6, 500)
     assert opened() == {"left": 1, "op": 1, "": 0}
     # What is paused for alone gives no trial.

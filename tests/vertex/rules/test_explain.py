@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import UnsupportedError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import EventIds, Explain, Explained, OwedId
-from ftlayer.vertex.calls.event_ids import check_event_ids, plain_event_ids, stored_event_ids
+from ftlayer.vertex.calls.common import check_event_ids, plain_event_ids, stored_event_ids
 
 
 def event_ids(*lists: dict[int, str]) -> EventIds:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import FTLayerError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import I32, U64, Envelope
-from ftlayer.vertex.wire.frames import CALLS, ENVELOPED, decode_call, encode_call
+from ftlayer.vertex.wire.frames import decode_call, encode_call
 from tests.vertex.rules.conftest import Vertex
 
 EDGES = sorted(
@@ -106,7 +106,7 @@ def a_vertex() -> Vertex:
 def sent(vertex: Vertex, call: Any, sequence: int) -> None:
     try:
         try:
-            frame = encode_call(call, Envelope("me", sequence) if type(call) in ENVELOPED else None)
+            frame = encode_call(call, Envelope("me", sequence) if call.enveloped else None)
         except (TypeError, ValueError, OverflowError, AttributeError):
             return  # It cannot be sent.
         received, envelope = decode_call(frame)
@@ -115,9 +115,9 @@ def sent(vertex: Vertex, call: Any, sequence: int) -> None:
         pass
 
 
-@pytest.mark.parametrize("kind", CALLS.values(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", calls.CALLS.values(), ids=lambda kind: kind.__name__)
 def test_no_number_breaks_the_rules(kind: type) -> None:
-    small = [each for each in CALLS.values() if each not in (calls.AnnounceJob, calls.KeepLetters)]
+    small = [each for each in calls.CALLS.values() if each not in (calls.AnnounceJob, calls.KeepLetters)]
     others = st.one_of([values_of(each) for each in small])
 
     @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ftlayer.clock import Now
 from ftlayer.records.traced import Sampler
 from ftlayer.store.rows import RowInfo
+from ftlayer.vertex.calls import Failure
 from ftlayer.vertex.rules import followed
 from ftlayer.vertex.rules.followed import EndedAttempt, FollowedAttempts, Outcome
-from ftlayer.vertex.rules.retry import Cause
 
 
 def _story(ended: list[EndedAttempt]) -> list[tuple[int, int, str]]:
@@ -112,7 +112,7 @@ def test_each_attempt_that_began_ends_once(steps: list[tuple[str, int]], ratio: 
             if what == "complete":
                 attempts.completed(ending, now)
             else:
-                attempts.failed(ending, [Cause("no")], [False], now)
+                attempts.failed(ending, [Failure(1, "no")], [False], now)
             expected.append((origin, attempt, f"{what}d".replace("faild", "failed")))
             current[origin] = 0, attempt
     followed_ones = {origin for origin in range(1, 11) if sampler.mask(np.array([origin], np.uint64))[0]}

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.backoff import next_attempt
-from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.calls import Failure, StreamOptions
 from ftlayer.vertex.rules import retry
-from ftlayer.vertex.rules.retry import Cause, cut, shortened, stored_attempt
+from ftlayer.vertex.rules.retry import cut, shortened, stored_attempt
 
 ids = st.integers(1, 2**64 - 1)
-RAISED = Cause("it raised")
+RAISED = Failure(1, "it raised")
 
 
 @given(origin=ids, attempt=st.integers(1, 20), jitter=st.floats(0, 1), wall=st.integers(0, 2**42))
@@ -26,7 +26,7 @@ def test_rule_9_a_pause_is_its_entry_less_a_drawn_share(origin, attempt, jitter,
     assert after.attempt == attempt + 1
     assert wall + pause * (1 - jitter) - 1 <= after.not_before_ms <= wall + pause
     assert after == next_attempt(options, origin, attempt, RAISED, wall_ms=wall)
-    assert next_attempt(options, origin, attempt, Cause("r", fatal=True), wall_ms=wall) is None
+    assert next_attempt(options, origin, attempt, Failure(1, "r", fatal=True), wall_ms=wall) is None
 
 
 def test_rule_9_the_drawn_share_spreads_over_records_and_attempts():
@@ -58,7 +58,7 @@ def test_a_text_is_cut_in_its_middle_and_says_so(text, limit):
 def test_a_history_keeps_the_first_and_the_newest_attempts():
     history = ()
     for attempt in range(40):
-        added = stored_attempt(attempt + 1, attempt, Cause("r" * 5_000, "op"), lambda text: b"")
+        added = stored_attempt(attempt + 1, attempt, Failure(1, "r" * 5_000, "op"), lambda text: b"")
         history = (*shortened(history), added)
     assert len(history) == retry.MAX_HISTORY
     assert [entry.wall_ms for entry in history] == [0, *range(40 - retry.MAX_HISTORY + 1, 40)]
@@ -86,7 +86,7 @@ def test_a_failure_may_ask_for_a_pause_and_for_its_attempt_back(
     origin, attempt, most, after_ms, uses_attempt, fatal, wall
 ):
     options = StreamOptions(max_attempts=most, backoff_ms=(1_000,), jitter=0.5)
-    cause = Cause("r", fatal=fatal, after_ms=after_ms, uses_attempt=uses_attempt)
+    cause = Failure(1, "r", fatal=fatal, after_ms=after_ms, uses_attempt=uses_attempt)
     after = next_attempt(options, origin, attempt, cause, wall_ms=wall)
     used_up = uses_attempt and most is not None and attempt >= most
     assert (after is None) == (fatal or used_up)

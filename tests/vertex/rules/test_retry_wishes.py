@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.backoff import check_pauses
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, StoreDamagedError
 from ftlayer.store import batches as stored_batches
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import BatchState, Failure, StreamOptions
@@ -126,14 +126,12 @@ def test_a_seal_says_something_else_where_it_asks_for_something_else(vertex, kit
         vertex.call(calls.Seal("q", query, 0, {}, failed=(sealed_rows(kit, later(5, 1)),)))
 
 
-def test_a_seal_of_format_3_is_read(vertex, kit, query, monkeypatch):
-    monkeypatch.setattr(stored_batches, "FORMAT", 3)
-    rows = sealed_rows(kit, Failure(5, "no"))
+def test_a_seal_of_another_format_is_refused(vertex, kit, query, monkeypatch):
     vertex.call(calls.BeginBatch("q", query, 0))
-    vertex.call(calls.Seal("q", query, 0, {}, failed=(rows,)))
-    monkeypatch.undo()
-    vertex.restart()
-    assert vertex.call(calls.BeginBatch("q", query, 0)).failed[0].failures == rows.failures
+    vertex.call(calls.Seal("q", query, 0, {}, failed=(sealed_rows(kit, Failure(5, "no")),)))
+    monkeypatch.setattr(stored_batches, "FORMAT", 5)
+    with pytest.raises(StoreDamagedError, match="sealed batch 0 cannot be read: format 4, and not 5"):
+        vertex.call(calls.BeginBatch("q", query, 0))
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ class Shop:
         keys: list[bytes] = []
         while True:
             page = self.vertex.call(call)
-            assert page.examined <= selecting.MAX_EXAMINED
+            assert page.examined <= calls.MAX_EXAMINED
             assert len(page.keys) <= call.limit
             assert call.keys_only or [info.key for info in page.records] == list(page.keys)
             records += page.records
@@ -173,7 +173,7 @@ def call_of(drawn: dict[str, Any], listed: list[RecordInfo]) -> SelectRecords:
 def test_all_pages_together_are_what_a_filter_leaves_of_the_listing(
     kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selecting, "MAX_EXAMINED", 5)
+    monkeypatch.setattr(calls, "MAX_EXAMINED", 5)
     for module in (selecting, walking):
         monkeypatch.setattr(module, "PASSED_AT_ONCE", 2)
 
@@ -253,7 +253,7 @@ def test_segments_without_a_wanted_record_are_passed_in_bounded_steps(kit: Any) 
     vertex = kit.Vertex()
     vertex.open()
     vertex.open("other")
-    segments = selecting.MAX_EXAMINED + 2 * walking.PASSED_AT_ONCE
+    segments = calls.MAX_EXAMINED + 2 * walking.PASSED_AT_ONCE
     for root in range(1, segments + 1):
         vertex.persist([root])
     vertex.persist([segments + 1], stream="other")
@@ -286,7 +286,7 @@ def test_a_pending_record_is_found_by_its_root_at_once(kit: Any) -> None:
 def test_a_page_ends_before_its_payloads_are_too_large(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     vertex = dead(kit, 10)
     size = vertex.call(SelectRecords("dead", limit=1)).records[0].payload.nbytes
-    monkeypatch.setattr(selecting, "MAX_PAGE_BYTES", 2 * size + 1)
+    monkeypatch.setattr(calls, "MAX_PAGE_BYTES", 2 * size + 1)
     page = vertex.call(SelectRecords("dead"))
     assert len(page.records) == 3
     assert [info.root for info in vertex.call(SelectRecords("dead", after=page.more)).records] == [4, 5, 6]

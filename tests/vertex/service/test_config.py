@@ -6,33 +6,10 @@ from typing import Any
 
 import pytest
 
-from ftlayer.checks import duration_ms
 from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError
 
 TOKEN = "t" * 32
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("250ms", 250),
-        ("30s", 30_000),
-        ("1.5 s", 1_500),
-        ("5m", 300_000),
-        ("5min", 300_000),
-        ("1h", 3_600_000),
-        (7, 7),
-    ],
-)
-def test_durations(text: str | int, expected: int) -> None:
-    assert duration_ms(text, "timeout") == expected
-
-
-@pytest.mark.parametrize("text", ["", "s", "5", "-5s", "5 days", "0s", "0.1ms", 0, -1, True, None, 1.5])
-def test_what_is_no_duration_is_named(text: Any) -> None:
-    with pytest.raises(ConfigError, match="timeout"):
-        duration_ms(text, "timeout")
 
 
 @pytest.mark.parametrize(

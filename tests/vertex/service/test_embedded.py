@@ -23,7 +23,14 @@ from programs import is_running
 
 from ftlayer import __version__
 from ftlayer.config import ServeOptions, VertexOptions
-from ftlayer.errors import ConfigError, StoreLockedError, StorePathError, VertexError, VertexUnavailableError
+from ftlayer.errors import (
+    ConfigError,
+    MachineError,
+    StoreLockedError,
+    StorePathError,
+    VertexError,
+    VertexUnavailableError,
+)
 from ftlayer.store.lmdb_store import LmdbStore
 from ftlayer.transport.tls import make_certificate
 from ftlayer.vertex import calls
@@ -424,7 +431,7 @@ def test_serve_says_what_is_wrong_with_its_address(tmp_path: Path, running: Any)
         certificate = {} if listen.startswith("127") else {"tls_cert": made.cert, "tls_key": made.key}
         if listen.endswith(":1") and os.geteuid() == 0:
             continue  # root may listen there
-        with pytest.raises(ConfigError, match="listen"):
+        with pytest.raises(MachineError if listen == taken else ConfigError, match="listen"):
             serve(ServeOptions(VertexOptions(tmp_path / "other"), TOKEN, listen, **certificate))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.errors import ConfigError, UnknownJobError, VertexUnavailableError
+from ftlayer.errors import MachineError, UnknownJobError, VertexUnavailableError
 from ftlayer.vertex.calls import GetJob, ListJobs, ListStreams, Stats
 from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.service.metrics import MAX_CONNECTIONS, Metrics, vertex_families
@@ -51,7 +51,7 @@ def test_a_scrape_of_a_vertex_that_stops_fails(running: Any) -> None:
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on {port}"):
+        with pytest.raises(MachineError, match=f"metrics_port: cannot listen on {port}"):
             Metrics(Families, "127.0.0.1", port).__enter__()
 
 

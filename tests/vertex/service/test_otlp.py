@@ -177,12 +177,12 @@ def test_without_the_sdk_an_option_is_refused_and_a_variable_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sdk, "_is_there", lambda module: False)
-    with pytest.raises(ConfigError, match=r"pip install 'ftlayer\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[otel\]'"):
         OtlpMetrics(_families, "http://c:4318", "ftlayer-vertex").__enter__()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318")
     with OtlpMetrics(_families, None, "ftlayer-vertex") as pushed:
         assert catalogue.OTLP_EXPORTS not in dict(pushed.counted().values())
-    assert "pip install 'ftlayer[otel]'" in caplog.text
+    assert "pip install '.[otel]'" in caplog.text
 
 
 def test_an_embedded_vertex_pushes_where_the_variables_say(

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from ftlayer.config import ServeOptions, VertexOptions
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, MachineError
 from ftlayer.monitor.sources import sources_given
 from ftlayer.transport import sockets as sockets_module
 from ftlayer.transport.address import parse_address
@@ -205,7 +205,7 @@ def test_serve_takes_a_socket_and_no_second_one_takes_it_away(tmp_path: Path, ma
         assert process.stdout is not None
         assert process.stdout.readline().startswith(f"ftlayer vertex at grpc+unix://{path}, ")
         with VertexClient(f"grpc+unix://{path}", TOKEN, deadline_ms=60_000) as client:
-            with pytest.raises(ConfigError, match="another server does"):
+            with pytest.raises(MachineError, match="another server does"):
                 serve(ServeOptions(VertexOptions(tmp_path / "other"), TOKEN, f"unix:{path}"))
             assert client.health().incarnation == 1
         process.terminate()

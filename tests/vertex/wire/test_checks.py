@@ -12,8 +12,8 @@ import pytest
 from ftlayer.errors import MalformedRequestError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import MAX_PAGE, MAX_ROWS, Call, Envelope, EventIds, Failure, RootRange
-from ftlayer.vertex.calls.event_ids import check_event_ids
-from ftlayer.vertex.wire.frames import ENVELOPED, decode_call, encode_call
+from ftlayer.vertex.calls.common import check_event_ids
+from ftlayer.vertex.wire.frames import decode_call, encode_call
 
 ROWS = pa.record_batch({"n": [1, 2]})
 ROOTS = np.array([1, 2**64 - 1], np.uint64)
@@ -46,7 +46,7 @@ def too_many() -> tuple[pa.RecordBatch, calls.U64]:
 
 def arrive(call: Call) -> Call:
     """Return what the vertex gets of a call."""
-    return decode_call(encode_call(call, Envelope("me", 1) if type(call) in ENVELOPED else None))[0]
+    return decode_call(encode_call(call, Envelope("me", 1) if call.enveloped else None))[0]
 
 
 @pytest.mark.parametrize(

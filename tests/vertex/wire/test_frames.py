@@ -36,9 +36,6 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.calls.jobs import HistogramDetails
 from ftlayer.vertex.wire.frames import (
-    CALLS,
-    ENVELOPED,
-    REPLIES,
     dataclass_codec,
     decode_call,
     decode_reply,
@@ -135,7 +132,9 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-@pytest.mark.parametrize("kind", [*CALLS.values(), *REPLIES.values()], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [*calls.CALLS.values(), *calls.REPLIES.values()], ids=lambda kind: kind.__name__
+)
 def test_every_dataclass_of_the_contract_comes_back_as_it_was(kind: type) -> None:
     codec = dataclass_codec(kind)
 
@@ -380,9 +379,9 @@ def test_numbers_that_msgpack_cannot_hold_are_malformed_at_the_client() -> None:
 
 
 def test_which_calls_have_an_envelope() -> None:
-    assert calls.Persist in ENVELOPED
-    assert calls.Deliverable not in ENVELOPED
-    assert calls.Stats not in ENVELOPED
+    assert calls.Persist.enveloped
+    assert not calls.Deliverable.enveloped
+    assert not calls.Stats.enveloped
 
 
 def test_codes_of_errors_are_distinct() -> None:

@@ -32,19 +32,19 @@ from ftlayer.runtime.driver.events import (
     Over,
     RecallDone,
     RecallStreams,
-    Said,
     SlotDown,
     StatusKnown,
     Tick,
 )
 from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.mode import (
-    CheckpointCalls,
+    DriverMode,
+    FailureNoted,
     JobContext,
+    JobMode,
     LossesForgiven,
     ModeInstruction,
     StopJob,
-    no_checkpoints,
 )
 from ftlayer.runtime.driver.slot_record import (
     SOON_MS,
@@ -52,14 +52,17 @@ from ftlayer.runtime.driver.slot_record import (
     Crew,
     SlotRecord,
     conviction,
+    died,
     given_up,
 )
 from ftlayer.runtime.protocol.messages import (
+    Death,
     Deploy,
     DropPeers,
     EndReplays,
     FromSlot,
     Heartbeat,
+    Hello,
     PauseIntake,
     PeersDropped,
     PeersUp,
@@ -354,15 +357,23 @@ class Suspicion:
             self._isolation.deployed()
             self._detection.restart(at_rest)
 
+    def died(self, deaths: Sequence[Death]) -> _Instructions_of_suspicion:
+        """A new instance tells how others on its host have ended themselves."""
+        for death in deaths:
+            for slot in self._crew.slots:
+                if slot.lost_instance == death.instance:
+                    slot.death = death
+        return [FailureNoted(died(death)) for death in deaths]
+
     @property
     def has_convict(self) -> bool:
         """Whether there is a record that has to be condemned first: by a recall the vertex forgets its root."""
         return self._isolation.convicted is not None
 
     def condemn(self) -> _Instructions_of_suspicion:
-        """Have that record condemned, if that is not under way."""
+        """Have that record condemned, if that is not under way, and as soon as its slot can say how it ended."""
         found = self._isolation.convicted
-        if found is None or self._condemning:
+        if found is None or self._condemning or self._crew.slots[found.slot].hello is None:
             return []
         self._condemning = True
         return [Condemn(conviction(found.root, self._crew.slots[found.slot]))]
@@ -427,8 +438,8 @@ class Suspicion:
 _Instructions: TypeAlias = Sequence[ModeInstruction[AckerInstruction]]
 
 
-class AckerJob:
-    """`JobMode` of a job whose records the vertex follows.
+class AckerJob(JobMode[AckerInstruction]):
+    """Of a job whose records the vertex follows.
 
     ``run`` names the execution; each epoch's instances get a name of their own made from it, so that a root id is
     never made twice.
@@ -448,11 +459,8 @@ class AckerJob:
         ``replays`` are all inputs by which the vertex lets records in again. ``timeout_ms``: no record times out
         before.
         """
+        super().__init__(crew, run)
         self.slot_restart = restart
-        self.epoch = 0
-        self.is_ending = False
-        self._crew = crew
-        self._run = run
         self._recalls = Recalls(timeout_ms)
         self._detection = EndDetection()
         self._suspicion = Suspicion(replays, crew, self._recalls, self._detection)
@@ -476,18 +484,6 @@ class AckerJob:
         return self.epoch > 1
 
     @property
-    def has_begun(self) -> bool:
-        return self.epoch > 0
-
-    @property
-    def never_ran(self) -> bool:
-        return self.epoch == 1
-
-    @property
-    def is_complete(self) -> bool:
-        return self._crew.all_deployed
-
-    @property
     def state(self) -> JobState | None:
         return JobState.ISOLATING if self._suspicion.active else None
 
@@ -509,6 +505,8 @@ class AckerJob:
 
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
         match message:
+            case Hello(deaths=deaths):
+                return self._suspicion.died(deaths)
             case Heartbeat() if slot.running:
                 self._detection.heartbeat(slot.number, message)
             case PeersDropped():
@@ -629,13 +627,12 @@ class AckerJob:
 STATUS_DEADLINE_MS = 5_000
 
 
-class AckerDriver:
-    """`DriverMode` of a job whose records the vertex follows."""
-
-    checkpoint_counts = result = stopped_with = None
+class AckerDriver(DriverMode[AckerInstruction]):
+    """Of a job whose records the vertex follows."""
 
     def __init__(self, vertex: JobVertexCalls, job: JobContext) -> None:
         """``vertex`` has claimed the job, and is closed by this."""
+        super().__init__(job)
         graph = job.graph
         self.rules = AckerJob(
             job.crew,
@@ -645,17 +642,9 @@ class AckerDriver:
             timeout_ms=min((options.timeout_ms for _, options in graph.options), default=0),
         )
         self._vertex = vertex
-        self._job = job
         self._circuits = CircuitWatch(
             graph.name, has_any=any(options.circuits for _, options in graph.options)
         )
-
-    @property
-    def checkpoints(self) -> CheckpointCalls:
-        raise no_checkpoints(self._job.graph.name)
-
-    def before(self, said: Said) -> None:
-        """See `DriverMode`."""
 
     def carry_out(self, instruction: AckerInstruction) -> None:
         happened = self._job.happened
@@ -690,21 +679,8 @@ class AckerDriver:
         assert isinstance(reply, StreamStatus)
         return reply
 
-    def end(
-        self,
-        state: JobState,
-        take_events: Callable[[], None],
-        close_by_s: float | None,
-        *,
-        interrupted: bool,
-    ) -> None:
-        """See `DriverMode`."""
-
     def close(self) -> None:
         self._vertex.close()
-
-    def when_done(self, done: Callable[[], None]) -> None:
-        done()
 
     def _broken(self, error: FTLayerError) -> None:
         self._job.happened(Broken(error))

@@ -9,53 +9,39 @@ from typing import Any, NoReturn
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
 from ftlayer.runtime.connectors.offset_reader import RangeNote, RangeProgress, places_of, progress_of
-from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper, PlannedRange, PositionKeeper
+from ftlayer.runtime.driver.range_keeper import (
+    KeptRanges,
+    OpenKeeper,
+    PlannedRange,
+    PositionKeeper,
+    RangeKeeper,
+)
 from ftlayer.runtime.worker import Worker
 from ftlayer.topology.job_graph import JobGraph, reads_again
 from ftlayer.topology.operators import Source
-from ftlayer.vertex.calls import (
-    ClaimJob,
-    Fail,
-    Failure,
-    JobClaimed,
-    NoteRange,
-    OpenStream,
-    Recall,
-    Recalled,
-    StreamOpened,
-    StreamOptions,
-    StreamStatus,
-    StreamStatusCall,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 
 logger = logging.getLogger(__name__)
 
 
-class FloorKeeper:
-    """`RangeKeeper` of a reader source with ``replay="source"``.
+class FloorKeeper(RangeKeeper[NoReturn]):
+    """Of a reader source with ``replay="source"``.
 
     The vertex has the floors of its partitions, and the ranges from the first one on of which a row is not done. The
     reader commits a range once all of its rows are done or stored, and not when they are read: what is in flight has
     to be there still if a slot is lost.
     """
 
-    outlives_subtasks = True
     reads_again = True
 
     def __init__(self) -> None:
         self._passed: str | None = None
         self._committed: str | None = None
 
-    def handle(self, event: NoReturn, first_unread: int) -> None:
-        """See `RangeKeeper`: there are no events."""
-
     def begun(self, at: str, number: int) -> None:
         if not number:
             self._committed = at
-
-    def opened(self, planned: PlannedRange) -> None:
-        """See `RangeKeeper`."""
 
     def moved(self, end: str) -> None:
         """See `RangeKeeper`."""
@@ -83,7 +69,7 @@ class JobVertexCalls:
     """
 
     def __init__(
-        self, client: VertexClient, job: str, run: str, options: Mapping[str, StreamOptions]
+        self, client: VertexClient, job: str, run: str, options: Mapping[str, calls.StreamOptions]
     ) -> None:
         """``job``: the topology's name. ``run``: unique id of this execution."""
         self.client = client
@@ -95,8 +81,8 @@ class JobVertexCalls:
 
     def claim(self) -> None:
         """Take the job over from whichever run has it; raises what the vertex raises. To be called once, first."""
-        reply = self.client.call(ClaimJob(self._job, self._run))
-        assert isinstance(reply, JobClaimed)
+        reply = self.client.call(calls.ClaimJob(self._job, self._run))
+        assert isinstance(reply, calls.JobClaimed)
         if reply.previous:
             logger.info("topology %r: %s takes over from %s", self._job, self._run, reply.previous)
 
@@ -114,7 +100,7 @@ class JobVertexCalls:
         """Note a range that is about to be opened; those below ``first`` are forgotten."""
         splits, places = len(planned.payloads), places_of(planned.payloads)
         note = RangeNote(planned.number, planned.start, planned.end, splits, planned.digest, places).pack()
-        self.client.call(NoteRange(stream, planned.number, note, first, self._run))
+        self.client.call(calls.NoteRange(stream, planned.number, note, first, self._run))
 
     def recall(self, done: Callable[[int], None], failed: OnError) -> None:
         """Make everything pending due; then ``done(rows)``, or ``failed(error)``, is called by another thread."""
@@ -124,7 +110,7 @@ class JobVertexCalls:
 
         self._do(work, failed)
 
-    def condemn(self, failure: Failure, done: Callable[[], None], failed: OnError) -> None:
+    def condemn(self, failure: calls.Failure, done: Callable[[], None], failed: OnError) -> None:
         """End a record's attempt; then ``done()``, or ``failed(error)``, is called by another thread.
 
         A vertex that has restarted does not know the attempt any more: the record is as it was before.
@@ -132,19 +118,19 @@ class JobVertexCalls:
 
         def work() -> None:
             try:
-                self.client.call(Fail((failure,), self._incarnation))
+                self.client.call(calls.Fail((failure,), self._incarnation))
             except StaleIncarnationError:
                 self.open()
             done()
 
         self._do(work, failed)
 
-    def status(self, answer: Callable[[StreamStatus], None], failed: OnError) -> None:
+    def status(self, answer: Callable[[calls.StreamStatus], None], failed: OnError) -> None:
         """Ask what is left; then ``answer(status)``, or ``failed(error)``, is called by another thread."""
 
         def work() -> None:
-            reply = self.client.call(StreamStatusCall(self.streams, self._run))
-            assert isinstance(reply, StreamStatus)
+            reply = self.client.call(calls.StreamStatusCall(self.streams, self._run))
+            assert isinstance(reply, calls.StreamStatus)
             answer(reply)
 
         self._do(work, failed)
@@ -154,16 +140,16 @@ class JobVertexCalls:
         self._worker.stop()
         self._worker.join(CLOSE_TIMEOUT_S)
 
-    def _open(self, stream: str) -> StreamOpened:
-        reply = self.client.call(OpenStream(stream, self._options[stream], self._run))
-        assert isinstance(reply, StreamOpened)
+    def _open(self, stream: str) -> calls.StreamOpened:
+        reply = self.client.call(calls.OpenStream(stream, self._options[stream], self._run))
+        assert isinstance(reply, calls.StreamOpened)
         return reply
 
     def _recall(self) -> int:
         while True:
             try:
-                reply = self.client.call(Recall(self.streams, self._incarnation, self._run))
-                assert isinstance(reply, Recalled)
+                reply = self.client.call(calls.Recall(self.streams, self._incarnation, self._run))
+                assert isinstance(reply, calls.Recalled)
                 return reply.rows
             except StaleIncarnationError:
                 # The vertex has restarted. What it made due then may have been taken since: ask the new one.

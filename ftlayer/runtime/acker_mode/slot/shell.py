@@ -10,6 +10,7 @@ from typing import Protocol, assert_never, cast
 import numpy as np
 
 from ftlayer import __version__
+from ftlayer.checks import fast_dataclass
 from ftlayer.clock import Now
 from ftlayer.functions.failures import this_process
 from ftlayer.handler.handler import FTHandler
@@ -22,7 +23,6 @@ from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
     PERSIST,
     SETTLED,
@@ -37,6 +37,7 @@ from ftlayer.runtime.protocol.messages import (
     counters_of,
     exemplars_of,
 )
+from ftlayer.runtime.slot.black_box import SlotBox
 from ftlayer.runtime.slot.events import (
     ModeInstruction,
     ModeWork,
@@ -55,6 +56,8 @@ from ftlayer.runtime.slot.mode import (
     ModeAction,
     ModeEvent,
     SlotContext,
+    SlotMode,
+    SlotModeShell,
     SlotParts,
     misplaced,
     rows_of_sources,
@@ -62,7 +65,6 @@ from ftlayer.runtime.slot.mode import (
 from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.actions import (
     Acknowledge,
-    Action,
     AskReplays,
     CallRanges,
     DataEnded,
@@ -77,10 +79,9 @@ from ftlayer.runtime.task.actions import (
     RowsPersisted,
     TaskEvent,
 )
-from ftlayer.runtime.task.contract import ReplayTask, TaskKey
+from ftlayer.runtime.task.contract import RecordNotes, ReplayTask, TaskKey
 from ftlayer.telemetry.settings import Tracing
 from ftlayer.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
-from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls import (
     AskRanges,
     EventIds,
@@ -160,7 +161,7 @@ def _joined_ids(events: list[Acknowledge]) -> EventIds | None:
     return EventIds(ids, np.concatenate(offsets), np.concatenate(owners), tuple(names))
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class PersistCall(ModeInstruction):
     """Persist, or register; `RootsAccepted` follows, or for what is registered `RangesRefused`."""
 
@@ -169,7 +170,7 @@ class PersistCall(ModeInstruction):
     call: Persist | Register
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class RangesCall(ModeInstruction):
     """Make this call; `RangesCame` follows, or `RangesRefused`."""
 
@@ -178,20 +179,18 @@ class RangesCall(ModeInstruction):
     call: TakeOver | AskRanges | StoreRows
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class XorCall(ModeInstruction):
     event: Acknowledge
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class FailCall(ModeInstruction):
     failures: tuple[Failure, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass
 class TakeReplaysCall(ModeInstruction):
-    """Ask for replays; `ReplaysCame` follows."""
-
     key: TaskKey
     ask: AskReplays
 
@@ -212,8 +211,8 @@ PERSISTS_IN_FLIGHT = 16
 """A source reads on while this many of its batches, at most, wait for the vertex."""
 
 
-class AckerSlot:
-    """`ftlayer.runtime.slot.mode.SlotMode` of a job whose records the vertex follows."""
+class AckerSlot(SlotMode):
+    """Of a job whose records the vertex follows."""
 
     def __init__(self, vertex: VertexRoom, parts: SlotParts) -> None:
         self.activity = 0
@@ -309,9 +308,6 @@ class AckerSlot:
 
     # ------------------------------------------------------------ tasks
 
-    def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
-        raise misplaced(work)
-
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
         match action:
             case Acknowledge():
@@ -361,20 +357,6 @@ class AckerSlot:
         self._read[seat.key] = read.number
         return [RunTask(seat.key, read.rows)]
 
-    def source_ended(self, seat: Seat) -> Instructions:
-        return ()
-
-    # ------------------------------------------------------------ elements
-
-    def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
-        raise misplaced(barrier)
-
-    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> None:
-        """See `SlotMode.takes`."""
-
-    def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
-        return ()
-
     # ------------------------------------------------------------ time
 
     def on_time(self, now: Now) -> Instructions:
@@ -386,6 +368,9 @@ class AckerSlot:
             return []
         room = [key for key in self._unasked if self._seats[key].has_room]
         return [TakeReplaysCall(key, self._unasked.pop(key)) for key in room]
+
+    def is_due(self, now_ms: int) -> bool:
+        return bool(self._unasked) or self._acks.is_due(now_ms)
 
     def rest(self, now_ms: int) -> Instructions:
         return self._due_acks(now_ms)
@@ -595,8 +580,8 @@ class AckerSlotFactory:
         return AckerSlotShell(self.client, slot)
 
 
-class AckerSlotShell:
-    """`ftlayer.runtime.slot.mode.SlotModeShell` of a job whose records the vertex follows."""
+class AckerSlotShell(SlotModeShell):
+    """Of a job whose records the vertex follows."""
 
     def __init__(self, client: VertexClient, slot: SlotContext) -> None:
         self._client = client
@@ -607,6 +592,7 @@ class AckerSlotShell:
         self._opened: dict[str, OpenedStream] = {}
         self._spans: SpanExport | None = None
         self._tracer: AckerTracer | None = None
+        self._box = SlotBox(slot, None, [vertex.uid for vertex in self._graph.vertices])
 
     @property
     def touch_timeout_ms(self) -> int | None:
@@ -616,6 +602,7 @@ class AckerSlotShell:
         """Declare the job's streams. Raises what `VertexClient.call` raises."""
         order = self._slot.order
         self._open_tracer(order.tracing)
+        self._box.open()
         self._port = VertexPort(self._client, self._graph.options, self._slot.post, order.job)
         self._opened = self._port.open()
         # Streams of one job are on one shard.
@@ -645,6 +632,10 @@ class AckerSlotShell:
     def tracer(self) -> AckerTracer | None:
         return self._tracer
 
+    @property
+    def notes(self) -> RecordNotes:
+        return self._box.notes
+
     def rules(self, parts: SlotParts) -> AckerSlot:
         assert self._port is not None
         return AckerSlot(self._port, parts)
@@ -673,13 +664,10 @@ class AckerSlotShell:
             self._port.touch(roots)
 
     def deaths(self) -> tuple[Death, ...]:
-        return ()
-
-    def damaged(self, error: BaseException) -> int:
-        return 0
+        return self._box.deaths()
 
     def end(self, *, over: bool, stands: int) -> None:
-        """See `SlotModeShell.end`."""
+        self._box.close()
 
     def close(self) -> None:
         if self._port is not None:

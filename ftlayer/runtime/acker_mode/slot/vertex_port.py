@@ -32,27 +32,7 @@ from ftlayer.runtime.slot.events import (
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.worker import Worker
-from ftlayer.vertex.calls import (
-    AskRanges,
-    Fail,
-    Failure,
-    OpenStream,
-    Persist,
-    RangesTold,
-    RecordBatches,
-    Register,
-    Registered,
-    Reply,
-    RowsStored,
-    StoreRows,
-    StreamOpened,
-    StreamOptions,
-    TakenOver,
-    TakeOver,
-    TakeReplays,
-    Touch,
-    Xor,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 
 logger = logging.getLogger(__name__)
@@ -68,7 +48,7 @@ class PersistOrder:
     number: int
     key: TaskKey
     ticket: int
-    call: Persist | Register
+    call: calls.Persist | calls.Register
     asked_s: float = 0.0
 
     @property
@@ -76,8 +56,8 @@ class PersistOrder:
         return size_of(self.call)
 
 
-def size_of(call: Persist | Register) -> int:
-    if isinstance(call, Register):
+def size_of(call: calls.Persist | calls.Register) -> int:
+    if isinstance(call, calls.Register):
         return 16 * len(call.roots)
     return int(call.payload.get_total_buffer_size())
 
@@ -94,7 +74,7 @@ class PersistQueue:
     def __init__(
         self,
         send: Callable[[PersistOrder], None],
-        accepted: Callable[[PersistOrder, Reply], None],
+        accepted: Callable[[PersistOrder, calls.Reply], None],
         failed: Callable[[BaseException], None],
         lost: Callable[[PersistOrder], None],
     ) -> None:
@@ -109,7 +89,9 @@ class PersistQueue:
         self._refused: dict[int, tuple[PersistOrder, BaseException]] = {}
         self._behind: list[PersistOrder] = []  # came while something was refused
 
-    def put(self, key: TaskKey, ticket: int, call: Persist | Register, asked_s: float = 0.0) -> None:
+    def put(
+        self, key: TaskKey, ticket: int, call: calls.Persist | calls.Register, asked_s: float = 0.0
+    ) -> None:
         with self._lock:
             self._numbers += 1
             order = PersistOrder(self._numbers, key, ticket, call, asked_s)
@@ -119,12 +101,12 @@ class PersistQueue:
             self._under_way.add(order.number)
             self._send(order)
 
-    def answered(self, order: PersistOrder, answer: Future[Reply]) -> None:
+    def answered(self, order: PersistOrder, answer: Future[calls.Reply]) -> None:
         error = answer.exception()
         final: BaseException | None = None
         with self._lock:
             self._under_way.discard(order.number)
-            is_lost = isinstance(error, StaleIncarnationError) and isinstance(order.call, Register)
+            is_lost = isinstance(error, StaleIncarnationError) and isinstance(order.call, calls.Register)
             if error is not None and not is_lost:
                 self._refused[order.number] = order, error
             if self._refused and not self._under_way:
@@ -150,7 +132,7 @@ class PersistQueue:
         return None if isinstance(error, IntakeTimeoutError) else error
 
 
-def answer_to(queue: PersistQueue, order: PersistOrder) -> Callable[[Future[Reply]], None]:
+def answer_to(queue: PersistQueue, order: PersistOrder) -> Callable[[Future[calls.Reply]], None]:
     return partial(queue.answered, order)
 
 
@@ -186,7 +168,7 @@ class VertexPort:
     def __init__(
         self,
         client: VertexClient,
-        streams: tuple[tuple[str, StreamOptions], ...],
+        streams: tuple[tuple[str, calls.StreamOptions], ...],
         post: Callable[[Event], None],
         owner: str,
     ) -> None:
@@ -261,7 +243,7 @@ class VertexPort:
 
     # ------------------------------------------------------------ calls
 
-    def persist(self, key: TaskKey, ticket: int, call: Persist | Register) -> None:
+    def persist(self, key: TaskKey, ticket: int, call: calls.Persist | calls.Register) -> None:
         """Persist or register; `RootsAccepted` follows.
 
         A vertex that has no room (`IntakeTimeoutError`) is asked again, for as long as it takes. One that was lost
@@ -285,7 +267,7 @@ class VertexPort:
             self._xors += 1
         self._xorer.do(partial(self._submit_xor, event))
 
-    def fail(self, failures: tuple[Failure, ...]) -> None:
+    def fail(self, failures: tuple[calls.Failure, ...]) -> None:
         """End attempts; those that the vertex refuses as of an earlier incarnation are sent to the new one."""
         with self._lock:
             self._others += 1
@@ -295,9 +277,11 @@ class VertexPort:
         """Ask for replays; `ReplaysCame` follows, whether there are any or not."""
         self._taker.do(partial(self._call_take, key, ask))
 
-    def call_ranges(self, key: TaskKey, number: int, call: TakeOver | AskRanges | StoreRows) -> None:
+    def call_ranges(
+        self, key: TaskKey, number: int, call: calls.TakeOver | calls.AskRanges | calls.StoreRows
+    ) -> None:
         """Make a call about ranges; `RangesCame` follows, or `RangesRefused`."""
-        if not isinstance(call, AskRanges):
+        if not isinstance(call, calls.AskRanges):
             with self._lock:
                 self._others += 1
         self._ranger.do(partial(self._call_ranges, key, number, replace(call, owner=self._owner)))
@@ -319,13 +303,13 @@ class VertexPort:
         future = self._pipeline.submit(order.call)
         future.add_done_callback(answer_to(self._queues[order.call.stream], order))
 
-    def _persisted(self, order: PersistOrder, reply: Reply) -> None:
+    def _persisted(self, order: PersistOrder, reply: calls.Reply) -> None:
         self._answered(order)
-        segment = reply.segment if isinstance(reply, Registered) else -1
+        segment = reply.segment if isinstance(reply, calls.Registered) else -1
         self._post(RootsAccepted(order.key, order.ticket, time.monotonic() - order.asked_s, segment))
 
     def _ranges_lost(self, order: PersistOrder) -> None:
-        assert isinstance(order.call, Register)
+        assert isinstance(order.call, calls.Register)
         self._answered(order)
         self._refused(order.key, order.call.incarnation)
 
@@ -343,10 +327,10 @@ class VertexPort:
     def _submit_xor(self, event: Acknowledge) -> None:
         self._opened.wait()
         incarnation = self._incarnation
-        future = self._pipeline.submit(Xor(event.roots, event.values, incarnation, ids=event.ids))
+        future = self._pipeline.submit(calls.Xor(event.roots, event.values, incarnation, ids=event.ids))
         future.add_done_callback(partial(self._xored, event, incarnation))
 
-    def _xored(self, event: Acknowledge, incarnation: int, answer: Future[Reply]) -> None:
+    def _xored(self, event: Acknowledge, incarnation: int, answer: Future[calls.Reply]) -> None:
         error = answer.exception()
         if isinstance(error, StaleIncarnationError):
             self._reopen(incarnation)
@@ -365,10 +349,10 @@ class VertexPort:
 
     # ------------------------------------------------------------ the other calls
 
-    def _call_fail(self, failures: tuple[Failure, ...]) -> None:
+    def _call_fail(self, failures: tuple[calls.Failure, ...]) -> None:
         incarnation = self._incarnation
         try:
-            self._client.call(Fail(failures, incarnation))
+            self._client.call(calls.Fail(failures, incarnation))
         except StaleIncarnationError:
             self._reopen(incarnation)
             # Behind what opens the streams, which the same thread does.
@@ -379,19 +363,23 @@ class VertexPort:
             self._post(Wake())
 
     def _call_take(self, key: TaskKey, ask: AskReplays) -> None:
-        answer = cast(RecordBatches, self._client.call(TakeReplays(ask.stream, ask.limit, self._owner)))
+        answer = cast(
+            calls.RecordBatches, self._client.call(calls.TakeReplays(ask.stream, ask.limit, self._owner))
+        )
         self._post(ReplaysCame(key, answer.batches, answer.held))
 
-    def _call_ranges(self, key: TaskKey, number: int, call: TakeOver | AskRanges | StoreRows) -> None:
+    def _call_ranges(
+        self, key: TaskKey, number: int, call: calls.TakeOver | calls.AskRanges | calls.StoreRows
+    ) -> None:
         try:
             reply = self._client.call(call)
-            assert isinstance(reply, TakenOver | RangesTold | RowsStored)
+            assert isinstance(reply, calls.TakenOver | calls.RangesTold | calls.RowsStored)
             self._post(RangesCame(key, number, reply))
         except StaleIncarnationError:
-            assert not isinstance(call, TakeOver)
+            assert not isinstance(call, calls.TakeOver)
             self._refused(key, call.incarnation)
         finally:
-            if not isinstance(call, AskRanges):
+            if not isinstance(call, calls.AskRanges):
                 with self._lock:
                     self._others -= 1
 
@@ -403,7 +391,7 @@ class VertexPort:
             for start in range(0, len(together), TOUCH_ROOTS):
                 incarnation = self._incarnation
                 try:
-                    self._client.call(Touch(together[start : start + TOUCH_ROOTS], incarnation))
+                    self._client.call(calls.Touch(together[start : start + TOUCH_ROOTS], incarnation))
                 except StaleIncarnationError:
                     self._reopen(incarnation)
                     return
@@ -431,9 +419,9 @@ class VertexPort:
                 self._others -= 1
             self._post(Wake())
 
-    def _open_streams(self) -> dict[str, StreamOpened]:
+    def _open_streams(self) -> dict[str, calls.StreamOpened]:
         opened = {
-            name: cast(StreamOpened, self._client.call(OpenStream(name, options, self._owner)))
+            name: cast(calls.StreamOpened, self._client.call(calls.OpenStream(name, options, self._owner)))
             for name, options in self._streams
         }
         incarnations = {answer.incarnation for answer in opened.values()}

@@ -36,7 +36,15 @@ from ftlayer.runtime.task.actions import (
     refused,
 )
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import BoolArray, ReplayTask, Settled, SinkBody, Task, ids_mask
+from ftlayer.runtime.task.contract import (
+    BoolArray,
+    ChainCompanion,
+    ReplayTask,
+    Settled,
+    SinkBody,
+    Task,
+    ids_mask,
+)
 from ftlayer.runtime.task.emitter import Emitter, SinkLatencies, SourceMarkers, failures_of, reports
 from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.runtime.task.mode import OpenSink
@@ -44,34 +52,19 @@ from ftlayer.runtime.task.pipeline import ChannelOutlet, Outlet, Passed, Rows, u
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import JobGraph, has_timers, reads_again
 from ftlayer.topology.operators import Operator
-from ftlayer.vertex.calls import Failure
+from ftlayer.vertex.calls import Failure, Persist
 
 
-class AckerCompanion:
+class AckerCompanion(ChainCompanion):
     rest_ms: int | None = None
 
     def __init__(self, xor: XorHandler) -> None:
         """``xor`` is the one of the chain's handler."""
         self._xor = xor
 
-    def opened(self) -> None:
-        """Do nothing: functions keep no state."""
-
-    def closed(self) -> None:
-        """Do nothing."""
-
     def reports(self) -> list[Action]:
         """Return failures first, so that no root of theirs is open."""
         return reports(self._xor)
-
-    def loop_ended(self) -> list[Action]:
-        return []
-
-    def data_ended(self) -> list[Action]:
-        return []
-
-    def tend(self, records: int, now: Now) -> list[Action]:
-        return []
 
 
 @dataclass(slots=True)
@@ -192,7 +185,7 @@ class SettleQueue:
         self.held = np.concatenate(parts) if parts else NO_ROOTS
 
 
-class AckingSinkOutlet:
+class AckingSinkOutlet(Outlet):
     """`ftlayer.runtime.task.pipeline.Outlet` of a chain with a sink; records are settled when all their rows are.
 
     Attributes:
@@ -236,15 +229,9 @@ class AckingSinkOutlet:
         """Refuse: results of timers become roots before a sink gets them, and a chain ends there."""
         raise ProtocolError("results of timers came to a sink in their own chain, which acknowledges records")
 
-    def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
-        return []
-
     def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
         self.latencies.came(marker, now, given=self._queue.given, settled=self._queue.settled)
         return []
-
-    def accepted(self, ticket: int) -> list[Action]:
-        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
         self.latencies.look(self._queue.settled, now)
@@ -350,7 +337,7 @@ class PersistingSourceTask:
         else:
             emission = self._emitter.roots(rows.payload, roots, split=rows.in_time)
             failures = failures_of(roots, emission.failures)
-        call = persister.persist(
+        call = Persist(
             self._stream,
             rows.payload,
             among,
@@ -456,7 +443,7 @@ class TimerRoots:
             raise ProtocolError(f"{self._uid!r}: timers make new roots only with fault tolerance on")
         roots = among.ids()
         emission = self._emitter.roots(payload, roots, times, tag)
-        call = persister.persist(
+        call = Persist(
             stream, payload, among, emission.values, key_hashes=emission.key_hashes, ids=emission.ids
         )
         self._tickets += 1
@@ -502,8 +489,8 @@ class TimerRoots:
         self._held = tuple(ticket.roots for ticket in self._out.values())
 
 
-class TimerRootsOutlet:
-    """`ftlayer.runtime.task.pipeline.Outlet` of a chain that ends in timers: their results become roots."""
+class TimerRootsOutlet(Outlet):
+    """Of a chain that ends in timers: their results become roots."""
 
     due_ms: int | None = None
 
@@ -532,12 +519,6 @@ class TimerRootsOutlet:
 
     def accepted(self, ticket: int) -> list[Action]:
         return self._roots.accepted(ticket)
-
-    def flush(self, now: Now, *, force: bool) -> None:
-        """Nothing waits for time."""
-
-    def close(self) -> None:
-        """Nothing to give up."""
 
     @property
     def waiting(self) -> bool:

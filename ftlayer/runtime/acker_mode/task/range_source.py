@@ -40,19 +40,7 @@ from ftlayer.runtime.task.actions import (
 from ftlayer.runtime.task.emitter import Emitter, RootEmission, SourceMarkers, failures_of
 from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.vertex.calls import (
-    AskRanges,
-    Failure,
-    HeldPartition,
-    OpenRange,
-    RangesTold,
-    Register,
-    RowRange,
-    RowsStored,
-    StoreRows,
-    TakenOver,
-    TakeOver,
-)
+from ftlayer.vertex import calls
 
 UNNAMED = -1
 """The segment of a range that the vertex has not accepted yet."""
@@ -62,7 +50,7 @@ UNNAMED = -1
 class BufferedRange:
     """A range with its rows. ``key_hashes`` None: they are not known (yet), or there are none."""
 
-    facts: RowRange
+    facts: calls.RowRange
     payload: pa.RecordBatch
     key_hashes: I32Array | None = None
     segment: int = UNNAMED
@@ -86,7 +74,7 @@ class ReplayBuffer:
         self._head_at = (-1, 0)
         # Up to which place rows were given to `take`, behind the last of them, and from which on they are gathered.
         self._reached = self._read_to = self._gathered_from = (-1, 0)
-        self.rereading: deque[OpenRange] = deque()
+        self.rereading: deque[calls.OpenRange] = deque()
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = 0
         self._ranges: deque[BufferedRange] = deque()
@@ -95,7 +83,7 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return len(self._ranges)
 
-    def taken_over(self, found: HeldPartition) -> list[BufferedRange]:
+    def taken_over(self, found: calls.HeldPartition) -> list[BufferedRange]:
         """Take what the vertex knows of the partition; return what is kept and has to be registered anew.
 
         Raises `SourceError` if rows are wanted that are not here, and that the reader has passed: another instance
@@ -215,7 +203,7 @@ class ReplayBuffer:
         self._keep(found, payload)
         self._begin_range()
 
-    def _keep(self, found: OpenRange, payload: pa.RecordBatch) -> None:
+    def _keep(self, found: calls.OpenRange, payload: pa.RecordBatch) -> None:
         kept = BufferedRange(found.range, payload)
         self._ranges.append(kept)
         self._name(kept, found.segment)
@@ -223,7 +211,7 @@ class ReplayBuffer:
     def _begin_range(self) -> None:
         self._gathered, self._gathered_rows = [], 0
 
-    def _passed(self, facts: RowRange) -> SourceError:
+    def _passed(self, facts: calls.RowRange) -> SourceError:
         return SourceError(
             f"{self._where(facts)} are not done, and this instance of the source has them no more"
         )
@@ -232,7 +220,7 @@ class ReplayBuffer:
         kept.segment = segment
         self._by_segment[segment] = kept
 
-    def _where(self, facts: RowRange) -> str:
+    def _where(self, facts: calls.RowRange) -> str:
         first = f"{facts.rows} rows of partition {self._partition!r} from {facts.first} on"
         return f"source {self._source!r}: {first}"
 
@@ -272,7 +260,7 @@ class _Asked:
     buffer: ReplayBuffer
     roots: U64Array
     sends: list[Send]
-    failures: tuple[Failure, ...]
+    failures: tuple[calls.Failure, ...]
     accepted: bool = False
 
 
@@ -370,10 +358,10 @@ class RangeSourceTask:
     def _take_over(self) -> list[Action]:
         self._calls += 1
         self._taking_over = self._calls
-        call = TakeOver(self._stream, tuple(sorted(self._untaken)), self._holder)
+        call = calls.TakeOver(self._stream, tuple(sorted(self._untaken)), self._holder)
         return [CallRanges(self._calls, call)]
 
-    def _taken_over(self, found: TakenOver, now: Now) -> list[Action]:
+    def _taken_over(self, found: calls.TakenOver, now: Now) -> list[Action]:
         names = {each.partition for each in found.partitions}
         if self._incarnation not in (0, found.incarnation) and not names.issuperset(self._buffers):
             # Others were taken over of a vertex that is lost.
@@ -426,7 +414,7 @@ class RangeSourceTask:
             return actions
         assert new.position is not None
         payload = new.payload
-        facts = RowRange(
+        facts = calls.RowRange(
             new.partition,
             buffer.head,
             new.position.end,
@@ -460,7 +448,7 @@ class RangeSourceTask:
         emission = self._emission(kept.payload, roots, None if rows is None else rows.in_time)
         kept.key_hashes = emission.key_hashes
         buffer.add(kept)
-        call = Register(
+        call = calls.Register(
             self._stream,
             facts,
             among,
@@ -477,7 +465,7 @@ class RangeSourceTask:
             sends = [*self._splits.around(rows, emission.sends), *markers]
             failures = failures_of(roots, emission.failures)
             if rows.misfit:
-                failures = (Failure(int(roots[0]), rows.misfit, self.uid, fatal=True),)
+                failures = (calls.Failure(int(roots[0]), rows.misfit, self.uid, fatal=True),)
             self._asked.append(_Asked(kept, buffer, roots, sends, failures))
         self._publish()
         return [PersistRoots(self._first_ticket + len(self._asked) - 1, call)]
@@ -507,7 +495,7 @@ class RangeSourceTask:
             return self._wake(now)
         self._calls += 1
         self._polling = self._calls
-        return [CallRanges(self._calls, AskRanges(self._stream, self._holder, self._incarnation))]
+        return [CallRanges(self._calls, calls.AskRanges(self._stream, self._holder, self._incarnation))]
 
     def _wake(self, now: Now) -> list[Action]:
         due_ms = now.mono_ms + (LAST_POLL_MS if self._ending else POLL_MS)
@@ -516,19 +504,21 @@ class RangeSourceTask:
         self._wakes_ms = due_ms
         return [WakeAt(due_ms)]
 
-    def _answered(self, number: int, reply: TakenOver | RangesTold | RowsStored, now: Now) -> list[Action]:
+    def _answered(
+        self, number: int, reply: calls.TakenOver | calls.RangesTold | calls.RowsStored, now: Now
+    ) -> list[Action]:
         match reply:
-            case TakenOver():
+            case calls.TakenOver():
                 # A later one asks for all that this one did.
                 return self._taken_over(reply, now) if number == self._taking_over else []
-            case RangesTold() if number == self._polling:
+            case calls.RangesTold() if number == self._polling:
                 self._polling = 0
                 return [*self._told(reply), *self._wake(now), *self._ended()]
-            case RowsStored():
+            case calls.RowsStored():
                 self._storing.pop(number, None)
         return []
 
-    def _told(self, told: RangesTold) -> list[Action]:
+    def _told(self, told: calls.RangesTold) -> list[Action]:
         for partition, segment in told.done_below.items():
             self._buffers[partition].forget_below(segment)
         actions: list[Action] = []
@@ -548,7 +538,7 @@ class RangeSourceTask:
         hashes = None if kept.key_hashes is None else np.ascontiguousarray(kept.key_hashes[which])
         self._calls += 1
         self._storing[self._calls] = kept.segment
-        call = StoreRows(
+        call = calls.StoreRows(
             self._stream,
             kept.segment,
             rows,

@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ftlayer.checkpoint.snapshots import Restore
-from ftlayer.errors import FTLayerError, SlotLostError
-from ftlayer.restart import FixedDelay, RestartStrategy, note_success
+from ftlayer.errors import SlotLostError
+from ftlayer.restart import FixedDelay, RestartStrategy, note_success, pause_after
 from ftlayer.runtime.driver.events import (
     AllRunning,
     BarrierInstruction,
     CheckpointComplete,
     EndTasksRequested,
     Event,
-    JobInstruction,
     JobState,
     Over,
     PrepareRestore,
@@ -38,7 +37,7 @@ from ftlayer.runtime.driver.events import (
     SlotDown,
 )
 from ftlayer.runtime.driver.job_status import IsolationStatus
-from ftlayer.runtime.driver.mode import FailureNoted, ModeInstruction, StopJob, failed
+from ftlayer.runtime.driver.mode import FailureNoted, JobMode, ModeInstruction, StopJob, failed
 from ftlayer.runtime.driver.slot_record import Crew, SlotRecord, convicted_by_deaths, died
 from ftlayer.runtime.protocol.messages import Conviction, Death, Deploy, EndTasks, FromSlot, Hello, ResetTasks
 from ftlayer.topology.job_graph import JobGraph
@@ -148,7 +147,7 @@ class KillerSearch:
 _Instructions: TypeAlias = Sequence[ModeInstruction[BarrierInstruction]]
 
 # A process that is gone is replaced at once and without limit: it is the region's restart that the strategy judges.
-_AT_ONCE = FixedDelay(attempts=1 << 30, delay=1)
+_AT_ONCE = FixedDelay(attempts=1 << 30, delay="1ms")
 
 
 @dataclass(eq=False)
@@ -171,17 +170,14 @@ class Region:
     not_before_ms: int = 0
 
 
-class BarrierJob:
+class BarrierJob(JobMode[BarrierInstruction]):
     slot_restart = _AT_ONCE
 
     def __init__(
         self, crew: Crew, *, regions: Sequence[frozenset[int]], run: str, restart: RestartStrategy
     ) -> None:
         """``regions`` cover all slots; ``run`` names the execution. ``restart`` judges losses of regions."""
-        self.epoch = 0
-        self.is_ending = False
-        self._crew = crew
-        self._run = run
+        super().__init__(crew, run)
         self._restart = restart
         self._regions = [Region(slots) for slots in regions]
         self._begun = False
@@ -248,12 +244,6 @@ class BarrierJob:
             return [FailureNoted(news) for news in self._search.died(message.deaths)]
         return []
 
-    def explained(self, error: FTLayerError) -> FTLayerError:
-        return error
-
-    def last_wish(self, verdict: Over) -> list[JobInstruction]:
-        return []
-
     def validate(self) -> None:
         self._search.validate()
         numbers = sorted(number for region in self._regions for number in region.slots)
@@ -266,9 +256,6 @@ class BarrierJob:
             assert not region.deployed or all(slot.deployed for slot in slots), f"{region} has lost a slot"
 
     # ------------------------------------------------------------ losses
-
-    def lost_before(self) -> None:
-        """See `JobMode`: one more instance is waited for."""
 
     def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
         if self.is_ending:
@@ -285,7 +272,7 @@ class BarrierJob:
         running = [region for region in regions if region.deployed]
         if not running:
             return []
-        pause = 0 if excused else self._restart.on_failure(now_ms)
+        pause = 0 if excused else pause_after(self._restart, now_ms)
         if pause is None:
             return [failed(SlotLostError(f"the restart strategy has given up. Last failure: {reason}"))]
         self._restarts += 1
@@ -325,7 +312,7 @@ class BarrierJob:
         if region is None:
             return []
         self._restore_fails = True
-        pause = None if event.lasting else self._restart.on_failure(now_ms)
+        pause = None if event.lasting else pause_after(self._restart, now_ms)
         if pause is None:
             return [failed(event.error)]
         region.asked, region.not_before_ms = 0, now_ms + pause

@@ -10,16 +10,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 import msgpack
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind, attempts_of, payload_of
+from ftlayer.checkpoint.letters import (
+    ChainLetter,
+    LetterKind,
+    attempts_of,
+    not_into_source,
+    payload_of,
+)
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.dead_letters import LetterFiles, LettersInMemory, StoredLetters
@@ -60,6 +66,7 @@ from ftlayer.topology.operators import Source
 from ftlayer.transport.codec import plain_codec
 from ftlayer.vertex.calls import (
     MAX_KEYS,
+    Call,
     ClaimJob,
     ForgetLetters,
     GetRequeued,
@@ -67,6 +74,7 @@ from ftlayer.vertex.calls import (
     KeptLetter,
     OpenStream,
     Readmitted,
+    Reply,
     RequeuedLetter,
     RequeuedLetters,
     ReturnLetters,
@@ -79,21 +87,30 @@ logger = logging.getLogger(__name__)
 PAGE = 200
 """Letters that are asked for at once."""
 
+_FILE, _VERTEX = b"f", b"\0"
+"""What keys of letters begin with, by where they are, and places in the vertex to go on at: no file is called so."""
+
 
 class LetterCalls:
-    """The calls, for one thread; each raises what the vertex raises.
+    """What is asked of the places where letters are, for one thread; each raises what its place raises.
 
-    The job is claimed and its streams are opened with the first call, and again behind each that failed: a vertex
-    may be away when the job starts, and be another one when it is back.
+    Of the vertex the job is claimed and its streams are opened with the first call, and again behind each that failed:
+    it may be away when the job starts, and be another one when it is back. Letters that come back are those of orders
+    beside the files, and then the vertex's.
     """
 
-    def __init__(self, client: VertexClient, job: str, run: str, check_owner: Callable[[], None]) -> None:
-        """``check_owner`` raises if another driver has taken the job over: then nothing is claimed."""
-        self._client = client
+    def __init__(self, places: LetterPlaces, job: str, run: str, check_owner: Callable[[], None]) -> None:
+        """``check_owner`` raises if another driver has taken the job over: then nothing is claimed, or changed."""
+        self._client = places.vertex
+        self._files = places.files if isinstance(places.files, StoredLetters) else None
         self._job, self._run = job, run
         self._check_owner = check_owner
         self._is_claimed = False
         self._open: set[str] = set()
+        self._said: set[str] = set()
+        self._counted = frozenset(places.orders)
+        self.ordered = frozenset(places.orders.values())
+        """Files with orders, which go to the vertex behind that."""
 
     def begin(self, chains: Sequence[str]) -> None:
         """Claim the job, and open the streams of these chains, so that they are shown before anything has failed."""
@@ -107,37 +124,71 @@ class LetterCalls:
                 if letters:
                     stream = self._opened(letters[0].chain)
                     kept = tuple(map(kept_letter, letters))
-                    self._client.call(KeepLetters(stream, file, number, kept, self._run))
+                    self._call(KeepLetters(stream, file, number, kept, self._run))
 
     def forget(self, file: str) -> None:
         with self._claimed():
-            self._client.call(ForgetLetters(self._job, file, self._run))
+            self._call(ForgetLetters(self._job, file, self._run))
 
     def requeued(self, after: bytes) -> tuple[list[tuple[bytes, ChainLetter]], bytes]:
         """Return a page of requeued letters with their keys, and where the next one begins.
 
         Letters that make no sense are dead again behind this.
         """
+        if self._files is not None and not after.startswith(_VERTEX):
+            if not after and self._client is not None:
+                there = self._files.order_names()
+                self.ordered = frozenset(there[path] for path in self._counted & set(there))
+            for order in self._files.orders(after.decode(), self._damaged):
+                # With a vertex none counts that came later: its letters may be there already.
+                if self._client is None or order.path in self._counted:
+                    return [(_FILE + each.letter, each) for each in order.letters], order.path.encode()
+        return ([], b"") if self._client is None else self._in_vertex(after.removeprefix(_VERTEX))
+
+    def _in_vertex(self, after: bytes) -> tuple[list[tuple[bytes, ChainLetter]], bytes]:
         with self._claimed():
-            page = self._client.call(GetRequeued(self._job, after, PAGE, self._run))
+            page = self._call(GetRequeued(self._job, after, PAGE, self._run))
         assert isinstance(page, RequeuedLetters)
         found = []
         for each in page.letters:
             try:
-                found.append((each.key, letter_of(each)))
+                found.append((_VERTEX + each.key, letter_of(each)))
             except CheckpointDamagedError as error:
-                self.give_back([each.key], str(error))
-        return found, page.more
+                self.give_back([_VERTEX + each.key], str(error))
+        return found, page.more and _VERTEX + page.more
 
     def readmitted(self, keys: Sequence[bytes]) -> None:
-        with self._claimed():
-            for some in _cut(keys):
-                self._client.call(Readmitted(self._job, some, self._run))
+        if ours := self._in_files(keys):
+            self._check_owner()
+            assert self._files is not None
+            self._files.readmitted(ours, self._damaged)
+        for some in _cut([key.removeprefix(_VERTEX) for key in keys if key.startswith(_VERTEX)]):
+            with self._claimed():
+                self._call(Readmitted(self._job, some, self._run))
 
     def give_back(self, keys: Sequence[bytes], reason: str) -> None:
-        with self._claimed():
-            for some in _cut(keys):
-                self._client.call(ReturnLetters(self._job, some, reason, self._run))
+        if ours := self._in_files(keys):
+            self._check_owner()
+            assert self._files is not None
+            self._files.give_back(ours, reason, system_now().wall_ms, self._damaged)
+        for some in _cut([key.removeprefix(_VERTEX) for key in keys if key.startswith(_VERTEX)]):
+            with self._claimed():
+                self._call(ReturnLetters(self._job, some, reason, self._run))
+
+    def _in_files(self, keys: Sequence[bytes]) -> frozenset[bytes]:
+        return frozenset(key.removeprefix(_FILE) for key in keys if key.startswith(_FILE))
+
+    def _damaged(self, error: CheckpointError) -> None:
+        """A file is left alone that is damaged, which is said once."""
+        if not isinstance(error, CheckpointDamagedError):
+            raise error
+        if str(error) not in self._said:
+            self._said.add(str(error))
+            logger.error("dead letters are left where they are: %s", error)
+
+    def _call(self, call: Call) -> Reply:
+        assert self._client is not None
+        return self._client.call(call)
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
@@ -145,7 +196,7 @@ class LetterCalls:
             if not self._is_claimed:
                 # Else the run that is fenced off here would be the one that goes on.
                 self._check_owner()
-                self._client.call(ClaimJob(self._job, self._run))
+                self._call(ClaimJob(self._job, self._run))
                 self._is_claimed = True
             yield
         except FTLayerError as error:
@@ -156,7 +207,7 @@ class LetterCalls:
     def _opened(self, chain: str) -> str:
         stream = f"{self._job}/{chain}"
         if stream not in self._open:
-            self._client.call(OpenStream(stream, owner=self._run))
+            self._call(OpenStream(stream, owner=self._run))
             self._open.add(stream)
         return stream
 
@@ -181,25 +232,21 @@ def letter_of(requeued: RequeuedLetter) -> ChainLetter:
         raise CheckpointDamagedError(
             f"a requeued letter of {requeued.stream!r} makes no sense: {described(error)}; is it of a newer ftlayer?"
         ) from error
-    attempts = tuple(
-        FailedAttempt(each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)
-        for each in requeued.attempts
-    )
     is_timer = letter.kind is LetterKind.TIMER
     payload = b"" if is_timer else as_stream(requeued.payload).to_pybytes()
     key = b"" if requeued.edited and not is_timer else letter.key
-    return replace(letter, payload=payload, attempts=attempts, key=key)
+    return replace(letter, payload=payload, attempts=requeued.attempts, key=key)
 
 
 def _cut(keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
     return [tuple(keys[at : at + MAX_KEYS]) for at in range(0, len(keys), MAX_KEYS)]
 
 
-# Requeued letters on their way from the vertex back into the job, each exactly once.
+# Requeued letters on their way from the vertex, or from orders beside files, back into the job, each exactly once.
 #
-# The vertex offers what was requeued, page by page, until the driver says that checkpoints hold it. A letter that no
+# Either offers what was requeued, page by page, until the driver says that checkpoints hold it. A letter that no
 # checkpoint holds is sent to the subtask that is to have it; the subtask's next checkpoint names it. What is lost
-# with a subtask before that is offered again, and sent again. The vertex hears of a letter once *every* checkpoint
+# with a subtask before that is offered again, and sent again. Who offers a letter hears of it once *every* checkpoint
 # holds it that the job may be restored from, so that going back to an older one loses none. Until then checkpoints go
 # on naming it (`to_publish`), though the subtask has forgotten the name.
 #
@@ -207,6 +254,8 @@ def _cut(keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
 
 
 ASK_EVERY_MS = 2_000
+ORDERS_EVERY_MS = 10_000
+"""Without a vertex: orders are looked for in a listing of files, which may be far away."""
 MOST_PAUSE_MS = 60_000
 
 # ---------------------------------------------------------------- what is to be done
@@ -268,8 +317,9 @@ class Offered:
 class Readmission:
     """See the module. What it returns of `work` is to be answered, one after the other."""
 
-    def __init__(self, slots: Iterable[int]) -> None:
-        """``slots`` are all of the job's; none of them runs its tasks yet."""
+    def __init__(self, slots: Iterable[int], every_ms: int = ASK_EVERY_MS) -> None:
+        """``slots`` are all of the job's; none of them runs its tasks yet. It is asked for letters ``every_ms``."""
+        self._every_ms = every_ms
         self._held: dict[int, frozenset[bytes]] = {}
         self._latest = 0
         self._sent: dict[bytes, Target] = {}
@@ -313,6 +363,8 @@ class Readmission:
 
     def up(self, slots: Collection[int]) -> None:
         self._down.difference_update(slots)
+        if not self._failures:
+            self._ask_at_ms = 0
 
     def ending(self) -> None:
         """The job comes to its end: nothing is sent any more. What checkpoints hold is still confirmed."""
@@ -356,7 +408,7 @@ class Readmission:
         if not more:
             self._forget(self._unseen)
             if not (self._to_confirm or self._to_return):
-                self._ask_at_ms = now_ms + ASK_EVERY_MS
+                self._ask_at_ms = now_ms + self._every_ms
         return [
             SendLetters(target.slot, target.uid, target.subtask, tuple(some))
             for target, some in groups.items()
@@ -381,7 +433,7 @@ class Readmission:
             # A walk is of one vertex: what was seen before may be back.
             self._after = b""
         self._doing = None
-        self._ask_at_ms = now_ms + min(MOST_PAUSE_MS, ASK_EVERY_MS << min(self._failures, 10))
+        self._ask_at_ms = now_ms + min(MOST_PAUSE_MS, self._every_ms << min(self._failures, 10))
         self._failures += 1
 
     # ------------------------------------------------------------ views
@@ -414,10 +466,7 @@ def target_of(letter: ChainLetter, graph: JobGraph) -> Target | str:
             f"the job has no operator {letter.chain!r} (any more); those with a failure policy are: {there}"
         )
     if isinstance(vertex.operators[0], Source):
-        return (
-            f"{letter.chain!r} is a source: a row that it could not send does not come back into it. Mend the source, "
-            "its schema or its partitioner, and let it give the row anew"
-        )
+        return not_into_source(letter.chain)
     if vertex.failures is None:
         return f"{letter.chain!r} has no failure policy (any more), so a record that fails again would fail the job"
     if vertex.uid != letter.chain:
@@ -503,11 +552,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LetterPlaces:
-    """Where a job's dead letters go: files, which ``found`` tells of, and the vertex, None where there is none."""
+    """Where a job's dead letters go: files, which ``found`` tells of, and the vertex, None where there is none.
+
+    ``orders`` were beside the files when the driver began: paths, and the files' names.
+    """
 
     files: LetterFiles
     found: tuple[OutboxFile, ...] = ()
     vertex: VertexClient | None = None
+    orders: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_letters(config: CheckpointConfig, job: str, key: bytes, checkpoints: Sequence[str]) -> LetterPlaces:
@@ -523,7 +576,7 @@ def open_letters(config: CheckpointConfig, job: str, key: bytes, checkpoints: Se
         OutboxFile(file.name, file.letters, file.lasting or part(file.name.rpartition("-")[0]) in runs)
         for file in files.found()
     )
-    return LetterPlaces(files, found)
+    return LetterPlaces(files, found, orders=files.order_names())
 
 
 def check_place(graph: JobGraph, config: CheckpointConfig, *, has_vertex: bool) -> None:
@@ -551,20 +604,18 @@ class JobLetters:
         self._graph, self._later, self._tell = job.graph, job.later, job.tell
         self._check_owner = check_owner
         self._files = places.files
-        self._calls = (
-            None
-            if places.vertex is None
-            else LetterCalls(places.vertex, job.graph.name, job.run, check_owner)
-        )
+        self._has_vertex = places.vertex is not None
+        self._calls = LetterCalls(places, job.graph.name, job.run, check_owner)
         self._chains = tuple(vertex.uid for vertex in job.graph.vertices if vertex.failures is not None)
         self._outbox = LetterOutbox(
             job.run,
-            has_vertex=self._calls is not None,
+            has_vertex=self._has_vertex,
             files_stay=not isinstance(self._files, LettersInMemory),
         )
         self._outbox.found(places.found)
+        self._outbox.held_back = self._calls.ordered
         self._slots = range(job.graph.slots)
-        self._readmission = Readmission(self._slots)
+        self._readmission = Readmission(self._slots, ASK_EVERY_MS if self._has_vertex else ORDERS_EVERY_MS)
         self._storage = Worker("letters", _failed)
         self._vertex = Worker("letters-vertex", _failed)
         self._under_way = 0
@@ -611,8 +662,8 @@ class JobLetters:
         if self._closed or self._is_taken_over:
             return
         now_ms = system_now().mono_ms
-        if self._calls is not None and self._chains:
-            if not self._begun:
+        if self._chains:
+            if self._has_vertex and not self._begun:
                 self._begun = True
                 self._do_in_vertex(lambda calls: calls.begin(self._chains), lambda _: None, lambda _: None)
             for asked in self._readmission.work(now_ms):
@@ -629,7 +680,7 @@ class JobLetters:
         wait_s = WRITE_WAIT_S if isinstance(self._files, LettersInMemory) else SEND_WAIT_S
         self._go_on(lambda: not self._under_way, take_events, wait_s, close_by_s)
         self._closed = True
-        if self.unsent and self._calls is not None:
+        if self.unsent and self._has_vertex:
             self._say_what_is_unsent()
         self._storage.stop()
         self._vertex.stop()
@@ -729,6 +780,7 @@ class JobLetters:
 
     def _take_offers(self, offers: tuple[list[Offered], bytes]) -> None:
         letters, more = offers
+        self._outbox.held_back = self._calls.ordered
         for sent in self._readmission.offered(letters, more, system_now().mono_ms):
             self._send(sent)
 
@@ -756,20 +808,21 @@ class JobLetters:
         done: Callable[[T], None],
         failed: Callable[[FTLayerError], None],
     ) -> None:
-        calls = self._calls
-        assert calls is not None
-
         def away(error: FTLayerError) -> None:
-            if not self._said_away:
+            self._is_taken_over = self._is_taken_over or (
+                isinstance(error, StaleOwnerError) and not self._has_vertex
+            )
+            if not self._said_away and not self._is_taken_over:
                 self._said_away = True
-                logger.warning("dead letters wait for the vertex of %r: %s", self._graph.name, error)
+                place = "the vertex" if self._has_vertex else "the files"
+                logger.warning("dead letters wait for %s of %r: %s", place, self._graph.name, error)
             failed(error)
 
         def there(answer: T) -> None:
             self._said_away = False
             done(answer)
 
-        self._run(self._vertex, lambda: work(calls), there, away)
+        self._run(self._vertex, lambda: work(self._calls), there, away)
 
     def _run(
         self,

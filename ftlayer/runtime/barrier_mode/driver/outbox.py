@@ -16,7 +16,7 @@ the vertex alone knows that it has the letters of a savepoint: it does not forge
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeAlias
@@ -137,6 +137,8 @@ class LetterOutbox:
         self._completed = 0
         self._knows_begin = False  # until then any file may be named by what is restored
         self._storage, self._vertex = _Lane(), _Lane()
+        self.held_back: Collection[str] = ()
+        """Files that are not to be sent now: some of their letters go back into the job."""
 
     # ------------------------------------------------------------ checkpoints
 
@@ -259,7 +261,7 @@ class LetterOutbox:
         if not self._has_vertex or entry.is_damaged:
             return None
         if entry.stage is _Stage.WRITTEN:
-            return SendFile(entry.name)
+            return None if entry.name in self.held_back else SendFile(entry.name)
         may_forget = self._files_stay or not entry.is_lasting
         return ForgetBatch(entry.name) if entry.stage is _Stage.EMPTY and may_forget else None
 

@@ -12,7 +12,7 @@ import msgpack
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.runtime.connectors.offset_reader import RangeProgress, SplitPosition, partition_key, unpack_split
-from ftlayer.runtime.driver.range_keeper import Beginning, KeptRanges, PlannedRange
+from ftlayer.runtime.driver.range_keeper import Beginning, KeptRanges, PlannedRange, RangeKeeper
 from ftlayer.runtime.protocol.messages import reseal
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Source
@@ -222,8 +222,8 @@ class ReadUpTo:
 LogEvent: TypeAlias = RangesRestored | UnderWay | ReadUpTo
 
 
-class LogKeeper:
-    """`RangeKeeper` where positions are in checkpoints, and nothing is planned before `RangesRestored`.
+class LogKeeper(RangeKeeper[LogEvent]):
+    """Where positions are in checkpoints, and nothing is planned before `RangesRestored`.
 
     The ranges that a checkpoint was in the middle of are read on with the very splits they had. The reader commits
     once a completed checkpoint has read a range to its end, and again for one that was restored. A range without
@@ -232,8 +232,6 @@ class LogKeeper:
 
     # A subtask goes on until it is told of the restore: its rows will come again.
     outlives_subtasks = False
-    # All of them go back together.
-    reads_again = False
 
     def __init__(self, source: str) -> None:
         self._log = RangeLog(source)
@@ -276,11 +274,8 @@ class LogKeeper:
     def moved(self, end: str) -> None:
         self._log.moved(end)
 
-    def passed(self, end: str) -> None:
-        """See `RangeKeeper`: checkpoints say what is done."""
-
     def to_commit(self, complete: str | None) -> str | None:
-        """See `RangeKeeper`: what is complete is not durable before a checkpoint has it."""
+        """What is complete is not durable before a checkpoint has it."""
         return self._to_commit[0] if self._to_commit else None
 
     def committed(self, end: str) -> None:

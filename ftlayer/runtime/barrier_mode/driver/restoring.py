@@ -452,9 +452,9 @@ def _split_times(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
 
 
 def _read_of(checkpoint: Checkpoint, uid: str) -> int | None:
-    """Return how many records a source had read; None where that was not counted, and for what is no source."""
-    counts = [part.read for part in checkpoint.subtasks if part.uid == uid]
-    return sum(count for count in counts if count is not None) if None not in counts and counts else None
+    """Return how many records a source had read; None for what is no source."""
+    counts = [part.read for part in checkpoint.subtasks if part.uid == uid and part.read is not None]
+    return sum(counts) if counts else None
 
 
 def goes_back(damage: str, newest: Checkpoint | None, older: Checkpoint) -> str:

@@ -318,6 +318,11 @@ class Barriers:
         self._steps.append(self._overtake_late)
         return self.settle(now)
 
+    def is_due(self, now_ms: int) -> bool:
+        if self._arrived or self._steps or self._outgoing.late or self._outgoing.departed:
+            return True
+        return self._due_ms is not None and self._due_ms <= now_ms
+
     def _overtake_late(self, now: Now) -> Sequence[SlotInstruction]:
         return self._outgoing.overtake_late(now.mono_ms)
 

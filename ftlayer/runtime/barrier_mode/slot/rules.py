@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.histogram import Exemplar
-from ftlayer.records.ids import U64Array
 from ftlayer.runtime.barrier_mode.slot.barriers import (
     Barriers,
     CheckpointParts,
@@ -38,7 +35,7 @@ from ftlayer.runtime.slot.events import (
     SnapshotOver,
     TellCoordinator,
 )
-from ftlayer.runtime.slot.mode import Instructions, ModeAction, ModeEvent, SlotParts, misplaced
+from ftlayer.runtime.slot.mode import Instructions, ModeAction, ModeEvent, SlotMode, SlotParts, misplaced
 from ftlayer.runtime.slot.outgoing import LIMIT_FRAMES
 from ftlayer.runtime.slot.seat import Seat, Seating
 from ftlayer.runtime.task.actions import Action, DataEnded, TaskEvent
@@ -200,7 +197,7 @@ class Debloating:
         told: list[Grant] = []
         for measured in self._tasks.values():
             debloater = measured.debloater
-            changed = debloater.stuck(now_ms) if measured.seat.inbox else debloater.rested(now_ms)
+            changed = debloater.stuck(now_ms) if measured.seat.inbox.turns else debloater.rested(now_ms)
             if changed:
                 told += self._tell(measured)
         for measured in self._sources.values():
@@ -250,7 +247,7 @@ class HeldRows:
         return done
 
 
-class BarrierSlot:
+class BarrierSlot(SlotMode):
     def __init__(self, checkpoints: CheckpointParts, parts: SlotParts) -> None:
         """``checkpoints`` has a part of each task of the slot."""
         self.activity = 0
@@ -350,33 +347,22 @@ class BarrierSlot:
         told = () if self._debloating is None else self._debloating.look(now.mono_ms)
         return [*told, *self._barriers.on_time(now)]
 
+    def is_due(self, now_ms: int) -> bool:
+        return self._debloating is not None or self._barriers.is_due(now_ms)
+
     def interrupts(self, barrier_waits: bool, now_ms: int) -> bool:
         """Whether timers that fire are to wait: a barrier has come meanwhile, or one that has waited may overtake."""
         due_ms = self.due_ms
         return barrier_waits or (due_ms is not None and due_ms <= now_ms)
 
-    def rest(self, now_ms: int) -> Instructions:
-        return ()
-
     @property
     def due_ms(self) -> int | None:
         return self._barriers.due_ms
-
-    # ------------------------------------------------------------ peers
-
-    def peers_gone(self, slots: Collection[int]) -> Instructions:
-        return ()
-
-    def peers_replaced(self, slots: Collection[int]) -> Instructions:
-        return ()
 
     # ------------------------------------------------------------ what is known of it
 
     def may_read(self, seat: Seat) -> bool:
         return self._final is None
-
-    def reads_early(self, seat: Seat) -> bool:
-        return False
 
     def rows_wanted(self, key: TaskKey) -> int:
         return (
@@ -387,18 +373,8 @@ class BarrierSlot:
     def is_open(self) -> bool:
         return self._parts.seating.is_reading
 
-    @property
-    def is_quiet(self) -> bool:
-        return True
-
     def counters(self) -> dict[str, int]:
         return self._barriers.counters()
-
-    def exemplars(self) -> dict[str, Exemplar]:
-        return {}
-
-    def held_roots(self) -> list[U64Array]:
-        return []
 
     def validate(self) -> None:
         self._barriers.validate()

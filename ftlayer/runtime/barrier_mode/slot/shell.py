@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import logging
-import mmap
-import os
 import queue
-import stat
-import struct
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -39,7 +29,6 @@ from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import raise_signalled, this_process
 from ftlayer.partitioning.replay import groups_of
 from ftlayer.printable import described, text_of
-from ftlayer.records.ids import U64Array
 from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.barrier_mode.slot.barriers import (
     BeginSnapshot,
@@ -52,7 +41,6 @@ from ftlayer.runtime.barrier_mode.slot.barriers import (
     SnapshotCaptured,
 )
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight
-from ftlayer.runtime.barrier_mode.slot.last_words import LastWords
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.barrier_mode.task.chain_suspects import ChainSuspects
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode, Checkpointed, PendingSnapshot
@@ -66,181 +54,14 @@ from ftlayer.runtime.protocol.messages import (
     SubtaskAcked,
     SubtaskDeclined,
 )
+from ftlayer.runtime.slot.black_box import SlotBox
 from ftlayer.runtime.slot.events import Event, ModeInstruction, SnapshotOver
-from ftlayer.runtime.slot.mode import SlotContext, SlotParts, misplaced
+from ftlayer.runtime.slot.mode import SlotContext, SlotModeShell, SlotParts, misplaced
 from ftlayer.runtime.task.contract import NO_SUSPECTS, Suspects, TaskKey
-from ftlayer.secret_files import is_private
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.opening import open_backend
 
 logger = logging.getLogger(__name__)
-
-
-# What a slot's process has in hand, and how it ends itself: in a file on its host that outlives the process.
-#
-# A page of the file is mapped to memory, so that a note costs a copy of some bytes and no system call, and is there
-# whatever becomes of the process. `LastWords` come behind the page. While its process lives, the file is locked.
-
-
-MAX_STACK = 4_096
-"""Characters that are kept of where the functions were."""
-
-FORGOTTEN_S = 86_400
-"""Boxes of processes that are gone are removed after so long where nobody has read them."""
-
-_PREFIX = "ftlayer-boxes-"
-_SUFFIX = ".box"
-_PAGE = 4_096
-
-_HEAD, _HEAD_AT = struct.Struct("<8sI32s"), 0
-_NOTE, _NOTE_AT = struct.Struct("<II16s"), 64  # whether a record is in hand, its chain's place, its digest
-_EXIT, _EXIT_AT = struct.Struct("<Ii"), 128  # whether the process exits, and its code
-_EXIT_OF_C_AT = 136  # a byte: whether a C library has ended it
-_IN_HAND = struct.Struct("<I")
-_MAGIC = b"ftl box1"
-
-_FATAL = "Fatal Python error: "
-_NO_PLACE = "\nExtension modules:"
-
-
-class BlackBox:
-    """`ftlayer.runtime.barrier_mode.task.chain_suspects.RecordNotes` of one instance of a slot.
-
-    Its methods are for the thread that runs the tasks.
-    """
-
-    def __init__(self, directory: Path, slot: int, instance: str, chains: Sequence[str]) -> None:
-        """Make it in ``directory`` (see `box_directory`), and write last words from now on; raises `OSError`.
-
-        ``chains`` are those whose records are noted; readers have to give the same.
-        """
-        self._directory = directory
-        self._path = directory / f"{instance}{_SUFFIX}"
-        self._places = {chain: place for place, chain in enumerate(chains)}
-        # Locked before it has its name, so that it is never there and not locked.
-        self._file, new = tempfile.mkstemp(dir=directory, prefix="new-")
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX)
-            # A hole that the disk has no room for would end the process at its first note, by SIGBUS.
-            if os.write(self._file, bytes(_PAGE)) < _PAGE:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
-            self._page = mmap.mmap(self._file, _PAGE)
-            _HEAD.pack_into(self._page, _HEAD_AT, _MAGIC, slot, instance.encode())
-            os.rename(new, self._path)
-        except BaseException:
-            os.close(self._file)
-            Path(new).unlink(missing_ok=True)
-            raise
-        self._last_words = LastWords(self._file, self._exits, self._page, _EXIT_OF_C_AT)
-
-    def about_to(self, chain: str, digest: bytes) -> None:
-        _NOTE.pack_into(self._page, _NOTE_AT, 1, self._places[chain], digest)
-
-    def over(self) -> None:
-        _IN_HAND.pack_into(self._page, _NOTE_AT, 0)
-
-    def close(self) -> None:
-        """The instance has come to its end in a way that is known: remove the file."""
-        self._last_words.close()
-        self._path.unlink(missing_ok=True)
-        self._page.close()
-        os.close(self._file)
-        _remove_if_empty(self._directory)
-
-    def _exits(self, code: int) -> None:
-        _EXIT.pack_into(self._page, _EXIT_AT, 1, code)
-
-
-def box_directory(parent: str | None, job: str) -> Path:
-    """Make the directory of one box of a job on this host; raises `OSError`.
-
-    ``parent`` None: the system's directory for temporary files. It is this user's alone, as who can write there has
-    records made dead letters, and its name is new: one that others know they could take.
-    """
-    base = Path(parent or tempfile.gettempdir())
-    base.mkdir(parents=True, exist_ok=True)
-    _sweep(base)
-    return Path(tempfile.mkdtemp(prefix=_name_of(job), dir=base))
-
-
-def deaths_of(parent: str | None, job: str, chains: Sequence[str]) -> tuple[Death, ...]:
-    """Return how processes of a job on this host have ended themselves, and forget it.
-
-    ``parent`` as for `box_directory`. To be called while no box of this process is open.
-    """
-    directories = filter(is_private, Path(parent or tempfile.gettempdir()).glob(f"{_name_of(job)}*"))
-    boxes = [box for directory in directories for box in directory.glob(f"*{_SUFFIX}")]
-    found = [_read_of_black_box(box, chains) for box in sorted(boxes, key=lambda box: box.name)]
-    return tuple(death for death in found if death is not None)
-
-
-def _read_of_black_box(path: Path, chains: Sequence[str]) -> Death | None:
-    """Take the box away, if its process is gone; return how that has ended, None where it did not end itself."""
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None  # another slot was quicker
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.fstat(file).st_nlink:
-            return None
-        path.unlink()
-        _remove_if_empty(path.parent)
-        return _death(os.pread(file, _PAGE, 0), os.pread(file, 4 * MAX_STACK, _PAGE), chains)
-    except (BlockingIOError, PermissionError):
-        return None  # its process lives
-    finally:
-        os.close(file)
-
-
-def _death(page: bytes, words: bytes, chains: Sequence[str]) -> Death | None:
-    if len(page) < _PAGE:
-        return None
-    magic, slot, instance = _HEAD.unpack_from(page, _HEAD_AT)
-    in_hand, place, digest = _NOTE.unpack_from(page, _NOTE_AT)
-    exited, code = _EXIT.unpack_from(page, _EXIT_AT)
-    text = words.decode("utf-8", "replace")
-    first, _, rest = text.removeprefix(_FATAL).partition("\n")
-    if magic != _MAGIC:
-        return None
-    if text.startswith(_FATAL):
-        cause = first.strip()
-    elif exited:
-        cause = f"it called os._exit({code})"
-    elif page[_EXIT_OF_C_AT]:
-        cause = "a C library called exit()"
-    else:
-        return None
-    stack = rest.partition(_NO_PLACE)[0].strip()[:MAX_STACK]
-    name = instance.rstrip(b"\0").decode("ascii", "replace")
-    if not in_hand or place >= len(chains):
-        return Death(name, slot, cause, stack=stack)
-    return Death(name, slot, cause, chains[place], digest, stack)
-
-
-def _name_of(job: str) -> str:
-    return f"{_PREFIX}{blake2b(job.encode(), digest_size=8).hexdigest()}-"
-
-
-def _sweep(base: Path) -> None:
-    forgotten = time.time() - FORGOTTEN_S
-    for directory in filter(is_private, base.glob(f"{_PREFIX}*")):
-        with contextlib.suppress(OSError):
-            for path in directory.iterdir():
-                with contextlib.suppress(OSError):
-                    status = path.lstat()
-                    if stat.S_ISREG(status.st_mode) and status.st_mtime <= forgotten:
-                        _read_of_black_box(path, ())
-            if directory.lstat().st_mtime <= forgotten:
-                directory.rmdir()  # its process was killed before it had a box
-
-
-def _remove_if_empty(path: Path) -> None:
-    try:
-        path.rmdir()
-    except OSError:
-        # Others have theirs in it, or it is gone.
-        return
 
 
 # The asynchronous part of a slot's snapshots: a thread that writes them, and says so when they are durable.
@@ -473,64 +294,22 @@ class Suspecting:
 
     def __init__(self, slot: SlotContext, directory: str | None) -> None:
         """``directory`` is for local files; None: the system's for temporary ones."""
-        self._slot = slot
-        self._directory = directory
-        self._chains = tuple(
-            vertex.uid for vertex in slot.order.graph.vertices if vertex.failures is not None
+        graph = slot.order.graph
+        self.box = SlotBox(
+            slot, directory, [vertex.uid for vertex in graph.vertices if vertex.failures is not None]
         )
-        self._box: BlackBox | None = None
         self._armed = False
         self._convictions: tuple[Conviction, ...] = ()
 
-    def deaths(self) -> tuple[Death, ...]:
-        """Return how processes of the job on this host have ended themselves, as far as nobody has asked yet."""
-        if not self._chains:
-            return ()
-        try:
-            return deaths_of(self._directory, self._slot.order.job, self._chains)
-        except OSError as error:
-            logger.warning("slot %d: how others have ended cannot be read: %s", self._slot.order.slot, error)
-            return ()
-
     def begin(self, deploy: Deploy) -> None:
-        """The tasks begin: from now on the process writes down how it ends itself."""
-        if not self._chains:
-            return
-        order = self._slot.order
         self._convictions = deploy.convictions
-        try:
-            directory = box_directory(self._directory, order.job)
-            self._box = BlackBox(directory, order.slot, self._slot.instance, self._chains)
-        except OSError as error:
-            logger.warning(
-                "slot %d: a record that ends its process would not be found, since nothing can be kept of it: %s",
-                order.slot,
-                error,
-            )
-            return
-        self._armed = deploy.armed
+        self._armed = self.box.open() and deploy.armed
 
     def of(self, uid: str) -> Suspects:
         """Return the suspects of a chain in this slot; behind `begin`."""
-        if uid not in self._chains:
+        if uid not in self.box.chains:
             return NO_SUSPECTS
-        if self._box is None:
-            return ChainSuspects(uid, armed=False, convictions=self._convictions, notes=_NoNotes())
-        return ChainSuspects(uid, armed=self._armed, convictions=self._convictions, notes=self._box)
-
-    def end(self) -> None:
-        """The tasks run no more: what becomes of the process now is no record's doing."""
-        if self._box is not None:
-            self._box.close()
-            self._box = None
-
-
-class _NoNotes:
-    def about_to(self, chain: str, digest: bytes) -> None:
-        """No process would read it."""
-
-    def over(self) -> None:
-        """Nothing was noted."""
+        return ChainSuspects(uid, armed=self._armed, convictions=self._convictions, notes=self.box.notes)
 
 
 @dataclass(frozen=True)
@@ -548,16 +327,12 @@ class _Opened:
     checkpointed: Mapping[TaskKey, Checkpointed]
 
 
-class BarrierSlotShell:
-    """`ftlayer.runtime.slot.mode.SlotModeShell` of a job with checkpoints.
+class BarrierSlotShell(SlotModeShell):
+    """Of a job with checkpoints.
 
     Attributes:
         snapshots: writes them; None before there are tasks.
     """
-
-    touch_timeout_ms = None
-    tracer = None
-    """See `SlotModeShell.tracer`: no record has a root."""
 
     def __init__(self, plan: CheckpointPlan, slot: SlotContext) -> None:
         self.snapshots: SnapshotRunner | None = None
@@ -632,11 +407,8 @@ class BarrierSlotShell:
             case _:
                 raise misplaced(instruction)
 
-    def touch(self, roots: list[U64Array]) -> None:
-        """See `SlotModeShell.touch`: no record has roots."""
-
     def deaths(self) -> tuple[Death, ...]:
-        return self._suspecting.deaths()
+        return self._suspecting.box.deaths()
 
     def damaged(self, error: BaseException) -> int:
         if self._restored is None or not isinstance(error, CheckpointDamagedError):
@@ -645,15 +417,12 @@ class BarrierSlotShell:
 
     def end(self, *, over: bool, stands: int) -> None:
         """See `SlotModeShell.end`: give up what is being written, and what no checkpoint can hold."""
-        self._suspecting.end()
+        self._suspecting.box.close()
         if self._opened is None or self.snapshots is None:
             return
         self.snapshots.close(over=over)
         for key, task in self._opened.checkpointed.items():
             task.discard(stands, self.snapshots.latest_acked(key))
-
-    def close(self) -> None:
-        """See `SlotModeShell.close`: `end` has closed everything."""
 
     def _is_interrupted(self) -> bool:
         rules = self._rules

@@ -7,31 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from ftlayer.functions.conversion import VALUES, records_in_form
 from ftlayer.records.ipc import may_share, row_alone
 from ftlayer.runtime.protocol.messages import Conviction
+from ftlayer.runtime.task.contract import DIGEST_BYTES, RecordNotes, Suspects
 
 CHECKPOINTS_ARMED = 2
 """Rows are noted until so many checkpoints are complete: all that was on its way at the loss has passed by then."""
 
-DIGEST_BYTES = 16
 
-
-class RecordNotes(Protocol):
-    """Where a process notes the one record that it has in hand, so that the note outlives it."""
-
-    def about_to(self, chain: str, digest: bytes) -> None:
-        """This one is next."""
-
-    def over(self) -> None:
-        """None is."""
-
-
-class ChainSuspects:
+class ChainSuspects(Suspects):
     def __init__(
         self, chain: str, *, armed: bool, convictions: Iterable[Conviction], notes: RecordNotes
     ) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
@@ -53,7 +53,6 @@ from ftlayer.runtime.protocol.elements import (
     EndOfStream,
     Idle,
     LatencyMarker,
-    RecordIds,
     Watermark,
 )
 from ftlayer.runtime.protocol.messages import EndTasks
@@ -73,7 +72,7 @@ from ftlayer.runtime.task.actions import (
 from ftlayer.runtime.task.chain_plan import ChainPlan, RowsAlone
 from ftlayer.runtime.task.chain_rows import NO_FAILURES, FailureCounts
 from ftlayer.runtime.task.chain_task import ChainTask
-from ftlayer.runtime.task.contract import ReplayTask, SinkBody, Suspects, Task, TaskKey
+from ftlayer.runtime.task.contract import ChainCompanion, ReplayTask, SinkBody, Suspects, Task, TaskKey
 from ftlayer.runtime.task.emitter import Emitter, SinkLatencies, SourceMarkers
 from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.runtime.task.iteration import HeadTask
@@ -83,7 +82,6 @@ from ftlayer.runtime.task.pipeline import (
     Outlet,
     Passed,
     Routed,
-    Rows,
     SinkOutlet,
 )
 from ftlayer.runtime.task.routes import key_schemas
@@ -92,6 +90,7 @@ from ftlayer.state.heap import HeapBackend
 from ftlayer.state.snapshots.serializer import unpack
 from ftlayer.topology.job_graph import LETTERS, JobGraph, rules_of_operator, stream_name
 from ftlayer.topology.operators import CoProcess, Join, Operator, Sink, Source, WriterSink
+from ftlayer.vertex.calls import Attempt
 
 
 class PendingSnapshot(Protocol):
@@ -210,8 +209,8 @@ LOOK_MS = 2
 """How often a task whose state is too much for memory looks whether there is room again."""
 
 
-class BarrierCompanion:
-    """`ftlayer.runtime.task.contract.ChainCompanion` of barrier mode.
+class BarrierCompanion(ChainCompanion):
+    """Of barrier mode.
 
     Attributes:
         backend: the chain's state; None: it keeps none.
@@ -237,10 +236,6 @@ class BarrierCompanion:
         """Close the backend behind the snapshots that are being written."""
         if self.backend is not None:
             self.backend.close()
-
-    def reports(self) -> list[Action]:
-        """Return nothing: the first failure was raised, and what was settled has no use."""
-        return []
 
     def loop_ended(self) -> list[Action]:
         """Tell the coordinator: the job's last checkpoint waits for it, as for the end of a source's data.
@@ -394,8 +389,8 @@ class ChainSnapshot:
             self._frozen.release()
 
 
-class RowsToSink:
-    """`WayOut` of such a chain, and its `ftlayer.runtime.task.pipeline.Outlet`.
+class RowsToSink(Outlet):
+    """`WayOut` of such a chain, and its outlet.
 
     A row that a function refuses fails at once; a two-phase writer refuses rows when it writes them for a checkpoint,
     and gives its letters by itself.
@@ -404,6 +399,7 @@ class RowsToSink:
         latencies: how old records are when the sink has been given them.
     """
 
+    due_ms: int | None = None
     waiting = False
     held = NO_ROOTS
 
@@ -435,12 +431,6 @@ class RowsToSink:
         self._attempts.ended(given, self._sink.write(given.payload, now.mono_ms).failures, now)
         return []
 
-    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
-        raise NotImplementedError
-
-    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
-        raise NotImplementedError
-
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
         return [*self._emitter.mark(mark)]
 
@@ -448,18 +438,8 @@ class RowsToSink:
         self.latencies.came(marker, now)
         return []
 
-    def accepted(self, ticket: int) -> list[Action]:
-        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
-
-    def flush(self, now: Now, *, force: bool) -> None:
-        """Nothing waits: what a sink gathers is in its committables."""
-
     def close(self) -> None:
         self._sink.close()
-
-    @property
-    def due_ms(self) -> int | None:
-        return None
 
 
 _ORIGIN_BYTES = 8
@@ -493,7 +473,7 @@ def shown(letter: ChainLetter, job: str) -> DeadLetter:
         attempts=last.number,
         first_failed_at=_time(letter.first_failed_ms),
         died_at=_time(letter.died_ms),
-        origin=int.from_bytes(letter.letter[:_ORIGIN_BYTES]),
+        origin=letter.letter[:_ORIGIN_BYTES].hex(),
     )
 
 
@@ -667,9 +647,7 @@ class CheckpointedSourceTask:
     def _bury(self, row: pa.RecordBatch, failure: RowFailure, now: Now) -> list[Action]:
         """Make a letter of a row that cannot be sent; there is a policy."""
         assert self._letters is not None
-        attempt = FailedAttempt(
-            1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback
-        )
+        attempt = Attempt(1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback)
         self._letters.add(
             ChainLetter(
                 secrets.token_bytes(LETTER_BYTES),

@@ -18,23 +18,7 @@ from ftlayer.errors import (
 from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.store.rows import pack, unpack
 from ftlayer.transport.codec import Codec, plain_codec
-from ftlayer.vertex.calls import (
-    ORDER_EXPIRES_MS,
-    Announced,
-    AnnouncedJob,
-    AnnounceJob,
-    AskJob,
-    CheckpointDetails,
-    GetJob,
-    Hour,
-    Incident,
-    JobDetails,
-    JobList,
-    JobOrder,
-    OrderAnswer,
-    OrderRecord,
-    OrderState,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.audit import JobHours
 
@@ -128,31 +112,31 @@ def _after(prefix: bytes) -> bytes:
 KEEP_INCIDENTS = 200
 
 _JOB_FORMAT = 1
-_DETAILS = plain_codec(JobDetails)
-_INCIDENT = plain_codec(Incident)
-_CHECKPOINT = plain_codec(CheckpointDetails)
-_ORDER = plain_codec(JobOrder)
-_ANSWER = plain_codec(OrderAnswer)
+_DETAILS = plain_codec(calls.JobDetails)
+_INCIDENT = plain_codec(calls.Incident)
+_CHECKPOINT = plain_codec(calls.CheckpointDetails)
+_ORDER = plain_codec(calls.JobOrder)
+_ANSWER = plain_codec(calls.OrderAnswer)
 
 
 @dataclass(slots=True)
 class OrderEntry:
     """An order and what has become of it. ``asked_ms`` is by the board's clock."""
 
-    order: JobOrder
-    answer: OrderAnswer
+    order: calls.JobOrder
+    answer: calls.OrderAnswer
     asked_ms: int
 
     @property
     def ended(self) -> bool:
         return self.answer.state.is_final
 
-    def end(self, state: OrderState, text: str, now_ms: int) -> None:
-        self.answer = OrderAnswer(self.order.id, state, text, now_ms)
+    def end(self, state: calls.OrderState, text: str, now_ms: int) -> None:
+        self.answer = calls.OrderAnswer(self.order.id, state, text, now_ms)
 
     @property
-    def record(self) -> OrderRecord:
-        return OrderRecord(self.order, self.answer)
+    def record(self) -> calls.OrderRecord:
+        return calls.OrderRecord(self.order, self.answer)
 
 
 @dataclass(slots=True)
@@ -168,25 +152,25 @@ class JobEntry:
         checkpoints: keys of those that have ended, by the time of their end.
     """
 
-    details: JobDetails
+    details: calls.JobDetails
     is_whole: bool
     is_stored: bool
     heard_ms: int
     written_ms: int
-    incidents: tuple[Incident, ...] = ()
+    incidents: tuple[calls.Incident, ...] = ()
     former: tuple[str, ...] = ()
     known: int = 0
     orders: dict[str, OrderEntry] = field(default_factory=dict)
     checkpoints: list[bytes] = field(default_factory=list)
 
-    def add_incidents(self, new: tuple[Incident, ...]) -> None:
+    def add_incidents(self, new: tuple[calls.Incident, ...]) -> None:
         """Keep the last incidents of all runs, each once, oldest first."""
         if not set(new) <= set(self.incidents):
             merged = dict.fromkeys((*self.incidents, *new))
             self.incidents = tuple(sorted(merged, key=lambda incident: incident.at_ms))[-KEEP_INCIDENTS:]
 
 
-def listed(details: JobDetails) -> JobDetails:
+def listed(details: calls.JobDetails) -> calls.JobDetails:
     """Return a job as `ListJobs` shows it."""
     return replace(details, plan=None, checkpoints=(), batches=(), histograms={})
 
@@ -194,7 +178,7 @@ def listed(details: JobDetails) -> JobDetails:
 # ---------------------------------------------------------------- as they are stored
 
 
-def job_values(job: JobEntry, details: JobDetails) -> list[Any]:
+def job_values(job: JobEntry, details: calls.JobDetails) -> list[Any]:
     incidents = [_INCIDENT.pack(incident) for incident in job.incidents]
     return [_JOB_FORMAT, _DETAILS.pack(details), incidents, job.heard_ms, job.former, job.known]
 
@@ -220,9 +204,9 @@ def read_job(owner: str, values: list[Any]) -> JobEntry:
         raise StoreDamagedError(f"{what} of the store cannot be read: {error}") from error
 
 
-def read_details(owner: str, values: list[Any]) -> JobDetails:
+def read_details(owner: str, values: list[Any]) -> calls.JobDetails:
     """Return the details of a job, all of them, from what is stored. Raises `StoreDamagedError`."""
-    details: JobDetails = _unpacked(_DETAILS, values[1], f"job {owner!r}")
+    details: calls.JobDetails = _unpacked(_DETAILS, values[1], f"job {owner!r}")
     return details
 
 
@@ -240,13 +224,13 @@ def read_order(owner: str, values: list[Any]) -> OrderEntry:
         raise StoreDamagedError(f"{what} of the store cannot be read: {error}") from error
 
 
-def checkpoint_values(checkpoint: CheckpointDetails) -> list[Any]:
+def checkpoint_values(checkpoint: calls.CheckpointDetails) -> list[Any]:
     return [_CHECKPOINT.pack(checkpoint)]
 
 
-def read_checkpoint(owner: str, values: list[Any]) -> CheckpointDetails:
+def read_checkpoint(owner: str, values: list[Any]) -> calls.CheckpointDetails:
     """Return a checkpoint from what is stored. Raises `StoreDamagedError`."""
-    checkpoint: CheckpointDetails = _unpacked(_CHECKPOINT, values[0], f"a checkpoint of job {owner!r}")
+    checkpoint: calls.CheckpointDetails = _unpacked(_CHECKPOINT, values[0], f"a checkpoint of job {owner!r}")
     return checkpoint
 
 
@@ -288,7 +272,9 @@ class BoardOrders:
         """A job is not known any more."""
         self._asked.pop(owner, None)
 
-    def known(self, txn: WriteTransaction, job: JobEntry, order: JobOrder, now: Now) -> OrderRecord | None:
+    def known(
+        self, txn: WriteTransaction, job: JobEntry, order: calls.JobOrder, now: Now
+    ) -> calls.OrderRecord | None:
         """Return what has become of an order, None for a new one. `ProtocolError` for an id that another one has."""
         entry = job.orders.get(order.id)
         if entry is None:
@@ -298,7 +284,7 @@ class BoardOrders:
         self._expire(txn, job, now)
         return entry.record
 
-    def ask(self, txn: WriteTransaction, job: JobEntry, order: JobOrder, now: Now) -> OrderRecord:
+    def ask(self, txn: WriteTransaction, job: JobEntry, order: calls.JobOrder, now: Now) -> calls.OrderRecord:
         """Take a new order to a job.
 
         Raises `UnknownJobError` for a job that has ended, `ProtocolError` for one with `MAX_ORDERS` younger than
@@ -309,17 +295,19 @@ class BoardOrders:
                 f"job {order.owner!r} has ended ({job.details.state}): nothing can be asked of it"
             )
         self._make_room(txn, job, now)
-        entry = OrderEntry(order, OrderAnswer(order.id, OrderState.WAITING, "", now.wall_ms), now.wall_ms)
+        entry = OrderEntry(
+            order, calls.OrderAnswer(order.id, calls.OrderState.WAITING, "", now.wall_ms), now.wall_ms
+        )
         if order.run != job.details.run:
             text = f"it is for run {order.run}, and run {job.details.run} is what {order.owner!r} is now"
-            entry.end(OrderState.REFUSED, text, now.wall_ms)
+            entry.end(calls.OrderState.REFUSED, text, now.wall_ms)
         job.orders[order.id] = entry
         self._asked[order.owner] = job
         self._write(txn, job, entry, now)
         return entry.record
 
     def take_answers(
-        self, txn: WriteTransaction, job: JobEntry, answers: tuple[OrderAnswer, ...], now: Now
+        self, txn: WriteTransaction, job: JobEntry, answers: tuple[calls.OrderAnswer, ...], now: Now
     ) -> None:
         """Take what a run says of its orders; those that have come to their end stay as they are."""
         self._expire(txn, job, now)
@@ -330,7 +318,7 @@ class BoardOrders:
             entry.answer = answer
             self._write(txn, job, entry, now)
 
-    def under_way(self, txn: WriteTransaction, job: JobEntry, now: Now) -> tuple[JobOrder, ...]:
+    def under_way(self, txn: WriteTransaction, job: JobEntry, now: Now) -> tuple[calls.JobOrder, ...]:
         """Return the orders of a job that have not come to their end."""
         self._expire(txn, job, now)
         return tuple(entry.order for entry in job.orders.values() if not entry.ended)
@@ -338,11 +326,11 @@ class BoardOrders:
     def end_run(self, txn: WriteTransaction, job: JobEntry, now: Now) -> None:
         """Bring all orders of a job to their end, since another run takes its place."""
         for entry in job.orders.values():
-            if entry.answer.state is OrderState.WAITING:
-                entry.end(OrderState.EXPIRED, _NOT_TAKEN.format(entry.order.run), now.wall_ms)
+            if entry.answer.state is calls.OrderState.WAITING:
+                entry.end(calls.OrderState.EXPIRED, _NOT_TAKEN.format(entry.order.run), now.wall_ms)
                 self._write(txn, job, entry, now)
-            elif entry.answer.state is OrderState.TAKEN:
-                entry.end(OrderState.FAILED, _UNKNOWN.format(entry.order.run), now.wall_ms)
+            elif entry.answer.state is calls.OrderState.TAKEN:
+                entry.end(calls.OrderState.FAILED, _UNKNOWN.format(entry.order.run), now.wall_ms)
                 self._write(txn, job, entry, now)
 
     def tick(self, txn: WriteTransaction, now: Now) -> None:
@@ -367,24 +355,26 @@ class BoardOrders:
         for entry in job.orders.values():
             if entry.ended or now.wall_ms < self._deadline_ms(job, entry):
                 continue
-            if entry.answer.state is OrderState.TAKEN:
-                entry.end(OrderState.FAILED, _UNKNOWN.format(entry.order.run), now.wall_ms)
+            if entry.answer.state is calls.OrderState.TAKEN:
+                entry.end(calls.OrderState.FAILED, _UNKNOWN.format(entry.order.run), now.wall_ms)
             elif job.details.final:
-                entry.end(OrderState.EXPIRED, _NOT_TAKEN.format(entry.order.run), now.wall_ms)
+                entry.end(calls.OrderState.EXPIRED, _NOT_TAKEN.format(entry.order.run), now.wall_ms)
             else:
-                seconds = ORDER_EXPIRES_MS // 1_000
-                entry.end(OrderState.EXPIRED, f"its run has not taken it within {seconds} s", now.wall_ms)
+                seconds = calls.ORDER_EXPIRES_MS // 1_000
+                entry.end(
+                    calls.OrderState.EXPIRED, f"its run has not taken it within {seconds} s", now.wall_ms
+                )
             self._write(txn, job, entry, now)
         if all(entry.ended for entry in job.orders.values()):
             self._asked.pop(job.details.owner, None)
 
     def _deadline_ms(self, job: JobEntry, entry: OrderEntry) -> int:
         since_ms = max(entry.asked_ms, self._started_ms)
-        if entry.answer.state is OrderState.WAITING:
-            return job.heard_ms if job.details.final else since_ms + ORDER_EXPIRES_MS
+        if entry.answer.state is calls.OrderState.WAITING:
+            return job.heard_ms if job.details.final else since_ms + calls.ORDER_EXPIRES_MS
         if not job.details.final:
             return _NEVER_MS  # a savepoint may take an hour, and its driver be away for some of it
-        return max(since_ms, job.heard_ms) + ORDER_EXPIRES_MS
+        return max(since_ms, job.heard_ms) + calls.ORDER_EXPIRES_MS
 
     def _make_room(self, txn: WriteTransaction, job: JobEntry, now: Now) -> None:
         """Forget the oldest order that has ended, if there are too many for one more."""
@@ -406,9 +396,9 @@ class BoardOrders:
             return
         order, answer = entry.order, entry.answer
         put_order(txn, order.owner, order.id, order_values(entry))
-        if answer.state is OrderState.TAKEN:
+        if answer.state is calls.OrderState.TAKEN:
             return
-        state = "asked" if answer.state is OrderState.WAITING else str(answer.state)
+        state = "asked" if answer.state is calls.OrderState.WAITING else str(answer.state)
         audit.note(
             txn,
             now,
@@ -460,7 +450,9 @@ class Board:
         for job in self._jobs.values():
             self._orders.recover(job)
 
-    def announce(self, txn: WriteTransaction, call: AnnounceJob, owner_run: str, now: Now) -> Announced:
+    def announce(
+        self, txn: WriteTransaction, call: calls.AnnounceJob, owner_run: str, now: Now
+    ) -> calls.Announced:
         """Take an announcement; ``owner_run`` is the run that the job belongs to, "" where that is not known.
 
         What comes behind the last word of its run was said before it, and changes nothing. Raises `StaleOwnerError` for
@@ -472,7 +464,7 @@ class Board:
         if job is None or job.details.run != details.run:
             job = self._begin_run(txn, details, job, now)
         elif job.details.final and not details.final:
-            return Announced((), job.known, False)
+            return calls.Announced((), job.known, False)
         changed = job.written_ms < 0 or (job.details.state, job.details.final) != (
             details.state,
             details.final,
@@ -489,9 +481,10 @@ class Board:
         self._keep_checkpoints(txn, job, ended)
         if changed or (now.wall_ms - job.written_ms >= WRITE_EVERY_MS and self._has_room()):
             self._write(txn, job, now)
-        return Announced(self._orders.under_way(txn, job, now), job.known, plan is None)
+        return calls.Announced(self._orders.under_way(txn, job, now), job.known, plan is None)
 
-    def ask(self, txn: WriteTransaction, call: AskJob, now: Now) -> OrderRecord:
+    @calls.handles(calls.AskJob)
+    def ask(self, txn: WriteTransaction, call: calls.AskJob, now: Now) -> calls.OrderRecord:
         """Take an order, or say what has become of it.
 
         Raises `UnknownJobError` unless its job is alive, `ProtocolError` for an id that another order has, and where
@@ -501,11 +494,12 @@ class Board:
         job = self._of(order.owner)
         return self._orders.known(txn, job, order, now) or self._orders.ask(txn, job, order, now)
 
-    def jobs(self, now: Now) -> JobList:
+    def jobs(self, now: Now) -> calls.JobList:
         latest_first = sorted(self._jobs.values(), key=lambda job: job.details.since_ms, reverse=True)
-        return JobList(tuple(self._announced(job, listed(job.details), now) for job in latest_first))
+        return calls.JobList(tuple(self._announced(job, listed(job.details), now) for job in latest_first))
 
-    def job(self, txn: ReadTransaction, call: GetJob, now: Now) -> AnnouncedJob:
+    @calls.handles(calls.GetJob)
+    def job(self, txn: ReadTransaction, call: calls.GetJob, now: Now) -> calls.AnnouncedJob:
         """Return one job; `UnknownJobError` where none of that owner is known."""
         job = self._of(call.owner)
         details = job.details if job.is_whole else self._stored_details(txn, call.owner)
@@ -517,7 +511,7 @@ class Board:
         orders = tuple(order.record for order in job.orders.values())
         return replace(announced, orders=orders[-SHOWN_ORDERS:])
 
-    def hour(self, owner: str, now: Now) -> Hour:
+    def hour(self, owner: str, now: Now) -> calls.Hour:
         """Return a job's last hour; `UnknownJobError` where none of that owner is known."""
         self._of(owner)
         return self._hours.hour(owner, now)
@@ -537,7 +531,7 @@ class Board:
 
     # ------------------------------------------------------------ runs
 
-    def _check_run(self, details: JobDetails, job: JobEntry | None, owner_run: str) -> None:
+    def _check_run(self, details: calls.JobDetails, job: JobEntry | None, owner_run: str) -> None:
         follower = ""
         if owner_run not in ("", details.run):
             follower = owner_run
@@ -550,7 +544,7 @@ class Board:
             )
 
     def _begin_run(
-        self, txn: WriteTransaction, details: JobDetails, before: JobEntry | None, now: Now
+        self, txn: WriteTransaction, details: calls.JobDetails, before: JobEntry | None, now: Now
     ) -> JobEntry:
         """Take a new run; orders to the one before have come to their end."""
         if before is None:
@@ -565,7 +559,9 @@ class Board:
 
     # ------------------------------------------------------------ what is kept
 
-    def _keep_checkpoints(self, txn: WriteTransaction, job: JobEntry, ended: list[CheckpointDetails]) -> None:
+    def _keep_checkpoints(
+        self, txn: WriteTransaction, job: JobEntry, ended: list[calls.CheckpointDetails]
+    ) -> None:
         """Store checkpoints that have ended; without room they stay unknown, and are announced again."""
         new = [point for point in ended if point.number > job.known]
         if not new or not self._has_room():
@@ -618,11 +614,11 @@ class Board:
         since_ms = max(job.heard_ms, self._started_ms)
         return not job.details.final and now.wall_ms - since_ms >= SILENT_MS
 
-    def _announced(self, job: JobEntry, details: JobDetails, now: Now) -> AnnouncedJob:
+    def _announced(self, job: JobEntry, details: calls.JobDetails, now: Now) -> calls.AnnouncedJob:
         heard_ago_ms = max(now.wall_ms - job.heard_ms, 0)
-        return AnnouncedJob(details, heard_ago_ms, self._is_silent(job, now), job.incidents)
+        return calls.AnnouncedJob(details, heard_ago_ms, self._is_silent(job, now), job.incidents)
 
-    def _stored_details(self, txn: ReadTransaction, owner: str) -> JobDetails:
+    def _stored_details(self, txn: ReadTransaction, owner: str) -> calls.JobDetails:
         values = get_job(txn, owner)
         if values is None:
             raise StoreDamagedError(f"the store lacks job {owner!r}, which it had")

@@ -44,7 +44,7 @@ from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.job_graph_generator import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex.calls import Records
-from ftlayer.vertex.calls.event_ids import check_event_ids
+from ftlayer.vertex.calls.common import check_event_ids
 
 SCHEMA = pa.schema([("n", pa.int64())])
 OPTIONS = TopologyOptions(batch_rows=4, replay_poll_ms=50)

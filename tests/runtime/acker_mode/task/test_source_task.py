@@ -33,7 +33,7 @@ from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.job_graph_generator import OpFTLayerBuilder
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex.calls import SourcePosition
-from ftlayer.vertex.calls.event_ids import check_event_ids
+from ftlayer.vertex.calls.common import check_event_ids
 
 NOW = Now(0, 0)
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -10,14 +10,10 @@ from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    InputPartition,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, WriterCommitMessage
 
 from ftlayer.clock import Now
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 
 ID = pa.schema([("id", pa.int64())])
 KEY = b"k" * 32

@@ -64,7 +64,7 @@ class World:
     def start_driver(self, parallelism: int) -> None:
         self.parallelism = parallelism
         self.reader = Reader(self.outside)
-        source = Source("src", ReaderSource(self.reader), ID, restart=FixedDelay(attempts=1, delay=1))
+        source = Source("src", ReaderSource(self.reader), ID, restart=FixedDelay(attempts=1, delay="1ms"))
         # A copy of the writer for each subtask, as slots have them: those of a driver that is gone write no more.
         sink = Sink("out", WriterSink(Table(self.outside), 1, 1), ID)
         self.graph = JobGraph(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +15,7 @@ import pytest
 from rules_client import RulesClient
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters, stored_letters
@@ -47,13 +47,15 @@ from ftlayer.state.snapshots.serializer import Serializer
 from ftlayer.topology.job_graph import LETTERS, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex import calls
+from ftlayer.vertex.calls import Attempt
 
-WAIT_S = 600
+WAIT_S = 120
 
 
 @pytest.fixture(autouse=True)
 def _asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readmission, "ASK_EVERY_MS", 20)
+    monkeypatch.setattr(readmission, "ORDERS_EVERY_MS", 20)
 
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
@@ -79,7 +81,7 @@ def letter(number: int, chain: str = "count", checkpoint: int = 1, **more: Any) 
         "key": b"",
         "payload": as_stream(row(number)).to_pybytes(),
         "event_time_ms": None,
-        "attempts": (FailedAttempt(3, 5, "ValueError: no", "count", "slot 0", "Traceback"),),
+        "attempts": (Attempt(3, 5, "ValueError: no", "count", "slot 0", "Traceback"),),
         "first_failed_ms": 4,
         "died_ms": 5,
     }
@@ -169,7 +171,7 @@ def places(directory: Path, vertex: Any = None, checkpoints: tuple[str, ...] = (
     """Return where a job's letters go."""
     config = CheckpointConfig(directory=str(directory))
     found = open_letters(config, "job", KEY_BYTES, checkpoints)
-    return LetterPlaces(found.files, found.found, vertex)
+    return replace(found, vertex=vertex)
 
 
 def in_files(directory: Path) -> dict[str, list[int]]:
@@ -367,6 +369,135 @@ def test_what_checkpoints_hold_is_confirmed_at_the_end_too(tmp_path: Path) -> No
     driver.complete(2, readmitted=(letter(1).letter,))
     driver.close()
     assert vertex.call(calls.Stats()).values["waiting"] == 0
+
+
+# ---------------------------------------------------------------- back, without a vertex
+
+
+def sent(driver: Driver) -> list[int]:
+    """Return the numbers of the letters that went to subtasks."""
+    return sorted(int.from_bytes(each.letter, "big") for _, said in driver.told for each in said.letters)
+
+
+def numbered(names: Iterable[bytes]) -> list[int]:
+    return sorted(int.from_bytes(name, "big") for name in names)
+
+
+def test_letters_that_are_ordered_beside_their_files_go_back_edited_or_not(tmp_path: Path) -> None:
+    driver = Driver(places(tmp_path))
+    driver.complete(1, *(letter(number) for number in range(1, 5)))
+    driver.until(lambda: driver.letters.unsent == 0)
+    stored = StoredLetters(str(tmp_path), "job", KEY_BYTES)
+    driver.letters.running()
+    assert numbered(stored.requeue({letter(1).letter: None, letter(9).letter: None})) == [1]
+    assert numbered(stored.requeue({letter(2).letter: EDITED, letter(1).letter: None})) == [2]
+    assert in_files(tmp_path) == {"run-1": [3, 4]}
+    # They are nobody's to purge now.
+    assert numbered(stored.purge([letter(1).letter, letter(4).letter])) == [4]
+    driver.until(lambda: sent(driver) == [1, 2])
+    (edited,) = [each for _, said in driver.told for each in said.letters if each.letter == letter(2).letter]
+    assert (edited.payload, edited.key) == (EDITED, b"")
+    driver.complete(2, readmitted=(letter(1).letter, letter(2).letter))
+    driver.until(lambda: not stored.order_names())
+    assert (in_files(tmp_path), sent(driver)) == ({"run-1": [3]}, [1, 2])
+    driver.close()
+
+
+def test_an_ordered_letter_that_cannot_go_back_is_dead_again_with_the_reason(tmp_path: Path) -> None:
+    driver = Driver(places(tmp_path))
+    driver.complete(1, letter(1, "gone"), letter(2, "gone"))
+    driver.until(lambda: driver.letters.unsent == 0)
+    driver.letters.running()
+    stored = StoredLetters(str(tmp_path), "job", KEY_BYTES)
+    stored.requeue({letter(1).letter: EDITED})
+    driver.until(lambda: not stored.order_names())
+    one, two = sorted((each for _, each in stored.letters()), key=lambda each: each.letter)
+    assert [attempt.reason[:30] for attempt in one.attempts] == [
+        "ValueError: no",
+        "the job has no operator 'gone'",
+    ]
+    assert (one.payload, two) == (EDITED, letter(2, "gone"))
+    driver.close()
+
+
+class KilledError(BaseException):
+    """The driver dies here."""
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_an_order_is_carried_out_once_wherever_the_driver_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Letter 2 is in two files. What was sent counts once a checkpoint holds it; before that it is sent again."""
+    first = Driver(places(tmp_path))
+    first.complete(1, letter(1), letter(2), letter(3))
+    first.until(lambda: first.letters.unsent == 0)
+    first.complete(2, letter(2, checkpoint=2))
+    first.until(lambda: first.letters.unsent == 0)
+    first.close()
+    stored = StoredLetters(str(tmp_path), "job", KEY_BYTES)
+    stored.requeue({letter(1).letter: None, letter(2).letter: None})
+    held: Checkpoint | None = None
+    steps = 0
+    died = threading.Event()
+
+    def dies(name: str) -> None:
+        real = getattr(LocalFiles, name)
+
+        def step(self: LocalFiles, *arguments: Any) -> Any:
+            nonlocal steps
+            if "let" in threading.current_thread().name:
+                steps += 1
+                if steps == at + 1 or died.is_set():
+                    died.set()
+                    raise CheckpointStorageError("the driver is dead")
+            return real(self, *arguments)
+
+        monkeypatch.setattr(LocalFiles, name, step)
+
+    with monkeypatch.context() as monkeypatch:
+        for name in ("publish", "delete", "walk", "read"):
+            dies(name)
+        driver = Driver(places(tmp_path), run="second")
+        driver.letters.running()
+        driver.until(lambda: died.is_set() or sent(driver) == [1, 2])
+        if not died.is_set() or sent(driver):
+            held = driver.complete(1, readmitted=(letter(1).letter, letter(2).letter))
+            driver.until(lambda: died.is_set() or not stored.order_names())
+    last = Driver(places(tmp_path), run="last")
+    if held is not None:
+        last.letters.stands(held, [held])
+    last.letters.running()
+    if held is None:
+        last.until(lambda: sent(last) == [1, 2])
+        last.complete(9, readmitted=(letter(1).letter, letter(2).letter))
+    last.until(lambda: not stored.order_names())
+    assert [numbers for numbers in in_files(tmp_path).values() if numbers] == [[3]]
+    assert sent(last) == ([] if held is not None else [1, 2])
+    last.close()
+
+
+def test_with_a_vertex_orders_of_before_are_carried_out_first_and_no_letter_is_twice(tmp_path: Path) -> None:
+    first = Driver(places(tmp_path))
+    first.complete(1, letter(1), letter(2, "gone"), letter(3))
+    first.until(lambda: first.letters.unsent == 0)
+    first.close()
+    stored = StoredLetters(str(tmp_path), "job", KEY_BYTES)
+    stored.requeue({letter(1).letter: None, letter(2).letter: None})
+    vertex = RulesClient()
+    driver = Driver(places(tmp_path, vertex), run="second")
+    driver.letters.running()
+    driver.until(lambda: sent(driver) == [1])
+    assert vertex.dead() == []
+    driver.complete(2, readmitted=(letter(1).letter,))
+    driver.until(lambda: driver.letters.unsent == 0)
+    assert [len(info.history) for info in vertex.dead()] == [1, 2]
+    assert vertex.dead()[1].reason.startswith("the job has no operator 'gone'")
+    driver.letters.down({0, 1})
+    driver.letters.running()
+    assert sent(driver) == [1]
+    assert stored.order_names() == {}
+    driver.close()
 
 
 EDITED = as_stream(row(3, "better")).to_pybytes()

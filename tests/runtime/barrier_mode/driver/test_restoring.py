@@ -49,7 +49,7 @@ def keep(uid: str) -> Map:
 
 
 def total(uid: str, key: str = "key") -> Reduce:
-    return Reduce(uid, lambda left, right: right, (key,), SCHEMA)
+    return Reduce(uid, lambda left, right: right, SCHEMA, (key,))
 
 
 def sink(uid: str = "sink") -> Sink:
@@ -323,10 +323,9 @@ def read_by(*counts: int | None) -> Checkpoint:
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_what_a_source_has_read_is_counted_over_restores(after: int) -> None:
-    """The sum over its subtasks goes on; where an earlier version has not counted it begins anew."""
-    for counts, total in (((5, 7), 12), ((5, None), 0)):
-        found = assigned(read_by(*counts), line(after, 1))
-        assert sum(found["source", subtask].read for subtask in range(after)) == total
+    """The sum over its subtasks goes on."""
+    found = assigned(read_by(5, 7), line(after, 1))
+    assert sum(found["source", subtask].read for subtask in range(after)) == 12
 
 
 @pytest.mark.parametrize(
@@ -334,7 +333,7 @@ def test_what_a_source_has_read_is_counted_over_restores(after: int) -> None:
     [
         ((1_000, 1_500), (400, 100), "committed again: 2,000 records of source 'source'"),
         ((9,), (4, 5), "committed again: 0 records of source 'source'"),
-        ((9,), (4, None), "all records that were read since, it is not known how many, of source 'source'"),
+        ((9,), (None,), "all records that were read since, it is not known how many, of source 'source'"),
         ((None,), (4,), "again: of all records that were read since; what is left does not tell how many"),
         ((3,), (4,), "it is not known how many"),
     ],

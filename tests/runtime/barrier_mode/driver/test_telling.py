@@ -14,7 +14,6 @@ from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.runtime.driver.telling import TopologyTelling
 from ftlayer.runtime.protocol.messages import StackTaken, SubtaskDeclined
 from ftlayer.vertex.calls import AnnounceJob, JobOrder, JobPlan, OrderAction, PlanNode
-from ftlayer.vertex.wire.frames import check_job_call
 
 
 def order_to(action: OrderAction, directory: str = "") -> JobOrder:
@@ -58,7 +57,7 @@ def test_a_job_is_told_with_its_graph_its_slots_and_its_checkpoints(play: Module
     later = played.telling.details(savepoint.number, with_plan=False)
     assert later.plan is None
     assert all(each.number > savepoint.number or not each.ended_ms for each in later.checkpoints)
-    check_job_call(AnnounceJob(details))
+    AnnounceJob(details).check()
 
 
 def test_an_order_to_stop_ends_the_job_with_a_savepoint_and_the_last_word_says_so(

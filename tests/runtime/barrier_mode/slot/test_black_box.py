@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ftlayer import _native
-from ftlayer.runtime.barrier_mode.slot.shell import FORGOTTEN_S, BlackBox, box_directory, deaths_of
 from ftlayer.runtime.protocol.messages import Death
+from ftlayer.runtime.slot.black_box import FORGOTTEN_S, BlackBox, box_directory, deaths_of
 
 CHAINS = ("first", "explode")
 DIGEST = b"0123456789abcdef"
@@ -22,7 +22,7 @@ DIGEST = b"0123456789abcdef"
 PROGRAM = """
 import ctypes, multiprocessing, os, signal, sys
 from ftlayer import _native
-from ftlayer.runtime.barrier_mode.slot.shell import BlackBox, box_directory
+from ftlayer.runtime.slot.black_box import BlackBox, box_directory
 
 def forked(end):
     pid = os.fork()

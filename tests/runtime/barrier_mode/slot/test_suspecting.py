@@ -43,11 +43,11 @@ def deploy(*, armed: bool, convicted: int | None = None) -> Deploy:
 
 def test_a_job_without_a_policy_has_nothing_on_the_disk(tmp_path: Path) -> None:
     slot = suspecting(tmp_path)
-    assert slot.deaths() == ()
+    assert slot.box.deaths() == ()
     slot.begin(deploy(armed=True))
     assert slot.of("plain") is slot.of("careful") is NO_SUSPECTS
     assert list(tmp_path.iterdir()) == []
-    slot.end()
+    slot.box.close()
 
 
 def test_chains_with_a_policy_are_armed_when_the_driver_says_so_and_the_box_goes_with_the_instance(
@@ -55,7 +55,7 @@ def test_chains_with_a_policy_are_armed_when_the_driver_says_so_and_the_box_goes
 ) -> None:
     for armed in (False, True):
         slot = suspecting(tmp_path, FailurePolicy())
-        assert slot.deaths() == ()
+        assert slot.box.deaths() == ()
         slot.begin(deploy(armed=armed, convicted=1))
         assert slot.of("plain") is NO_SUSPECTS
         suspects = slot.of("careful")
@@ -64,8 +64,8 @@ def test_chains_with_a_policy_are_armed_when_the_driver_says_so_and_the_box_goes
         assert [path.suffix for path in tmp_path.glob("*/*")] == [".box"]
         suspects.about_to(ROWS, 2)
         suspects.over()
-        slot.end()
-        slot.end()
+        slot.box.close()
+        slot.box.close()
         assert list(tmp_path.iterdir()) == []
 
 
@@ -75,11 +75,11 @@ def test_where_nothing_can_be_kept_nobody_is_noted_and_convicts_stay_convicted(
     path = tmp_path / "file"
     path.touch()
     slot = suspecting(path, FailurePolicy())
-    assert slot.deaths() == ()
+    assert slot.box.deaths() == ()
     with caplog.at_level(logging.WARNING):
         slot.begin(deploy(armed=True, convicted=0))
     assert "a record that ends its process would not be found" in caplog.text
     suspects = slot.of("careful")
     assert not suspects.one_at_a_time
     assert [row for row, _ in suspects.convicted(ROWS)] == [0]
-    slot.end()
+    slot.box.close()

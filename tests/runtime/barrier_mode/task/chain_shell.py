@@ -43,7 +43,7 @@ ROW = pa.schema([("key", pa.string()), ("n", pa.int64())])
 IN = Channel(0, 0, 0)
 
 
-RETRYING = FailurePolicy(max_attempts=3, backoff=(1_000, 5_000), jitter=0)
+RETRYING = FailurePolicy(max_attempts=3, backoff=("1s", "5s"), jitter=0)
 
 
 def no_cancel() -> bool:
@@ -184,7 +184,7 @@ class FailingChain:
     ) -> None:
         """``backend`` is the chain's, or what ``opens`` returns for the keys of its operators."""
         self.backend = ModelBackend() if backend is None else backend
-        operators = function if isinstance(function, tuple) else (Process("p", function, ("key",), schema),)
+        operators = function if isinstance(function, tuple) else (Process("p", function, schema, ("key",)),)
         made = graph(*operators, schema=schema)
         uid = operators[0].uid
         vertices = [

@@ -129,7 +129,7 @@ def build(
     return task, mode.checkpointed[uid, subtask]
 
 
-SUM = Reduce("sum", lambda old, new: (new[0], old[1] + new[1]), ("key",), ROW)
+SUM = Reduce("sum", lambda old, new: (new[0], old[1] + new[1]), ROW, ("key",))
 
 
 # ---------------------------------------------------------------- chains
@@ -162,7 +162,7 @@ def test_the_backend_is_told_that_functions_are_open_behind_the_last_one_and_bef
             seen.append(backend.is_open)
 
     task, _ = build(
-        graph(*[Process(uid, Opens(), ("key",), ROW) for uid in ("p", "q")]), "p", backend=backend
+        graph(*[Process(uid, Opens(), ROW, ("key",)) for uid in ("p", "q")]), "p", backend=backend
     )
     task.handle(TaskStart(), now(0))
     assert seen == [False, False]
@@ -321,7 +321,7 @@ def test_event_time_goes_on_where_it_was_and_the_end_is_not_restored(ends: bool)
 
 def test_restored_timers_fire_with_the_next_call() -> None:
     first = ModelBackend()
-    operator = Process("alarm", Alarmed(), ("key",), ROW)
+    operator = Process("alarm", Alarmed(), ROW, ("key",))
     task, checkpoints = build(graph(operator), "alarm", backend=first)
     task.handle(TaskStart(), now(0))
     task.handle(ElementCame(IN, batch(("a", 500), ("b", 900))), now(0))
@@ -336,7 +336,7 @@ def test_restored_timers_fire_with_the_next_call() -> None:
 
 def test_no_timer_fires_behind_the_last_barrier_unless_that_was_for_nothing() -> None:
     backend = ModelBackend()
-    task, checkpoints = build(graph(Process("alarm", Alarmed(), ("key",), ROW)), "alarm", backend=backend)
+    task, checkpoints = build(graph(Process("alarm", Alarmed(), ROW, ("key",))), "alarm", backend=backend)
     task.handle(TaskStart(), now(0))
     task.handle(ElementCame(IN, batch(("a", 500))), now(0))
     task.handle(ElementCame(IN, Watermark(MAX_TIME_MS)), now(0))
@@ -358,7 +358,7 @@ def test_a_function_that_does_not_close_does_not_hinder_the_others(caplog: pytes
 
     backend, sink = ModelBackend(), ModelSink()
     task, checkpoints = build(
-        graph(Process("p", Stuck(), ("key",), ROW), Sink("out", WriterSink(None, 1, 1), ROW)),
+        graph(Process("p", Stuck(), ROW, ("key",)), Sink("out", WriterSink(None, 1, 1), ROW)),
         "p",
         backend=backend,
         sink=sink,
@@ -393,7 +393,7 @@ def test_what_a_savepoint_may_hold_is_not_aborted() -> None:
 
 def test_functions_are_closed_if_they_were_opened() -> None:
     Alarmed.closed = 0
-    operator = Process("alarm", Alarmed(), ("key",), ROW)
+    operator = Process("alarm", Alarmed(), ROW, ("key",))
     build(graph(operator), "alarm", backend=ModelBackend())[1].discard(0, 0)
     assert Alarmed.closed == 0
     task, checkpoints = build(graph(operator), "alarm", backend=ModelBackend())
@@ -436,7 +436,7 @@ class Both(CoProcessFunction):
 
 def test_a_chain_of_two_inputs() -> None:
     backend = ModelBackend()
-    operator = CoProcess("both", Both(), (("key",), ("key",)), (ROW, ROW), ROW)
+    operator = CoProcess("both", Both(), ROW, (("key",), ("key",)), (ROW, ROW))
     task, checkpoints = build(graph(operator, inputs=2), "both", backend=backend)
     task.handle(TaskStart(), now(0))
     assert sent(task.handle(ElementCame(Channel(0, 0, 0), batch(("a", 1))), now(0))) == [("left", 1)]
@@ -528,7 +528,7 @@ def test_what_a_source_with_checkpoints_does_not_know() -> None:
     ("operators", "says"),
     [
         ((Replay("r", "s", "src", ROW),), "'r' lets records in again"),
-        ((Join("j", max, (("key",), ("key",)), (ROW, ROW), 0, 1, ROW),), "join 'j'.*CoProcess"),
+        ((Join("j", max, ROW, (("key",), ("key",)), (ROW, ROW), 0, 1),), "join 'j'.*CoProcess"),
         ((Source("s", IterableSource(()), ROW), Map("m", max, ROW)), "'s' is chained with 'm'"),
     ],
 )
@@ -557,7 +557,7 @@ class InterruptedChain:
         self, interruptions: Iterator[bool], policy: FailurePolicy | None, *ahead: Any, function: Any = None
     ) -> None:
         self.interruptions, self.policy = interruptions, policy
-        self.operators = (*ahead, Process("p", function or Ringing(), ("key",), ROW))
+        self.operators = (*ahead, Process("p", function or Ringing(), ROW, ("key",)))
         self.fired: list[tuple[str, int]] = []
         self.start(None, None)
 

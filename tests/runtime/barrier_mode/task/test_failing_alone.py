@@ -118,7 +118,7 @@ def test_a_chain_in_which_nothing_waits_passes_the_last_watermark_on_at_once() -
 
 def test_other_watermarks_go_by_unless_the_policy_holds_them() -> None:
     for holds in (False, True):
-        policy = FailurePolicy(max_attempts=3, backoff=1_000, jitter=0, hold_watermark=holds)
+        policy = FailurePolicy(max_attempts=3, backoff="1s", jitter=0, hold_watermark=holds)
         task = Task(Scripted({2: 1}), policy)
         task.give(("a", 2))
         marks = [action.element for action in task.watermark(7) if isinstance(action, Send)]
@@ -128,7 +128,7 @@ def test_other_watermarks_go_by_unless_the_policy_holds_them() -> None:
 
 
 def test_a_chain_that_holds_too_much_takes_nothing_until_there_is_room() -> None:
-    task = Task(Scripted({2: 1}), FailurePolicy(max_attempts=3, backoff=1_000, jitter=0, max_waiting=1))
+    task = Task(Scripted({2: 1}), FailurePolicy(max_attempts=3, backoff="1s", jitter=0, max_waiting=1))
     assert not task.task.failures.paused
     assert HoldInput(LOOK_MS) in task.give(("a", 2))
     assert task.task.failures.paused
@@ -137,7 +137,7 @@ def test_a_chain_that_holds_too_much_takes_nothing_until_there_is_room() -> None
 
 
 def test_a_breaker_that_opens_makes_pauses_and_uses_up_no_attempt() -> None:
-    task = Task(Scripted({1: 1}), FailurePolicy(max_attempts=1, backoff=1, jitter=0, max_failing=0))
+    task = Task(Scripted({1: 1}), FailurePolicy(max_attempts=1, backoff="1ms", jitter=0, max_failing=0))
     assert any(isinstance(action, HoldInput) for action in task.give(("a", 1), ("a", 2)))
     assert task.task.failures.waiting == 1
     assert task.task.failures.paused

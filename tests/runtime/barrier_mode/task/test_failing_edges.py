@@ -162,7 +162,7 @@ def test_beyond_its_bytes_a_chain_takes_nothing_and_does_not_wait_for_the_backof
 
 def test_a_pause_that_a_function_asks_for_is_kept_and_may_use_no_attempt() -> None:
     function = Raising(RetryLater("busy", after="7s", uses_attempt=False))
-    chain = FailingChain(function, FailurePolicy(max_attempts=1, backoff=1, jitter=0))
+    chain = FailingChain(function, FailurePolicy(max_attempts=1, backoff="1ms", jitter=0))
     chain.give(("a", 1))
     for attempt in range(2, 30):
         chain.after(6_999)
@@ -209,7 +209,7 @@ def test_a_held_watermark_is_held_where_the_chain_makes_it_too() -> None:
     for holds in (False, True):
         fails[:] = [True]
         operators = Map("p", one, schema), AssignWatermarks("times", "n", 0, None, schema)
-        policy = FailurePolicy(max_attempts=3, backoff=1_000, jitter=0, hold_watermark=holds)
+        policy = FailurePolicy(max_attempts=3, backoff="1s", jitter=0, hold_watermark=holds)
         chain = FailingChain(operators, policy)
         actions = chain.give(("a", 5), ("a", 900)) + chain.after(500)
         assert sent(actions) == [("a", 900)]
@@ -299,7 +299,7 @@ def test_records_of_any_key_wait_and_come_again(kind: pa.DataType, keys: list[An
     schema = pa.schema([("key", kind), ("n", pa.int64())])
 
     def chain(function: Any, backend: Any = None) -> FailingChain:
-        operator = Process("p", function, ("key",), ROW)
+        operator = Process("p", function, ROW, ("key",))
         return FailingChain((operator,), backend=backend, schema=schema)
 
     class Numbers(Raising):

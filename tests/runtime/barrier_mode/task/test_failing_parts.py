@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.runtime.barrier_mode.task.failing.attempts import (
     WAITING_TABLE,
     MadeLetters,
@@ -15,8 +15,9 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import (
     WaitingRecords,
 )
 from ftlayer.state.heap import HeapBackend, HeapMap
+from ftlayer.vertex.calls import Attempt
 
-EARLIEST = FailedAttempt(1, 5, "no", "op", "here", "trace")
+EARLIEST = Attempt(1, 5, "no", "op", "here", "trace")
 names = st.integers(0, 9)
 times = st.integers(0, 20)
 STEPS = st.lists(

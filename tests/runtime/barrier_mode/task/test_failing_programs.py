@@ -34,13 +34,14 @@ from chain_shell import no_cancel, now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_storage import MemoryStorage
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SubtaskRestore, SubtaskSnapshot
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.steps import CoProcess, Process
@@ -66,7 +67,7 @@ from ftlayer.topology.operators import IterableSource, Sink, Source, WriterSink
 GROUPS = 8
 SINKS = 2
 SEAL = b"k" * 32
-POLICY = FailurePolicy(max_attempts=3, backoff=(10, 30), jitter=0)
+POLICY = FailurePolicy(max_attempts=3, backoff=("10ms", "30ms"), jitter=0)
 PAUSES = POLICY.backoff_ms
 NEVER_WELL = 10**9
 MIN_MS = -(2**63)
@@ -139,11 +140,11 @@ def chain_of(program: Program, trouble: Trouble) -> tuple[Any, ...]:
         match kind:
             case "join":
                 join = IntervalJoin(partial(paired, trouble, uid), -FAR_MS, FAR_MS, SCHEMA)
-                operators.append(CoProcess(uid, join, (("k",), ("k",)), (SCHEMA, SCHEMA), SCHEMA))
+                operators.append(CoProcess(uid, join, SCHEMA, (("k",), ("k",)), (SCHEMA, SCHEMA)))
             case "windows":
                 content = Collected(lambda *window, uid=uid: [emitted(trouble, uid, *window)])
                 function = window_function(Fixed(SIZE_MS, SIZE_MS), content)
-                operators.append(Process(uid, function, ("k",), SCHEMA))
+                operators.append(Process(uid, function, SCHEMA, ("k",)))
             case _:
                 operators += operators_of(kind, uid, trouble)
     return tuple(operators)

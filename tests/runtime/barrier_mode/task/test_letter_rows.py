@@ -9,19 +9,20 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.records.ipc import as_stream
 from ftlayer.runtime.barrier_mode.task.mode import letter_rows
 from ftlayer.state.snapshots.serializer import Serializer
+from ftlayer.vertex.calls import Attempt
 
 LETTER = bytes(range(255, 239, -1))
 
 
 def letter(kind: LetterKind, payload: bytes, *, key: bytes = b"") -> ChainLetter:
     attempts = (
-        FailedAttempt(1, 1_500, "first", "parse", "here"),
-        FailedAttempt(4, 9_000, "last", "parse", "there", "Traceback …"),
+        Attempt(1, 1_500, "first", "parse", "here"),
+        Attempt(4, 9_000, "last", "parse", "there", "Traceback …"),
     )
     return ChainLetter(LETTER, 3, "parse", 1, 0, kind, "score", key, payload, 77, attempts, 1_500, 9_250)
 
@@ -35,7 +36,7 @@ def test_a_record_is_a_row_of_the_schema_that_acker_mode_has() -> None:
     assert row == {
         "key": LETTER.hex(),
         "stream": "shop/parse",
-        "origin_id": int.from_bytes(LETTER[:8], signed=True),
+        "origin_id": LETTER[:8].hex(),
         "attempts": 4,
         "first_failed_at": dt.datetime(1970, 1, 1, 0, 0, 1, 500_000, dt.UTC),
         "died_at": dt.datetime(1970, 1, 1, 0, 0, 9, 250_000, dt.UTC),

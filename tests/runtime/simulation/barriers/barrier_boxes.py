@@ -12,7 +12,7 @@ from ftlayer.runtime.protocol.messages import Death
 
 @dataclass(eq=False)
 class StepBox:
-    """`ftlayer.runtime.barrier_mode.slot.shell.BlackBox` of one instance."""
+    """`ftlayer.runtime.slot.black_box.BlackBox` of one instance."""
 
     boxes: Boxes
     process: Any

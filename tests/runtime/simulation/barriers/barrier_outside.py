@@ -10,7 +10,9 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
+
+from ftlayer.data_sources import DataSourceStreamArrowWriter
 
 
 class MeantToFailError(RuntimeError):

@@ -127,7 +127,7 @@ class StepMailbox(Mailbox[Any]):
         return super().has_urgent() or self.random.random() < 0.9
 
     def wait(self, timeout_s: float | None) -> None:
-        if not len(self):
+        if not self.items:
             self.resting, self.timeout_s = True, timeout_s
 
 

@@ -15,7 +15,7 @@ MODES: dict[str, dict[str, Any]] = {
     "aligned": {},
     "at-least-once": {"mode": "at-least-once"},
     "unaligned": {"unaligned": True, "interruptible_timers": True},
-    "turning": {"unaligned": True, "aligned_timeout": 10},
+    "turning": {"unaligned": True, "aligned_timeout": "10ms"},
 }
 
 ARMED = (
@@ -92,14 +92,14 @@ def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None)
         "backend": random.choice(("heap", "lmdb")),
         "incremental": random.random() < 0.5,
         "retained": random.choice((1, 1, 2)),
-        "interval": random.choice((5, 10, 30)),
-        "timeout": random.choice((80, "2s")),
+        "interval": random.choice(("5ms", "10ms", "30ms")),
+        "timeout": random.choice(("80ms", "2s")),
         "file_merging_across": random.random() < 0.3,
         "memory_threshold": random.choice((0, 64, 1 << 14)),
         "debloating": random.random() < 0.3,
-        "debloat_target": 5,
+        "debloat_target": "5ms",
         "changelog": random.random() < 0.3,
-        "materialization_interval": random.choice((10, 40, "10m")),
+        "materialization_interval": random.choice(("10ms", "40ms", "10m")),
         "local_recovery": random.random() < 0.3,
         "retention": random.choice(list(Retention)),
     }

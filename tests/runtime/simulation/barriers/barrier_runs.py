@@ -46,7 +46,7 @@ class Run:
         root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.directory = Path(tempfile.mkdtemp(prefix="barriers-", dir=root))
         config: dict[str, Any] = {
-            "interval": 30,
+            "interval": "30ms",
             "timeout": "2s",
             "tolerable_failures": 1_000,
             "directory": str(self.directory / "checkpoints"),

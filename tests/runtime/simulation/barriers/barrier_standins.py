@@ -39,13 +39,12 @@ from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver import letters as readmission
 from ftlayer.runtime.barrier_mode.slot import shell
 from ftlayer.runtime.barrier_mode.slot import shell as snapshotting
-from ftlayer.runtime.barrier_mode.slot import shell as suspecting
 from ftlayer.runtime.barrier_mode.task.failing import attempts
 from ftlayer.runtime.barrier_mode.task.failing import attempts as keys
 from ftlayer.runtime.driver import job_thread, planners
 from ftlayer.runtime.driver import job_thread as job_report
 from ftlayer.runtime.driver import planners as reader_planner
-from ftlayer.runtime.slot import links, main, pulse
+from ftlayer.runtime.slot import black_box, links, main, pulse
 from ftlayer.runtime.slot import main as loop
 from ftlayer.state.snapshots import changelog
 from ftlayer.state.tables import layers as memory
@@ -86,9 +85,9 @@ class StandIns:
             (main, "Pulse", StepPulse),
             (shell, "SnapshotRunner", self._runner),
             (shell, "system_now", lambda: self._world.now),
-            (suspecting, "BlackBox", self._world.boxes.open),
-            (suspecting, "box_directory", lambda parent, job: Path(parent)),
-            (suspecting, "deaths_of", self._world.boxes.deaths),
+            (black_box, "BlackBox", self._world.boxes.open),
+            (black_box, "box_directory", lambda parent, job: Path(parent)),
+            (black_box, "deaths_of", self._world.boxes.deaths),
             (main, "open_reader", partial(step_reader, self._world)),
             (shell, "slot_storage", self._slot_storage(shell.slot_storage)),
             (links, "PeerLink", self._link),

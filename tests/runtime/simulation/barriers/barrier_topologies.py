@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 from barrier_outside import Outside, Rows, Writer, by_key
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.config import FTStatus
+from ftlayer.data_sources import SupportsTriggerAvailableNow
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.restart import FixedDelay
 from ftlayer.topology.builder import GraphBuilder

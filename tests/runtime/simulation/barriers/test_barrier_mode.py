@@ -41,7 +41,7 @@ def test_nothing_fails(runs: Any, name: str, mode: str) -> None:
 @every_other("name, mode", ["union", "forward"], MODES)
 def test_everything_fails_once(runs: Any, name: str, mode: str) -> None:
     events = tuple((120 * (place + 1), what) for place, what in enumerate(runs.ARMED))
-    plan = runs.Plan(name, seed=2, events=events, config={**runs.MODES[mode], "interval": 10}, count=200)
+    plan = runs.Plan(name, seed=2, events=events, config={**runs.MODES[mode], "interval": "10ms"}, count=200)
     fired = runs.Run(plan).run().outside.fired
     # One may wait for another, which the job comes to an end before.
     assert len(fired) >= 5
@@ -60,14 +60,14 @@ def test_what_another_region_wrote_is_not_aborted(runs: Any, seeds: range) -> No
     for seed in seeds:
         events = ((80 + 13 * seed, "die-in-write"),)
         runs.Run(
-            runs.Plan("forward", seed, parallelism=3, events=events, config={"interval": 20}, parts=3)
+            runs.Plan("forward", seed, parallelism=3, events=events, config={"interval": "20ms"}, parts=3)
         ).run()
 
 
 @seeds(range(3), range(3, 8))
 def test_a_checkpoint_behind_a_failed_commit_waits_for_it(runs: Any, seeds: range) -> None:
     """Else its messages, some of which are committed, would be committed under two ids."""
-    config = {"interval": 5, "max_concurrent": 3}
+    config = {"interval": "5ms", "max_concurrent": 3}
     for seed in seeds:
         runs.Run(runs.Plan("counting", seed, events=((150, "commit-middle"),), config=config)).run()
 
@@ -81,7 +81,7 @@ def test_the_end_of_a_source_that_is_reset_does_not_count(runs: Any, seeds: rang
             seed,
             parallelism=3,
             events=((0, "others-die"),),
-            config={"interval": 60},
+            config={"interval": "60ms"},
             count=30,
             parts=3,
         )
@@ -115,7 +115,7 @@ def test_timers_that_a_barrier_interrupts(runs: Any, seeds: range, monkeypatch: 
     monkeypatch.setattr(runs.Case, "completed", completed)
     for seed in seeds:
         left.clear()
-        config = {**runs.MODES["unaligned"], "interval": 2, "backend": ("heap", "lmdb")[seed % 2]}
+        config = {**runs.MODES["unaligned"], "interval": "2ms", "backend": ("heap", "lmdb")[seed % 2]}
         events = ((150 + 50 * seed, "driver"),)
         runs.Run(runs.Plan("windows", seed, 1 + seed % 3, events, config, count=120)).run()
     assert restored > 2
@@ -127,7 +127,7 @@ def test_an_unforeseen_error_fails_a_checkpoint_like_any_other(runs: Any, seeds:
     for seed in seeds:
         at = 80 + 14 * seed
         events = ((at, "publish-odd"), (at + 15, "function"), (at + 80, "publish-odd"), (at + 100, "driver"))
-        plan = runs.Plan("counting", seed, parallelism=2, events=events, config={"interval": 10})
+        plan = runs.Plan("counting", seed, parallelism=2, events=events, config={"interval": "10ms"})
         assert not runs.Run(plan).run().outside.armed["publish-odd"]
 
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_that_was_perhaps_published_is_gone_before_its_rows_are_abo
         faults = [(at, "publish-after"), (at + 10, "function"), (at + 60 + 5 * seed, "driver")]
         if is_stuck:
             faults.append((at, "unpublish"))
-        config = {"interval": 10, "memory_threshold": 0}
+        config = {"interval": "10ms", "memory_threshold": 0}
         runs.Run(runs.Plan("counting", seed, parallelism=2, events=tuple(faults), config=config)).run()
 
 
@@ -155,7 +155,12 @@ def test_changelogs_that_are_materialized_and_cannot_always_be_written(
         events = tuple(
             (60 * place + 7 * seed, what) for place, what in enumerate(["log", "kill", "log", "driver"])
         )
-        config = {"interval": 10, "changelog": True, "materialization_interval": 15, "backend": backend}
+        config = {
+            "interval": "10ms",
+            "changelog": True,
+            "materialization_interval": "15ms",
+            "backend": backend,
+        }
         run = runs.Run(runs.Plan("counting", seed, events=events, config=config)).run()
         assert run.world.moves_made["log"] > 5
 
@@ -170,7 +175,12 @@ def test_local_copies_that_are_damaged_are_as_good_as_none(runs: Any, seeds: ran
             (at + 120, "damage-copies"),
             (at + 121, "function"),
         )
-        config = {"interval": 5, "local_recovery": True, "memory_threshold": 0, "incremental": seed % 2 == 0}
+        config = {
+            "interval": "5ms",
+            "local_recovery": True,
+            "memory_threshold": 0,
+            "incremental": seed % 2 == 0,
+        }
         runs.Run(runs.Plan("union", seed, events=events, config=config)).run()
 
 
@@ -178,7 +188,7 @@ def test_local_copies_that_are_damaged_are_as_good_as_none(runs: Any, seeds: ran
 def test_checkpoints_in_the_drivers_memory(runs: Any, seeds: range) -> None:
     for seed in seeds:
         events = ((90 + 17 * seed, "kill"), (200 + 17 * seed, "kill-all"), (300, "stop"))
-        runs.Run(runs.Plan("side", seed, events=events, config={"interval": 10, "directory": None})).run()
+        runs.Run(runs.Plan("side", seed, events=events, config={"interval": "10ms", "directory": None})).run()
 
 
 @seeds(range(0, 6, 2), range(6, 18, 2))
@@ -187,7 +197,7 @@ def test_readers_that_plan_otherwise_each_time(runs: Any, seeds: range) -> None:
     kinds = ("kill", "driver", "plan", "forget", "kill-all", "stop")
     for seed in seeds:
         events = ((100 + 25 * seed, kinds[seed % 6]), (250 + 20 * seed, kinds[(seed + 1) % 6]))
-        plan = runs.Plan("reader", seed, 1 + seed % 3, events, {"interval": 5}, count=100)
+        plan = runs.Plan("reader", seed, 1 + seed % 3, events, {"interval": "5ms"}, count=100)
         assert runs.Run(plan).run().outside.forgotten["a"] == 100
 
 
@@ -212,7 +222,7 @@ def test_what_is_retained_is_whole_and_what_is_not_is_gone(
         "fail": retention != "no-externalized-checkpoints",
     }
     for seed in seeds:
-        config = {"retention": retention, "interval": 10, "retained": 1 + seed % 2, "incremental": True}
+        config = {"retention": retention, "interval": "10ms", "retained": 1 + seed % 2, "incremental": True}
         plan = runs.Plan("counting", seed, events=((200 + 30 * seed, end),), config=config, count=200)
         run = runs.Run(plan).run()
         assert run.world.lives == 1 + kept[end]
@@ -228,7 +238,7 @@ def test_a_savepoint_that_the_job_went_on_behind_begins_another_future(
     went_back = 0
     for seed in seeds:
         events = ((60 + 20 * seed, "savepoint"), *((120 + 40 * seed, what) for what in then))
-        config = {"interval": 10, "backend": ("heap", "lmdb")[seed % 2], "changelog": seed % 3 == 0}
+        config = {"interval": "10ms", "backend": ("heap", "lmdb")[seed % 2], "changelog": seed % 3 == 0}
         run = runs.Run(runs.Plan(NAMES[seed % 6], seed, events=events, config=config)).run_and_go_back()
         went_back += run.went_back
     # Some are given up.
@@ -241,7 +251,7 @@ def test_at_least_once_loses_nothing_and_counts_no_less(runs: Any, seeds: range)
         events = tuple(
             (100 + 90 * place + seed, what) for place, what in enumerate(("kill", "driver", "kill-all"))
         )
-        config = {**runs.MODES["at-least-once"], "interval": 5, "max_concurrent": 1 + 2 * (seed % 2)}
+        config = {**runs.MODES["at-least-once"], "interval": "5ms", "max_concurrent": 1 + 2 * (seed % 2)}
         runs.Run(runs.Plan(NAMES[seed % 7], seed, 3, events, config)).run()
 
 

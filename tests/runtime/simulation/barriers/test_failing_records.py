@@ -43,7 +43,7 @@ def run(runs: Any, plan: Any) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_but_records_fails(failing: Any, name: str) -> None:
     # Each of them in one mode; the campaign has them all.
-    config = {**failing.MODES[MODES[NAMES.index(name) % 4]], "interval": 10}
+    config = {**failing.MODES[MODES[NAMES.index(name) % 4]], "interval": "10ms"}
     done = run(failing, failing.Plan(name, 1, config=config))
     assert len(done.world.letters) >= len(done.case.dead) + len(done.case.alarms) > 2
     assert done.world.driver.job.core.restarts == 0
@@ -54,7 +54,7 @@ def test_one_thing_happens(failing: Any, act: str) -> None:
     place = ACTS.index(act)
     mode = MODES[place % 2]
     move = (80, 300, 500)[place % 3]
-    config = {**failing.MODES[mode], "interval": 10, "backend": ("heap", "lmdb")[place % 2]}
+    config = {**failing.MODES[mode], "interval": "10ms", "backend": ("heap", "lmdb")[place % 2]}
     run(failing, failing.Plan(NAMES[place % 6], move, events=((move, act),), config=config))
 
 
@@ -64,7 +64,7 @@ def test_letters_come_back(failing: Any) -> None:
     # Names are drawn anew in each run, so in some of them users are too late for what they send back to die again.
     for seed in range(1, 30):
         done = run(
-            failing, failing.Plan("odd", seed, events=tuple(events), vertex=True, config={"interval": 10})
+            failing, failing.Plan("odd", seed, events=tuple(events), vertex=True, config={"interval": "10ms"})
         )
         died_again += done.case.came_back and len(done.world.letters) > len(done.case.dead)
         if died_again == 2:

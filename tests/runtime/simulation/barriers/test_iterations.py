@@ -206,7 +206,7 @@ def loops(runs: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.usefixtures("markers")
 @every_other("name, parallelism, mode", ["loop", "beside"], [1, 3], MODES)
 def test_nothing_fails(loops: Any, mode: str, parallelism: int, name: str) -> None:
-    config = {**loops.MODES[mode], "interval": 10}
+    config = {**loops.MODES[mode], "interval": "10ms"}
     run = loops.Run(loops.Plan(name, parallelism, parallelism=parallelism, config=config, count=30)).run()
     assert run.case.checked
     assert not run.case.lost
@@ -217,7 +217,7 @@ def test_nothing_fails(loops: Any, mode: str, parallelism: int, name: str) -> No
 def test_one_thing_happens(loops: Any, mode: str, act: str) -> None:
     # Each of them early and late.
     move = (60, 450)[(ACTS.index(act) + MODES.index(mode)) // 2 % 2]
-    config = {**loops.MODES[mode], "interval": 10}
+    config = {**loops.MODES[mode], "interval": "10ms"}
     plan = loops.Plan("loop", move, events=((move, act),), config=config, count=30)
     assert loops.Run(plan).run().case.checked
 
@@ -226,7 +226,9 @@ def test_what_was_on_the_feedback_edge_is_lost(loops: Any) -> None:
     """Else the tests above show nothing."""
 
     def plan(seed: int) -> Any:
-        return loops.Plan("loop", seed, events=((300 + 10 * seed, "kill"),), config={"interval": 5}, count=60)
+        return loops.Plan(
+            "loop", seed, events=((300 + 10 * seed, "kill"),), config={"interval": "5ms"}, count=60
+        )
 
     assert any(loops.Run(plan(seed)).run().case.lost for seed in range(19, 29)), (
         "nothing was on the feedback edge"
@@ -274,7 +276,7 @@ def test_no_head_lets_its_loop_end_while_records_wait_in_it_for_another_attempt_
 ) -> None:
     """Their pause is longer than the loop waits for what comes back."""
     monkeypatch.setattr(loops, "Case", StumblingLoop)
-    config = {"failures": FailurePolicy(max_attempts=3, backoff="800ms", jitter=0), "interval": 50}
+    config = {"failures": FailurePolicy(max_attempts=3, backoff="800ms", jitter=0), "interval": "50ms"}
     run = loops.Run(loops.Plan("loop", 1, 3, (), config, count=6))
     let_go, waited = LoopGate.let_go, []
 

@@ -22,7 +22,7 @@ def places(letters: Any) -> list[tuple[str, int, int]]:
 
 
 def plan(runs: Any, name: str, seed: int, *events: tuple[int, str], **config: Any) -> Any:
-    config = {"failures": FailurePolicy(), "interval": 10, **config}
+    config = {"failures": FailurePolicy(), "interval": "10ms", **config}
     return runs.Plan(name, seed, events=events, config=config, deadly=KILLERS)
 
 

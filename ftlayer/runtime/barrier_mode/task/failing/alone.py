@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import ChainLetter, FailedAttempt, LetterKind
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.circuit import CircuitStatus
 from ftlayer.clock import Now
 from ftlayer.errors import IncompatibleCheckpointError
@@ -32,9 +32,10 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import (
 )
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.chain_rows import FailureCounts
+from ftlayer.runtime.task.chain_rows import ChainRows, FailureCounts
 from ftlayer.runtime.task.contract import Suspects
 from ftlayer.runtime.task.pipeline import ChannelOutlet, OperatorChain, Passed, Routed
+from ftlayer.vertex.calls import Attempt
 
 LAST_PAUSE_MS = 1_000
 """The longest pause before an attempt once no more records come: the job's end waits for it."""
@@ -80,8 +81,6 @@ class ToChannels:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows that went through together: `ftlayer.functions.undo.log.PieceOfWork`."""
-
     given: Given
     routed: Routed
 
@@ -95,7 +94,7 @@ class _Piece:
         return bool(self.routed.failures)
 
 
-class RecordsAlone:
+class RecordsAlone(ChainRows):
     """`ftlayer.runtime.task.chain_rows.ChainRows` of a chain with a failure policy.
 
     Attributes:
@@ -275,7 +274,7 @@ class RecordsAlone:
         keep = np.ones(given.payload.num_rows, np.bool_)
         for row, conviction in convicted:
             keep[row] = False
-            attempt = FailedAttempt(
+            attempt = Attempt(
                 1, now.wall_ms, conviction.reason, self._uid, conviction.place, conviction.traceback
             )
             self._attempts.condemned(given, row, attempt, now)

@@ -15,18 +15,18 @@ import pyarrow as pa
 
 from ftlayer.backoff import Ended, next_attempt
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, FailedAttempt, LetterKind, with_attempt
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind, with_attempt
 from ftlayer.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit, together
 from ftlayer.clock import Now
 from ftlayer.failures import PermanentFailure
 from ftlayer.functions.chains.firing import FIRED_AT_ONCE, DueTimers, Timer, TimerKind
 from ftlayer.functions.chains.fused import KeyColumns
 from ftlayer.functions.conversion import VALUES, concat, records_in_form, schema_text
-from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import NAN, Key, MapTable
 from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
 from ftlayer.partitioning.replay import key_groups
 from ftlayer.printable import described
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array
 from ftlayer.records.ipc import as_message, as_stream, has_dictionaries, may_share, row_alone
 from ftlayer.records.keyhash import spark_hash
@@ -36,6 +36,7 @@ from ftlayer.runtime.task.pipeline import ChannelOutlet, Fired, OperatorChain, R
 from ftlayer.state.snapshots.serializer import Serializer, unpack
 from ftlayer.topology.job_graph import keys_of
 from ftlayer.topology.operators import Operator
+from ftlayer.vertex.calls import Attempt
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -325,7 +326,7 @@ class WaitingRecord:
     attempt: int
     due_ms: int
     first_failed_ms: int
-    attempts: tuple[FailedAttempt, ...]
+    attempts: tuple[Attempt, ...]
     operator: str = ""
     is_event_timer: bool = False
     enters: str = ""
@@ -337,7 +338,7 @@ class WaitingRecord:
             size += len(attempt.reason) + len(attempt.traceback)
         return size
 
-    def failed(self, attempts: tuple[FailedAttempt, ...], next_attempt: int, due_ms: int) -> WaitingRecord:
+    def failed(self, attempts: tuple[Attempt, ...], next_attempt: int, due_ms: int) -> WaitingRecord:
         """Return it behind another failed attempt. (`dataclasses.replace` takes several times as long.)"""
         return WaitingRecord(
             self.name,
@@ -392,7 +393,7 @@ class WaitingRecord:
             attempt,  # type: ignore[arg-type]
             due_ms,  # type: ignore[arg-type]
             first_ms,  # type: ignore[arg-type]
-            tuple(FailedAttempt(*each) for each in attempts),  # type: ignore[attr-defined]
+            tuple(Attempt(*each) for each in attempts),  # type: ignore[attr-defined]
             operator,  # type: ignore[arg-type]
             event,  # type: ignore[arg-type]
             enters,
@@ -603,7 +604,7 @@ class RecordAttempts:
             is_event,
         )
 
-    def condemned(self, given: Given, row: int, attempt: FailedAttempt, now: Now) -> None:
+    def condemned(self, given: Given, row: int, attempt: Attempt, now: Now) -> None:
         """A record is not to be given to functions again: it is a dead letter."""
         (waiting,) = self._waiting_of(given, [row], now)
         self._bury(waiting, with_attempt(waiting.attempts, attempt), attempt.operator, now)
@@ -638,7 +639,7 @@ class RecordAttempts:
             enters,
         )
         if problem:
-            attempt = FailedAttempt(1, now.wall_ms, problem, letter.operator, self._place)
+            attempt = Attempt(1, now.wall_ms, problem, letter.operator, self._place)
             self._bury(waiting, with_attempt(letter.attempts, attempt), letter.operator, now)
         else:
             self.waiting.put(waiting)
@@ -693,7 +694,7 @@ class RecordAttempts:
     def _decide(self, waiting: WaitingRecord, failure: RowFailure, now: Now, *, waited: bool) -> None:
         attempts = with_attempt(
             waiting.attempts,
-            FailedAttempt(1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback),
+            Attempt(1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback),
         )
         ended: Ended = self._breakers.held(failure)
         seed = int.from_bytes(waiting.name[:8])
@@ -709,9 +710,7 @@ class RecordAttempts:
         if waited:
             self.waiting.remove(waiting)
 
-    def _bury(
-        self, waiting: WaitingRecord, attempts: tuple[FailedAttempt, ...], operator: str, now: Now
-    ) -> None:
+    def _bury(self, waiting: WaitingRecord, attempts: tuple[Attempt, ...], operator: str, now: Now) -> None:
         is_timer = waiting.kind is LetterKind.TIMER
         has_columns = self._keys.are_columns and not waiting.enters
         has_key = is_timer or (has_columns and waiting.key is not NO_KEY)
@@ -751,8 +750,6 @@ _NONE: Waited = {}
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Timers that fired together: `ftlayer.functions.undo.log.PieceOfWork`."""
-
     fired: Fired
     routed: Routed
 

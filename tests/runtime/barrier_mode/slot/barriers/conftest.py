@@ -368,7 +368,7 @@ class World:
 ALIGNED = CheckpointConfig()
 AT_LEAST_ONCE = CheckpointConfig(mode="at-least-once")  # type: ignore[arg-type]
 UNALIGNED = CheckpointConfig(unaligned=True)
-TURNING = CheckpointConfig(unaligned=True, aligned_timeout=20)
+TURNING = CheckpointConfig(unaligned=True, aligned_timeout="20ms")
 
 MODES = {
     "aligned": (ALIGNED, Alignment.ALIGNED, None),

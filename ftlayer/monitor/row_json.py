@@ -1,4 +1,21 @@
-"""A row of Arrow from its columns as JSON has them."""
+"""A record as JSON, and back: strictly by the type of each column, so that what is not changed stays as it was.
+
+=====================================  =====================================================================
+Arrow type                             JSON
+=====================================  =====================================================================
+boolean, integers, floats              ``true``, a number; ``"NaN"``, ``"Infinity"``, ``"-Infinity"``
+decimal                                text: ``"12.50"`` (a number is taken too)
+string                                 text; what is not UTF-8 as bytes
+binary                                 text, if it is UTF-8 without control characters; ``{"base64": "…"}``
+the two with JSON in them              ``{"json": …}`` where people read and edit: `structured_row`
+timestamp, date, time                  ISO 8601, with a zone in UTC (``…Z``); what no calendar has: a whole number
+duration                               a whole number of the type's unit
+list                                   an array
+struct                                 an object with every field
+map                                    an array of ``[key, value]``
+month-day-nano interval                an array of three whole numbers
+=====================================  =====================================================================
+"""
 
 from __future__ import annotations
 
@@ -21,8 +38,11 @@ from ftlayer.checks import shown
 from ftlayer.errors import ConfigError
 from ftlayer.records.sought import is_binary, is_list, is_string
 
-BASE64 = "base64"
-"""The key under which bytes stand."""
+BASE64, JSON = "base64", "json"
+"""The keys under which bytes stand, and the structure that a text has as JSON."""
+
+EXACT = 1 << 53
+"""Whole numbers beyond it are rounded by programs that read JSON."""
 
 IN_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 DAY_S = 86_400
@@ -57,6 +77,115 @@ def json_of_column(batch: pa.RecordBatch, name: str) -> Any:
     """Return one column of the one row of ``batch`` as JSON has it, None where there is none. Raises `ConfigError`."""
     place = batch.schema.get_field_index(name)
     return None if place < 0 else _plain_of(batch.column(place), name)
+
+
+# How texts of JSON are written: what gives a text again is the style of it.
+_STYLES: tuple[dict[str, Any], ...] = tuple(
+    {"separators": separators, "indent": indent, "ensure_ascii": ascii}
+    for separators, indent in (((",", ":"), None), ((", ", ": "), None), ((",", ": "), 2), ((",", ": "), 4))
+    for ascii in (False, True)
+)
+
+
+def structure_of(text: str) -> Any:
+    """Return the object or array that ``text`` is as JSON, None where it is none.
+
+    Nor is one that would be another when it is written again: a key twice, numbers like 1.50, 1e3 or beyond 2^53.
+    """
+    if not text.lstrip(" \t\r\n").startswith(("{", "[")):
+        return None
+    try:
+        found = json.loads(
+            text, parse_int=_exact, parse_float=_exact, parse_constant=_exact, object_pairs_hook=_once
+        )
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
+def _exact(text: str) -> int | float:
+    number: int | float = float(text) if set(text) & set(".eE") else int(text)
+    if str(number) != text or (isinstance(number, int) and abs(number) > EXACT):
+        raise ValueError
+    return number
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError
+    return found
+
+
+def structured_row(batch: pa.RecordBatch) -> dict[str, Any]:
+    """Return `json_of_row` with ``{"json": …}`` for what is text of JSON: `row_of_json` makes it text again."""
+    row, texts = json_of_row(batch), _texts_in(batch)
+
+    def structured(value: Any) -> Any:
+        found = structure_of(value) if isinstance(value, str) else None
+        return value if found is None or texts[_key(found)] != value else {JSON: found}
+
+    return {name: _leaves(row[name], field.type, structured) for name, field in _fields(batch)}
+
+
+def _fields(batch: pa.RecordBatch) -> list[tuple[str, pa.Field]]:
+    return list(zip(batch.schema.names, batch.schema, strict=True))
+
+
+def _texts_in(batch: pa.RecordBatch) -> dict[str, str]:
+    """Return each text of JSON in a row by its structure; "" for two texts that have the same one."""
+    row, texts = json_of_row(batch), dict[str, str]()
+
+    def noted(value: Any) -> Any:
+        found = structure_of(value) if isinstance(value, str) else None
+        if found is not None and texts.setdefault(_key(found), value) != value:
+            texts[_key(found)] = ""
+        return value
+
+    for name, field in _fields(batch):
+        _leaves(row[name], field.type, noted)
+    return texts
+
+
+def _key(structure: Any) -> str:
+    return json.dumps(structure)
+
+
+def _text_again(value: Any, texts: Mapping[str, str]) -> Any:
+    """Return the text that ``{"json": …}`` stands for: as it was, or in the style of the record's first one."""
+    if not isinstance(value, Mapping) or set(value) != {JSON}:
+        return value
+    if text := texts.get(_key(value[JSON])):
+        return text
+    first = next((text for text in texts.values() if text), "")
+    like = structure_of(first)
+    style = next((style for style in _STYLES if json.dumps(like, **style) == first), _STYLES[0])
+    try:
+        return json.dumps(value[JSON], allow_nan=False, **style)
+    except ValueError:
+        raise UnfitError(f"{shown(value)}: NaN and Infinity are no JSON") from None
+
+
+def _leaves(value: Any, kind: pa.DataType, change: Callable[[Any], Any]) -> Any:
+    """Return a value with what ``change`` makes of each text and of bytes in it; of another shape, as it is."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaves(value, kind.storage_type, change)
+    if pa.types.is_dictionary(kind):
+        return _leaves(value, kind.value_type, change)
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        types = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+        return {name: _leaves(part, types.get(name, pa.null()), change) for name, part in value.items()}
+    if pa.types.is_map(kind) and isinstance(value, list):
+        pair = pa.struct([("0", kind.key_type), ("1", kind.item_type)])
+        return [
+            list(_leaves(dict(zip("01", entry, strict=True)), pair, change).values())
+            if isinstance(entry, list) and len(entry) == 2
+            else entry
+            for entry in value
+        ]
+    if is_list(kind) and isinstance(value, list):
+        return [_leaves(item, kind.value_type, change) for item in value]
+    return change(value) if is_string(kind) or is_binary(kind) else value
 
 
 def _plain_of(column: pa.Array, name: str) -> Any:
@@ -419,8 +548,8 @@ def _interval(value: Any) -> pa.MonthDayNano:
     return pa.MonthDayNano([_whole(part) for part in value])
 
 
-def row_of_json(values: object, schema: pa.Schema) -> pa.RecordBatch:
-    """Return one row of ``schema`` from its columns as JSON has them.
+def row_of_json(values: object, schema: pa.Schema, before: pa.RecordBatch | None = None) -> pa.RecordBatch:
+    """Return one row of ``schema`` from its columns as JSON has them, or as `structured_row` has those of ``before``.
 
     Raises `ConfigError` naming the column that is missing, unknown, null and may not be, or whose value does not fit.
     """
@@ -428,12 +557,13 @@ def row_of_json(values: object, schema: pa.Schema) -> pa.RecordBatch:
         raise ConfigError(f"expected an object with the columns of the record, got {shown(values)}")
     for name in values:
         _check_named(str(name), schema)
-    columns = []
+    columns, texts = [], {} if before is None else _texts_in(before)
     for field in schema:
         if field.name not in values:
             raise ConfigError(f"column {field.name!r} is missing: write null for no value")
         try:
-            columns.append(_column(values[field.name], field))
+            given = _leaves(values[field.name], field.type, lambda value: _text_again(value, texts))
+            columns.append(_column(given, field))
         except UnfitError as error:
             raise ConfigError(f"column {field.name!r} ({field.type}): {error}") from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from ftlayer.data_source_options import DataSourceOptions
-from ftlayer.errors import ConfigError
+from ftlayer.data_sources import (
+    HAS_LIMITS,
+    DataSourceOptions,
+    DataSourceStreamReader,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    from_arrow_schema,
+    to_arrow_schema,
+)
+from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.sources import (
     AmqpDataSource,
     FilesDataSource,
@@ -93,3 +104,72 @@ def test_every_reader_refuses_an_option_that_it_does_not_know(kind: Any, options
             ConfigError, match=f"option '{unknown.lower()}' is unknown to {kind.name()}; it knows "
         ):
             data_source.schema()
+
+
+class Numbers(DataSourceStreamReader):
+    """Begins at a place of its own each time it is asked, as one does that makes a new journal."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, ReadLimit]] = []
+        self._places = iter(range(10, 20))
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"at": next(self._places)}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(3)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        self.asked.append((start["at"], limit))
+        return {"at": start["at"] + (limit.max_rows if isinstance(limit, ReadMaxRows) else 100)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Any]:
+        return []
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        return iter(())
+
+
+class Wrapped(Numbers):
+    """Asks the reader that it derives from: where the query is, is known to both of them."""
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        return super().latestOffset(start, limit)
+
+
+@pytest.mark.parametrize("kind", [Numbers, Wrapped])
+def test_a_reader_is_told_where_the_query_is_on_each_spark(kind: type[Numbers]) -> None:
+    """Before 4.2 Spark asks for `latestOffset()`, and for `initialOffset` behind it."""
+    limit = ReadAllAvailable() if not HAS_LIMITS else ReadMaxRows(3)
+
+    def latest(reader: Any, at: int) -> dict[str, int]:
+        return reader.latestOffset({"at": at}, limit) if HAS_LIMITS else reader.latestOffset()
+
+    reader, step = kind(), 3 if HAS_LIMITS else 100
+    if HAS_LIMITS:
+        assert reader.initialOffset() == {"at": 10}
+    assert latest(reader, 10) == {"at": 10 + step}
+    assert HAS_LIMITS or reader.initialOffset() == {"at": 10}
+    assert latest(reader, 10) == {"at": 10 + step}
+    reader.partitions({"at": 10}, {"at": 10 + step})
+    assert latest(reader, 10 + step) == {"at": 10 + 2 * step}
+    assert reader.asked == [(10, limit), (10, limit), (10 + step, limit)]
+    again = kind()
+    again.partitions({"at": 70}, {"at": 70})  # as Spark says it when a query starts again
+    assert latest(again, 70) == {"at": 70 + step}
+
+
+def test_a_limit_that_spark_does_not_know_is_refused(tmp_path: Any) -> None:
+    options = {"path": str(tmp_path), "journal": str(tmp_path / "../journal"), "maxFilesPerTrigger": "3"}
+    reader: Any = FilesDataSource(options).streamReader(None)  # type: ignore[arg-type]
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start  # as a topology asks
+    if not HAS_LIMITS:
+        with pytest.raises(UnsupportedError, match=r"^maxFilesPerTrigger: Spark 4\.[01]\S* asks .* for all"):
+            reader.latestOffset()
+
+
+def test_timestamps_with_and_without_a_zone_stay_what_they_are_on_each_spark() -> None:
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us")), ("n", pa.int64())])
+    assert to_arrow_schema(from_arrow_schema(schema)) == schema
+    assert from_arrow_schema(schema).simpleString() == "struct<at:timestamp,local:timestamp_ntz,n:bigint>"

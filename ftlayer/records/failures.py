@@ -1,4 +1,4 @@
-"""Many failures as columns over a table of distinct texts.
+"""A failure: of an input row, of a root, of a page's row; and many of them as columns over a table of distinct texts.
 
 A batch that fails mostly fails in one place: 100,000 failures then share one traceback, and are 3 MB, where
 every text written out is 200 MB. A traceback is two texts, its last line apart: that one quotes the record and
@@ -8,7 +8,8 @@ differs where the rest does not.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,45 +26,98 @@ PLACES = "places"
 NO_PAUSE = -1
 """In ``after_ms``: the failure asks for no pause of its own."""
 
+READ_AS = "; read as "
+"""In a place, before where the record was in its source."""
 
-class FailureRow(NamedTuple):
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """Input row ``row`` failed in ``operator``, whatever its root is.
+
+    ``fatal``, ``after_ms`` and ``uses_attempt`` as in `ftlayer.functions.retry_rules.Decision`.
+    """
+
+    row: int
+    operator: str
+    reason: str
+    traceback: str
+    fatal: bool = False
+    after_ms: int | None = None
+    uses_attempt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one root failed. ``traceback`` is cut to a bound by the layer. ``fatal`` skips further attempts.
+
+    ``after_ms`` is the pause before the next attempt, exactly; None: as the stream's options say. A failure that does
+    not use up an attempt (``uses_attempt``) is followed by the attempt of the same number. ``place`` says in words in
+    which process it happened; "" where that is not known.
+    """
+
     root: int
     reason: str
-    operator: str
-    traceback: str
-    fatal: bool
+    operator: str = ""
+    traceback: str = ""
+    fatal: bool = False
     after_ms: int | None = None
     uses_attempt: bool = True
     place: str = ""
 
-
-class Why(Protocol):
-    """Anything that says why a record failed, and what is asked for it."""
-
-    @property
-    def reason(self) -> str: ...
-    @property
-    def operator(self) -> str: ...
-    @property
-    def traceback(self) -> str: ...
-    @property
-    def fatal(self) -> bool: ...
-    @property
-    def after_ms(self) -> int | None: ...
-    @property
-    def uses_attempt(self) -> bool: ...
+    @classmethod
+    def of(cls, root: int, why: RowFailure, place: str = "") -> Self:
+        return cls(
+            root, why.reason, why.operator, why.traceback, why.fatal, why.after_ms, why.uses_attempt, place
+        )
 
 
-class FailureLike(Why, Protocol):
-    """Anything that has what a `FailureRow` has."""
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A root that failed in a page, which lists each traceback once.
 
-    @property
-    def root(self) -> int: ...
-    @property
-    def place(self) -> str: ...
+    ``row`` is the root's place among the page's failed rows, or -1; ``traceback`` one in its list. ``read_as`` says in
+    words where it was in its source, "" where that is not known here.
+    """
+
+    root: int
+    row: int
+    operator: str
+    reason: str
+    traceback: int
+    fatal: bool
+    after_ms: int | None = None
+    uses_attempt: bool = True
+    read_as: str = ""
+
+    @classmethod
+    def of(cls, root: int, row: int, why: RowFailure, traceback: int, read_as: str) -> Self:
+        return cls(
+            root,
+            row,
+            why.operator,
+            why.reason,
+            traceback,
+            why.fatal,
+            why.after_ms,
+            why.uses_attempt,
+            read_as,
+        )
+
+    def failure(self, traceback: str, place: str) -> Failure:
+        place = f"{place}{READ_AS}{self.read_as}" if self.read_as else place
+        return Failure(
+            self.root,
+            self.reason,
+            self.operator,
+            traceback,
+            self.fatal,
+            self.after_ms,
+            self.uses_attempt,
+            place,
+        )
 
 
-def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
+def to_columns(failures: Iterable[Failure]) -> dict[str, Any]:
     """Return failures as plain values for msgpack, under the names in `COLUMNS` and, where needed, `WISHES`, `PLACES`.
 
     ``roots`` is a list of numbers, ``texts`` one of texts; ``reasons``, ``operators``, ``frames``, ``last_lines`` and
@@ -110,7 +164,7 @@ def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
     return found
 
 
-def from_columns(columns: Any) -> list[FailureRow]:
+def from_columns(columns: Any) -> list[Failure]:
     """Return the failures `to_columns` was given; equal texts are one object.
 
     Raises ValueError that says what is wrong with ``columns``, whatever they are.
@@ -143,7 +197,7 @@ def from_columns(columns: Any) -> list[FailureRow]:
             traceback = joined[half] = texts[half[0]] + texts[half[1]]
         after_ms = None if pause == NO_PAUSE else pause
         rows.append(
-            FailureRow(
+            Failure(
                 root, texts[reason], texts[operator], traceback, is_fatal == 1, after_ms, uses == 1, place
             )
         )
