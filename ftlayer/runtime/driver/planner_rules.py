@@ -7,178 +7,33 @@ source that has started over since has no use for it.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, assert_never
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple, assert_never
 
 from ftlayer.clock import Now
 from ftlayer.runtime.connectors.offset_reader import RangeProgress
-from ftlayer.runtime.driver.range_keeper import Beginning, PlannedRange, RangeKeeper, SplitPlanner
+from ftlayer.runtime.driver.range_keeper import (
+    Beginning,
+    PlannedRange,
+    RangeKeeper,
+    ReaderCalls,
+    SplitPlanner,
+)
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
 
-# ---------------------------------------------------------------- what is asked, and what is answered
-
-
-@dataclass(frozen=True, slots=True)
-class AskProgress:
-    """How far was the source accepted? Not a question for the reader: what outlives subtasks is asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressIs:
-    """As `ftlayer.runtime.connectors.offset_reader.progress_of` returns it; (): nothing was accepted."""
-
-    progress: tuple[RangeProgress, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AskInitial:
-    """At which offset does the source begin?"""
-
-
-@dataclass(frozen=True, slots=True)
-class InitialIs:
-    at: str
-
-
-@dataclass(frozen=True, slots=True)
-class FindEnd:
-    """Have the reader end with what there is now; ``start`` is where it is read from."""
-
-    start: str
-
-
-@dataclass(frozen=True, slots=True)
-class EndIs:
-    """The source ends here; None: the reader itself goes no further than its end."""
-
-    end: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class AskLatest:
-    """How far can the source be read from ``start`` now, within the reader's limit?"""
-
-    start: str
-
-
-@dataclass(frozen=True, slots=True)
-class LatestIs:
-    """It can be read up to here."""
-
-    end: str
-
-
-@dataclass(frozen=True, slots=True)
-class AskSplits:
-    """Which splits has the range from ``start`` to ``end``?
-
-    ``digest`` is the one that they have to have, since rows of them are to be read again; b"" for any.
-    """
-
-    start: str
-    end: str
-    digest: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class SplitsAre:
-    """The splits of the range.
-
-    Attributes:
-        digest: of the partition objects.
-        payloads: the splits, sealed; () for a range without any.
-        kept: the splits, sealed, without rows that were read ahead.
-    """
-
-    start: str
-    end: str
-    digest: bytes
-    payloads: tuple[bytes, ...]
-    kept: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KeepRange:
-    """Note durably that this range is opened; those below number ``first`` need not be noted any more.
-
-    Not for the reader: what `AskProgress` asks is told.
-    """
-
-    planned: PlannedRange
-    first: int
-
-
-@dataclass(frozen=True, slots=True)
-class RangeKept:
-    """It is noted."""
-
-
-@dataclass(frozen=True, slots=True)
-class AskBacklog:
-    """Could more than up to ``end`` be read from ``start`` now?"""
-
-    start: str
-    end: str
-
-
-@dataclass(frozen=True, slots=True)
-class BacklogIs:
-    """Whether the reader's limit cuts what there is to read."""
-
-    is_behind: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AskLag:
-    """How many records are there behind this offset?"""
-
-    at: str
-
-
-@dataclass(frozen=True, slots=True)
-class LagIs:
-    """So many records are there; None: the reader cannot tell."""
-
-    records: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CommitOffset:
-    """The reader is to commit up to here."""
-
-    end: str
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetCommitted:
-    end: str
-
-
-ReaderCall: TypeAlias = (
-    AskProgress
-    | AskInitial
-    | FindEnd
-    | AskLatest
-    | AskSplits
-    | KeepRange
-    | AskBacklog
-    | AskLag
-    | CommitOffset
-)
-ReaderAnswer: TypeAlias = (
-    ProgressIs | InitialIs | EndIs | LatestIs | SplitsAre | RangeKept | BacklogIs | LagIs | OffsetCommitted
-)
-
+Answer = TypeVar("Answer")
+Arguments = TypeVarTuple("Arguments")
 
 # ---------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderAnswered:
-    """A call has succeeded. ``generation`` is that of its `CallReader`."""
+    """A call has succeeded. ``answer`` is what its method has returned."""
 
-    generation: int
-    answer: ReaderAnswer
+    call: CallReader
+    answer: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +80,19 @@ PlannerEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class CallReader:
-    """Carry this call out, and no earlier one that is not begun; the answer is a `ReaderAnswered`."""
+    """Carry this call out, and no earlier one that is not begun; the answer is a `ReaderAnswered`.
 
-    generation: int
-    call: ReaderCall
+    Attributes:
+        method: of `ReaderCalls`.
+        then: the rules' own: takes the answer.
+    """
+
+    method: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    then: Callable[[Any, Now], list[PlannerInstruction]] = field(compare=False, repr=False)
+
+    def carried_out(self, calls: ReaderCalls) -> ReaderAnswered:
+        return ReaderAnswered(self, getattr(calls, self.method.__name__)(*self.arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +169,8 @@ class PlannerRules:
         self._keeper = keeper
         self._stop_at_latest = stop_at_latest
         self._tells_backlog = tells_backlog
-        # A call of an earlier generation was given up.
-        self._generation = 0
-        self._asked: ReaderCall | None = None
+        # None, too, while one is under way that was given up.
+        self._asked: CallReader | None = None
         # Subtasks that are up, and get splits when it is known how far the one before each has come; those of the call
         # under way came up before it.
         self._awaiting: set[int] = set()
@@ -380,11 +243,6 @@ class PlannerRules:
         return self._draining or self._closing or self._splits.ended
 
     @property
-    def _stops_by_itself(self) -> bool:
-        """Whether all that was read is done when it is closed."""
-        return self._draining or self._splits.ended
-
-    @property
     def _first_unread(self) -> int:
         planned = self._splits.range
         if planned is not None and self._splits.reading:
@@ -393,12 +251,12 @@ class PlannerRules:
 
     def validate(self) -> None:
         """Raise `AssertionError` for a state that no events lead to."""
-        asked = self._asked
+        asked = None if self._asked is None else self._asked.method
         assert not self._awaiting & self._asked_for, "a subtask waits for two answers"
-        assert not self._asked_for or isinstance(asked, AskProgress), "nothing is asked for these subtasks"
+        assert not self._asked_for or asked is ReaderCalls.progress, "nothing is asked for these subtasks"
         assert self._at is None or self._beginning is not None, "begun from nowhere"
         assert self._at is not None or not self._splits.reading, "a range is read, and nothing has begun"
-        assert self._next is None or isinstance(asked, AskBacklog | KeepRange), (
+        assert self._next is None or asked in (ReaderCalls.is_behind, ReaderCalls.keep), (
             "a range is planned, and not opened"
         )
         assert self._again is None or self._at is None, "a range was planned again, and is not noted"
@@ -415,11 +273,11 @@ class PlannerRules:
 
     def _take(self, event: PlannerEvent, now: Now) -> list[PlannerInstruction]:
         match event:
-            case ReaderAnswered(generation, answer):
-                if generation != self._generation:
+            case ReaderAnswered(call, answer):
+                if call is not self._asked:
                     return []
                 self._asked = None
-                return self._answered(answer, now)
+                return call.then(answer, now)
             case SubtaskUp(subtask):
                 if self._keeper.outlives_subtasks and self._splits.range is not None:
                     self._awaiting.add(subtask)
@@ -446,39 +304,10 @@ class PlannerRules:
                 assert_never(event)
         return []
 
-    def _answered(self, answer: ReaderAnswer, now: Now) -> list[PlannerInstruction]:
-        match answer:
-            case ProgressIs(progress):
-                return self._progress_known(progress, now)
-            case InitialIs(at):
-                assert self._beginning is not None
-                self._beginning = replace(self._beginning, at=at)
-            case EndIs(end):
-                self._knows_end = True
-                self._end = end
-            case LatestIs(end):
-                return self._plan_to(end, now) if self._may_plan else []
-            case SplitsAre():
-                return self._planned(answer, now)
-            case BacklogIs(is_behind):
-                return self._backlog_known(is_behind)
-            case RangeKept():
-                return self._noted(now)
-            case LagIs(records):
-                self.lag = records
-                self._tells_lag = records is not None
-                self._lag_due_ms = now.mono_ms + LAG_MS
-            case OffsetCommitted(end):
-                self._keeper.committed(end)
-            case _:
-                assert_never(answer)
-        return []
-
     def _start_over(self, beginning: Beginning) -> None:
         # Where the source ends is not to be asked twice: it ends there wherever it begins.
-        if self._asked is not None and not isinstance(self._asked, FindEnd):
+        if self._asked is not None and self._asked.method is not ReaderCalls.find_end:
             self._asked = None
-            self._generation += 1
         self._beginning = beginning
         self._at = None
         self._number = beginning.number
@@ -496,10 +325,32 @@ class PlannerRules:
                 self._splits.passed(progress)
                 self._keeper.passed(progress[0].end if progress[0].complete else progress[0].start)
         if self._beginning is None:
-            self._start_over(_behind(progress))
+            unfinished = tuple(each for each in progress if not each.complete)
+            at, number = (progress[-1].end, progress[-1].number) if progress else (None, 0)
+            self._start_over(Beginning(at, number, unfinished))
             return []
         subtasks, self._asked_for = sorted(self._asked_for), set()
         return [message for subtask in subtasks for message in self._splits.slot_up(subtask, progress)]
+
+    def _initial_known(self, at: str, now: Now) -> list[PlannerInstruction]:
+        assert self._beginning is not None
+        self._beginning = replace(self._beginning, at=at)
+        return []
+
+    def _end_known(self, end: str | None, now: Now) -> list[PlannerInstruction]:
+        self._knows_end = True
+        self._end = end
+        return []
+
+    def _lag_known(self, records: int | None, now: Now) -> list[PlannerInstruction]:
+        self.lag = records
+        self._tells_lag = records is not None
+        self._lag_due_ms = now.mono_ms + LAG_MS
+        return []
+
+    def _committed(self, end: str, now: Now) -> list[PlannerInstruction]:
+        self._keeper.committed(end)
+        return []
 
     # ------------------------------------------------------------ going on
 
@@ -509,76 +360,88 @@ class PlannerRules:
         if self._closing:
             return self._close()
         if self._at is None:
-            if (missing := self._missing()) is not None:
-                return [self._ask(missing)]
+            if missing := self._ask_missing():
+                return missing
             if self._beginning is None:
                 return []  # an event of the mode will say from where it is read
-            self._begin(self._beginning, now)
+            assert self._beginning.at is not None
+            # Not before the first range is on its way.
+            self._lag_due_ms = now.mono_ms + LAG_MS
+            self._at = self._beginning.at
+            self._pause_ms = self._due_ms = 0
+            self._keeper.begun(self._at, self._beginning.number)
         return [*self._open_restored(), *self._ask_next(now)]
 
     def _close(self) -> list[PlannerInstruction]:
         end = self._keeper.to_commit(self._complete)
         if end is not None:
-            return [self._ask(CommitOffset(end))]
-        if self._may_ask_floors and self._stops_by_itself and not self._asked_at_the_end:
+            return self._ask(ReaderCalls.commit, self._committed, end)
+        # All that was read is done by now.
+        stops_by_itself = self._draining or self._splits.ended
+        if self._may_ask_floors and stops_by_itself and not self._asked_at_the_end:
             self._asked_at_the_end = True
-            return [self._ask(AskProgress())]
+            return self._ask_progress()
         self._is_over = True
         return [StopReader()]
 
-    def _missing(self) -> ReaderCall | None:
-        """Return how to find out what has to be known before the source is read."""
+    def _ask_missing(self) -> list[PlannerInstruction]:
+        """Find out what has to be known before the source is read."""
         beginning = self._beginning
         if beginning is None:
-            return AskProgress() if self._keeper.outlives_subtasks else None
+            return self._ask_progress() if self._keeper.outlives_subtasks else []
         if beginning.at is None:
-            return AskInitial()
-        if self._again is not None:
-            return KeepRange(
-                self._again, self._restored[0][0].number if self._restored else self._again.number
-            )
+            return self._ask(ReaderCalls.initial, self._initial_known)
+        if (again := self._again) is not None:
+            first = self._restored[0][0].number if self._restored else again.number
+            return self._ask(ReaderCalls.keep, self._noted, again, first)
         if beginning.unfinished:
-            before = beginning.unfinished[0]
-            return AskSplits(before.start, before.end, before.digest if self._keeper.reads_again else b"")
+            one = beginning.unfinished[0]
+            digest = one.digest if self._keeper.reads_again else b""
+            return self._ask(ReaderCalls.splits, self._planned_again, one.number, one.start, one.end, digest)
         if self._stop_at_latest and not self._knows_end:
-            return FindEnd(beginning.at)
-        return None
+            return self._ask(ReaderCalls.find_end, self._end_known, beginning.at)
+        return []
 
-    def _begin(self, beginning: Beginning, now: Now) -> None:
-        assert beginning.at is not None
-        # Not before the first range is on its way.
-        self._lag_due_ms = now.mono_ms + LAG_MS
-        self._at = beginning.at
-        self._poll_at_once()
-        self._keeper.begun(beginning.at, beginning.number)
+    def _ask(
+        self,
+        method: Callable[[ReaderCalls, *Arguments], Answer],
+        then: Callable[[Answer, Now], list[PlannerInstruction]],
+        *arguments: *Arguments,
+    ) -> list[PlannerInstruction]:
+        self._asked = CallReader(method, arguments, then)
+        return [self._asked]
 
-    def _ask(self, call: ReaderCall) -> CallReader:
-        self._asked = call
-        if isinstance(call, AskProgress):
-            self._asked_for, self._awaiting = self._awaiting, set()
-        return CallReader(self._generation, call)
+    def _ask_progress(self) -> list[PlannerInstruction]:
+        self._asked_for, self._awaiting = self._awaiting, set()
+        return self._ask(ReaderCalls.progress, self._progress_known)
 
     def _ask_next(self, now: Now) -> list[PlannerInstruction]:
         if self._awaiting:
-            return [self._ask(AskProgress())]
+            return self._ask_progress()
         end = self._keeper.to_commit(self._complete)
         if end is not None:
-            return [self._ask(CommitOffset(end))]
+            return self._ask(ReaderCalls.commit, self._committed, end)
         if self._may_ask_floors and now.mono_ms >= self._floors_due_ms:
-            return [self._ask(AskProgress())]
+            return self._ask_progress()
         if self._may_ask_lag and now.mono_ms >= self._lag_due_ms:
             assert self._read_to is not None
-            return [self._ask(AskLag(self._read_to))]
+            return self._ask(ReaderCalls.lag, self._lag_known, self._read_to)
         if not self._may_plan or now.mono_ms < self._due_ms:
             return []
+        if self._end is not None:
+            return self._plan_to(self._end, now)
         assert self._at is not None
-        return [self._ask(AskLatest(self._at))] if self._end is None else self._plan_to(self._end, now)
+        return self._ask(ReaderCalls.latest, self._plan_to, self._at)
 
     # ------------------------------------------------------------ ranges
 
     def _plan_to(self, end: str, now: Now) -> list[PlannerInstruction]:
+        if not self._may_plan:
+            return []
         assert self._at is not None
-        return self._nothing_up_to(end, now) if end == self._at else [self._ask(AskSplits(self._at, end))]
+        if end == self._at:
+            return self._nothing_up_to(end, now)
+        return self._ask(ReaderCalls.splits, self._planned, self._number + 1, self._at, end, b"")
 
     def _nothing_up_to(self, end: str, now: Now) -> list[PlannerInstruction]:
         if self._stop_at_latest and end == self._at:
@@ -589,26 +452,25 @@ class PlannerRules:
         self._keeper.moved(end)
         return []
 
-    def _planned(self, found: SplitsAre, now: Now) -> list[PlannerInstruction]:
-        if self._at is None:
-            return self._planned_again(found)
+    def _planned(self, found: tuple[PlannedRange, PlannedRange], now: Now) -> list[PlannerInstruction]:
         if not self._may_plan:
             return []
-        if not found.payloads:
-            return self._nothing_up_to(found.end, now)
-        planned = PlannedRange(self._number + 1, found.start, found.end, found.digest, found.payloads)
-        self._next = planned, replace(planned, payloads=found.kept)
-        return [self._ask(AskBacklog(found.start, found.end))] if self._tells_backlog else self._note_next()
+        planned, _ = found
+        if not planned.payloads:
+            return self._nothing_up_to(planned.end, now)
+        self._next = found
+        if not self._tells_backlog:
+            return self._note_next()
+        return self._ask(ReaderCalls.is_behind, self._backlog_known, planned.start, planned.end)
 
-    def _planned_again(self, found: SplitsAre) -> list[PlannerInstruction]:
+    def _planned_again(self, found: tuple[PlannedRange, PlannedRange], now: Now) -> list[PlannerInstruction]:
         assert self._beginning is not None
         before = self._beginning.unfinished[0]
         # Behind one that has a new number all get new ones.
         in_order = not self._restored or self._restored[-1][0].number < before.number
-        same = found.digest == before.digest and in_order
-        number = before.number if same else self._number + 1
-        planned = PlannedRange(number, found.start, found.end, found.digest, found.payloads)
-        self._beginning = replace(self._beginning, number=max(number, self._beginning.number))
+        same = found[0].digest == before.digest and in_order
+        planned = found[0] if same else replace(found[0], number=self._number + 1)
+        self._beginning = replace(self._beginning, number=max(planned.number, self._beginning.number))
         self._number = self._beginning.number
         if self._keeper.reads_again:
             self._again = planned
@@ -628,9 +490,9 @@ class PlannerRules:
         assert self._next is not None
         planned, _ = self._next
         first = self._splits.kept[0].number if self._splits.kept else planned.number
-        return [self._ask(KeepRange(planned, first))]
+        return self._ask(ReaderCalls.keep, self._noted, planned, first)
 
-    def _noted(self, now: Now) -> list[PlannerInstruction]:
+    def _noted(self, _: None, now: Now) -> list[PlannerInstruction]:
         if self._again is not None:
             planned, self._again = self._again, None
             self._restore(planned)
@@ -643,7 +505,7 @@ class PlannerRules:
         self._next = None
         return []
 
-    def _backlog_known(self, is_behind: bool) -> list[PlannerInstruction]:
+    def _backlog_known(self, is_behind: bool, now: Now) -> list[PlannerInstruction]:
         if not self._may_plan:
             self._next = None
             return []
@@ -656,7 +518,7 @@ class PlannerRules:
         (planned, kept), self._next = self._next, None
         self._number = planned.number
         self._at = planned.end
-        self._poll_at_once()
+        self._pause_ms = self._due_ms = 0
         self._keeper.opened(kept)
         return self._open(planned, None, kept)
 
@@ -671,13 +533,3 @@ class PlannerRules:
     ) -> list[PlannerInstruction]:
         self._progress = () if progress is None else (progress,)
         return [*self._splits.open(planned, progress, kept if self._keeper.reads_again else None)]
-
-    def _poll_at_once(self) -> None:
-        self._pause_ms = self._due_ms = 0
-
-
-def _behind(progress: tuple[RangeProgress, ...]) -> Beginning:
-    if not progress:
-        return Beginning(None, 0)
-    unfinished = tuple(each for each in progress if not each.complete)
-    return Beginning(progress[-1].end, progress[-1].number, unfinished)

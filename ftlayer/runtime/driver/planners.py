@@ -6,54 +6,34 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, assert_never
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
 
 from ftlayer.clock import Now, system_now
-from ftlayer.errors import FTLayerError, SourceChangedError, SourceError
+from ftlayer.errors import FTLayerError, SourceError
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.printable import described
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy, note_success, pause_after
-from ftlayer.runtime.connectors.offset_reader import OffsetReader, digest_of, offset_reader, without_rows
+from ftlayer.runtime.connectors.offset_reader import OffsetReader, offset_reader
 from ftlayer.runtime.driver.planner_rules import (
-    AskBacklog,
-    AskInitial,
-    AskLag,
-    AskLatest,
-    AskProgress,
-    AskSplits,
-    BacklogIs,
     CallReader,
     CloseSource,
-    CommitOffset,
     DrainSource,
-    EndIs,
-    FindEnd,
-    InitialIs,
     KeeperEvent,
-    KeepRange,
-    LagIs,
-    LatestIs,
-    OffsetCommitted,
     PlannerEvent,
     PlannerInstruction,
     PlannerRules,
     PollDue,
-    ProgressIs,
-    RangeKept,
-    ReaderAnswer,
-    ReaderAnswered,
-    ReaderCall,
-    SplitsAre,
     StopReader,
     SubtaskDown,
     SubtaskUp,
     TellBacklog,
     WarnReadAgain,
 )
-from ftlayer.runtime.driver.range_keeper import OpenKeeper
-from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone, seal
+from ftlayer.runtime.driver.range_keeper import OpenKeeper, ReaderCalls
+from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import ReaderSource, Source
 
@@ -100,10 +80,7 @@ class ReaderPlanner:
                 there is to read; any thread, must not block. None: that is not asked for.
             clock: tells when the reader is asked again.
         """
-        assert isinstance(source.connector, ReaderSource)
         self._uid = source.uid
-        self._connector = source.connector
-        self._key = key
         self._send = send
         self._failed = failed
         self._tell_backlog = backlog
@@ -116,24 +93,18 @@ class ReaderPlanner:
         self._call: CallReader | None = None
         self._called_ms = 0
         self._stops = False
-        kept = keeper(source, lambda event: self._handle(KeeperEvent(event)))
-        self._ask_progress = kept.progress
-        self._note = kept.note
-        self._rules = PlannerRules(
+        kept = keeper(source, lambda event: self.handle(KeeperEvent(event)))
+        # The thread's.
+        self._calls = ReaderCalls(source.uid, partial(_copied_reader, source), key, kept)
+        self.rules = PlannerRules(
             source.uid,
             parallelism,
             kept.keeper,
             stop_at_latest=stop_at_latest,
             tells_backlog=backlog is not None,
         )
-        # The thread's.
-        self._reader: OffsetReader | None = None
 
     # ------------------------------------------------------------ any thread
-
-    @property
-    def rules(self) -> PlannerRules:
-        return self._rules
 
     @property
     def unanswered_ms(self) -> int:
@@ -142,37 +113,25 @@ class ReaderPlanner:
             return 0 if self._call is None else self._clock().mono_ms - self._called_ms
 
     def start(self) -> None:
-        self._handle(PollDue())
+        self.handle(PollDue())
         self._thread = threading.Thread(target=self._run, name=f"ftlayer-plan-{self._uid}", daemon=True)
         self._thread.start()
 
-    def slot_up(self, subtask: int) -> None:
-        self._handle(SubtaskUp(subtask))
-
-    def slot_down(self, subtask: int) -> None:
-        self._handle(SubtaskDown(subtask))
-
-    def split_done(self, message: SplitDone) -> None:
-        self._handle(message)
-
-    def drain(self) -> None:
-        self._handle(DrainSource())
-
     def close(self) -> None:
         """End the thread and stop the reader; waits a few seconds for a method of the reader that blocks."""
-        self._handle(CloseSource())
+        self.handle(CloseSource())
         if self._thread is None:
             return
         self._thread.join(STOP_WAIT_S)
-        if self._reader is not None and not self._thread.is_alive():
+        if self._calls.reader is not None and not self._thread.is_alive():
             # It had ended by a failure.
             last = threading.Thread(target=self._stop_reader, daemon=True)
             last.start()
             last.join(STOP_WAIT_S)
 
-    def _handle(self, event: PlannerEvent) -> None:
+    def handle(self, event: PlannerEvent) -> None:
         with self._changed:
-            for instruction in self._rules.handle(event, self._clock()):
+            for instruction in self.rules.handle(event, self._clock()):
                 self._carry_out(instruction)
             self._changed.notify()
 
@@ -222,7 +181,7 @@ class ReaderPlanner:
         with self._changed:
             if self._call is not None:
                 return 0
-            due_ms = self._rules.due_ms
+            due_ms = self.rules.due_ms
         return None if due_ms is None else max(0, due_ms - self._clock().mono_ms)
 
     def work(self) -> bool:
@@ -232,12 +191,12 @@ class ReaderPlanner:
         is made again by the next `work`, unless something else is wanted by then.
         """
         if self._call is None:
-            self._handle(PollDue())
+            self.handle(PollDue())
         call = self._call
         if call is None:
             return True
         try:
-            answer = self._answer(self._opened_reader(), call.call)
+            answered = call.carried_out(self._calls)
         except FTLayerError as error:
             self._failed(self._uid, error)
             return False
@@ -253,72 +212,24 @@ class ReaderPlanner:
         with self._changed:
             if self._call is call:
                 self._call = None
-            self._handle(ReaderAnswered(call.generation, answer))
+            self.handle(answered)
         return True
 
-    def _opened_reader(self) -> OffsetReader:
-        if self._reader is None:
-            self._reader = offset_reader(self._uid, _copy(self._connector.reader))
-        return self._reader
-
-    def _answer(self, reader: OffsetReader, call: ReaderCall) -> ReaderAnswer:
-        match call:
-            case AskProgress():
-                return ProgressIs(self._ask_progress())
-            case AskInitial():
-                return InitialIs(reader.initial())
-            case FindEnd(start):
-                return EndIs(None if reader.prepare_to_stop() else reader.latest(start, all_of_it=True))
-            case AskLatest(start):
-                return LatestIs(reader.latest(start, all_of_it=False))
-            case AskSplits(start, end):
-                return self._checked(call, self._sealed(call, reader.splits(start, end)))
-            case KeepRange(planned, first):
-                assert self._note is not None, "a mode whose rows are read again notes ranges"
-                self._note(planned, first)
-                return RangeKept()
-            case AskBacklog(start, end):
-                return BacklogIs(reader.is_behind(start, end))
-            case AskLag(at):
-                return LagIs(reader.lag(at))
-            case CommitOffset(end):
-                reader.commit(end)
-                return OffsetCommitted(end)
-            case _:
-                assert_never(call)
-
-    def _sealed(self, call: AskSplits, splits: list[Any]) -> SplitsAre:
-        payloads = tuple(b"" if split is None else seal(split, self._key) for split in splits)
-        bare = [without_rows(split) for split in splits]
-        kept = tuple(
-            payload if one is split else seal(one, self._key)
-            for one, split, payload in zip(bare, splits, payloads, strict=True)
-        )
-        return SplitsAre(call.start, call.end, digest_of(splits), payloads, kept)
-
-    def _checked(self, call: AskSplits, found: SplitsAre) -> SplitsAre:
-        if call.digest and found.digest != call.digest:
-            raise SourceChangedError(
-                f"source {self._uid!r}: its reader plans the range from {call.start} to {call.end} otherwise than "
-                "before, and rows of it are not done: they cannot be read again"
-            )
-        return found
-
     def _stop_reader(self) -> None:
-        reader, self._reader = self._reader, None
         try:
-            if reader is not None:
-                reader.stop()
+            self._calls.stop()
         except BaseException as error:
             raise_signalled(error)
             logger.warning("source %r: its reader did not stop cleanly", self._uid, exc_info=True)
 
 
-def _copy(reader: Any) -> Any:
-    """Return a copy, made as Spark makes its own: what it opens in the driver is not sent to slots."""
+def _copied_reader(source: Source) -> OffsetReader:
+    """Copy the reader as Spark does it: what it opens in the driver is not sent to slots."""
     from pyspark import cloudpickle
 
-    return cloudpickle.loads(cloudpickle.dumps(reader))  # type: ignore[no-untyped-call]
+    assert isinstance(source.connector, ReaderSource)
+    given = cloudpickle.dumps(source.connector.reader)  # type: ignore[no-untyped-call]
+    return offset_reader(source.uid, cloudpickle.loads(given))
 
 
 ANSWER_MS = 10_000
@@ -348,7 +259,7 @@ class Planners:
         self._failed = failed
         self._closed = threading.Event()
         self._parallelism: dict[str, int] = {}
-        self._planners: dict[str, ReaderPlanner] = {}
+        self.by_source: dict[str, ReaderPlanner] = {}
         self._restarts: dict[str, RestartStrategy] = {}
         for source in graph.sources():
             if not isinstance(source.connector, ReaderSource):
@@ -356,7 +267,7 @@ class Planners:
             uid = source.uid
             parallelism = self._parallelism[uid] = graph.vertex(uid).parallelism
             self._restarts[uid] = copy.deepcopy(source.restart)
-            self._planners[uid] = ReaderPlanner(
+            self.by_source[uid] = ReaderPlanner(
                 source,
                 parallelism,
                 keeper=keeper,
@@ -368,10 +279,6 @@ class Planners:
                 clock=clock,
             )
 
-    @property
-    def by_source(self) -> Mapping[str, ReaderPlanner]:
-        return self._planners
-
     def lags(self) -> dict[str, int]:
         """Return, by source, how many records were not read when its reader was asked last, of those that can tell.
 
@@ -379,44 +286,44 @@ class Planners:
         """
         return {
             uid: lag
-            for uid, planner in self._planners.items()
+            for uid, planner in self.by_source.items()
             if (lag := planner.rules.lag) is not None and planner.unanswered_ms < ANSWER_MS
         }
 
     def away(self) -> dict[str, int]:
         """Return, by source, for how long (ms) its reader has been asked in vain, see `ReaderPlanner.unanswered_ms`."""
-        return {uid: planner.unanswered_ms for uid, planner in self._planners.items()}
+        return {uid: planner.unanswered_ms for uid, planner in self.by_source.items()}
 
     def start(self) -> None:
-        for planner in self._planners.values():
+        for planner in self.by_source.values():
             planner.start()
 
     def slot_up(self, slot: int) -> None:
-        for uid, planner in self._planners.items():
+        for uid, planner in self.by_source.items():
             if slot < self._parallelism[uid]:
-                planner.slot_up(slot)
+                planner.handle(SubtaskUp(slot))
 
     def slot_down(self, slot: int) -> None:
-        for uid, planner in self._planners.items():
+        for uid, planner in self.by_source.items():
             if slot < self._parallelism[uid]:
-                planner.slot_down(slot)
+                planner.handle(SubtaskDown(slot))
 
     def split_done(self, done: SplitDone) -> None:
-        planner = self._planners.get(done.source)
+        planner = self.by_source.get(done.source)
         if planner is not None:
-            planner.split_done(done)
+            planner.handle(done)
 
     def drain(self) -> None:
-        for planner in self._planners.values():
-            planner.drain()
+        for planner in self.by_source.values():
+            planner.handle(DrainSource())
 
     def close(self) -> None:
         self._closed.set()
-        for planner in self._planners.values():
+        for planner in self.by_source.values():
             planner.close()
 
     def _reader_failed(self, uid: str, error: FTLayerError) -> None:
-        final, planner = lasting(error), self._planners[uid]
+        final, planner = lasting(error), self.by_source[uid]
         if planner.answered:
             planner.answered = False
             note_success(self._restarts[uid])

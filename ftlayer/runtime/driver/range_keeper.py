@@ -1,15 +1,22 @@
-"""What the planner of a reader source asks of the job's mode: where the source has come to, and what is durable."""
+"""What the planner of a reader source asks of the reader and of the job's mode, and the ranges that it has open."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
-from ftlayer.runtime.connectors.offset_reader import RangeProgress, places_of
-from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
+from ftlayer.errors import SourceChangedError
+from ftlayer.runtime.connectors.offset_reader import (
+    OffsetReader,
+    RangeProgress,
+    digest_of,
+    places_of,
+    without_rows,
+)
+from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone, seal
 from ftlayer.topology.operators import Source
 
 # Who reads which split of a reader source: the rules. No I/O, no threads, no clock.
@@ -41,6 +48,8 @@ class SplitPlanner:
     """The open range of one source, those that are kept, and the subtasks that are up.
 
     Attributes:
+        range: the one that was opened last.
+        ended: whether there are no more ranges.
         kept: ranges that subtasks which are back are assigned again, in their order: the open one, and with ``keeps``
             those before it until they are `passed`.
     """
@@ -51,22 +60,14 @@ class SplitPlanner:
         self._parallelism = parallelism
         self._keeps = keeps
         self._up: set[int] = set()
-        self._range: PlannedRange | None = None
+        self.range: PlannedRange | None = None
         self.kept: deque[PlannedRange] = deque()
         self._done: set[int] = set()
-        self._ended = False
+        self.ended = False
 
     @property
     def reading(self) -> bool:
-        return self._range is not None and len(self._done) < len(self._range.payloads)
-
-    @property
-    def range(self) -> PlannedRange | None:
-        return self._range
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
+        return self.range is not None and len(self._done) < len(self.range.payloads)
 
     def is_up(self, split: int) -> bool:
         """Whether the subtask runs that reads the splits of this number."""
@@ -74,10 +75,10 @@ class SplitPlanner:
 
     def restart(self) -> None:
         """Forget the ranges and their end. The subtasks stay as they are: down, if they start again."""
-        self._range = None
+        self.range = None
         self.kept.clear()
         self._done = set()
-        self._ended = False
+        self.ended = False
 
     def open(
         self, planned: PlannedRange, progress: RangeProgress | None, kept: PlannedRange | None = None
@@ -86,8 +87,8 @@ class SplitPlanner:
 
         ``kept`` is the same range as it is assigned later on, if that differs.
         """
-        assert not self.reading, f"range {self._range} of {self._source!r} is still read"
-        self._range = planned
+        assert not self.reading, f"range {self.range} of {self._source!r} is still read"
+        self.range = planned
         self._done = {split for split, payload in enumerate(planned.payloads) if not payload}
         if not self._keeps:
             self.kept.clear()
@@ -105,13 +106,13 @@ class SplitPlanner:
         self._up.add(subtask)
         known = {each.number: each for each in progress}
         messages: list[AssignSplits] = []
-        if self._keeps and self._range is not None and self._range.number not in known:
+        if self._keeps and self.range is not None and self.range.number not in known:
             # All of its rows are done, and the instance that read them did not live to say so.
-            self._done.update(range(subtask, len(self._range.payloads), self._parallelism))
+            self._done.update(range(subtask, len(self.range.payloads), self._parallelism))
         for planned in self.kept:
-            if planned.number in known if self._keeps else not self._ended:
+            if planned.number in known if self._keeps else not self.ended:
                 messages += self._assign(planned, {subtask}, known.get(planned.number))
-        return [*messages, self._end_of(subtask)] if self._ended else messages
+        return [*messages, self._end_of(subtask)] if self.ended else messages
 
     def slot_down(self, subtask: int) -> None:
         """The subtask is lost: its splits wait for the next instance."""
@@ -119,14 +120,14 @@ class SplitPlanner:
 
     def split_done(self, message: SplitDone) -> None:
         """A split is accepted to its end. Messages of other ranges are of no interest."""
-        planned = self._range
+        planned = self.range
         if planned is not None and message.range == planned.number and message.split < len(planned.payloads):
             self._done.add(message.split)
 
     def end(self) -> list[AssignSplits]:
         """There are no more ranges: tell all subtasks, and those that come."""
-        assert not self.reading, f"range {self._range} of {self._source!r} is still read"
-        self._ended = True
+        assert not self.reading, f"range {self.range} of {self._source!r} is still read"
+        self.ended = True
         return [self._end_of(subtask) for subtask in sorted(self._up)]
 
     def _assign(
@@ -137,7 +138,7 @@ class SplitPlanner:
         if progress is not None and progress.number == planned.number:
             rows = dict(enumerate(progress.rows))
             done = {split for split, is_done in enumerate(progress.done) if is_done}
-        if self._range is not None and planned.number == self._range.number:
+        if self.range is not None and planned.number == self.range.number:
             # Accepted to the end by an instance that did not live to say so.
             self._done |= done
         if not self._keeps:
@@ -166,7 +167,7 @@ class SplitPlanner:
         return messages
 
     def _end_of(self, subtask: int) -> AssignSplits:
-        number, end = (self._range.number, self._range.end) if self._range is not None else (0, "null")
+        number, end = (self.range.number, self.range.end) if self.range is not None else (0, "null")
         return AssignSplits(self._source, subtask, number, end, end, b"", 0, ())
 
 
@@ -194,22 +195,18 @@ Own_contra = TypeVar("Own_contra", contravariant=True)
 class RangeKeeper(Generic[Own_contra]):
     """The mode's part of a `PlannerRules`: knows where one reader source has come to."""
 
-    @property
-    def outlives_subtasks(self) -> bool:
-        """Whether what a subtask has read stays read when it is lost.
+    outlives_subtasks: ClassVar[bool] = True
+    """Whether what a subtask has read stays read when it is lost.
 
-        Then the rules ask how far a source was accepted, at first and whenever a subtask is back, and a split counts
-        whose report comes behind the loss. Otherwise the source goes back to where an event of the mode leads it.
-        """
-        return True
+    Then the rules ask how far a source was accepted, at first and whenever a subtask is back, and a split counts
+    whose report comes behind the loss. Otherwise the source goes back to where an event of the mode leads it.
+    """
 
-    @property
-    def reads_again(self) -> bool:
-        """Whether rows that are lost are read again: ranges are kept, and noted, until all of their rows are done.
+    reads_again: ClassVar[bool] = False
+    """Whether rows that are lost are read again: ranges are kept, and noted, until all of their rows are done.
 
-        Then the rules ask now and then how far a source was accepted, and tell the keeper (`passed`).
-        """
-        return False
+    Then the rules ask now and then how far a source was accepted, and tell the keeper (`passed`).
+    """
 
     def handle(self, event: Own_contra, first_unread: int) -> Beginning | None:
         """Take an event of the mode; return from where the source is read from now on, if the event says that.
@@ -284,6 +281,86 @@ class KeptRanges:
     keeper: RangeKeeper[Any]
     progress: Callable[[], tuple[RangeProgress, ...]] = tuple
     note: Callable[[PlannedRange, int], None] | None = None
+
+
+class ReaderCalls:
+    """What the rules of a source's planner ask of the reader, and of the job's mode. A method may block, and raise.
+
+    Attributes:
+        reader: it is open from the first call for it to `stop`.
+    """
+
+    def __init__(self, source: str, opens: Callable[[], OffsetReader], key: bytes, kept: KeptRanges) -> None:
+        """``opens`` opens the reader of the source of this uid; ``key`` is the job's, to seal splits with."""
+        self._source = source
+        self._opens = opens
+        self._key = key
+        self._kept = kept
+        self.reader: OffsetReader | None = None
+
+    def _opened(self) -> OffsetReader:
+        if self.reader is None:
+            self.reader = self._opens()
+        return self.reader
+
+    def progress(self) -> tuple[RangeProgress, ...]:
+        """Return how far the source was accepted, as `KeptRanges` says; (): nothing was."""
+        return self._kept.progress()
+
+    def initial(self) -> str:
+        """Return the offset at which the source begins."""
+        return self._opened().initial()
+
+    def find_end(self, start: str) -> str | None:
+        """Have the source end with what there is now; None: the reader itself goes no further than its end."""
+        reader = self._opened()
+        return None if reader.prepare_to_stop() else reader.latest(start, all_of_it=True)
+
+    def latest(self, start: str) -> str:
+        """Return how far the source can be read from ``start`` now, within the reader's limit."""
+        return self._opened().latest(start, all_of_it=False)
+
+    def splits(self, number: int, start: str, end: str, digest: bytes) -> tuple[PlannedRange, PlannedRange]:
+        """Plan a range: return it as it is opened, and as it is kept, without rows that were read ahead.
+
+        ``digest`` is the one that its splits have to have, since rows of them are to be read again; b"" for any.
+        """
+        splits = self._opened().splits(start, end)
+        payloads = tuple(b"" if split is None else seal(split, self._key) for split in splits)
+        kept = tuple(
+            payload if bare is split else seal(bare, self._key)
+            for bare, split, payload in zip(map(without_rows, splits), splits, payloads, strict=True)
+        )
+        planned = PlannedRange(number, start, end, digest_of(splits), payloads)
+        if digest and planned.digest != digest:
+            raise SourceChangedError(
+                f"source {self._source!r}: its reader plans the range from {start} to {end} otherwise than "
+                "before, and rows of it are not done: they cannot be read again"
+            )
+        return planned, replace(planned, payloads=kept)
+
+    def keep(self, planned: PlannedRange, first: int) -> None:
+        """Note durably that this range is opened; those below number ``first`` need not be noted any more."""
+        assert self._kept.note is not None, "a mode whose rows are read again notes ranges"
+        self._kept.note(planned, first)
+
+    def is_behind(self, start: str, end: str) -> bool:
+        """Whether more than up to ``end`` could be read from ``start`` now: the reader's limit is in the way."""
+        return self._opened().is_behind(start, end)
+
+    def lag(self, at: str) -> int | None:
+        """Return how many records there are behind this offset; None if the reader cannot tell."""
+        return self._opened().lag(at)
+
+    def commit(self, end: str) -> str:
+        """Have the reader commit up to ``end``; return that."""
+        self._opened().commit(end)
+        return end
+
+    def stop(self) -> None:
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.stop()
 
 
 OpenKeeper: TypeAlias = Callable[[Source, Callable[[Any], None]], KeptRanges]

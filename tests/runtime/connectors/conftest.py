@@ -16,6 +16,7 @@ from ftlayer.errors import FTLayerError
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.offset_reader import progress_of
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
+from ftlayer.runtime.driver.planner_rules import SubtaskDown, SubtaskUp
 from ftlayer.runtime.driver.planners import ReaderPlanner
 from ftlayer.runtime.driver.range_keeper import KeptRanges, PositionKeeper
 from ftlayer.runtime.protocol.messages import AssignSplits
@@ -209,13 +210,13 @@ class ReaderJob:
         )
         reader.start()
         self.slots[subtask] = reader
-        self.planner.slot_up(subtask)
+        self.planner.handle(SubtaskUp(subtask))
 
     def kill(self, subtask: int) -> None:
         self.slots.pop(subtask).stop()
         with self._lock:
             self._inbox = [message for message in self._inbox if message.subtask != subtask]
-        self.planner.slot_down(subtask)
+        self.planner.handle(SubtaskDown(subtask))
 
     def step(self) -> None:
         """Deliver messages; let every slot persist a batch."""
@@ -230,7 +231,7 @@ class ReaderJob:
                 self.vertex.persist(rows)
                 done = reader.accepted(rows)
                 if done is not None:
-                    self.planner.split_done(done)
+                    self.planner.handle(done)
 
     def run_until(self, condition: Callable[[], Any]) -> None:
         def check() -> Any:

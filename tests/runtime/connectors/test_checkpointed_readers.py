@@ -24,6 +24,7 @@ from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import (
     unpack_restored,
 )
 from ftlayer.runtime.connectors.offset_reader import SplitPosition, pack_rows, partition_key
+from ftlayer.runtime.driver.planner_rules import DrainSource, SubtaskDown, SubtaskUp
 from ftlayer.runtime.driver.planners import ReaderPlanner
 from ftlayer.runtime.driver.range_keeper import KeptRanges, PlannedRange
 from ftlayer.runtime.protocol.messages import AssignSplits
@@ -192,7 +193,7 @@ class Job:
     def restore(self, checkpoint: Any) -> None:
         for subtask in list(self.slots):
             self.slots.pop(subtask).stop()
-            self.planner.slot_down(subtask)
+            self.planner.handle(SubtaskDown(subtask))
         positions, captured, emitted = checkpoint or ({}, None, self.origin)
         self.ranges.restore(positions, captured)
         with self.lock:
@@ -202,7 +203,7 @@ class Job:
             reader = self.driver.open(self.source, subtask, self.parallelism, positions=positions, rows=7)
             reader.start()
             self.slots[subtask] = reader
-            self.planner.slot_up(subtask)
+            self.planner.handle(SubtaskUp(subtask))
 
     def step(self) -> None:
         with self.lock:
@@ -216,7 +217,7 @@ class Job:
                 self.emitted += rows.payload.column(0).to_pylist()
                 done = reader.accepted(rows)
                 if done is not None:
-                    self.planner.split_done(done)
+                    self.planner.handle(done)
 
     def run_until(self, condition: Callable[[], Any]) -> None:
         def check() -> Any:
@@ -285,9 +286,9 @@ def test_each_row_is_read_once_whatever_is_restored(make: Any, log: Log, reader:
 def test_nothing_is_planned_before_it_is_known_from_where(make: Any, log: Log) -> None:
     log.rows = list(range(10))
     job = make(LogReader(log))
-    job.planner.slot_up(0)
+    job.planner.handle(SubtaskUp(0))
     job.planner.start()
-    job.planner.slot_down(0)
+    job.planner.handle(SubtaskDown(0))
     assert job.rests
     assert log.calls == []
     job.restore(None)
@@ -424,7 +425,7 @@ def test_draining_outlives_a_restore(make: Any, log: Log) -> None:
     job = make(LogReader(log)).start()
     job.run_to(20)
     checkpoint = job.checkpoint()
-    job.planner.drain()
+    job.planner.handle(DrainSource())
     job.restore(checkpoint)
     job.driver.until(lambda: job.rests)
     log.calls.clear()

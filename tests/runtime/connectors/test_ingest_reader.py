@@ -14,6 +14,7 @@ from ftlayer.config import VertexOptions
 from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
+from ftlayer.runtime.driver.planner_rules import SubtaskDown, SubtaskUp
 from ftlayer.runtime.driver.planners import ReaderPlanner
 from ftlayer.runtime.driver.range_keeper import KeptRanges
 from ftlayer.spark.deliveries import ingest_reader
@@ -211,12 +212,12 @@ def test_as_a_source_of_a_topology(
     checkpoint: tuple[dict[str, bytes], bytes | None, list[int]] = ({}, None, [])
     for _ in range(4):
         orders.put(10)
-        planner.slot_down(0)
+        planner.handle(SubtaskDown(0))
         ranges.restore(*checkpoint[:2])
         inbox.clear()
         slot = driver.open(source, positions=checkpoint[0], rows=3)
         slot.start()
-        planner.slot_up(0)
+        planner.handle(SubtaskUp(0))
         positions, seen = dict(checkpoint[0]), list(checkpoint[2])
 
         def all_read(slot: Any = slot, positions: Any = positions, seen: Any = seen) -> bool:
@@ -227,7 +228,7 @@ def test_as_a_source_of_a_topology(
                 positions[taken.position.partition] = taken.position.end
                 seen.extend(taken.payload.column(0).to_pylist())
                 if (done := slot.accepted(taken)) is not None:
-                    planner.split_done(done)
+                    planner.handle(done)
             return len(seen) >= orders.count - 3
 
         driver.until(all_read)

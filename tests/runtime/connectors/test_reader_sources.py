@@ -15,6 +15,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.runtime.connectors.offset_reader import offset_reader
+from ftlayer.runtime.driver.planner_rules import DrainSource
+from ftlayer.runtime.protocol.messages import SplitDone
 from ftlayer.sources.logs import LogReader
 
 ID = pa.schema([("id", pa.int64())])
@@ -311,7 +313,10 @@ def test_a_planner_that_has_not_heard_of_a_split_is_told_again(
     job = start(ListReader(broker, splits=2))
     job.run_until(lambda: job.sent)
     before = vertex.snapshot()
-    monkeypatch.setattr(job.planner, "split_done", lambda message: None)
+    handle = job.planner.handle
+    monkeypatch.setattr(
+        job.planner, "handle", lambda event: None if isinstance(event, SplitDone) else handle(event)
+    )
     job.run_until(lambda: len(vertex.rows) == 10)
     for _ in range(3):
         job.step()
@@ -339,7 +344,7 @@ def test_drain_opens_no_further_range(start: Any, broker: Any, vertex: Any) -> N
     broker.rows = list(range(30))
     job = start(ListReader(broker))
     job.run_until(lambda: job.sent)
-    job.planner.drain()
+    job.planner.handle(DrainSource())
     broker.rows = list(range(60))
     job.run_until(lambda: broker.commits)
     assert broker.commits == [30]
@@ -423,7 +428,7 @@ def test_a_reader_that_blocks_blocks_no_other(start: Any, broker: Any) -> None:
     job = start(Blocking(broker))
     job.kill(1)
     job.up(1)
-    job.planner.drain()
+    job.planner.handle(DrainSource())
     broker.go.set()
 
 

@@ -26,36 +26,16 @@ from ftlayer.runtime.connectors.offset_reader import (
     unpack_split,
 )
 from ftlayer.runtime.driver.planner_rules import (
-    AskBacklog,
-    AskInitial,
-    AskLag,
-    AskLatest,
-    AskProgress,
-    AskSplits,
-    BacklogIs,
     CallReader,
-    CommitOffset,
-    EndIs,
-    FindEnd,
-    InitialIs,
     KeeperEvent,
-    KeepRange,
-    LagIs,
-    LatestIs,
-    OffsetCommitted,
     PlannerEvent,
     PlannerRules,
     PollDue,
-    ProgressIs,
-    RangeKept,
-    ReaderAnswer,
     ReaderAnswered,
-    ReaderCall,
-    SplitsAre,
     SubtaskDown,
     SubtaskUp,
 )
-from ftlayer.runtime.driver.range_keeper import PositionKeeper, RangeKeeper
+from ftlayer.runtime.driver.range_keeper import PlannedRange, PositionKeeper, RangeKeeper, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 
 MANY = 5_000
@@ -84,7 +64,7 @@ class Slot:
             self.todo.append((message, split))
 
 
-class World:
+class World(ReaderCalls):
     """A planner's rules with a broker, slots, and a thread that calls the reader. The same for the same seed."""
 
     keeper: RangeKeeper[Any]
@@ -123,7 +103,7 @@ class World:
 
     def start_driver(self) -> None:
         self.call: CallReader | None = None
-        self.at_work: tuple[CallReader, ReaderAnswer] | None = None
+        self.at_work: ReaderAnswered | None = None
         self.slots.clear()
         self.reports.clear()
         self.told_end: set[int] = set()
@@ -181,18 +161,18 @@ class World:
 
     def call_reader(self) -> None:
         assert self.call is not None
-        self.at_work = self.call, self.answer_to(self.call.call)
+        self.at_work = self.call.carried_out(self)
 
     def answer(self) -> None:
         assert self.at_work is not None
-        (call, answer), self.at_work = self.at_work, None
-        if self.call is call:
+        answered, self.at_work = self.at_work, None
+        if self.call is answered.call:
             self.call = None
-        if isinstance(answer, EndIs):
+        if answered.call.method is ReaderCalls.find_end:
             assert self.end is None, "the end is asked for twice"
-            assert answer.end is not None
-            self.end = int(answer.end)
-        self.handle(ReaderAnswered(call.generation, answer))
+            assert answered.answer is not None
+            self.end = int(answered.answer)
+        self.handle(answered)
 
     def poll(self) -> None:
         self.now_ms = max(self.now_ms, self.rules.due_ms or 0)
@@ -242,36 +222,39 @@ class World:
 
     # ------------------------------------------------------------ the broker
 
-    def answer_to(self, call: ReaderCall) -> ReaderAnswer:
-        match call:
-            case AskProgress():
-                return ProgressIs(self.progress())
-            case AskInitial():
-                return InitialIs("0")
-            case FindEnd():
-                return EndIs(str(self.rows))
-            case AskLatest(start):
-                return LatestIs(str(min(self.rows, int(start) + self.random.randrange(25))))
-            case AskSplits(start, end):
-                return self.splits(int(start), int(end), self.random.randrange(3))
-            case AskBacklog(start, end):
-                return BacklogIs(int(end) < self.rows)
-            case AskLag(at):
-                return LagIs(self.rows - int(at))
-            case CommitOffset(end):
-                assert all(self.is_read(row) for row in range(int(end)) if exists(row)), "not read yet"
-                self.forgotten = max(self.forgotten, int(end))
-                return OffsetCommitted(end)
-
     def progress(self) -> Any:
         raise NotImplementedError
 
-    def splits(self, start: int, end: int, draw: int) -> SplitsAre:
+    def initial(self) -> str:
+        return "0"
+
+    def find_end(self, start: str) -> str:
+        return str(self.rows)
+
+    def latest(self, start: str) -> str:
+        return str(min(self.rows, int(start) + self.random.randrange(25)))
+
+    def splits(self, number: int, start: str, end: str, digest: bytes) -> Any:
+        planned = self.plan(number, int(start), int(end), self.random.randrange(3))
+        return planned, planned
+
+    def is_behind(self, start: str, end: str) -> bool:
+        return int(end) < self.rows
+
+    def lag(self, at: str) -> int:
+        return self.rows - int(at)
+
+    def commit(self, end: str) -> str:
+        assert all(self.is_read(row) for row in range(int(end)) if exists(row)), "not read yet"
+        self.forgotten = max(self.forgotten, int(end))
+        return end
+
+    def plan(self, number: int, start: int, end: int, draw: int) -> PlannedRange:
         assert start >= self.forgotten, "the broker has been told that this is not needed any more"
         count = 1 + draw % 3 if any(map(exists, range(start, end))) else 0
         rows = [[row for row in range(start + i, end, count) if exists(row)] for i in range(count)]
         payloads = tuple(json.dumps(each).encode() for each in rows)
-        return SplitsAre(str(start), str(end), bytes([count]), payloads, payloads)
+        return PlannedRange(number, str(start), str(end), bytes([count]), payloads)
 
 
 class AcceptedWorld(World):
@@ -294,9 +277,9 @@ class AcceptedWorld(World):
     def progress(self) -> Any:
         return progress_of("src", self.positions)
 
-    def splits(self, start: int, end: int, draw: int) -> SplitsAre:
+    def plan(self, number: int, start: int, end: int, draw: int) -> PlannedRange:
         # Planned otherwise, rows come again: that is a test of its own.
-        return super().splits(start, end, end)
+        return super().plan(number, start, end, end)
 
     def is_read(self, row: int) -> bool:
         return row in self.all_read
@@ -371,17 +354,13 @@ class ReadAgainWorld(World):
     def progress(self) -> Any:
         return progress_of("src", self.positions, [self.notes[number] for number in sorted(self.notes)])
 
-    def splits(self, start: int, end: int, draw: int) -> SplitsAre:
-        return super().splits(start, end, end)
+    def plan(self, number: int, start: int, end: int, draw: int) -> PlannedRange:
+        return super().plan(number, start, end, end)
 
-    def answer_to(self, call: ReaderCall) -> ReaderAnswer:
-        if not isinstance(call, KeepRange):
-            return super().answer_to(call)
-        planned = call.planned
+    def keep(self, planned: PlannedRange, first: int) -> None:
         note = RangeNote(planned.number, planned.start, planned.end, len(planned.payloads), planned.digest)
-        self.notes = {number: each for number, each in self.notes.items() if number >= call.first}
+        self.notes = {number: each for number, each in self.notes.items() if number >= first}
         self.notes[planned.number] = note.pack()
-        return RangeKept()
 
     def is_read(self, row: int) -> bool:
         return row in self.all_done

@@ -35,33 +35,15 @@ from ftlayer.runtime.connectors.offset_reader import (
     unpack_split,
 )
 from ftlayer.runtime.driver.planner_rules import (
-    AskInitial,
-    AskLag,
-    AskLatest,
-    AskProgress,
-    AskSplits,
     CallReader,
     CloseSource,
-    CommitOffset,
-    EndIs,
-    FindEnd,
-    InitialIs,
-    KeepRange,
-    LagIs,
-    LatestIs,
-    OffsetCommitted,
     PlannerEvent,
     PlannerRules,
     PollDue,
-    ProgressIs,
-    RangeKept,
-    ReaderAnswer,
-    ReaderAnswered,
-    ReaderCall,
-    SplitsAre,
     SubtaskDown,
     SubtaskUp,
 )
+from ftlayer.runtime.driver.range_keeper import PlannedRange, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.task.actions import SourceOver
 from ftlayer.topology.builder import GraphBuilder
@@ -181,7 +163,7 @@ class Reader:
         )
 
 
-class Cluster:
+class Cluster(ReaderCalls):
     """A simulated topology over the log, with the rules of the planner in the driver."""
 
     def __init__(self, simulate: Any, random: Random, bad: set[int], times: int = 1) -> None:
@@ -245,40 +227,40 @@ class Cluster:
     def answer(self) -> None:
         assert self.call is not None
         call, self.call = self.call, None
-        self.handle(ReaderAnswered(call.generation, self.answer_to(call.call)))
+        self.handle(call.carried_out(self))
 
-    def answer_to(self, call: ReaderCall) -> ReaderAnswer:
-        match call:
-            case AskProgress():
-                return ProgressIs(self.progress())
-            case AskInitial():
-                return InitialIs(json.dumps(dict.fromkeys(self.log.splits, 0)))
-            case FindEnd():
-                return EndIs(None)
-            case AskLatest(start):
-                return LatestIs(json.dumps(self.log.latest(json.loads(start))))
-            case AskSplits(start, end, digest):
-                found = self.log.payloads(json.loads(start), json.loads(end))
-                planned = SplitsAre(start, end, b"".join(found), found, found)
-                assert digest in (b"", planned.digest), "planned otherwise"
-                return planned
-            case KeepRange(planned, first):
-                note = RangeNote(
-                    planned.number,
-                    planned.start,
-                    planned.end,
-                    len(planned.payloads),
-                    planned.digest,
-                    places_of(planned.payloads),
-                )
-                self.run.apply(calls.NoteRange(self.stream, planned.number, note.pack(), first))
-                return RangeKept()
-            case CommitOffset(end):
-                self.log.forgotten = json.loads(end)
-                return OffsetCommitted(end)
-            case AskLag():
-                return LagIs(None)
-        raise AssertionError(call)
+    def initial(self) -> str:
+        return json.dumps(dict.fromkeys(self.log.splits, 0))
+
+    def find_end(self, start: str) -> None:
+        """The reader has an end of its own."""
+
+    def latest(self, start: str) -> str:
+        return json.dumps(self.log.latest(json.loads(start)))
+
+    def splits(self, number: int, start: str, end: str, digest: bytes) -> Any:
+        found = self.log.payloads(json.loads(start), json.loads(end))
+        planned = PlannedRange(number, start, end, b"".join(found), found)
+        assert digest in (b"", planned.digest), "planned otherwise"
+        return planned, planned
+
+    def keep(self, planned: PlannedRange, first: int) -> None:
+        note = RangeNote(
+            planned.number,
+            planned.start,
+            planned.end,
+            len(planned.payloads),
+            planned.digest,
+            places_of(planned.payloads),
+        )
+        self.run.apply(calls.NoteRange(self.stream, planned.number, note.pack(), first))
+
+    def lag(self, at: str) -> None:
+        """It cannot tell."""
+
+    def commit(self, end: str) -> str:
+        self.log.forgotten = json.loads(end)
+        return end
 
     # ------------------------------------------------------------ what happens
 
