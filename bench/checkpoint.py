@@ -179,7 +179,7 @@ class Bench(CheckpointedJobs):
         (folder / "stop").touch()
         job.wait()
         shutil.rmtree(folder)
-        return float(second.written_bytes / first.written_bytes)
+        return float(second.total.written_bytes / first.total.written_bytes)
 
     def back_pressured(self, **config: Any) -> float:
         """Return how long a checkpoint takes, in seconds, through five exchanges in front of a slow sink."""
@@ -279,7 +279,7 @@ def _on_and_off(bench: Bench, compares: Sides, records: int, pairs: int) -> dict
     found = compared(in_turn({**compares, "barriers": barriers}, pairs), RATIOS)
     if taken:
         found["checkpoint_ms_10k_keys"] = statistics.median(each.duration_ms for each in taken)
-        found["sync_ms"] = max(each.sync_ms for each in taken)
+        found["sync_ms"] = max(each.total.sync_ms for each in taken)
     return found
 
 

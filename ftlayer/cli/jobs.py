@@ -313,7 +313,7 @@ def _checkpoints(job: JobDetails) -> Table:
             checkpoint.state,
             time_text(checkpoint.triggered_ms),
             spoken(checkpoint.duration_ms),
-            size_text(sum(part.written_bytes for part in checkpoint.subtasks)),
+            size_text(checkpoint.total.written_bytes),
             checkpoint.failure or checkpoint.location,
         )
     return table

@@ -271,15 +271,15 @@ def _figures(status: JobStatus) -> dict[str, int]:
 def _write_checkpoints(job: Job, directory: RunDirectory) -> None:
     rows = [
         {
-            "checkpoint": it.checkpoint,
+            "checkpoint": it.number,
             "kind": ("final " if it.final else "") + it.kind,
             "outcome": it.state,
             "duration_ms": it.duration_ms,
-            "alignment_ms": it.alignment_ms,
-            "sync_ms": it.sync_ms,
-            "async_ms": it.async_ms,
-            "state_bytes": it.state_bytes,
-            "written_bytes": it.written_bytes,
+            "alignment_ms": it.total.alignment_ms,
+            "sync_ms": it.total.sync_ms,
+            "async_ms": it.total.async_ms,
+            "state_bytes": it.total.state_bytes,
+            "written_bytes": it.total.written_bytes,
             "failure": it.failure,
         }
         for it in reversed(job.checkpoints())

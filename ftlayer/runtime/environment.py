@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, assert_nev
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
@@ -101,7 +100,7 @@ from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.transport.address import MAX_PORT, Address, parse_address
 from ftlayer.transport.connection import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.calls import CheckpointTotals, StreamOptions
 from ftlayer.vertex.client.client import VertexClient
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ class BarrierDriver(DriverMode[BarrierInstruction]):
         return self._checkpoints
 
     @property
-    def checkpoint_counts(self) -> CheckpointCounts:
+    def checkpoint_counts(self) -> CheckpointTotals:
         return self._checkpoints.counts
 
     @property

@@ -14,12 +14,6 @@ from unittest.mock import Mock
 import pytest
 from pyspark.sql.types import StructType
 
-from ftlayer.checkpoint.coordinator.statistics import (
-    ChainCheckpointStats,
-    CheckpointCounts,
-    CheckpointStats,
-    SubtaskCheckpointStats,
-)
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.circuit import CircuitStatus
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
@@ -30,7 +24,7 @@ from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.ttl import StateTtl
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.job import Job
-from ftlayer.runtime.driver.job_status import ChainStatus, IsolationStatus, JobStatus, SlotStatus
+from ftlayer.runtime.driver.job_status import ChainStatus, IsolationStatus, JobStatus
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.deliveries.ingest_reader import IngestStream
@@ -45,7 +39,16 @@ from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.topology.streams.keyed_stream import ConnectedStreams
 from ftlayer.topology.streams.windowed_stream import session
 from ftlayer.vertex.calls import QueryStatus, StreamOptions, StreamStatus
-from ftlayer.vertex.calls.jobs import EdgeDetails, Incident, SubtaskDetails
+from ftlayer.vertex.calls.jobs import (
+    CheckpointDetails,
+    CheckpointParts,
+    CheckpointTotals,
+    EdgeDetails,
+    Incident,
+    SlotDetails,
+    SubtaskCheckpointDetails,
+    SubtaskDetails,
+)
 
 WAIT_S = 600
 
@@ -124,10 +127,10 @@ FACES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 
 VALUES: dict[type, str] = {
     BatchReport: "BatchReport",
-    ChainCheckpointStats: "ChainCheckpointStats",
     ChainStatus: "ChainStatus",
-    CheckpointCounts: "CheckpointCounts",
-    CheckpointStats: "CheckpointStats",
+    CheckpointDetails: "CheckpointDetails",
+    CheckpointParts: "CheckpointParts",
+    CheckpointTotals: "CheckpointTotals",
     CircuitStatus: "CircuitStatus",
     CurrentRecord: "The record that a function works on",
     DeadLetter: "DeadLetter",
@@ -138,10 +141,10 @@ VALUES: dict[type, str] = {
     JobStatus: "JobStatus",
     QueryStatus: "QueryStatus",
     ServeOptions: "ServeOptions",
-    SlotStatus: "SlotStatus",
+    SlotDetails: "SlotDetails",
     StreamOptions: "StreamOptions",
     StreamStatus: "StreamStatus",
-    SubtaskCheckpointStats: "SubtaskCheckpointStats",
+    SubtaskCheckpointDetails: "SubtaskCheckpointDetails",
     SubtaskDetails: "SubtaskDetails",
     TopologyOptions: "Topology options",
     VertexOptions: "Vertex options",

@@ -36,7 +36,7 @@ from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHan
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
-from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus, SlotStatus
+from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus
 from ftlayer.runtime.environment import StreamEnvironment, default_restart
 from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer
@@ -51,7 +51,7 @@ from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.streams.data_stream import DataStream, FunctionOptions
 from ftlayer.topology.streams.keyed_stream import ConnectedStreams, IterativeStream, KeyedStream
 from ftlayer.topology.streams.windowed_stream import WindowedStream
-from ftlayer.vertex.calls import QueryStatus, Stats, StatsReply, StreamOptions, StreamStatus
+from ftlayer.vertex.calls import QueryStatus, SlotDetails, Stats, StatsReply, StreamOptions, StreamStatus
 from ftlayer.vertex.metrics import catalogue
 from ftlayer.vertex.metrics.catalogue import Metric, MetricKind
 from ftlayer.vertex.rules.layer import FTLayerCore
@@ -387,7 +387,7 @@ def test_other_signatures(owner: Any, call: str) -> None:
         QueryStatus,
         TopologyOptions,
         JobStatus,
-        SlotStatus,
+        SlotDetails,
         ChainStatus,
         StreamStatus,
     ],
@@ -513,7 +513,7 @@ def test_every_metric_of_prometheus_is_listed() -> None:
 
 def test_every_value_of_a_job_is_listed() -> None:
     table = section(page("docs/operations/watching.md"), "## A topology")
-    for status in (JobStatus, SlotStatus, ChainStatus, StreamStatus):
+    for status in (JobStatus, SlotDetails, ChainStatus, StreamStatus):
         for field in dataclasses.fields(status):
             assert f"`{field.name}`" in table, field.name
 

@@ -11,8 +11,9 @@ from pyarrow import flight
 
 from ftlayer.records.ipc import as_message
 from ftlayer.runtime.protocol.channel_frames import decode_from_slot, encode
-from ftlayer.runtime.protocol.messages import EdgeLoad, Heartbeat, SubtaskLoad
+from ftlayer.runtime.protocol.messages import Heartbeat
 from ftlayer.transport.flight_connection import NO_COLUMNS, end_stream, frames_of
+from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
 
 BATCH_ROWS = 16_384
 CHANNELS = 16
@@ -72,12 +73,11 @@ def part_us(rounds: int) -> float:
 
 def heartbeat_us(peers: int, rounds: int) -> float:
     """Return what it takes to read the heartbeat of a slot with so many others."""
-    load = tuple(SubtaskLoad(f"chain-{n}", 0, 10**9, 10**9, 1e6, 1e6, 0.5, 0.1, None, 0) for n in range(2))
+    load = tuple(SubtaskDetails(f"chain-{n}", 0, 10**9, 10**9, 1e6, 1e6, 0.5, 0.1, None, 0) for n in range(2))
     counters = {f"records_in/chain-{number}": 10**9 for number in range(10)}
     transports = {str(peer): "flight" for peer in range(peers)}
-    beat = Heartbeat(
-        0, 1, False, counters, subtasks=load, edges=(EdgeLoad(0, 10**6, 10**4),), transports=transports
-    )
+    edges = (EdgeDetails("chain-0", "chain-1", 0, 10**6, 10**4),)
+    beat = Heartbeat(0, 1, False, counters, subtasks=load, edges=edges, transports=transports)
     frame = encode(beat)
     return cpu_us(lambda: decode_from_slot(frame), rounds)
 

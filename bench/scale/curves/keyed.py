@@ -44,7 +44,7 @@ def state_figures(
         (folder / "stop").touch()
         job.wait()
         figures["peak_mib"] = max(each[-1].peak for each in read_samples(folder, "out").values()) / MIB
-    return figures | {"checkpoint_ms": taken.duration_ms, "checkpoint_mib": taken.written_bytes / MIB}
+    return figures | {"checkpoint_ms": taken.duration_ms, "checkpoint_mib": taken.total.written_bytes / MIB}
 
 
 def phases(begun: dict[int, list[Sample]], came: dict[int, list[Sample]], keys: int) -> dict[str, float]:

@@ -54,9 +54,7 @@ from ftlayer.checkpoint.coordinator.events import (
 )
 from ftlayer.checkpoint.coordinator.in_flight import AbortReason, InputHolds, PendingCheckpoints
 from ftlayer.checkpoint.coordinator.statistics import (
-    CheckpointCounts,
     CheckpointStage,
-    CheckpointStats,
     JobFacts,
     PendingCheckpoint,
     Subtask,
@@ -66,6 +64,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint, Scope, SubtaskSnapshot
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, CommitFailedError, FTLayerError
 from ftlayer.printable import shown_url
+from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals
 
 # Completed checkpoints: how many are kept, and what becomes of them in the end.
 #
@@ -128,8 +127,8 @@ class CompletedStore:
         self._since_full = 1 if full else self._since_full + 1
 
     def _insert(self, checkpoint: Checkpoint) -> None:
-        self._checkpoints.append(checkpoint)
-        self._checkpoints.sort(key=lambda each: each.checkpoint)
+        # A new list: another thread may be looking at the one before.
+        self._checkpoints = sorted([*self._checkpoints, checkpoint], key=lambda each: each.checkpoint)
 
     def subsume(self) -> list[Checkpoint]:
         """Forget what is more than is retained; returns what is to be discarded of it."""
@@ -582,10 +581,10 @@ class CheckpointCoordinator:
         return tuple(pending.number for pending in self._flight.all)
 
     @property
-    def counts(self) -> CheckpointCounts:
-        return self._flight.counts
+    def counts(self) -> CheckpointTotals:
+        return self._flight.counts(self._store.checkpoints)
 
-    def history(self, now: Now) -> tuple[CheckpointStats, ...]:
+    def history(self, now: Now) -> tuple[CheckpointDetails, ...]:
         """Checkpoints under way, and the last 100 others; the latest first."""
         return self._flight.history(now)
 

@@ -16,9 +16,7 @@ from ftlayer.checkpoint.coordinator.events import (
     Trigger,
 )
 from ftlayer.checkpoint.coordinator.statistics import (
-    CheckpointCounts,
     CheckpointStage,
-    CheckpointStats,
     JobFacts,
     PendingCheckpoint,
     Statistics,
@@ -27,6 +25,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, FTLayerError
+from ftlayer.printable import shown_url
+from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals
 
 
 class AbortReason(Enum):
@@ -284,11 +284,25 @@ class PendingCheckpoints:
     def restored(self) -> None:
         self._statistics.restored += 1
 
-    @property
-    def counts(self) -> CheckpointCounts:
-        return self._statistics.counts(len(self._pending), self._failures.in_a_row)
+    def counts(self, retained: Iterable[Checkpoint]) -> CheckpointTotals:
+        """Return the totals; ``retained`` are those that the job may go back to, the oldest first."""
+        config, statistics = self._config, self._statistics
+        return CheckpointTotals(
+            triggered=statistics.triggered,
+            in_progress=len(self._pending),
+            completed=statistics.completed,
+            failed=statistics.failed,
+            restored=statistics.restored,
+            failures_in_a_row=self._failures.in_a_row,
+            tolerable_failures=config.tolerable_failures,
+            interval_ms=config.interval_ms or 0,
+            directory=shown_url(config.directory or ""),
+            savepoint_directory=shown_url(config.savepoint_directory or ""),
+            retained=tuple(shown_url(each.location) for each in retained if each.location),
+            last_completed_ms=statistics.last_completed_ms,
+        )
 
-    def history(self, now: Now) -> tuple[CheckpointStats, ...]:
+    def history(self, now: Now) -> tuple[CheckpointDetails, ...]:
         return self._statistics.history(self.all, now.wall_ms)
 
     def validate(self) -> None:

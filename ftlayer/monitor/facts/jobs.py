@@ -153,22 +153,6 @@ def _checkpoint_totals(totals: calls.CheckpointTotals) -> Facts:
 
 def checkpoint_facts(checkpoint: calls.CheckpointDetails, *, mask: bool = False) -> Facts:
     """Return a checkpoint: its sums and longest parts, by operator, and all of its subtasks."""
-    uids = dict.fromkeys(part.uid for part in checkpoint.subtasks)
-    parts = [
-        {
-            "operator": part.uid,
-            "subtask": part.subtask,
-            "start_delay_seconds": seconds(part.start_delay_ms),
-            "alignment_seconds": seconds(part.alignment_ms),
-            "sync_seconds": seconds(part.sync_ms),
-            "async_seconds": seconds(part.async_ms),
-            "written_bytes": part.written_bytes,
-            "state_bytes": part.state_bytes,
-            "in_flight_bytes": part.in_flight_bytes,
-            "unaligned": part.unaligned,
-        }
-        for part in checkpoint.subtasks
-    ]
     return {
         "checkpoint": checkpoint.number,
         "kind": checkpoint.kind,
@@ -181,21 +165,25 @@ def checkpoint_facts(checkpoint: calls.CheckpointDetails, *, mask: bool = False)
         "expected": checkpoint.expected,
         "location": checkpoint.location,
         "failure": masked_failure(checkpoint.failure) if mask else checkpoint.failure,
-        **_summed(parts),
-        "operators": [
-            {"operator": uid, **_summed([part for part in parts if part["operator"] == uid])} for uid in uids
+        **_part_facts(checkpoint.total),
+        "operators": [{"operator": uid, **_part_facts(parts)} for uid, parts in checkpoint.chains.items()],
+        "subtasks": [
+            {"operator": part.uid, "subtask": part.subtask, **_part_facts(part)}
+            for part in checkpoint.subtasks
         ],
-        "subtasks": parts,
     }
 
 
-def _summed(parts: list[Facts]) -> Facts:
-    durations = ("start_delay_seconds", "alignment_seconds", "sync_seconds", "async_seconds")
-    sizes = ("written_bytes", "state_bytes", "in_flight_bytes")
+def _part_facts(part: calls.SubtaskCheckpointDetails | calls.CheckpointParts) -> Facts:
     return {
-        **{name: max((part[name] for part in parts), default=0.0) for name in durations},
-        **{name: sum(part[name] for part in parts) for name in sizes},
-        "unaligned": any(part["unaligned"] for part in parts),
+        "start_delay_seconds": seconds(part.start_delay_ms),
+        "alignment_seconds": seconds(part.alignment_ms),
+        "sync_seconds": seconds(part.sync_ms),
+        "async_seconds": seconds(part.async_ms),
+        "written_bytes": part.written_bytes,
+        "state_bytes": part.state_bytes,
+        "in_flight_bytes": part.in_flight_bytes,
+        "unaligned": part.unaligned,
     }
 
 

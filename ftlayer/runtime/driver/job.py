@@ -13,7 +13,6 @@ from ftlayer.checkpoint.coordinator.events import (
     SavepointRequested,
     StopRequested,
 )
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.checks import Duration, check_text, not_here, wait_seconds
@@ -21,6 +20,7 @@ from ftlayer.errors import CheckpointError, FTLayerError
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.runtime.driver.mode import CheckpointCalls
+from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals
 
 # Of the time that `Job.cancel` is given; the rest is for what comes behind the commit.
 COMMIT_SHARE = 0.8
@@ -60,7 +60,7 @@ class Execution(Protocol):
     def status(self) -> JobStatus:
         """Return what is known of the job now."""
 
-    def history(self) -> tuple[CheckpointStats, ...]:
+    def history(self) -> tuple[CheckpointDetails, ...]:
         """Return its checkpoints under way, and the last 100 others; the latest first."""
 
     def later(self, work: Callable[[], None]) -> None:
@@ -150,7 +150,7 @@ class Job:
         """How the job has ended, as it is kept with its checkpoints; None before, in acker mode, and in memory."""
         return self._execution.result
 
-    def checkpoints(self) -> tuple[CheckpointStats, ...]:
+    def checkpoints(self) -> tuple[CheckpointDetails, ...]:
         """Return the checkpoints and savepoints under way, and the last 100 others, the latest first."""
         return self._execution.history()
 
@@ -295,11 +295,11 @@ class EndedJob:
             uptime_s=0.0,
             slots=(),
             chains=(),
-            checkpoints=CheckpointCounts(),
+            checkpoints=CheckpointTotals(),
             savepoint=self.result.savepoint,
         )
 
-    def history(self) -> tuple[CheckpointStats, ...]:
+    def history(self) -> tuple[CheckpointDetails, ...]:
         """Return none: they were the earlier driver's."""
         return ()
 

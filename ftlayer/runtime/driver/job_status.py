@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointState, CheckpointStats
+from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.circuit import CircuitState, CircuitStatus, together
 from ftlayer.histogram import BATCH_BOUNDS, Histogram
@@ -16,9 +16,16 @@ from ftlayer.records.beside import MISFITS
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Heartbeat
-from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import StreamStatus
-from ftlayer.vertex.calls.jobs import EdgeDetails, HistogramDetails, Incident, SubtaskDetails
+from ftlayer.vertex.calls.jobs import (
+    CheckpointDetails,
+    CheckpointTotals,
+    EdgeDetails,
+    HistogramDetails,
+    Incident,
+    SlotDetails,
+    SubtaskDetails,
+)
 
 WHOLE = "checkpoint|"
 """The histogram of whole checkpoints; those of parts are ``checkpoint_<part>|<uid of the chain>``."""
@@ -32,18 +39,18 @@ class CheckpointTimes:
         self.written_bytes = 0
         self._counted: set[int] = set()
 
-    def take(self, history: Sequence[CheckpointStats]) -> None:
+    def take(self, history: Sequence[CheckpointDetails]) -> None:
         """Count what of a job's history has completed since the last time."""
-        completed = {each.checkpoint: each for each in history if each.state is CheckpointState.COMPLETED}
+        completed = {each.number: each for each in history if each.state == CheckpointState.COMPLETED}
         for number in completed.keys() - self._counted:
             self._count(completed[number])
         # What has left the history does not come back.
         self._counted = set(completed)
 
-    def _count(self, stats: CheckpointStats) -> None:
-        self.written_bytes += stats.written_bytes
-        self._observe(WHOLE, stats.duration_ms)
-        for part in stats.parts:
+    def _count(self, taken: CheckpointDetails) -> None:
+        self.written_bytes += taken.total.written_bytes
+        self._observe(WHOLE, taken.duration_ms)
+        for part in taken.subtasks:
             self._observe(f"checkpoint_start_delay|{part.uid}", part.start_delay_ms)
             self._observe(f"checkpoint_alignment|{part.uid}", part.alignment_ms)
             self._observe(f"checkpoint_sync|{part.uid}", part.sync_ms)
@@ -135,32 +142,6 @@ PAUSED, WAITING, LAG, AWAY = "paused/", "waiting/", "lag/", "away/"
 
 
 @dataclass(frozen=True)
-class SlotStatus:
-    """One slot. ``host``, ``pid`` and ``instance`` are "" and 0 while no process runs it.
-
-    ``restarts`` are processes (in barrier mode also instances within one) that took the place of one that ran.
-    ``heartbeat_age_ms`` is the time since it was heard, None before it was. ``busy`` is the chain whose function
-    runs now, and has for ``busy_ms``; ``function`` is the user's function, with file, line
-    and the record that it works on, if that is long.
-    ``transports`` is what carries records to each other slot that it sends to: ``unix`` for one that it has met on its
-    own machine, ``flight`` for others.
-    """
-
-    slot: int
-    state: str
-    host: str = ""
-    pid: int = 0
-    instance: str = ""
-    heartbeat_age_ms: int | None = None
-    busy: str = ""
-    busy_ms: int = 0
-    function: str = ""
-    restarts: int = 0
-    failure: str = ""
-    transports: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class ChainStatus:
     """Records that a chain took and sent, and per second over the last few; of all its subtasks.
 
@@ -216,9 +197,11 @@ class JobStatus:
             at most what a `FixedDelay` allows, save for slots that a record ended, which no strategy counts.
         last_failure: why something was lost the last time, or could not be started.
         subtasks: what each did in the last second, by its slot's last heartbeat.
-        edges: what waits for them, by slot.
+        edges: what waits for them, by slot; edges between the same two chains are one.
         incidents: the last 50 losses, restarts and changes of state, the oldest first; times by the wall clock at the
             job's start.
+        transports: by slot: what carries records to each other slot that it sends to: ``unix`` for one that it has met
+            on its own machine, ``flight`` for others.
         savepoint: where the savepoint lies that the job was stopped with, "" for none.
         breakers: circuit breakers of chains in barrier mode, by operator; a policy's by the first of its chain.
         lags: by source: how many records of its system were not read, when it was asked last; of the sources of logs
@@ -233,20 +216,21 @@ class JobStatus:
     state: JobState
     epoch: int
     uptime_s: float
-    slots: tuple[SlotStatus, ...]
+    slots: tuple[SlotDetails, ...]
     chains: tuple[ChainStatus, ...]
     counters: dict[str, int] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     vertex: StreamStatus | None = None
     before: StreamStatus | None = None
     isolation: IsolationStatus | None = None
-    checkpoints: CheckpointCounts | None = None
+    checkpoints: CheckpointTotals | None = None
     restarts: int = 0
     last_failure: str = ""
     subtasks: tuple[SubtaskDetails, ...] = ()
     edges: tuple[EdgeDetails, ...] = ()
     incidents: tuple[Incident, ...] = ()
     histograms: dict[str, HistogramDetails] = field(default_factory=dict)
+    transports: dict[int, dict[int, str]] = field(default_factory=dict)
     savepoint: str = field(default="", repr=False)
     breakers: dict[str, CircuitStatus] = field(default_factory=dict)
     lags: dict[str, int] = field(default_factory=dict)
@@ -355,7 +339,7 @@ class JobStatus:
         )
 
 
-def slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
+def slot_status(slot: SlotRecord, now_ms: int) -> SlotDetails:
     """Return the status of a slot."""
     hello, beat = slot.hello, slot.heartbeat
     state = (
@@ -371,21 +355,18 @@ def slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
         if slot.submitted
         else "waiting"
     )
-    return SlotStatus(
+    return SlotDetails(
         slot.number,
         state,
-        "" if hello is None else hello.host,
-        0 if hello is None else hello.pid,
-        "" if hello is None else hello.instance,
-        None if beat is None else max(0, now_ms - slot.heard_ms),
-        "" if beat is None else beat.busy,
-        0 if beat is None else beat.busy_ms,
-        "" if beat is None else beat.function,
-        slot.restarts,
-        slot.failure,
-        {}
-        if beat is None
-        else {int(other): how for other, how in beat.transports.items() if other.isdigit()},
+        host="" if hello is None else hello.host,
+        pid=0 if hello is None else hello.pid,
+        heartbeat_age_ms=-1 if beat is None else max(0, now_ms - slot.heard_ms),
+        busy="" if beat is None else beat.busy,
+        busy_ms=0 if beat is None else beat.busy_ms,
+        function="" if beat is None else beat.function,
+        restarts=slot.restarts,
+        failure=slot.failure,
+        instance="" if hello is None else hello.instance,
     )
 
 
@@ -458,39 +439,18 @@ def _most(counter: str, slots: Sequence[SlotRecord]) -> dict[str, int]:
     return found
 
 
+def transports_of(slots: Sequence[SlotRecord]) -> dict[int, dict[int, str]]:
+    """Return what carries records from each slot to others, as these said last."""
+    return {
+        slot.number: {int(other): how for other, how in slot.heartbeat.transports.items() if other.isdigit()}
+        for slot in slots
+        if slot.heartbeat is not None
+    }
+
+
 def _now(counter: str, slots: Sequence[SlotRecord]) -> int:
     return sum(beat.counters.get(counter, 0) for beat in _beats(slots))
 
 
 def _beats(slots: Sequence[SlotRecord]) -> list[Heartbeat]:
     return [slot.heartbeat for slot in slots if slot.heartbeat is not None and not slot.ended]
-
-
-def subtasks_of(slots: Sequence[SlotRecord]) -> Iterator[SubtaskDetails]:
-    """Yield what the subtasks of all slots did, as these said last."""
-    for slot in slots:
-        for load in () if slot.heartbeat is None else slot.heartbeat.subtasks:
-            yield SubtaskDetails(
-                load.uid,
-                slot.number,
-                load.records_in,
-                load.records_out,
-                load.in_per_s,
-                load.out_per_s,
-                load.busy,
-                load.back_pressured,
-                load.watermark_ms,
-                load.late,
-            )
-
-
-def edges_of(slots: Sequence[SlotRecord], graph: JobGraph) -> Iterator[EdgeDetails]:
-    """Yield what waits in all slots, as these said last; edges between the same two chains are one."""
-    for slot in slots:
-        sizes, rows = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        for load in () if slot.heartbeat is None else slot.heartbeat.edges:
-            edge = graph.edges[load.edge]
-            sizes[edge.source, edge.target] += load.queued_bytes
-            rows[edge.source, edge.target] += load.queued_rows
-        for (source, target), size in sizes.items():
-            yield EdgeDetails(source, target, slot.number, size, rows[source, target])

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
-from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobError
@@ -52,10 +51,9 @@ from ftlayer.runtime.driver.job_status import (
     away_of,
     chain_status,
     circuits_of,
-    edges_of,
     lags_of,
     slot_status,
-    subtasks_of,
+    transports_of,
 )
 from ftlayer.runtime.driver.mode import CheckpointCalls, DriverMode, JobContext, OpenMode
 from ftlayer.runtime.driver.planners import Planners
@@ -77,7 +75,7 @@ from ftlayer.runtime.protocol.messages import (
     histograms_of,
 )
 from ftlayer.topology.job_graph import JobGraph, operators_needing
-from ftlayer.vertex.calls import HistogramDetails, StreamStatus
+from ftlayer.vertex.calls import CheckpointDetails, HistogramDetails, StreamStatus
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +146,9 @@ class JobReport:
             rates = {} if self._is_over else self._meter.rates(moment_ms)
             totals = self._meter.totals
             savepoint = self._mode.stopped_with
+            beats = [
+                slot.heartbeat for slot in core.slots if slot.heartbeat is not None and not self._is_over
+            ]
             return JobStatus(
                 name=self._graph.name,
                 job=self._run,
@@ -167,9 +168,10 @@ class JobReport:
                 isolation=core.isolation,
                 last_failure=core.last_failure,
                 checkpoints=self._mode.checkpoint_counts,
-                subtasks=() if self._is_over else tuple(subtasks_of(core.slots)),
-                edges=() if self._is_over else tuple(edges_of(core.slots, self._graph)),
+                subtasks=tuple(each for beat in beats for each in beat.subtasks),
+                edges=tuple(each for beat in beats for each in beat.edges),
                 incidents=core.incidents.at(self._to_wall_ms),
+                transports=transports_of(core.slots),
                 savepoint="" if savepoint is None else savepoint.location,
                 lags={} if self._is_over else {**self._planners.lags(), **lags_of(core.slots)},
                 away={} if self._is_over else away_of(self._planners.away(), core.slots),
@@ -304,10 +306,10 @@ class JobThread:
         """Return what is known of the job now, with the vertex's answer if there is one."""
         return self._report.status()
 
-    def history(self) -> tuple[CheckpointStats, ...]:
+    def history(self) -> tuple[CheckpointDetails, ...]:
         """Return the checkpoints under way, and the last 100 others; the latest first."""
         checkpoints = self.checkpoints
-        answer: Future[tuple[CheckpointStats, ...]] = Future()
+        answer: Future[tuple[CheckpointDetails, ...]] = Future()
         self.later(lambda: answer.set_result(checkpoints.history()))
         while not self._over.is_set():
             try:

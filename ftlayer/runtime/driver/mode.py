@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from ftlayer.checkpoint.coordinator.events import CheckpointEvent
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.errors import ConfigError, FTLayerError
@@ -19,7 +18,7 @@ from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.slot_record import Crew, SlotRecord
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.vertex.calls import StreamStatus
+from ftlayer.vertex.calls import CheckpointDetails, CheckpointTotals, StreamStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +171,8 @@ class CheckpointCalls(Protocol):
     def request(self, ask: Callable[[int], CheckpointEvent], answer: Future[Checkpoint]) -> None:
         """Have a request carried out, whose event ``ask`` makes by its number; ``answer`` gets what became of it."""
 
-    def history(self) -> tuple[CheckpointStats, ...]:
+    def history(self) -> tuple[CheckpointDetails, ...]:
         """Checkpoints under way, and the last 100 others; the latest first."""
-
-    def retained(self) -> tuple[str, ...]:
-        """Where the checkpoints lie that the job may go back to, the oldest first; none in the driver's memory."""
 
     @property
     def unsent_letters(self) -> int:
@@ -215,7 +211,7 @@ class DriverMode(Generic[Own]):
         return None
 
     @property
-    def checkpoint_counts(self) -> CheckpointCounts | None:
+    def checkpoint_counts(self) -> CheckpointTotals | None:
         """Totals; None without checkpoints. Any thread."""
         return None
 

@@ -7,21 +7,20 @@ import os
 import socket
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ftlayer.checkpoint.coordinator.statistics import CheckpointState, CheckpointStats
+from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.errors import UnsupportedError
 from ftlayer.printable import shortened, shown_url
 from ftlayer.runtime.driver.job import Job
-from ftlayer.runtime.driver.job_status import AWAY, LAG, CheckpointTimes, JobStatus, SlotStatus
+from ftlayer.runtime.driver.job_status import AWAY, LAG, CheckpointTimes, JobStatus
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.driver.mode import CheckpointCalls
 from ftlayer.topology.job_graph import JobGraph, partitioner_name
 from ftlayer.vertex.calls.jobs import (
     FAILING,
     CheckpointDetails,
-    CheckpointTotals,
     HistogramDetails,
     Incident,
     JobDetails,
@@ -31,8 +30,6 @@ from ftlayer.vertex.calls.jobs import (
     OrderAction,
     PlanEdge,
     PlanNode,
-    SlotDetails,
-    SubtaskCheckpointDetails,
 )
 
 ASK_S = 0.2
@@ -46,14 +43,13 @@ MAX_FAILED_CHECKPOINTS = 50
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoints:
-    history: tuple[CheckpointStats, ...] = ()
-    retained: tuple[str, ...] = ()
+    history: tuple[CheckpointDetails, ...] = ()
     unsent_letters: int = 0
 
     @classmethod
     def of(cls, calls: CheckpointCalls) -> _Checkpoints:
         """Return what is known now; the job's thread, or behind its end."""
-        return cls(calls.history(), calls.retained(), calls.unsent_letters)
+        return cls(calls.history(), calls.unsent_letters)
 
 
 @dataclass(slots=True)
@@ -71,7 +67,6 @@ class TopologyTelling:
     since_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     _asked: Future[_Checkpoints] | None = None
     _checkpoints: _Checkpoints = _Checkpoints()
-    _last_completed_ms: int = 0
     _checkpoint_times: CheckpointTimes = field(default_factory=CheckpointTimes)
 
     @property
@@ -101,7 +96,7 @@ class TopologyTelling:
             restarts=status.restarts,
             last_failure=shortened(status.last_failure, MAX_TEXT),
             plan=plan_of(self.graph) if with_plan else None,
-            slots=tuple(_slot(slot) for slot in status.slots),
+            slots=tuple(replace(slot, failure=shortened(slot.failure, MAX_TEXT)) for slot in status.slots),
             subtasks=status.subtasks,
             edges=status.edges,
             counters=status.counters
@@ -112,8 +107,11 @@ class TopologyTelling:
             rates=status.rates,
             histograms=status.histograms
             | {name: HistogramDetails.of(each) for name, each in times.histograms.items()},
-            incidents=(*(_incident(each) for each in status.incidents), *_failed(checkpoints.history)),
-            checkpoint_totals=self._totals(status, checkpoints),
+            incidents=(
+                *(replace(each, text=shortened(each.text, MAX_TEXT)) for each in status.incidents),
+                *_failed(checkpoints.history),
+            ),
+            checkpoint_totals=status.checkpoints,
             checkpoints=_told(checkpoints.history, known_checkpoint),
             circuits=status.circuits,
             links=self.links,
@@ -177,29 +175,6 @@ class TopologyTelling:
             self._checkpoints, self._asked = self._asked.result(ASK_S), None
         return self._checkpoints
 
-    def _totals(self, status: JobStatus, checkpoints: _Checkpoints) -> CheckpointTotals | None:
-        config, counts = self.checkpointing, status.checkpoints
-        if config is None or counts is None:
-            return None
-        completed = [
-            each.ended_ms or 0 for each in checkpoints.history if each.state is CheckpointState.COMPLETED
-        ]
-        self._last_completed_ms = max([self._last_completed_ms, *completed])
-        return CheckpointTotals(
-            triggered=counts.triggered,
-            in_progress=counts.in_progress,
-            completed=counts.completed,
-            failed=counts.failed,
-            restored=counts.restored,
-            failures_in_a_row=counts.failures_in_a_row,
-            tolerable_failures=config.tolerable_failures,
-            interval_ms=config.interval_ms or 0,
-            directory=shown_url(config.directory or ""),
-            savepoint_directory=shown_url(config.savepoint_directory or ""),
-            retained=checkpoints.retained,
-            last_completed_ms=self._last_completed_ms,
-        )
-
 
 def _chain_totals(status: JobStatus) -> dict[str, int]:
     """Return what chains took and sent in all: subtasks count anew in each instance, and are gone at the end."""
@@ -239,68 +214,22 @@ def plan_of(graph: JobGraph) -> JobPlan:
     )
 
 
-def _slot(slot: SlotStatus) -> SlotDetails:
-    return SlotDetails(
-        slot=slot.slot,
-        state=slot.state,
-        host=slot.host,
-        pid=slot.pid,
-        heartbeat_age_ms=-1 if slot.heartbeat_age_ms is None else slot.heartbeat_age_ms,
-        busy=slot.busy,
-        busy_ms=slot.busy_ms,
-        function=slot.function,
-        restarts=slot.restarts,
-        failure=shortened(slot.failure, MAX_TEXT),
-    )
-
-
-def _incident(incident: Incident) -> Incident:
-    return Incident(incident.at_ms, incident.kind, shortened(incident.text, MAX_TEXT), incident.slot)
-
-
-def _failed(history: tuple[CheckpointStats, ...]) -> list[Incident]:
-    failed = [each for each in history if each.state is CheckpointState.FAILED][:MAX_FAILED_CHECKPOINTS]
+def _failed(history: tuple[CheckpointDetails, ...]) -> list[Incident]:
+    failed = [each for each in history if each.state == CheckpointState.FAILED][:MAX_FAILED_CHECKPOINTS]
     return [
         Incident(
-            each.ended_ms or each.triggered_ms,
+            each.ended_ms,
             "checkpoint",
-            shortened(f"{each.kind} {each.checkpoint} failed: {each.failure}", MAX_TEXT),
+            shortened(f"{each.kind} {each.number} failed: {each.failure}", MAX_TEXT),
         )
         for each in reversed(failed)
     ]
 
 
-def _told(history: tuple[CheckpointStats, ...], known: int) -> tuple[CheckpointDetails, ...]:
+def _told(history: tuple[CheckpointDetails, ...], known: int) -> tuple[CheckpointDetails, ...]:
     """Return checkpoints under way, and those that ended behind ``known``; of too many the oldest ones."""
-    new = [each for each in reversed(history) if each.ended_ms is None or each.checkpoint > known]
-    return tuple(_checkpoint(each) for each in new[:MAX_CHECKPOINTS])
-
-
-def _checkpoint(stats: CheckpointStats) -> CheckpointDetails:
-    return CheckpointDetails(
-        number=stats.checkpoint,
-        kind=stats.kind,
-        state=str(stats.state),
-        final=stats.final,
-        triggered_ms=stats.triggered_ms,
-        ended_ms=stats.ended_ms or 0,
-        duration_ms=stats.duration_ms,
-        expected=stats.subtasks,
-        subtasks=tuple(
-            SubtaskCheckpointDetails(
-                uid=part.uid,
-                subtask=part.subtask,
-                start_delay_ms=part.start_delay_ms,
-                alignment_ms=part.alignment_ms,
-                sync_ms=part.sync_ms,
-                async_ms=part.async_ms,
-                written_bytes=part.written_bytes,
-                state_bytes=part.state_bytes,
-                in_flight_bytes=part.in_flight_bytes,
-                unaligned=part.unaligned,
-            )
-            for part in stats.parts
-        ),
-        location=shown_url(stats.location),
-        failure=shortened(stats.failure, MAX_TEXT),
+    new = [each for each in reversed(history) if not each.ended_ms or each.number > known]
+    return tuple(
+        replace(each, location=shown_url(each.location), failure=shortened(each.failure, MAX_TEXT))
+        for each in new[:MAX_CHECKPOINTS]
     )

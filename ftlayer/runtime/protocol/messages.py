@@ -21,6 +21,7 @@ from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
 from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import UnauthorizedError
 from ftlayer.histogram import Exemplar, Histogram
+from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
 
 KEY_BYTES = 32
 _MAC_BYTES = 32
@@ -172,38 +173,6 @@ class TasksStarted:
     """Answer to `Deploy`: all tasks of the slot are open, hold what they are restored with, and run."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskLoad:
-    """What a subtask of a chain did in the last second.
-
-    Attributes:
-        records_in, records_out, late: totals of this instance; ``in_per_s`` and ``out_per_s`` of the last second.
-        busy: share of the time in which it ran; those of one slot share a thread, and come to 1 at most.
-        back_pressured: share of the looks, ten a second, at which it could not send what it had, or would read.
-        watermark_ms: the event time that it has come to (Unix ms), None for none.
-    """
-
-    uid: str
-    subtask: int
-    records_in: int
-    records_out: int
-    in_per_s: float
-    out_per_s: float
-    busy: float
-    back_pressured: float
-    watermark_ms: int | None
-    late: int
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeLoad:
-    """What waits in a slot at the end of the edge with this number, of all its channels."""
-
-    edge: int
-    queued_bytes: int
-    queued_rows: int
-
-
 SETTLED = "settled"
 """The counter of acker mode's slots: records that they have done, or that have failed there."""
 
@@ -245,8 +214,8 @@ class Heartbeat:
     busy: str = ""
     busy_ms: int = 0
     function: str = ""
-    subtasks: tuple[SubtaskLoad, ...] = ()
-    edges: tuple[EdgeLoad, ...] = ()
+    subtasks: tuple[SubtaskDetails, ...] = ()
+    edges: tuple[EdgeDetails, ...] = ()
     exemplars: dict[str, Exemplar] = field(default_factory=dict)
     circuits: dict[str, CircuitStatus] = field(default_factory=dict)
     transports: dict[str, str] = field(default_factory=dict)

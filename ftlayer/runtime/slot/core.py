@@ -148,6 +148,7 @@ class SlotCore:
     """The tasks of one slot.
 
     Attributes:
+        graph, slot: whose tasks, and which of its slots.
         working: what runs now; None between two tasks. Any thread may read it.
     """
 
@@ -160,6 +161,7 @@ class SlotCore:
         open_rules: OpenRules,
     ) -> None:
         """``tasks`` are all of `JobGraph.subtasks_in` the slot; ``open_rules`` makes the mode's rules."""
+        self.graph, self.slot = graph, slot
         self._codec = ElementCodec(graph.edges)
         self._seating = seat_tasks(graph, slot, tasks, options, self._codec)
         self._seats = list(self._seating.seats.values())

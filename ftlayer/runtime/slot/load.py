@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
-from ftlayer.runtime.protocol.messages import EdgeLoad, SubtaskLoad
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
 
 
 class BusyTimes:
@@ -61,7 +60,7 @@ class LoadMeter:
             if self._core.is_stalled(seat):
                 self._stalled[seat.key] += 1
 
-    def measure(self, now_ns: int) -> tuple[SubtaskLoad, ...]:
+    def measure(self, now_ns: int) -> tuple[SubtaskDetails, ...]:
         passed_ns = max(1, now_ns - self._since_ns)
         busy = self._busy.totals(now_ns)
         loads = tuple(
@@ -74,12 +73,12 @@ class LoadMeter:
         self._stalled.clear()
         return loads
 
-    def _load(self, seat: Seat, before: tuple[int, int], busy_ns: int, passed_ns: int) -> SubtaskLoad:
+    def _load(self, seat: Seat, before: tuple[int, int], busy_ns: int, passed_ns: int) -> SubtaskDetails:
         taken, sent = seat.records_in, seat.records_out
         worked_ns = busy_ns - self._busy_before.get(seat.key, 0)
-        return SubtaskLoad(
+        return SubtaskDetails(
             uid=seat.uid,
-            subtask=seat.subtask,
+            slot=self._core.slot,
             records_in=taken,
             records_out=sent,
             in_per_s=(taken - before[0]) * 1e9 / passed_ns,
@@ -91,11 +90,15 @@ class LoadMeter:
         )
 
 
-def edge_loads(seats: Sequence[Seat]) -> tuple[EdgeLoad, ...]:
-    """Return what waits for the subtasks of a slot, by the edges that lead to them; any thread may ask."""
-    queued = Counter[int](), Counter[int]()
-    for seat in seats:
-        for channel, size, rows in seat.inbox.queued():
-            queued[0][channel.edge] += size
-            queued[1][channel.edge] += rows
-    return tuple(EdgeLoad(edge, size, queued[1][edge]) for edge, size in sorted(queued[0].items()))
+def edge_loads(core: SlotCore) -> tuple[EdgeDetails, ...]:
+    """Return what waits for the subtasks of a slot, by the edges that lead to them; any thread may ask.
+
+    Edges between the same two chains are one.
+    """
+    sizes, rows = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for seat in core.seats:
+        for channel, size, count in seat.inbox.queued():
+            ends = core.graph.edges[channel.edge].source, seat.uid
+            sizes[ends] += size
+            rows[ends] += count
+    return tuple(EdgeDetails(*ends, core.slot, size, rows[ends]) for ends, size in sizes.items())

@@ -13,10 +13,11 @@ import numpy as np
 
 import ftlayer
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.protocol.messages import FromSlot, Heartbeat, SubtaskLoad
+from ftlayer.runtime.protocol.messages import FromSlot, Heartbeat
 from ftlayer.runtime.slot.core import SlotCore, Working
 from ftlayer.runtime.slot.load import BusyTimes, LoadMeter, edge_loads
 from ftlayer.runtime.slot.seat import circuits_of
+from ftlayer.vertex.calls.jobs import SubtaskDetails
 from ftlayer.vertex.service.heap import give_back_freed_memory
 
 PATIENCE = 10
@@ -78,7 +79,7 @@ class Pulse:
         self._seen: tuple[Working, int] | None = None
         self._seen_since_ms = 0
         self._meter: LoadMeter | None = None
-        self._subtasks: tuple[SubtaskLoad, ...] = ()
+        self._subtasks: tuple[SubtaskDetails, ...] = ()
         self.quiet = False
         self.busy = BusyTimes()
 
@@ -114,7 +115,7 @@ class Pulse:
             max(0, since),
             function,
             self._subtasks,
-            edge_loads(core.seats),
+            edge_loads(core),
             core.exemplars(),
             circuits_of(core.seats, _mono_ms()),
             self._transports(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import pairwise
@@ -74,9 +74,14 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class SlotDetails:
-    """One slot of a topology: ``busy`` is the chain whose function runs now, ``function`` that function if it is slow.
+    """One slot of a topology. ``host``, ``pid`` and ``instance`` are "" and 0 while no process runs it.
 
-    ``heartbeat_age_ms`` is -1 before the first one.
+    Attributes:
+        heartbeat_age_ms: the time since it was heard, -1 before it was.
+        busy: the chain whose function runs now, and has for ``busy_ms``.
+        function: the user's function, with file, line and the record that it works on, if that is long.
+        restarts: processes (in barrier mode also instances within one) that took the place of one that ran.
+        failure: why the last one was lost.
     """
 
     slot: int
@@ -89,6 +94,7 @@ class SlotDetails:
     function: str = ""
     restarts: int = 0
     failure: str = ""
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +102,9 @@ class SubtaskDetails:
     """One subtask of a chain, in the last second.
 
     Attributes:
-        busy: share of the time in which it worked.
-        back_pressured: share of the time in which it had input and could not send what becomes of it.
+        records_in, records_out, late: totals since its process began.
+        busy: share of the time in which it ran; those of one slot share a thread, and come to 1 at most.
+        back_pressured: share of the looks, ten a second, at which it could not send what it had, or would read.
         watermark_ms: the event time that it has come to; None where it has none.
     """
 
@@ -140,7 +147,17 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskCheckpointDetails:
-    """One subtask's part of a checkpoint; the words are those of `ChainCheckpointStats`."""
+    """One subtask's part of a checkpoint.
+
+    Attributes:
+        start_delay_ms: from the trigger to the first barrier.
+        alignment_ms: from the first barrier to the last.
+        sync_ms, async_ms: what the two parts of the snapshot took.
+        written_bytes: new bytes in the storage.
+        state_bytes: all that the checkpoint refers to.
+        in_flight_bytes: records that the barrier has overtaken.
+        unaligned: it was taken ahead of records, which are in it.
+    """
 
     uid: str
     subtask: int
@@ -155,11 +172,52 @@ class SubtaskCheckpointDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointDetails:
-    """One checkpoint or savepoint (``kind``); ``ended_ms`` is 0 while it is under way.
+class CheckpointParts:
+    """Parts of a checkpoint together, ``acked`` of them: sums of bytes, and the longest time of any.
 
-    ``subtasks`` has the parts that are there; ``expected`` says how many there have to be. ``location`` is "" in the
-    driver's memory, ``failure`` "" unless it failed.
+    The words are those of `SubtaskCheckpointDetails`; ``unaligned``: whether any of them is.
+    """
+
+    acked: int
+    start_delay_ms: int
+    alignment_ms: int
+    sync_ms: float
+    async_ms: float
+    written_bytes: int
+    state_bytes: int
+    in_flight_bytes: int
+    unaligned: bool
+
+
+def _together(parts: Collection[SubtaskCheckpointDetails]) -> CheckpointParts:
+    return CheckpointParts(
+        acked=len(parts),
+        start_delay_ms=max((part.start_delay_ms for part in parts), default=0),
+        alignment_ms=max((part.alignment_ms for part in parts), default=0),
+        sync_ms=max((part.sync_ms for part in parts), default=0.0),
+        async_ms=max((part.async_ms for part in parts), default=0.0),
+        written_bytes=sum(part.written_bytes for part in parts),
+        state_bytes=sum(part.state_bytes for part in parts),
+        in_flight_bytes=sum(part.in_flight_bytes for part in parts),
+        unaligned=any(part.unaligned for part in parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDetails:
+    """One checkpoint or savepoint.
+
+    Attributes:
+        number: id.
+        kind: ``"checkpoint"`` or ``"savepoint"``.
+        state: ``"in-progress"``, ``"completed"`` or ``"failed"``.
+        final: whether the job was to end with it.
+        ended_ms: completed, sinks committed, or given up; 0 while it is under way.
+        duration_ms: up to ``ended_ms``, or to now.
+        expected: how many parts there have to be.
+        subtasks: the parts that are there, by chain and subtask.
+        location: where a completed one lies; "" in the driver's memory.
+        failure: why it failed, else "".
     """
 
     number: int
@@ -174,23 +232,39 @@ class CheckpointDetails:
     location: str = ""
     failure: str = ""
 
+    @property
+    def total(self) -> CheckpointParts:
+        """Sums and longest times of all parts that are there."""
+        return _together(self.subtasks)
+
+    @property
+    def chains(self) -> dict[str, CheckpointParts]:
+        """The parts of each chain that are there, by its uid."""
+        uids = dict.fromkeys(part.uid for part in self.subtasks)
+        return {uid: _together([part for part in self.subtasks if part.uid == uid]) for uid in uids}
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTotals:
-    """Checkpoints of a run, savepoints included; ``interval_ms`` is 0 where none are taken by themselves.
+    """Checkpoints of a run, savepoints included, and what holds for them all.
 
-    ``tolerable_failures`` is -1 where any number is tolerated. ``last_completed_ms`` is when the last one was complete,
-    0 before the first of this run.
+    Attributes:
+        restored: restores of regions of the job from a checkpoint, that at the start included.
+        failures_in_a_row: what ``tolerable_failures`` bounds; that is -1 where any number is tolerated.
+        interval_ms: 0 where none are taken by themselves.
+        directory, savepoint_directory: where they lie, "" in the driver's memory; ``retained`` are the locations that
+            the job may go back to, the oldest first. All without user and password.
+        last_completed_ms: when the last one was complete, 0 before the first of this run.
     """
 
-    triggered: int
-    in_progress: int
-    completed: int
-    failed: int
-    restored: int
-    failures_in_a_row: int
-    tolerable_failures: int
-    interval_ms: int
+    triggered: int = 0
+    in_progress: int = 0
+    completed: int = 0
+    failed: int = 0
+    restored: int = 0
+    failures_in_a_row: int = 0
+    tolerable_failures: int = 0
+    interval_ms: int = 0
     directory: str = ""
     savepoint_directory: str = ""
     retained: tuple[str, ...] = ()

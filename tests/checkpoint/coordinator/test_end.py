@@ -177,29 +177,43 @@ def test_statistics(desk: Make) -> None:
     it.wait(1_000)
     it.call(PartWritten(3, SubtaskSnapshot("count", 0)))
     third, second, first = it.coordinator.history(it.now)
-    assert (first.checkpoint, first.state, first.duration_ms) == (1, CheckpointState.COMPLETED, 50)
+    assert (first.number, first.state, first.duration_ms) == (1, CheckpointState.COMPLETED, 50)
     assert first.ended_ms == first.triggered_ms + 50
-    assert (first.written_bytes, first.state_bytes, first.in_flight_bytes) == (40, 400, 44)
-    assert (first.start_delay_ms, first.alignment_ms, first.sync_ms) == (1, 7, 0.5)
-    assert [(chain.uid, chain.acked, chain.state_bytes) for chain in first.chains] == [
+    assert (first.total.written_bytes, first.total.state_bytes, first.total.in_flight_bytes) == (40, 400, 44)
+    assert (first.total.start_delay_ms, first.total.alignment_ms, first.total.sync_ms) == (1, 7, 0.5)
+    assert [(uid, chain.acked, chain.state_bytes) for uid, chain in first.chains.items()] == [
         ("count", 2, 200),
         ("source", 2, 200),
     ]
-    assert [(part.uid, part.subtask, part.start_delay_ms, part.written_bytes) for part in first.parts] == [
+    assert [(part.uid, part.subtask, part.start_delay_ms, part.written_bytes) for part in first.subtasks] == [
         ("count", 0, 0, 10),
         ("count", 1, 1, 10),
         ("source", 0, 0, 10),
         ("source", 1, 1, 10),
     ]
     assert first.location == "/chk-1"
-    assert (second.state, second.acked) == (CheckpointState.FAILED, 0)
+    assert (second.state, second.total.acked) == (CheckpointState.FAILED, 0)
     assert "disk full" in second.failure
-    assert (third.state, third.acked, third.subtasks) == (CheckpointState.IN_PROGRESS, 1, 4)
-    assert [(part.uid, part.subtask) for part in third.parts] == [("count", 0)]
-    assert third.ended_ms is None
+    assert (third.state, third.total.acked, third.expected) == (CheckpointState.IN_PROGRESS, 1, 4)
+    assert [(part.uid, part.subtask) for part in third.subtasks] == [("count", 0)]
+    assert third.ended_ms == 0
     counts = it.coordinator.counts
     assert (counts.triggered, counts.in_progress, counts.completed, counts.failed) == (3, 1, 1, 1)
-    assert counts.failures_in_a_row == 1
+    assert (counts.failures_in_a_row, counts.tolerable_failures, counts.interval_ms) == (1, 5, 1_000)
+    assert counts.last_completed_ms == first.ended_ms
+    assert counts.retained == ("/chk-1",)
+
+
+def test_totals_show_no_password(desk: Make) -> None:
+    it = desk(directory="s3://user:secret@bucket/a", savepoint_directory="s3://user:secret@bucket/b").begin()
+    it.trigger()
+    (publish,) = it.ack_all(1)
+    it.publish(publish.checkpoint, "s3://user:secret@bucket/a/chk-1")
+    counts = it.coordinator.counts
+    assert (counts.directory, counts.savepoint_directory) == ("s3://bucket/a", "s3://bucket/b")
+    assert counts.retained == ("s3://bucket/a/chk-1",)
+    (done,) = it.coordinator.history(it.now)
+    assert done.location == "s3://user:secret@bucket/a/chk-1", "to restore from it"
 
 
 def test_the_history_has_an_end(desk: Make) -> None:
@@ -207,4 +221,4 @@ def test_the_history_has_an_end(desk: Make) -> None:
     for _ in range(120):
         it.complete(it.trigger())
     history = it.coordinator.history(it.now)
-    assert [each.checkpoint for each in history] == list(range(120, 20, -1))
+    assert [each.number for each in history] == list(range(120, 20, -1))

@@ -8,40 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.coordinator.statistics import (
-    HISTORY,
-    CheckpointState,
-    CheckpointStats,
-    SubtaskCheckpointStats,
-)
+from ftlayer.checkpoint.coordinator.statistics import HISTORY, CheckpointState
 from ftlayer.runtime.driver.job_status import WHOLE, CheckpointTimes
+from ftlayer.vertex.calls.jobs import CheckpointDetails, SubtaskCheckpointDetails
 
-PARTS = tuple(SubtaskCheckpointStats("count", index, 50, 50, 10, 20, 0.5, 30.0, 0, False) for index in (0, 1))
-DONE = CheckpointStats(
-    1,
-    "checkpoint",
-    CheckpointState.COMPLETED,
-    False,
-    0,
-    1_500,
-    1_500,
-    2,
-    2,
-    100,
-    100,
-    0,
-    0,
-    0,
-    0,
-    0,
-    False,
-    (),
-    parts=PARTS,
+PARTS = tuple(
+    SubtaskCheckpointDetails("count", index, 10, 20, 0.5, 30.0, 50, 50, 0, False) for index in (0, 1)
 )
+DONE = CheckpointDetails(1, "checkpoint", CheckpointState.COMPLETED, False, 0, 1_500, 1_500, 2, PARTS)
 
 
-def _numbered(number: int, state: CheckpointState) -> CheckpointStats:
-    return replace(DONE, checkpoint=number, state=state)
+def _numbered(number: int, state: CheckpointState) -> CheckpointDetails:
+    return replace(DONE, number=number, state=state)
 
 
 def test_a_checkpoint_is_counted_as_a_whole_and_by_part() -> None:
@@ -64,7 +42,7 @@ def test_each_completed_one_is_counted_once_whenever_it_is_looked(
     ended: list[tuple[CheckpointState, bool]],
 ) -> None:
     times = CheckpointTimes()
-    history: list[CheckpointStats] = []
+    history: list[CheckpointDetails] = []
     unseen = 0
     for number, (state, looks) in enumerate(ended, 1):
         history = [_numbered(number, state), *history][:HISTORY]

@@ -11,9 +11,9 @@ import pytest
 
 from ftlayer.notebook import NotebookLine, in_notebook, tell
 from ftlayer.runtime.driver.events import JobState
-from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus, SlotStatus
+from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus
 from ftlayer.runtime.environment import PlainLines, follow, hide_spark_bar
-from ftlayer.vertex.calls import QueryStatus, StreamStatus
+from ftlayer.vertex.calls import QueryStatus, SlotDetails, StreamStatus
 
 RUNNING = JobStatus(
     "hosts",
@@ -21,7 +21,7 @@ RUNNING = JobStatus(
     JobState.RUNNING,
     epoch=1,
     uptime_s=12.34,
-    slots=(SlotStatus(0, "running"), SlotStatus(1, "running", busy="parse", busy_ms=3_000)),
+    slots=(SlotDetails(0, "running"), SlotDetails(1, "running", busy="parse", busy_ms=3_000)),
     chains=(ChainStatus("<parse>", 20_000, 19_990, 1_000.4, 0.0),),
     counters={"records_in": 20_000, "records_out": 60_000, "done": 19_980, "failed": 30},
     rates={"records_in": 1_000.0, "done": 900.0},

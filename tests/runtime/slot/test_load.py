@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from ftlayer.config import TopologyOptions
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
-from ftlayer.runtime.protocol.messages import EdgeLoad, SubtaskLoad
 from ftlayer.runtime.slot.load import BusyTimes, LoadMeter, edge_loads
 from ftlayer.runtime.slot.outgoing import RemoteOutput
 from ftlayer.topology.job_graph import Channel
+from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
 
 S = 1_000_000_000
 A, B = ("a", 0), ("b", 0)
@@ -44,7 +45,7 @@ def test_all_runs_are_counted_once(runs: list[tuple[tuple[str, int], int, int]])
         assert {A: 0, B: 0} | busy.totals(now + 7) == expected
 
 
-def loads_of(loads: tuple[SubtaskLoad, ...]) -> dict[str, SubtaskLoad]:
+def loads_of(loads: tuple[SubtaskDetails, ...]) -> dict[str, SubtaskDetails]:
     return {load.uid: load for load in loads}
 
 
@@ -111,8 +112,20 @@ def test_what_waits_is_shown_by_edge(tools: Any, slot: Any) -> None:
     batch = tools.batch(tools.rows_of(0, 3))
     inbox.put(Channel(0, 0, 0), batch, 0)
     inbox.put(Channel(0, 1, 0), batch, 0)
-    loads = {load.edge: load for load in edge_loads(slot.core.core.seats)}
     one = inbox.queued()[0][1]
-    assert loads[0] == EdgeLoad(0, 2 * one, 6)
     assert one > 0
-    assert (loads[1], loads[2]) == (EdgeLoad(1, 0, 0), EdgeLoad(2, 0, 0))
+    assert set(edge_loads(slot.core.core)) == {
+        EdgeDetails("source", "work", 0, 2 * one, 6),
+        EdgeDetails("replay", "work", 0, 0, 0),
+        EdgeDetails("work", "sink", 0, 0, 0),
+    }
+
+
+def test_edges_between_the_same_chains_are_one(tools: Any, slot: Any) -> None:
+    core = slot.core.core
+    core.graph = SimpleNamespace(edges=[replace(edge, source="source") for edge in core.graph.edges])
+    inbox, batch = slot.core.seating.seats["work", 0].inbox, tools.batch(tools.rows_of(0, 3))
+    for channel in {channel.edge: channel for channel, _, _ in inbox.queued()}.values():
+        inbox.put(channel, batch, 0)
+    (found,) = [load for load in edge_loads(core) if load.target == "work"]
+    assert found == EdgeDetails("source", "work", 0, sum(size for _, size, _ in inbox.queued()), 6)

@@ -47,7 +47,6 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRunning,
     Trigger,
 )
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import DriverStorage
@@ -100,6 +99,7 @@ from ftlayer.runtime.protocol.messages import (
 from ftlayer.runtime.worker import Worker
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Source
+from ftlayer.vertex.calls import CheckpointDetails, CheckpointTotals
 
 logger = logging.getLogger(__name__)
 
@@ -554,7 +554,7 @@ class JobCheckpoints:
         return self._io.result
 
     @property
-    def counts(self) -> CheckpointCounts:
+    def counts(self) -> CheckpointTotals:
         return self._rules.counts
 
     @property
@@ -562,13 +562,9 @@ class JobCheckpoints:
         """Dead letters that wait to be sent to the vertex, or to be written where there is none."""
         return self._letters.unsent
 
-    def history(self) -> tuple[CheckpointStats, ...]:
+    def history(self) -> tuple[CheckpointDetails, ...]:
         """Checkpoints under way, and the last 100 others; the latest first."""
         return self._rules.history(system_now())
-
-    def retained(self) -> tuple[str, ...]:
-        """Where the checkpoints lie that the job may go back to, the oldest first; none in the driver's memory."""
-        return tuple(checkpoint.location for checkpoint in self._rules.completed if checkpoint.location)
 
     # ------------------------------------------------------------ the job's events
 

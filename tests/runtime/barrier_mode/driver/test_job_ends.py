@@ -12,7 +12,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.storage import opening
@@ -37,6 +36,7 @@ from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.protocol.messages import SlotFailed, unseal
+from ftlayer.vertex.calls.jobs import CheckpointTotals
 
 DELETE, NEVER = Retention.DELETE_ON_CANCELLATION, Retention.NO_EXTERNALIZED_CHECKPOINTS
 
@@ -76,7 +76,7 @@ def test_a_job_that_has_ended_is_not_run_again_with_its_program(
     assert again.name == "played"
     assert again.status().line().startswith("played: ended")
     assert again.checkpoints() == ()
-    assert again.status().checkpoints == CheckpointCounts()
+    assert again.status().checkpoints == CheckpointTotals()
     assert again.result == first.result
     assert again.result is not None
     assert (again.result.run, again.result.checkpoint, again.result.savepoint) == ("played-1", 1, "")

@@ -266,7 +266,7 @@ class Run:
     def _failed_without_own(self) -> bool:
         driver = self.world.driver
         own = any(
-            stats.kind == SnapshotKind.CHECKPOINT and stats.state is CheckpointState.COMPLETED
+            stats.kind == SnapshotKind.CHECKPOINT and stats.state == CheckpointState.COMPLETED
             for stats in driver.checkpoints.history()
         )
         return driver.verdict is not None and driver.verdict.state is JobState.FAILED and not own
