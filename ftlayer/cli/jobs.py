@@ -326,7 +326,7 @@ def _batches(job: JobDetails) -> Table:
     table = new_table(*numbers, "phases", numbers=numbers)
     for batch in job.batches[-SHOWN:]:
         phases = ", ".join(f"{name} {spoken(round(phase))}" for name, phase in batch.phases_ms.items())
-        counts = (batch.rows, batch.delivered, batch.failed, batch.dead)
+        counts = (batch.rows_in, batch.delivered, batch.failed, batch.dead)
         table.add_row(
             str(batch.batch), *(f"{count:,}" for count in counts), spoken(round(batch.duration_ms)), phases
         )

@@ -18,8 +18,8 @@ again, when the query that it came from had already let go of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from ftlayer.spark.circuits import FailureTally
@@ -51,32 +51,6 @@ class BatchOutcome:
     @property
     def failures(self) -> int:
         return sum(len(rows.roots) for rows in self.failed) + len(self.redelivered) + len(self.resumed)
-
-
-@dataclass(frozen=True)
-class BatchReport:
-    """One batch as the query's handle reports it. ``state`` is what the vertex knew of it at the start.
-
-    ``differs``: a record that had passed when the batch was sealed failed in the run again; it is replayed,
-    and a sink that skips known batch ids may see it twice. ``held``: runs, and calls of the sink, that were given up
-    because more records failed than `max_failing` allows. ``query`` is the query's name.
-    ``duration_ms`` is from its begin to its report; of that ``phases_ms`` has ``run``, ``verdict``, ``seal``, ``sink``
-    and ``commit``, and nothing where the batch was committed before.
-    """
-
-    batch: int
-    state: calls.BatchState
-    rows_in: int = 0
-    rows_out: int = 0
-    failed: int = 0
-    waiting: int = 0
-    dead: int = 0
-    delivered: int = 0
-    differs: bool = False
-    held: int = 0
-    query: str = ""
-    duration_ms: float = 0.0
-    phases_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 R = TypeVar("R")
@@ -148,7 +122,7 @@ class BatchProtocol(Generic[R]):
         self._runner = runner
         self._watch = watch
 
-    def process(self, batch: int) -> BatchReport:
+    def process(self, batch: int) -> calls.BatchDetails:
         """Take one batch from wherever it is to committed.
 
         Raises whatever the vertex, Spark or the sink raises; the batch is then where the table above says.
@@ -160,7 +134,7 @@ class BatchProtocol(Generic[R]):
         if begun.state is calls.BatchState.COMMITTED:
             self._runner.report(batch, begun.report)
             self._watch("reported", batch)
-            return BatchReport(batch, begun.state)
+            return calls.BatchDetails(batch, state=begun.state)
         sealed = begun if begun.state is calls.BatchState.SEALED else None
         result, held = self._run(batch, sealed)
         try:
@@ -256,9 +230,9 @@ class BatchProtocol(Generic[R]):
 
 def _report(
     batch: int, begun: calls.BatchBegun, outcome: BatchOutcome, reply: calls.Sealed, rejected: int
-) -> BatchReport:
+) -> calls.BatchDetails:
     failed = outcome.failures + rejected
-    return BatchReport(
+    return calls.BatchDetails(
         batch=batch,
         state=begun.state,
         rows_in=outcome.rows_in,

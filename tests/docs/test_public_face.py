@@ -29,7 +29,6 @@ from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer
-from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.query.checkpoint import LogEnds
 from ftlayer.spark.query.supervisor import QuerySupervisor, TrackedQuery
 from ftlayer.spark.query.writer import TrackedWriter
@@ -40,6 +39,7 @@ from ftlayer.topology.streams.keyed_stream import ConnectedStreams
 from ftlayer.topology.streams.windowed_stream import session
 from ftlayer.vertex.calls import QueryStatus, StreamOptions, StreamStatus
 from ftlayer.vertex.calls.jobs import (
+    BatchDetails,
     CheckpointDetails,
     CheckpointParts,
     CheckpointTotals,
@@ -126,7 +126,7 @@ FACES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 
 
 VALUES: dict[type, str] = {
-    BatchReport: "BatchReport",
+    BatchDetails: "BatchDetails",
     ChainStatus: "ChainStatus",
     CheckpointDetails: "CheckpointDetails",
     CheckpointParts: "CheckpointParts",

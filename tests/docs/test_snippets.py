@@ -40,7 +40,6 @@ from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus
 from ftlayer.runtime.environment import StreamEnvironment, default_restart
 from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer
-from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.query.supervisor import TrackedQuery
 from ftlayer.spark.query.writer import TrackedWriter
 from ftlayer.spark.tracked import TrackedStream
@@ -51,7 +50,15 @@ from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.streams.data_stream import DataStream, FunctionOptions
 from ftlayer.topology.streams.keyed_stream import ConnectedStreams, IterativeStream, KeyedStream
 from ftlayer.topology.streams.windowed_stream import WindowedStream
-from ftlayer.vertex.calls import QueryStatus, SlotDetails, Stats, StatsReply, StreamOptions, StreamStatus
+from ftlayer.vertex.calls import (
+    BatchDetails,
+    QueryStatus,
+    SlotDetails,
+    Stats,
+    StatsReply,
+    StreamOptions,
+    StreamStatus,
+)
 from ftlayer.vertex.metrics import catalogue
 from ftlayer.vertex.metrics.catalogue import Metric, MetricKind
 from ftlayer.vertex.rules.layer import FTLayerCore
@@ -383,7 +390,7 @@ def test_other_signatures(owner: Any, call: str) -> None:
         VertexOptions,
         ServeOptions,
         StreamOptions,
-        BatchReport,
+        BatchDetails,
         QueryStatus,
         TopologyOptions,
         JobStatus,

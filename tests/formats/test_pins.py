@@ -69,7 +69,7 @@ PARTS: dict[str, list[Any]] = {
         rows.StoredAttempt,
         failed.KeptName,
         batches.StoredEmit,
-        ranges.StoredRange,
+        ranges.StoredPartition,
     ],
     "store: replies": list(dedupe._KINDS),
     "pickles of sinks, in checkpoints": [

@@ -18,7 +18,7 @@ from ftlayer.functions.steps import FlatMap, Map
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.batch.sinks import BatchFunctionSink
 from ftlayer.spark.deliveries.source import delivered_rows
-from ftlayer.spark.protocol import BatchProtocol, BatchReport
+from ftlayer.spark.protocol import BatchProtocol
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.task import FT, Repartition, plan_stages
 from ftlayer.vertex import calls
@@ -185,7 +185,7 @@ class Query:
         crash: str = "",
         restart: str = "",
         refusing: float = 0.0,
-    ) -> BatchReport | None:
+    ) -> calls.BatchDetails | None:
         """Run the next batch; None if there is nothing to do, or the process died."""
         if self.opened is None:
             self.start()

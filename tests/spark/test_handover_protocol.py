@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ftlayer.functions.steps import Map
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
-from ftlayer.spark.protocol import STEPS, BatchProtocol, BatchReport
+from ftlayer.spark.protocol import STEPS, BatchProtocol
 from ftlayer.spark.stages.pages import make_carriers
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.task import plan_stages
@@ -87,7 +87,7 @@ class Handover:
             calls.OpenQuery("down", f"run-{self.lives}", (DOWN,), OPTIONS), f"down-{self.lives}"
         )
 
-    def process(self, failing: set[int], *, crash: str = "", restart: str = "") -> BatchReport | None:
+    def process(self, failing: set[int], *, crash: str = "", restart: str = "") -> calls.BatchDetails | None:
         """Run the next batch (again); values of ``failing`` fail at each try."""
         if len(self.offsets) == self.commits:
             if sum(batch.num_rows for batch in self.carried) == (self.offsets[-1] if self.offsets else 0):

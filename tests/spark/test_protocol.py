@@ -25,9 +25,9 @@ from simulated_query import POISON, CrashError, Functions, Query, Values
 
 from ftlayer.errors import ConfigError
 from ftlayer.failures import RowsRejected
-from ftlayer.spark.protocol import REJECTED, STEPS, BatchProtocol, BatchReport
+from ftlayer.spark.protocol import REJECTED, STEPS, BatchProtocol
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import BatchState
+from ftlayer.vertex.calls import BatchDetails, BatchState
 
 LOSABLE = [None, calls.OpenQuery, calls.BeginBatch, calls.Seal, calls.Reseal, calls.Commit, calls.Deliverable]
 steps_or_none = st.sampled_from(["", "", *STEPS])
@@ -144,12 +144,12 @@ def test_a_report_says_what_came_of_a_batch(kit: SimpleNamespace) -> None:
     query = Query(kit, rewindable=True, shuffled=True)
     query.arrive([POISON, 1, 2])
     good = Functions(0, 0.0, by_call=True)
-    assert query.process(good, 1) == BatchReport(
-        0, BatchState.NEW, rows_in=3, rows_out=4, failed=1, waiting=1, dead=0, delivered=0
+    assert query.process(good, 1) == BatchDetails(
+        0, rows_in=3, rows_out=4, failed=1, waiting=1, dead=0, delivered=0
     )
     query.vertex.advance(100)
-    assert query.process(good, 1) == BatchReport(
-        1, BatchState.NEW, rows_in=1, rows_out=0, failed=1, waiting=1, dead=0, delivered=1
+    assert query.process(good, 1) == BatchDetails(
+        1, rows_in=1, rows_out=0, failed=1, waiting=1, dead=0, delivered=1
     )
     query.vertex.advance(100)
     report = query.process(good, 1)

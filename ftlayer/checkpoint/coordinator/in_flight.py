@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from enum import Enum
 
 from ftlayer.checkpoint.barrier import Barrier
@@ -146,7 +147,7 @@ class PendingCheckpoints:
         self._pending: dict[int, PendingCheckpoint] = {}
         self._aborted: dict[int, Barrier] = {}
         self._failures = FailureCounter(config.tolerable_failures)
-        self._statistics = Statistics()
+        self._statistics = Statistics(config)
         self.failure: FailJob | None = None
         self.final_failed_ms: int | None = None
 
@@ -176,7 +177,7 @@ class PendingCheckpoints:
         self._pending[barrier.checkpoint] = PendingCheckpoint(
             barrier, now.mono_ms, subtasks, stops=stops, requests=requests
         )
-        self._statistics.triggered += 1
+        self._statistics.trigger()
         return [Trigger(barrier)]
 
     def acked(self, checkpoint: int, part: SubtaskSnapshot, holds: InputHolds) -> list[CheckpointInstruction]:
@@ -282,24 +283,15 @@ class PendingCheckpoints:
         self.failure = FailJob(reason, final or before)
 
     def restored(self) -> None:
-        self._statistics.restored += 1
+        self._statistics.restore()
 
     def counts(self, retained: Iterable[Checkpoint]) -> CheckpointTotals:
         """Return the totals; ``retained`` are those that the job may go back to, the oldest first."""
-        config, statistics = self._config, self._statistics
-        return CheckpointTotals(
-            triggered=statistics.triggered,
+        return replace(
+            self._statistics.totals,
             in_progress=len(self._pending),
-            completed=statistics.completed,
-            failed=statistics.failed,
-            restored=statistics.restored,
             failures_in_a_row=self._failures.in_a_row,
-            tolerable_failures=config.tolerable_failures,
-            interval_ms=config.interval_ms or 0,
-            directory=shown_url(config.directory or ""),
-            savepoint_directory=shown_url(config.savepoint_directory or ""),
             retained=tuple(shown_url(each.location) for each in retained if each.location),
-            last_completed_ms=statistics.last_completed_ms,
         )
 
     def history(self, now: Now) -> tuple[CheckpointDetails, ...]:

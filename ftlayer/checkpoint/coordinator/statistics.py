@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
+from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, EdgeInfo, OperatorInfo, SubtaskSnapshot
-from ftlayer.vertex.calls.jobs import CheckpointDetails, SubtaskCheckpointDetails
+from ftlayer.printable import shown_url
+from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals, SubtaskCheckpointDetails
 
 Subtask = tuple[str, int]
 """Uid of a chain, and the number of one of its subtasks."""
@@ -155,23 +157,30 @@ class CheckpointState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass
 class Statistics:
-    triggered: int = 0
-    completed: int = 0
-    failed: int = 0
-    restored: int = 0
-    last_completed_ms: int = 0
-    _ended: deque[CheckpointDetails] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    def __init__(self, config: CheckpointConfig) -> None:
+        self.totals = CheckpointTotals(
+            tolerable_failures=config.tolerable_failures,
+            interval_ms=config.interval_ms or 0,
+            directory=shown_url(config.directory or ""),
+            savepoint_directory=shown_url(config.savepoint_directory or ""),
+        )
+        self._ended: deque[CheckpointDetails] = deque(maxlen=HISTORY)
+
+    def trigger(self) -> None:
+        self.totals = replace(self.totals, triggered=self.totals.triggered + 1)
+
+    def restore(self) -> None:
+        self.totals = replace(self.totals, restored=self.totals.restored + 1)
 
     def complete(self, pending: PendingCheckpoint, checkpoint: Checkpoint, wall_ms: int) -> None:
-        self.completed += 1
-        self.last_completed_ms = max(self.last_completed_ms, wall_ms)
+        completed, latest_ms = self.totals.completed + 1, max(self.totals.last_completed_ms, wall_ms)
+        self.totals = replace(self.totals, completed=completed, last_completed_ms=latest_ms)
         location = checkpoint.location
         self._ended.append(details_of(pending, CheckpointState.COMPLETED, wall_ms, location=location))
 
     def fail(self, pending: PendingCheckpoint, failure: str, wall_ms: int) -> None:
-        self.failed += 1
+        self.totals = replace(self.totals, failed=self.totals.failed + 1)
         self._ended.append(details_of(pending, CheckpointState.FAILED, wall_ms, failure=failure))
 
     def history(

@@ -284,7 +284,7 @@ def batch_facts(batch: calls.BatchDetails) -> Facts:
     return {
         "batch": batch.batch,
         "at": iso(batch.at_ms),
-        "rows": batch.rows,
+        "rows": batch.rows_in,
         "delivered": batch.delivered,
         "failed": batch.failed,
         "dead": batch.dead,

@@ -35,6 +35,8 @@ from ftlayer.vertex.calls.jobs import (
 ASK_S = 0.2
 """How long the job's thread is waited for to say what checkpoints there are; else it is said the next time."""
 
+CHAIN_TOTALS = ("records_in", "records_out", "late")
+
 MAX_TEXT = 4_000
 """Bytes of a failure, with its traceback."""
 MAX_CHECKPOINTS = 100
@@ -99,11 +101,7 @@ class TopologyTelling:
             slots=tuple(replace(slot, failure=shortened(slot.failure, MAX_TEXT)) for slot in status.slots),
             subtasks=status.subtasks,
             edges=status.edges,
-            counters=status.counters
-            | _chain_totals(status)
-            | self._failing(status)
-            | self._written()
-            | _of_sources(status),
+            counters=status.counters | self._of_chains(status) | self._written() | _of_sources(status),
             rates=status.rates,
             histograms=status.histograms
             | {name: HistogramDetails.of(each) for name, each in times.histograms.items()},
@@ -142,13 +140,15 @@ class TopologyTelling:
 
     # ------------------------------------------------------------ checkpoints
 
-    def _failing(self, status: JobStatus) -> dict[str, int]:
-        """Return what failed in chains with a policy; the others have no such numbers."""
+    def _of_chains(self, status: JobStatus) -> dict[str, int]:
+        """Return what chains took and sent in all, and of those with a policy what failed in them.
+
+        Subtasks count anew in each instance, and are gone at the end.
+        """
         return {
             f"{name}/{chain.uid}": getattr(chain, name)
             for chain in status.chains
-            if self.graph.vertex(chain.uid).failures is not None
-            for name in FAILING
+            for name in CHAIN_TOTALS + (FAILING if self.graph.vertex(chain.uid).failures is not None else ())
         }
 
     def _written(self) -> dict[str, int]:
@@ -174,19 +174,6 @@ class TopologyTelling:
         with contextlib.suppress(TimeoutError):  # what is known is told then
             self._checkpoints, self._asked = self._asked.result(ASK_S), None
         return self._checkpoints
-
-
-def _chain_totals(status: JobStatus) -> dict[str, int]:
-    """Return what chains took and sent in all: subtasks count anew in each instance, and are gone at the end."""
-    return {
-        f"{name}/{chain.uid}": value
-        for chain in status.chains
-        for name, value in (
-            ("records_in", chain.records_in),
-            ("records_out", chain.records_out),
-            ("late", chain.late),
-        )
-    }
 
 
 def _of_sources(status: JobStatus) -> dict[str, int]:

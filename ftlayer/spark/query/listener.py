@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from ftlayer.spark.protocol import BatchReport
+from ftlayer.vertex.calls import BatchDetails
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class TrackedQueryListener(StreamingQueryListener):
     ends of all queries. Override what you want to know.
     """
 
-    def on_batch(self, report: BatchReport) -> None:
+    def on_batch(self, report: BatchDetails) -> None:
         """Take note of a batch that is committed, or was before it was run again.
 
         Called on the thread of the batch, which waits for it. What it raises is logged, and the query goes on.
@@ -42,7 +42,7 @@ class TrackedQueryListener(StreamingQueryListener):
         """Take note of a query's end (Spark's event)."""
 
 
-def tell_batch(listeners: Iterable[TrackedQueryListener], report: BatchReport) -> None:
+def tell_batch(listeners: Iterable[TrackedQueryListener], report: BatchDetails) -> None:
     for listener in listeners:
         try:
             listener.on_batch(report)

@@ -30,9 +30,8 @@ from ftlayer.recovery import is_programs, lasting
 from ftlayer.restart import RestartStrategy, note_success, pause_after
 from ftlayer.spark.batch.sinks import words_of
 from ftlayer.spark.circuits import QueryCircuits
-from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.query.checkpoint import Drain, LogEnds
-from ftlayer.vertex.calls import Incident, QueryStatus
+from ftlayer.vertex.calls import BatchDetails, Incident, QueryStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,7 +120,7 @@ class QuerySupervisor:
         self._batch_error: BaseException | None = None
         self.restarts = 0
         self.last_failure = ""
-        self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
+        self.reports: deque[BatchDetails] = deque(maxlen=KEPT_REPORTS)
         self.incidents: tuple[Incident, ...] = ()
         self._is_restarting = False
         self._has_succeeded = self._repeats = False
@@ -238,7 +237,7 @@ class QuerySupervisor:
         """Take note of what made a batch fail, before Spark turns it into text (called by the batches)."""
         self._batch_error = error
 
-    def report(self, report: BatchReport) -> None:
+    def report(self, report: BatchDetails) -> None:
         """Take note of a batch that is through (called by the query's own batches)."""
         self.reports.append(report)
         self._note_success()
@@ -545,7 +544,7 @@ class TrackedQuery:
         return self._supervisor.last_failure
 
     @property
-    def recent_batches(self) -> list[BatchReport]:
+    def recent_batches(self) -> list[BatchDetails]:
         """The reports of the last batches, oldest first."""
         return list(self._supervisor.reports)
 

@@ -43,7 +43,7 @@ from ftlayer.spark.plan.stream_plan import (
     stream_of_source,
     with_source_ft,
 )
-from ftlayer.spark.protocol import JUDGED, BatchProtocol, BatchReport
+from ftlayer.spark.protocol import JUDGED, BatchProtocol
 from ftlayer.spark.query.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
 from ftlayer.spark.query.supervisor import QuerySupervisor, TrackedQuery, letter_queries, note_wrapped
@@ -92,7 +92,7 @@ class BatchTraces:
             return
         began_ms = batch.at_ms - batch.duration_ms
         counts: dict[str, str | int | bool] = {
-            "ftlayer.batch.rows": batch.rows,
+            "ftlayer.batch.rows": batch.rows_in,
             "ftlayer.batch.from_vertex": batch.delivered,
             "ftlayer.batch.failed": batch.failed,
             "ftlayer.batch.died": batch.dead,
@@ -167,8 +167,8 @@ class BatchHistory:
             self._steps = {}
         self._steps[step] = self._clock_ms()
 
-    def through(self, report: BatchReport, at_ms: int) -> BatchReport:
-        """Take note of a batch that is through, at ``at_ms`` (Unix); return its report with its times."""
+    def through(self, batch: calls.BatchDetails, at_ms: int) -> calls.BatchDetails:
+        """Take note of a batch that is through, at ``at_ms`` (Unix); return it with its times."""
         steps = self._steps
         phases = {
             phase: steps[after] - steps[before]
@@ -176,25 +176,16 @@ class BatchHistory:
             if before in steps and after in steps
         }
         duration_ms = self._clock_ms() - steps["begin"]
-        details = calls.BatchDetails(
-            batch=report.batch,
-            at_ms=at_ms,
-            rows=report.rows_in,
-            delivered=report.delivered,
-            failed=report.failed,
-            dead=report.dead,
-            duration_ms=duration_ms,
-            phases_ms=phases,
-        )
+        batch = replace(batch, at_ms=at_ms, duration_ms=duration_ms, phases_ms=phases)
         with self._lock:
-            self._batches.append(details)
+            self._batches.append(batch)
             self._counters.update(
                 batches=1,
-                records_in=report.rows_in,
-                records_out=report.rows_out,
-                delivered=report.delivered,
-                failed=report.failed,
-                dead=report.dead,
+                records_in=batch.rows_in,
+                records_out=batch.rows_out,
+                delivered=batch.delivered,
+                failed=batch.failed,
+                dead=batch.dead,
             )
             self._histograms["batch"].observe(duration_ms / 1_000)
             for phase, ms in phases.items():
@@ -206,8 +197,8 @@ class BatchHistory:
                 for phase, before, after in PHASES
                 if phase in phases
             }
-            self._traces.through(details, times)
-        return replace(report, duration_ms=duration_ms, phases_ms=phases)
+            self._traces.through(batch, times)
+        return batch
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
         """Take a batch from Spark's progress of a query that is not tracked: of it no more is known."""
@@ -216,9 +207,8 @@ class BatchHistory:
         rows = int(progress["numInputRows"])
         at_ms = round(began.timestamp() * 1_000 + duration_ms)
         with self._lock:
-            self._batches.append(
-                calls.BatchDetails(int(progress["batchId"]), at_ms, rows, 0, 0, 0, duration_ms, {})
-            )
+            batch = int(progress["batchId"])
+            self._batches.append(calls.BatchDetails(batch, at_ms, rows, duration_ms=duration_ms))
             self._counters.update(batches=1, records_in=rows)
             self._histograms["batch"].observe(duration_ms / 1_000)
 
@@ -434,7 +424,7 @@ def rates_of(batches: tuple[calls.BatchDetails, ...], now_ms: int) -> dict[str, 
     )
     span_s = max(now_ms - since_ms, RATE_MS) / 1_000
     return {
-        "records_in": sum(batch.rows for batch in last) / span_s,
+        "records_in": sum(batch.rows_in for batch in last) / span_s,
         "failed": sum(batch.failed for batch in last) / span_s,
     }
 

@@ -28,6 +28,7 @@ from ftlayer.vertex.calls.common import (
     check_limit,
     check_name,
 )
+from ftlayer.vertex.calls.streams import BatchState
 
 ORDER_EXPIRES_MS = 60_000
 """An order that its driver has not taken for so long is not carried out any more."""
@@ -273,21 +274,36 @@ class CheckpointTotals:
 
 @dataclass(frozen=True, slots=True)
 class BatchDetails:
-    """One micro-batch of a wrapped query: when it was through, its rows, and how long each phase took.
+    """One micro-batch of a wrapped query.
 
-    ``delivered`` are those of its ``rows`` that came from the vertex, replays and ingested ones: not what reached the
-    sink. ``failed`` are records that failed, and ``dead`` those of them that are dead letters.
-    ``phases_ms`` has ``run``, ``verdict``, ``seal``, ``sink``, ``commit``, as far as they came.
+    Attributes:
+        at_ms: when it was through.
+        delivered: those of its ``rows_in`` that came from the vertex, replays and ingested ones: not what reached the
+            sink.
+        failed: records that failed: of these ``dead`` are dead letters, and ``waiting`` wait for their next attempt.
+        duration_ms: from its begin to its report; of that ``phases_ms`` has ``run``, ``verdict``, ``seal``, ``sink``
+            and ``commit``, and nothing where the batch was committed before.
+        state: what the vertex knew of it at the start.
+        differs: a record that had passed when the batch was sealed failed in the run again; it is replayed, and a sink
+            that skips known batch ids may see it twice.
+        held: runs, and calls of the sink, that were given up because more records failed than `max_failing` allows.
+        query: the query's name.
     """
 
     batch: int
-    at_ms: int
-    rows: int
-    delivered: int
-    failed: int
-    dead: int
-    duration_ms: float
+    at_ms: int = 0
+    rows_in: int = 0
+    delivered: int = 0
+    failed: int = 0
+    dead: int = 0
+    duration_ms: float = 0.0
     phases_ms: dict[str, float] = field(default_factory=dict)
+    rows_out: int = 0
+    waiting: int = 0
+    state: BatchState = BatchState.NEW
+    differs: bool = False
+    held: int = 0
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import attrgetter
 
 import numpy as np
 
@@ -33,32 +33,24 @@ from ftlayer.vertex.rules.streams import Stream
 
 _RANGES = b"ranges/"
 _FORMAT = 2
-
-
-class StoredRange(NamedTuple):
-    """A range, see `ftlayer.vertex.calls.streams.RowRange`; ``done`` has a bit for each row, the first one lowest."""
-
-    start: bytes | None
-    end: bytes
-    number: int
-    first: int
-    rows: int
-    span: int
-    digest: bytes
-    done: bytes
+_FACTS_OF = attrgetter("start", "end", "number", "first", "rows", "span", "digest")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
-    """A partition: the place of its floor, and its ranges from there on."""
+    """A partition: the place of its floor, and its ranges from there on, each with a bit for each row that is done.
+
+    The first row's bit is the lowest; b"" where none is done.
+    """
 
     number: int
     place: int
-    ranges: tuple[StoredRange, ...] = ()
+    ranges: tuple[tuple[RowRange, bytes], ...] = ()
 
 
 def put_ranges(txn: WriteTransaction, stream: int, partition: str, stored: StoredPartition) -> None:
-    packed = pack([_FORMAT, stored.number, stored.place, [list(each) for each in stored.ranges]])
+    ranges = [[*_FACTS_OF(facts), done] for facts, done in stored.ranges]
+    packed = pack([_FORMAT, stored.number, stored.place, ranges])
     txn.put("meta", _prefix(stream) + partition.encode(), packed)
 
 
@@ -71,7 +63,8 @@ def all_ranges(txn: ReadTransaction) -> Iterator[tuple[int, str, StoredPartition
     for key, value in txn.scan("meta", _RANGES, b"ranges0"):  # "0" comes after "/"
         text = bytes(key)[len(_RANGES) :]
         try:
-            yield int(text[:8], 16), text[9:].decode(), _decode(value)
+            name = text[9:].decode()
+            yield int(text[:8], 16), name, _decode(name, value)
         except ValueError as error:
             raise StoreDamagedError(
                 f"key {bytes(key).hex()} of the store is no partition's: {error}"
@@ -83,12 +76,13 @@ def _prefix(stream: int) -> bytes:
     return _RANGES + b"%08x/" % stream
 
 
-def _decode(value: bytes | memoryview) -> StoredPartition:
+def _decode(partition: str, value: bytes | memoryview) -> StoredPartition:
     try:
         version, number, place, packed = unpack(value)
         if version != _FORMAT:
             raise ValueError(f"format {version}, and not {_FORMAT}")
-        return StoredPartition(number, place, tuple(StoredRange(*each) for each in packed))
+        ranges = tuple((RowRange(partition, *facts), done) for *facts, done in packed)
+        return StoredPartition(number, place, ranges)
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"the ranges of a partition cannot be read: {error}") from error
 
@@ -221,24 +215,12 @@ class SourcePartition:
         put_ranges(txn, self.stream.number, self.name, StoredPartition(*self.floor_at, self._begun()))
         self.written_below = next(iter(self.ranges), next_segment)
 
-    def _begun(self) -> tuple[StoredRange, ...]:
-        found: list[StoredRange] = []
+    def _begun(self) -> tuple[tuple[RowRange, bytes], ...]:
+        found: list[tuple[RowRange, bytes]] = []
         begun = 0
         for each in self.ranges.values():
-            facts = each.facts
             bits = np.packbits(each.done, bitorder="little").tobytes() if each.done.any() else b""
-            found.append(
-                StoredRange(
-                    facts.start,
-                    facts.end,
-                    facts.number,
-                    facts.first,
-                    facts.rows,
-                    facts.span,
-                    facts.digest,
-                    bits,
-                )
-            )
+            found.append((each.facts, bits))
             if bits:
                 begun = len(found)
         return tuple(found[:begun])

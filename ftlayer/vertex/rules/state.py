@@ -29,7 +29,7 @@ from ftlayer.store.streams import (
     get_bounds,
     get_died_ms,
 )
-from ftlayer.vertex.calls import Envelope, Failure, Reply, RowRange, StreamCircuit
+from ftlayer.vertex.calls import Envelope, Failure, Reply, StreamCircuit
 from ftlayer.vertex.rules.followed import FollowedAttempts
 from ftlayer.vertex.rules.grouping import DeadIndex
 from ftlayer.vertex.rules.live import LiveSegments, by_segment, locations_of
@@ -543,13 +543,10 @@ def _recover_ranges(state: ShardState, txn: ReadTransaction) -> None:
         stream = _stream_of(state, number)
         at = (stored.number, stored.place)
         partition = SourcePartition(stream, name, floor, at, floor, at)
-        for each in stored.ranges:
-            facts = RowRange(
-                name, each.start, each.end, each.number, each.first, each.rows, each.span, each.digest
-            )
-            done = np.zeros(each.rows, np.bool_)
-            if each.done:
-                bits = np.unpackbits(np.frombuffer(each.done, np.uint8), count=each.rows, bitorder="little")
+        for facts, packed in stored.ranges:
+            done = np.zeros(facts.rows, np.bool_)
+            if packed:
+                bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=facts.rows, bitorder="little")
                 done = bits.astype(np.bool_)
             found = SourceRange(partition, state.new_segment(), facts, done, None)
             partition.add(found)

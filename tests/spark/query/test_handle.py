@@ -12,10 +12,9 @@ from pyspark.errors import StreamingQueryException
 
 from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryError
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
-from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.query.checkpoint import LogEnds
 from ftlayer.spark.query.supervisor import QuerySupervisor, TrackedQuery
-from ftlayer.vertex.calls import BatchState, QueryStatus
+from ftlayer.vertex.calls import BatchDetails, QueryStatus
 
 IDLE = QueryStatus(0, 0, 0, 0, 0, -1)
 WAIT_S = 600
@@ -435,7 +434,7 @@ def test_behind_a_committed_batch_the_strategy_decides_on_it() -> None:
     starter = Starter()
     supervisor = supervisor_of(starter)
     handle = TrackedQuery(supervisor)
-    supervisor.report(BatchReport(0, BatchState.NEW))
+    supervisor.report(BatchDetails(0))
     starter.run(0).end(AttributeError("'NoneType' object has no attribute 'strip'"))
     starter.run(1)
     assert handle.restarts == 1
@@ -451,6 +450,6 @@ def test_batches_count_the_strategys_failures_down() -> None:
 
     strategy = Successes(3, "1ms")
     supervisor = supervisor_of(Starter(), strategy)
-    supervisor.report(BatchReport(0, BatchState.NEW))
+    supervisor.report(BatchDetails(0))
     assert strategy.seen == 1
     supervisor.stop()

@@ -9,7 +9,7 @@ import pytest
 
 from ftlayer.errors import QueryError, SessionLostError, UnsupportedError
 from ftlayer.records.traced import Sampler
-from ftlayer.spark.protocol import JUDGED, BatchReport
+from ftlayer.spark.protocol import JUDGED
 from ftlayer.spark.query.writer import (
     KEPT_BATCHES,
     RATE_MS,
@@ -21,7 +21,15 @@ from ftlayer.spark.query.writer import (
     title_of,
 )
 from ftlayer.telemetry.spans import EndedSpan
-from ftlayer.vertex.calls import AnnounceJob, BatchState, Incident, JobOrder, OpenQuery, OrderAction
+from ftlayer.vertex.calls import (
+    AnnounceJob,
+    BatchDetails,
+    BatchState,
+    Incident,
+    JobOrder,
+    OpenQuery,
+    OrderAction,
+)
 
 STEPS = ("begin", "begun", "run", JUDGED, "sealed", "written", "committed", "reported")
 
@@ -38,7 +46,7 @@ def run_batch(log: BatchHistory, clock: Clock, batch: int, *, ms: float = 10.0, 
     for step in STEPS:
         log.watch(step, batch)
         clock.ms += ms
-    log.through(BatchReport(batch, BatchState.NEW, 100, 90, 10, 8, 2, 5), at_ms)
+    log.through(BatchDetails(batch, 0, 100, 5, 10, 2, rows_out=90, waiting=8), at_ms)
 
 
 def test_phases_are_the_times_between_the_steps() -> None:
@@ -47,12 +55,12 @@ def test_phases_are_the_times_between_the_steps() -> None:
     for step, ms in zip(STEPS, (1, 100, 20, 3, 50, 7, 2, 0), strict=True):
         log.watch(step, 4)
         clock.ms += ms
-    report = log.through(BatchReport(4, BatchState.NEW, 100, 90, 10, 8, 2, 5), 1_234)
+    report = log.through(BatchDetails(4, 0, 100, 5, 10, 2, rows_out=90, waiting=8), 1_234)
     (batch,) = log.batches
-    assert (report.duration_ms, report.phases_ms) == (batch.duration_ms, batch.phases_ms)
+    assert report == batch
     assert batch.phases_ms == {"run": 100, "verdict": 20, "seal": 3, "sink": 50, "commit": 7}
     assert (batch.batch, batch.at_ms, batch.duration_ms) == (4, 1_234, 183)
-    assert (batch.rows, batch.delivered, batch.failed, batch.dead) == (100, 5, 10, 2)
+    assert (batch.rows_in, batch.delivered, batch.failed, batch.dead) == (100, 5, 10, 2)
     histograms = {name: sum(each.counts) for name, each in log.histograms.items()}
     assert histograms == {
         f"batch{phase}|": 1 for phase in ("", "_run", "_verdict", "_seal", "_sink", "_commit")
@@ -66,7 +74,7 @@ def test_a_batch_is_a_trace_of_its_phases() -> None:
     for step, ms in zip(STEPS, (1, 100, 20, 3, 50, 7, 2, 0), strict=True):
         log.watch(step, 4)
         clock.ms += ms
-    log.through(BatchReport(4, BatchState.NEW, 100, 90, 10, 8, 2, 5), 1_000_000)
+    log.through(BatchDetails(4, 0, 100, 5, 10, 2, rows_out=90, waiting=8), 1_000_000)
     whole, *phases = spans
     assert (whole.name, whole.parent, whole.end_ns - whole.start_ns) == ("batch", 0, 183_000_000)
     assert whole.end_ns == 1_000_000 * 1_000_000
@@ -101,7 +109,7 @@ def test_a_batch_that_was_committed_before_has_no_phases() -> None:
     run_batch(log, clock, 1)
     for step in ("begin", "begun", "reported"):
         log.watch(step, 2)
-    log.through(BatchReport(2, BatchState.COMMITTED), 2_000)
+    log.through(BatchDetails(2, state=BatchState.COMMITTED), 2_000)
     assert [batch.phases_ms == {} for batch in log.batches] == [False, True]
 
 
@@ -226,7 +234,7 @@ def test_a_query_that_is_not_tracked_is_told_by_sparks_progress(
     supervisor.query.recentProgress, supervisor.query.lastProgress = told, told[-1]
     details = telling.details(0, with_plan=False)
     assert details.counters == {"batches": 2, "records_in": 30}
-    assert [(each.batch, each.rows, each.duration_ms) for each in details.batches] == [
+    assert [(each.batch, each.rows_in, each.duration_ms) for each in details.batches] == [
         (0, 10, 500),
         (1, 20, 500),
     ]
