@@ -585,7 +585,7 @@ class CheckpointCoordinator:
         return self._flight.counts(self._store.checkpoints)
 
     def history(self, now: Now) -> tuple[CheckpointDetails, ...]:
-        """Checkpoints under way, and the last 100 others; the latest first."""
+        """Checkpoints under way, and the last 100 others; the latest first. Any thread."""
         return self._flight.history(now)
 
     def validate(self) -> None:

@@ -203,8 +203,8 @@ class PendingCheckpoints:
         error: CheckpointError | None = None,
     ) -> list[CheckpointInstruction]:
         """It is complete, and its sinks are committed, or could not be (``error``)."""
-        del self._pending[pending.number]
         self._statistics.complete(pending, checkpoint, now.wall_ms)
+        del self._pending[pending.number]
         answer = checkpoint if error is None else None
         return [Answer(request, answer, error) for request in pending.requests]
 
@@ -218,9 +218,9 @@ class PendingCheckpoints:
     ) -> list[CheckpointInstruction]:
         """Give it up; ``final``: the error behind it, where no restart mends it."""
         number, text = pending.number, f"{reason.text}: {detail}" if detail else reason.text
+        self._statistics.fail(pending, text, now.wall_ms)
         del self._pending[number]
         self._remember(pending.barrier)
-        self._statistics.fail(pending, text, now.wall_ms)
         if pending.barrier.final:
             self.final_failed_ms = now.mono_ms
         if pending.stops:

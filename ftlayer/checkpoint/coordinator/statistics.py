@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
@@ -114,8 +113,9 @@ class PendingCheckpoint:
         """Take a part; one that is there already, or was not asked for, is ignored."""
         subtask = (part.uid, part.subtask)
         if subtask in self.waiting:
-            self.waiting.discard(subtask)
+            # In this order: another thread that looks on finds it in one of the two.
             self.parts[subtask] = part
+            self.waiting.discard(subtask)
             if not self.waiting:
                 self.stage = CheckpointStage.WRITTEN
 
@@ -165,7 +165,7 @@ class Statistics:
             directory=shown_url(config.directory or ""),
             savepoint_directory=shown_url(config.savepoint_directory or ""),
         )
-        self._ended: deque[CheckpointDetails] = deque(maxlen=HISTORY)
+        self._ended: tuple[CheckpointDetails, ...] = ()
 
     def trigger(self) -> None:
         self.totals = replace(self.totals, triggered=self.totals.triggered + 1)
@@ -177,18 +177,25 @@ class Statistics:
         completed, latest_ms = self.totals.completed + 1, max(self.totals.last_completed_ms, wall_ms)
         self.totals = replace(self.totals, completed=completed, last_completed_ms=latest_ms)
         location = checkpoint.location
-        self._ended.append(details_of(pending, CheckpointState.COMPLETED, wall_ms, location=location))
+        self._end(details_of(pending, CheckpointState.COMPLETED, wall_ms, location=location))
 
     def fail(self, pending: PendingCheckpoint, failure: str, wall_ms: int) -> None:
         self.totals = replace(self.totals, failed=self.totals.failed + 1)
-        self._ended.append(details_of(pending, CheckpointState.FAILED, wall_ms, failure=failure))
+        self._end(details_of(pending, CheckpointState.FAILED, wall_ms, failure=failure))
+
+    def _end(self, ended: CheckpointDetails) -> None:
+        self._ended = (*self._ended, ended)[-HISTORY:]
 
     def history(
         self, in_progress: Iterable[PendingCheckpoint], wall_ms: int
     ) -> tuple[CheckpointDetails, ...]:
-        """Return those under way and the last `HISTORY` that are not, the latest id first."""
+        """Return those under way and the last `HISTORY` that are not, the latest id first; any thread.
+
+        One that ends meanwhile is in both, and has ended.
+        """
         current = [details_of(pending, CheckpointState.IN_PROGRESS, wall_ms) for pending in in_progress]
-        return tuple(sorted([*self._ended, *current], key=lambda each: -each.number))
+        found = {each.number: each for each in (*current, *self._ended)}
+        return tuple(found[number] for number in sorted(found, reverse=True))
 
 
 def details_of(
@@ -208,7 +215,7 @@ def details_of(
         triggered_ms=started_ms,
         ended_ms=0 if state is CheckpointState.IN_PROGRESS else now_ms,
         duration_ms=max(0, now_ms - started_ms),
-        expected=len(pending.parts) + len(pending.waiting),
+        expected=len(pending.waiting.union(pending.parts)),
         subtasks=tuple(_part(snapshot) for _, snapshot in sorted(pending.parts.items())),
         location=location,
         failure=failure,

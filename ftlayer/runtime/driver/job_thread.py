@@ -308,16 +308,7 @@ class JobThread:
 
     def history(self) -> tuple[CheckpointDetails, ...]:
         """Return the checkpoints under way, and the last 100 others; the latest first."""
-        checkpoints = self.checkpoints
-        answer: Future[tuple[CheckpointDetails, ...]] = Future()
-        self.later(lambda: answer.set_result(checkpoints.history()))
-        while not self._over.is_set():
-            try:
-                return answer.result(TICK_S)
-            except TimeoutError:
-                continue
-        # The thread has ended: nothing changes any more.
-        return checkpoints.history()
+        return self.checkpoints.history()
 
     def stack(self, number: int, timeout_s: float = STACK_S) -> str:
         """Ask the process of a slot what its threads do; says where it gives no answer.

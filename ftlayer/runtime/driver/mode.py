@@ -172,11 +172,11 @@ class CheckpointCalls(Protocol):
         """Have a request carried out, whose event ``ask`` makes by its number; ``answer`` gets what became of it."""
 
     def history(self) -> tuple[CheckpointDetails, ...]:
-        """Checkpoints under way, and the last 100 others; the latest first."""
+        """Checkpoints under way, and the last 100 others; the latest first. Any thread."""
 
     @property
     def unsent_letters(self) -> int:
-        """Dead letters that wait to be sent to the vertex, or to be written where there is none."""
+        """Dead letters that wait to be sent to the vertex, or to be written where there is none. Any thread."""
 
     def savepoint_location(self, directory: str) -> str:
         """Return the URL of a new savepoint in ``directory`` ("": the configured one); any thread."""

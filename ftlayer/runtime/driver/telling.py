@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointState
@@ -16,7 +14,6 @@ from ftlayer.printable import shortened, shown_url
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import AWAY, LAG, CheckpointTimes, JobStatus
 from ftlayer.runtime.driver.job_thread import JobThread
-from ftlayer.runtime.driver.mode import CheckpointCalls
 from ftlayer.topology.job_graph import JobGraph, partitioner_name
 from ftlayer.vertex.calls.jobs import (
     FAILING,
@@ -32,26 +29,12 @@ from ftlayer.vertex.calls.jobs import (
     PlanNode,
 )
 
-ASK_S = 0.2
-"""How long the job's thread is waited for to say what checkpoints there are; else it is said the next time."""
-
 CHAIN_TOTALS = ("records_in", "records_out", "late")
 
 MAX_TEXT = 4_000
 """Bytes of a failure, with its traceback."""
 MAX_CHECKPOINTS = 100
 MAX_FAILED_CHECKPOINTS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class _Checkpoints:
-    history: tuple[CheckpointDetails, ...] = ()
-    unsent_letters: int = 0
-
-    @classmethod
-    def of(cls, calls: CheckpointCalls) -> _Checkpoints:
-        """Return what is known now; the job's thread, or behind its end."""
-        return cls(calls.history(), calls.unsent_letters)
 
 
 @dataclass(slots=True)
@@ -67,8 +50,6 @@ class TopologyTelling:
     checkpointing: CheckpointConfig | None = None
     links: dict[str, str] = field(default_factory=dict)
     since_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
-    _asked: Future[_Checkpoints] | None = None
-    _checkpoints: _Checkpoints = _Checkpoints()
     _checkpoint_times: CheckpointTimes = field(default_factory=CheckpointTimes)
 
     @property
@@ -78,9 +59,9 @@ class TopologyTelling:
     def details(self, known_checkpoint: int, *, with_plan: bool) -> JobDetails:
         final = self.execution.wait_until_over(0)
         status = self.execution.status()
-        checkpoints = self._look_at_checkpoints(final)
+        history = () if self.checkpointing is None else self.execution.history()
         times = self._checkpoint_times
-        times.take(checkpoints.history)
+        times.take(history)
         return JobDetails(
             owner=self.graph.name,
             name=self.graph.name,
@@ -107,10 +88,10 @@ class TopologyTelling:
             | {name: HistogramDetails.of(each) for name, each in times.histograms.items()},
             incidents=(
                 *(replace(each, text=shortened(each.text, MAX_TEXT)) for each in status.incidents),
-                *_failed(checkpoints.history),
+                *_failed(history),
             ),
             checkpoint_totals=status.checkpoints,
-            checkpoints=_told(checkpoints.history, known_checkpoint),
+            checkpoints=_told(history, known_checkpoint),
             circuits=status.circuits,
             links=self.links,
         )
@@ -138,8 +119,6 @@ class TopologyTelling:
             case OrderAction.STACK:
                 return self.execution.stack(order.slot)
 
-    # ------------------------------------------------------------ checkpoints
-
     def _of_chains(self, status: JobStatus) -> dict[str, int]:
         """Return what chains took and sent in all, and of those with a policy what failed in them.
 
@@ -156,24 +135,8 @@ class TopologyTelling:
             return {}
         written = {"checkpoint_bytes": self._checkpoint_times.written_bytes}
         if any(vertex.failures is not None for vertex in self.graph.vertices):
-            written["letters_unsent"] = self._checkpoints.unsent_letters
+            written["letters_unsent"] = self.execution.checkpoints.unsent_letters
         return written
-
-    def _look_at_checkpoints(self, final: bool) -> _Checkpoints:
-        """Return what the job's thread said last; it may be busy with a commit."""
-        if self.checkpointing is None:
-            return self._checkpoints
-        calls = self.execution.checkpoints
-        if final:
-            # The thread has ended: nothing changes any more.
-            self._checkpoints = _Checkpoints.of(calls)
-            return self._checkpoints
-        if self._asked is None:
-            self._asked = answer = Future[_Checkpoints]()
-            self.execution.later(lambda: answer.set_result(_Checkpoints.of(calls)))
-        with contextlib.suppress(TimeoutError):  # what is known is told then
-            self._checkpoints, self._asked = self._asked.result(ASK_S), None
-        return self._checkpoints
 
 
 def _of_sources(status: JobStatus) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -26,12 +27,13 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRestored,
     TasksRunning,
 )
-from ftlayer.checkpoint.coordinator.statistics import CheckpointState
+from ftlayer.checkpoint.coordinator.statistics import HISTORY, CheckpointState
 from ftlayer.checkpoint.options import Retention
 from ftlayer.checkpoint.snapshots import (
     SnapshotTimes,
     SubtaskSnapshot,
 )
+from ftlayer.vertex.calls.jobs import CheckpointDetails
 
 Make = Any
 
@@ -222,3 +224,25 @@ def test_the_history_has_an_end(desk: Make) -> None:
         it.complete(it.trigger())
     history = it.coordinator.history(it.now)
     assert [each.number for each in history] == list(range(120, 20, -1))
+
+
+def test_another_thread_that_looks_on_misses_none(desk: Make) -> None:
+    it = desk(interval="1s").begin()
+    done, seen = threading.Event(), list[tuple[CheckpointDetails, ...]]()
+
+    def look() -> None:
+        while not done.is_set():
+            seen.append(it.coordinator.history(it.now))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for _ in range(HISTORY):
+        it.complete(it.trigger())
+    done.set()
+    looking.join()
+    assert seen
+    for history in seen:
+        assert [each.number for each in history] == list(range(len(history), 0, -1))
+        assert {each.expected for each in history} <= {len(it.facts.subtasks)}
+        ended = [each.number for each in history if each.ended_ms]
+        assert ended == list(range(len(ended), 0, -1))

@@ -563,7 +563,7 @@ class JobCheckpoints:
         return self._letters.unsent
 
     def history(self) -> tuple[CheckpointDetails, ...]:
-        """Checkpoints under way, and the last 100 others; the latest first."""
+        """Checkpoints under way, and the last 100 others; the latest first. Any thread."""
         return self._rules.history(system_now())
 
     # ------------------------------------------------------------ the job's events

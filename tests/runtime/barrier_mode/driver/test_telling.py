@@ -101,9 +101,7 @@ def test_what_cannot_be_asked_of_a_job_without_checkpoints_is_refused_with_the_w
         telling.carry_out(order_to(OrderAction.STOP))
 
 
-def test_a_job_whose_thread_is_busy_is_told_without_news_of_its_checkpoints(
-    play: ModuleType, tmp_path: Path
-) -> None:
+def test_a_job_whose_thread_is_busy_is_told_all_the_same(play: ModuleType, tmp_path: Path) -> None:
     played = play.Played(tmp_path, starts=False)
     let_go = threading.Event()
     played.thread.later(lambda: let_go.wait(play.WAIT_S))
