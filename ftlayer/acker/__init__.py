@@ -5,7 +5,6 @@ their age, and `BucketRotation` says when a bucket's turn to expire has come.
 """
 
 from .exact import ExactTracker as ExactTracker
-from .exact import Explanation as Explanation
 from .rotating_map import NEVER as NEVER
 from .rotating_map import RotatingHashMap as RotatingHashMap
 from .rotation import BucketRotation as BucketRotation

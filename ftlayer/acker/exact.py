@@ -10,23 +10,9 @@ import numpy as np
 
 from ftlayer.acker.rotating_map import NEVER, U64, Mask, as_stamp, as_u64, no_zeros
 from ftlayer.errors import ConfigError
-from ftlayer.records.ids import RootRange
+from ftlayer.records.ids import Explanation, OwedId, RootRange
 
 from .tracker import IdLists, Located, Roots, fold_ids
-
-
-@dataclass(frozen=True)
-class Owed:
-    """An id that a root waits for.
-
-    ``emitted`` says which half is missing. True: the id was emitted to operator ``owner``, which has not
-    acknowledged it. False: it was acknowledged, and no event has told of its emission yet. ``owner`` is
-    None where the event named none.
-    """
-
-    record_id: int
-    owner: str | None
-    emitted: bool
 
 
 @dataclass
@@ -36,7 +22,7 @@ class _Entry:
     bucket: int = NEVER
     folded: int = 0
     ids_known: bool = True
-    owed: dict[int, Owed] = field(default_factory=dict)
+    owed: dict[int, OwedId] = field(default_factory=dict)
 
     def is_complete(self) -> bool:
         return self.registered and (not self.owed if self.ids_known else self.folded == 0)
@@ -206,7 +192,7 @@ class ExactTracker:
         wanted = set(buckets) - {NEVER}
         return [(root, entry) for root, entry in self._entries.items() if entry.bucket in wanted]
 
-    def _fold(self, entry: _Entry, value: int, owed: list[Owed] | None) -> None:
+    def _fold(self, entry: _Entry, value: int, owed: list[OwedId] | None) -> None:
         entry.folded ^= value
         if owed is None:
             entry.ids_known = False
@@ -225,20 +211,7 @@ class ExactTracker:
         return False
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """A root waits for this: its registration, if not ``registered``, and the ids ``owed``. ``value`` is its XOR.
-
-    ``ids_known`` False: some of its events came without their ids, so ``owed`` does not say it all.
-    """
-
-    registered: bool
-    value: int
-    ids_known: bool
-    owed: tuple[Owed, ...]
-
-
-def _lists(ids: IdLists | None, values: U64) -> list[list[Owed] | None]:
+def _lists(ids: IdLists | None, values: U64) -> list[list[OwedId] | None]:
     """Split ``ids`` by event; `ConfigError` if they are not what ``values`` were folded from."""
     if ids is None:
         return [None] * values.size
@@ -248,7 +221,7 @@ def _lists(ids: IdLists | None, values: U64) -> list[list[Owed] | None]:
     owners = ids.owners if ids.owners is not None else [None] * ids.ids.size
     emitted = (owner != "" for owner in owners)
     owed = [
-        Owed(record_id, owner or None, is_emitted)
+        OwedId(record_id, owner or "", is_emitted)
         for record_id, owner, is_emitted in zip(ids.ids.tolist(), owners, emitted, strict=True)
     ]
     bounds = ids.offsets.tolist()

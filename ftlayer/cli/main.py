@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from ftlayer.monitor.names import JobKey, JobNames, VertexView
     from ftlayer.monitor.plans import Search
     from ftlayer.monitor.sources import VertexSource
-    from ftlayer.vertex.calls import Explained, JobOrder, OrderRecord, RecordInfo
+    from ftlayer.records.ids import Explanation
+    from ftlayer.vertex.calls import JobOrder, OrderRecord, RecordInfo
 
 
 def console(
@@ -803,7 +804,6 @@ def explain(
     from ftlayer.cli.printing import print_json
     from ftlayer.cli.tables import print_explained
     from ftlayer.monitor.facts import explained_facts
-    from ftlayer.vertex.calls import Explained
 
     wanted = parse_root(root)
     with asking.gatherer() as gatherer:
@@ -812,21 +812,21 @@ def explain(
             for view in gatherer.views()
             if view.is_up and view.has_records
         ]
-    explained = next((answer for answer in answers if answer.known), Explained(known=False))
+    explained = next(filter(None, answers), None)
     if asking.as_json:
         print_json(explained_facts(wanted, explained))
     else:
         print_explained(printing_console(), wanted, explained)
-    if not explained.known:
+    if explained is None:
         raise typer.Exit(EXIT_ERROR)
 
 
-def _explained(gatherer: Gatherer, vertex: str, root: int) -> Explained:
+def _explained(gatherer: Gatherer, vertex: str, root: int) -> Explanation | None:
     from ftlayer.vertex.calls import Explain, Explained
 
     answer = gatherer.client(vertex).call(Explain(root))
     assert isinstance(answer, Explained)
-    return answer
+    return answer.found
 
 
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)

@@ -17,8 +17,9 @@ from ftlayer.clock import system_now
 from ftlayer.monitor.facts import Facts, letter_group_facts, record_facts
 from ftlayer.monitor.names import JobNames, VertexView
 from ftlayer.printable import printable
+from ftlayer.records.ids import Explanation
 from ftlayer.store.kept import TABLES
-from ftlayer.vertex.calls import Explained, RecordInfo
+from ftlayer.vertex.calls import RecordInfo
 
 MIB = 1 << 20
 
@@ -134,10 +135,10 @@ def print_records(
         )
 
 
-def print_explained(console: Console, root: int, explained: Explained) -> None:
+def print_explained(console: Console, root: int, explained: Explanation | None) -> None:
     """Print what a root waits for, a line an id."""
     name = f"root {root:016x}"
-    if not explained.known:
+    if explained is None:
         console.print(f"{name} is not pending: it is done, has failed, or was never registered")
         return
     console.print(f"{name} is pending, its XOR is {explained.value:016x}", style="bold")

@@ -322,3 +322,30 @@ def concat_tries(parts: list[tuple[U64Array | None, int]]) -> U64Array | None:
     if all(tries is None for tries, _ in parts):
         return None
     return np.concatenate([tries_or_first(tries, n) for tries, n in parts])
+
+
+@dataclass(frozen=True, slots=True)
+class OwedId:
+    """An id that a root waits for.
+
+    ``emitted``: it was emitted to ``operator``, which has not acknowledged it. Otherwise it was acknowledged,
+    and no event has told of its emission yet. ``operator`` is "" where no event named one.
+    """
+
+    record_id: int
+    operator: str
+    emitted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a pending root waits for: its registration, if not ``registered``, and the ids ``owed``.
+
+    ``value`` is its XOR. ``ids_known`` False: some of its events came without their ids, so ``owed`` does not say it
+    all.
+    """
+
+    registered: bool = False
+    value: int = 0
+    ids_known: bool = False
+    owed: tuple[OwedId, ...] = ()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ftlayer.acker import AckerTable, ExactTracker, IdLists, fold_ids
-from ftlayer.acker.exact import Owed
 from ftlayer.errors import ConfigError
+from ftlayer.records.ids import OwedId
 
 U64 = Callable[..., np.ndarray]
 
@@ -34,9 +34,9 @@ def test_explains_which_id_is_missing_and_who_owes_it(u64: U64) -> None:
     assert explanation.registered
     assert explanation.ids_known
     assert set(explanation.owed) == {
-        Owed(12, "count", emitted=True),
-        Owed(22, "write", emitted=True),
-        Owed(99, None, emitted=False),
+        OwedId(12, "count", emitted=True),
+        OwedId(22, "write", emitted=True),
+        OwedId(99, "", emitted=False),
     }
     assert tracker.explain(2) is None
 

@@ -127,12 +127,12 @@ def known_record(console: Console, vertex: str, key: str) -> RecordInfo:
 def explanation_of(console: Console, vertex: str, info: RecordInfo) -> Facts:
     """Return which ids a pending record waits for, and who owes them; says so where the vertex does not keep ids."""
     try:
-        explained = console.watch.client(vertex).call(Explain(info.root))
+        reply = console.watch.client(vertex).call(Explain(info.root))
     except UnsupportedError as error:
         return {"text": str(error), "owed": []}
-    assert isinstance(explained, Explained)
-    text = ""
-    if not explained.known:
+    assert isinstance(reply, Explained)
+    explained, text = reply.found, ""
+    if explained is None:
         text = "It is not pending any more: it is done, or has failed."
     elif not explained.registered:
         text = "Its registration is missing: only later events have come, and are held."

@@ -15,8 +15,9 @@ from ftlayer.monitor.health import Judgement
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.plans import LetterGroup
 from ftlayer.monitor.row_json import json_of_column, json_of_row
+from ftlayer.records.ids import Explanation
 from ftlayer.records.sought import is_string
-from ftlayer.vertex.calls import AuditEntry, Explained, RecordInfo
+from ftlayer.vertex.calls import AuditEntry, RecordInfo
 from ftlayer.vertex.calls.jobs import Hour, JobDetails
 from ftlayer.vertex.calls.records import DeadGroup
 
@@ -280,10 +281,11 @@ def _attempts(info: RecordInfo, *, mask: bool) -> list[Facts]:
     ]
 
 
-def explained_facts(root: int, explained: Explained) -> Facts:
+def explained_facts(root: int, found: Explanation | None) -> Facts:
+    explained = found or Explanation()
     return {
         "root": root_text(root),
-        "known": explained.known,
+        "known": found is not None,
         "registered": explained.registered,
         "value": root_text(explained.value),
         "ids_known": explained.ids_known,

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import MalformedRequestError
 from ftlayer.records.failures import READ_AS
+from ftlayer.records.ids import Explanation
 from ftlayer.vertex.calls.common import (
     MAX_FILE_BYTES,
     MAX_NAME_BYTES,
@@ -182,31 +183,10 @@ class Explain(ReadingCall, route=Route.ALL):
 
 
 @dataclass(frozen=True, slots=True)
-class OwedId:
-    """An id that a root waits for.
-
-    ``emitted``: it was emitted to ``operator``, which has not acknowledged it. Otherwise it was acknowledged,
-    and no event has told of its emission yet. ``operator`` is "" where no event named one.
-    """
-
-    record_id: int
-    operator: str
-    emitted: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Explained(Reply):
-    """Reply to `Explain`; all fields are empty for a root that is not ``known``: done, failed, or never heard of.
+    """Reply to `Explain`; None for a root that is not pending: done, failed, or never heard of."""
 
-    Not ``registered``: events are held for a registration that has not come. ``value`` is the root's XOR.
-    ``ids_known`` False: some of its events came without `EventIds`, so ``owed`` does not say it all.
-    """
-
-    known: bool
-    registered: bool = False
-    value: int = 0
-    ids_known: bool = False
-    owed: tuple[OwedId, ...] = ()
+    found: Explanation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,11 +353,7 @@ class Status:
                 'this vertex keeps one XOR for each root, not its ids: start it with tracker="exact" (some '
                 "hundred times slower) to have roots explained"
             )
-        found = tracker.explain(call.root)
-        if found is None:
-            return calls.Explained(known=False)
-        owed = tuple(calls.OwedId(o.record_id, o.owner or "", o.emitted) for o in found.owed)
-        return calls.Explained(True, found.registered, found.value, found.ids_known, owed)
+        return calls.Explained(tracker.explain(call.root))
 
     @calls.handles(calls.ListStreams)
     def streams(self, txn: ReadTransaction, call: calls.ListStreams, now: Now) -> calls.StreamList:

@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 
 from ftlayer.cli.main import app
 from ftlayer.errors import MalformedRequestError, UnsupportedError
-from ftlayer.records.ids import random_root_ids
+from ftlayer.records.ids import Explanation, OwedId, random_root_ids
 from ftlayer.vertex.calls import (
     EventIds,
     Explain,
     Explained,
     OpenStream,
-    OwedId,
     Persist,
     StreamOpened,
     Xor,
@@ -92,7 +91,7 @@ def test_roots_on_every_shard_are_explained(exact: Any, pipelined: bool) -> None
     assert send(acknowledged) == [Xored(0, 0)]
     for root in roots.values():
         assert client.call(Explain(root)) == Explained(
-            True, True, 99 ^ 7, True, (OwedId(99, "count", True), OwedId(7, "write", True))
+            Explanation(True, 99 ^ 7, True, (OwedId(99, "count", True), OwedId(7, "write", True)))
         )
 
 
@@ -125,9 +124,9 @@ def test_a_restarted_vertex_knows_the_replay_and_not_the_old_root(
         client.call(OpenStream("job/s"))
         ids = one_list([11], [0], "parse")
         client.call(Persist("job/s", pa.record_batch({"n": [1]}), u64(5), u64(11), ids=ids))
-        assert client.call(Explain(5)).known
+        assert client.call(Explain(5)).found is not None
     with serving(tmp_path / "vertex", tracker="exact") as running:
-        assert running.client().call(Explain(5)) == Explained(known=False)
+        assert running.client().call(Explain(5)) == Explained()
 
 
 def test_ids_that_do_not_fold_to_the_values_are_refused(exact: Any) -> None:
