@@ -807,11 +807,8 @@ def explain(
 
     wanted = parse_root(root)
     with asking.gatherer() as gatherer:
-        answers = [
-            _explained(gatherer, view.vertex, wanted)
-            for view in gatherer.views()
-            if view.is_up and view.has_records
-        ]
+        asked = [view.vertex for view in gatherer.views() if view.is_up and view.has_records]
+        answers = [_explained(gatherer, vertex, wanted) for vertex in asked]
     explained = next(filter(None, answers), None)
     if asking.as_json:
         print_json(explained_facts(wanted, explained))

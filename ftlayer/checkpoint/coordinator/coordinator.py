@@ -474,7 +474,7 @@ class CheckpointCoordinator:
                 return self._restarting(event, now)
             case TasksRestored(checkpoint):
                 if checkpoint is not None:
-                    self._flight.restored()
+                    self._flight.statistics.restore()
                 return self._completion.restored(checkpoint)
             case TasksRunning():
                 self._running(now)

@@ -137,6 +137,7 @@ class PendingCheckpoints:
     """Holds them by their ids, in order.
 
     Attributes:
+        statistics: what has become of all of them.
         failure: what is to become of the job for it; its owner resets it to None.
         final_failed_ms: when the final checkpoint, or a savepoint to stop with, was given up last; None: never.
     """
@@ -147,7 +148,7 @@ class PendingCheckpoints:
         self._pending: dict[int, PendingCheckpoint] = {}
         self._aborted: dict[int, Barrier] = {}
         self._failures = FailureCounter(config.tolerable_failures)
-        self._statistics = Statistics(config)
+        self.statistics = Statistics(config)
         self.failure: FailJob | None = None
         self.final_failed_ms: int | None = None
 
@@ -177,7 +178,7 @@ class PendingCheckpoints:
         self._pending[barrier.checkpoint] = PendingCheckpoint(
             barrier, now.mono_ms, subtasks, stops=stops, requests=requests
         )
-        self._statistics.trigger()
+        self.statistics.trigger()
         return [Trigger(barrier)]
 
     def acked(self, checkpoint: int, part: SubtaskSnapshot, holds: InputHolds) -> list[CheckpointInstruction]:
@@ -203,7 +204,7 @@ class PendingCheckpoints:
         error: CheckpointError | None = None,
     ) -> list[CheckpointInstruction]:
         """It is complete, and its sinks are committed, or could not be (``error``)."""
-        self._statistics.complete(pending, checkpoint, now.wall_ms)
+        self.statistics.complete(pending, checkpoint, now.wall_ms)
         del self._pending[pending.number]
         answer = checkpoint if error is None else None
         return [Answer(request, answer, error) for request in pending.requests]
@@ -218,7 +219,7 @@ class PendingCheckpoints:
     ) -> list[CheckpointInstruction]:
         """Give it up; ``final``: the error behind it, where no restart mends it."""
         number, text = pending.number, f"{reason.text}: {detail}" if detail else reason.text
-        self._statistics.fail(pending, text, now.wall_ms)
+        self.statistics.fail(pending, text, now.wall_ms)
         del self._pending[number]
         self._remember(pending.barrier)
         if pending.barrier.final:
@@ -282,20 +283,17 @@ class PendingCheckpoints:
         before = None if self.failure is None else self.failure.final
         self.failure = FailJob(reason, final or before)
 
-    def restored(self) -> None:
-        self._statistics.restore()
-
     def counts(self, retained: Iterable[Checkpoint]) -> CheckpointTotals:
         """Return the totals; ``retained`` are those that the job may go back to, the oldest first."""
         return replace(
-            self._statistics.totals,
+            self.statistics.totals,
             in_progress=len(self._pending),
             failures_in_a_row=self._failures.in_a_row,
             retained=tuple(shown_url(each.location) for each in retained if each.location),
         )
 
     def history(self, now: Now) -> tuple[CheckpointDetails, ...]:
-        return self._statistics.history(self.all, now.wall_ms)
+        return self.statistics.history(self.all, now.wall_ms)
 
     def validate(self) -> None:
         """Raise `AssertionError` if what is known does not fit together; for tests."""

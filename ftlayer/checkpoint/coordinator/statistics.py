@@ -177,13 +177,12 @@ class Statistics:
         completed, latest_ms = self.totals.completed + 1, max(self.totals.last_completed_ms, wall_ms)
         self.totals = replace(self.totals, completed=completed, last_completed_ms=latest_ms)
         location = checkpoint.location
-        self._end(details_of(pending, CheckpointState.COMPLETED, wall_ms, location=location))
+        ended = details_of(pending, CheckpointState.COMPLETED, wall_ms, location=location)
+        self._ended = (*self._ended, ended)[-HISTORY:]
 
     def fail(self, pending: PendingCheckpoint, failure: str, wall_ms: int) -> None:
         self.totals = replace(self.totals, failed=self.totals.failed + 1)
-        self._end(details_of(pending, CheckpointState.FAILED, wall_ms, failure=failure))
-
-    def _end(self, ended: CheckpointDetails) -> None:
+        ended = details_of(pending, CheckpointState.FAILED, wall_ms, failure=failure)
         self._ended = (*self._ended, ended)[-HISTORY:]
 
     def history(

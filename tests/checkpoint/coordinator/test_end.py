@@ -29,10 +29,7 @@ from ftlayer.checkpoint.coordinator.events import (
 )
 from ftlayer.checkpoint.coordinator.statistics import HISTORY, CheckpointState
 from ftlayer.checkpoint.options import Retention
-from ftlayer.checkpoint.snapshots import (
-    SnapshotTimes,
-    SubtaskSnapshot,
-)
+from ftlayer.checkpoint.snapshots import SnapshotTimes, SubtaskSnapshot
 from ftlayer.vertex.calls.jobs import CheckpointDetails
 
 Make = Any
