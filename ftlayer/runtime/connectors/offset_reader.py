@@ -23,6 +23,7 @@ import msgpack
 import numpy as np
 
 from ftlayer.errors import ConfigError, SourceChangedError
+from ftlayer.runtime.protocol.messages import ReaderRange
 from ftlayer.topology.checks import lag_behind, lies_before
 from ftlayer.vertex.calls import SourcePosition
 
@@ -40,7 +41,7 @@ from ftlayer.vertex.calls import SourcePosition
 # is belongs to the open range, and positions of lower ones only say where the chain of their partition ended.
 #
 # With ``replay="source"`` the next range begins before that: several are open, each partition is in one of them, and
-# each range was noted before it was opened (`RangeNote`).
+# each range was noted before it was opened (`pack_range`).
 
 
 _KEY_PREFIX = "p"
@@ -88,33 +89,14 @@ def _dealt(step: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SplitPosition:
-    """How far one split of a range of a reader was read.
+    """How far one split of a range of a reader was read: ``rows`` of it are accepted; ``done``: those are all."""
 
-    Attributes:
-        range: number of the range.
-        start, end: its offsets as JSON.
-        splits: how many splits it has.
-        digest: of its partition objects; equal digests mean that they are the same ones.
-        rows: of this split, how many are accepted.
-        done: whether those are all.
-        places: as `places_of` returns them.
-    """
-
-    range: int
-    start: str
-    end: str
-    splits: int
-    digest: bytes
+    range: ReaderRange
     rows: int
     done: bool
-    places: bytes = b""
 
     def pack(self) -> bytes:
-        places = [self.places] if self.places else []
-        packed: bytes = msgpack.packb(
-            [self.range, self.start, self.end, self.splits, self.digest, self.rows, self.done, *places]
-        )
-        return packed
+        return pack_range(self.range, self.rows, self.done)
 
 
 def places_of(payloads: Sequence[bytes]) -> bytes:
@@ -127,7 +109,8 @@ def unpack_split(source: str, packed: bytes) -> SplitPosition:
     kinds = (int, str, str, int, bytes, int, bool, bytes)
     if not isinstance(found, list) or tuple(map(type, found)) not in (kinds, kinds[:-1]):
         raise _another_kind(source)
-    return SplitPosition(*found)
+    *planned, rows, done = found[:7]
+    return SplitPosition(ReaderRange(*planned, *found[7:]), rows, done)
 
 
 def _unpack(packed: bytes) -> object:
@@ -148,10 +131,7 @@ def _another_kind(source: str) -> ConfigError:
 class RangeProgress:
     """The range that positions tell of. ``rows[i]`` of split i are accepted; all of them if ``done[i]``."""
 
-    number: int
-    start: str
-    end: str
-    digest: bytes
+    range: ReaderRange
     rows: tuple[int, ...]
     done: tuple[bool, ...]
 
@@ -161,25 +141,12 @@ class RangeProgress:
         return all(self.done)
 
 
-@dataclass(frozen=True, slots=True)
-class RangeNote:
-    """A range as the vertex keeps it while rows of it may be read again. The attributes are `SplitPosition`'s."""
-
-    range: int
-    start: str
-    end: str
-    splits: int
-    digest: bytes
-    places: bytes = b""
-
-    def pack(self) -> bytes:
-        places = [self.places] if self.places else []
-        packed: bytes = msgpack.packb([self.range, self.start, self.end, self.splits, self.digest, *places])
-        return packed
-
-
-def unpack_note(packed: bytes) -> RangeNote:
-    return RangeNote(*msgpack.unpackb(packed))
+def pack_range(planned: ReaderRange, *read: int) -> bytes:
+    # Of a position, ``read`` is what is known of its split.
+    places = [planned.places] if planned.places else []
+    values = [planned.number, planned.start, planned.end, planned.splits, planned.digest, *read, *places]
+    packed: bytes = msgpack.packb(values)
+    return packed
 
 
 def progress_of(
@@ -187,28 +154,28 @@ def progress_of(
 ) -> tuple[RangeProgress, ...]:
     """Return the ranges that are not complete, and the last one in any case, in their order; () for none at all.
 
-    ``planned`` are those that were noted (`RangeNote`). Of others the last one alone is known, from the positions.
+    ``planned`` are those that were noted (`pack_range`). Of others the last one alone is known, from the positions.
     """
     found = {key: unpack_split(source, packed) for key, packed in positions.items()}
-    notes = {note.range: note for note in map(unpack_note, planned)}
-    last = max(found.values(), key=lambda position: position.range, default=None)
-    if last is not None and last.range > max(notes, default=0):
-        notes[last.range] = RangeNote(last.range, last.start, last.end, last.splits, last.digest, last.places)
+    notes = {note.number: note for note in (ReaderRange(*msgpack.unpackb(packed)) for packed in planned)}
+    last = max((position.range for position in found.values()), key=lambda each: each.number, default=None)
+    if last is not None and last.number > max(notes, default=0):
+        notes[last.number] = last
     ranges = [_progress_in(notes[number], found) for number in sorted(notes)]
     return tuple(each for each in ranges if each is ranges[-1] or not each.complete)
 
 
-def _progress_in(note: RangeNote, positions: Mapping[str, SplitPosition]) -> RangeProgress:
+def _progress_in(note: ReaderRange, positions: Mapping[str, SplitPosition]) -> RangeProgress:
     """Return how far a range was accepted; a partition that is in a later one has passed it."""
     rows, done = [], []
     has_records = np.unpackbits(np.frombuffer(note.places, np.uint8)) if note.places else [1] * note.splits
     for index in range(note.splits):
         split = positions.get(partition_key(index))
-        is_here = split is not None and split.range == note.range
+        is_here = split is not None and split.range.number == note.number
         rows.append(split.rows if split is not None and is_here else 0)
-        passed = split is not None and (split.done if is_here else split.range > note.range)
+        passed = split is not None and (split.done if is_here else split.range.number > note.number)
         done.append(passed or not has_records[index])
-    return RangeProgress(note.range, note.start, note.end, note.digest, tuple(rows), tuple(done))
+    return RangeProgress(note, tuple(rows), tuple(done))
 
 
 class PositionChain:

@@ -631,11 +631,11 @@ class SplitReader:
 
     def assign(self, splits: AssignSplits) -> None:
         """See `SourceReader.assign`. A message that says there are no splits (`splits` 0) ends the source."""
-        if splits.splits == 0:
+        if splits.range.splits == 0:
             self._todo.put(None)
             return
-        if self._known[0] != splits.range:
-            self._known = splits.range, set()
+        if self._known[0] != splits.range.number:
+            self._known = splits.range.number, set()
         new = tuple(split for split in splits.mine if split.number not in self._known[1])
         if new:
             self._known[1].update(split.number for split in new)
@@ -653,7 +653,7 @@ class SplitReader:
         position = unpack_split(self._uid, rows.position.end)
         if not position.done:
             return None
-        return SplitDone(self._uid, position.range, rows.number & ((1 << _SPLIT_BITS) - 1))
+        return SplitDone(self._uid, position.range.number, rows.number & ((1 << _SPLIT_BITS) - 1))
 
     @property
     def ended(self) -> bool:
@@ -686,7 +686,7 @@ class SplitReader:
 
     def _progress(self, assigned: AssignSplits) -> Iterator[tuple[Iterator[Any], SplitProgress]]:
         parts = [unseal(split.payload, self._key) for split in assigned.mine]
-        numbers = [assigned.range << _SPLIT_BITS | split.number for split in assigned.mine]
+        numbers = [assigned.range.number << _SPLIT_BITS | split.number for split in assigned.mine]
         names = [
             number_of_name(part.split) if isinstance(getattr(part, "split", None), str) else number
             for part, number in zip(parts, numbers, strict=True)
@@ -694,7 +694,7 @@ class SplitReader:
         quiet: set[int] = set()
         if self._offset_column:
             # All splits of the log that have their places here, also those that are done, or have nothing to be read.
-            places = list(json.loads(assigned.end))[self._subtask :: self._parallelism]
+            places = list(json.loads(assigned.range.end))[self._subtask :: self._parallelism]
             quiet = {number_of_name(name) for name in places}.difference(names)
         beside = OpenSplits(names, quiet)
         for split, part, number, name in zip(assigned.mine, parts, numbers, names, strict=True):
@@ -705,10 +705,8 @@ class SplitReader:
     ) -> tuple[Iterator[Any], SplitProgress]:
         rows, done = self._accepted_rows(assigned, split)
 
-        planned = assigned.range, assigned.start, assigned.end, assigned.splits, assigned.digest
-
         def position_of(rows: int, done: bool) -> bytes:
-            return SplitPosition(*planned, rows, done, assigned.places).pack()
+            return SplitPosition(assigned.range, rows, done).pack()
 
         key = partition_key(split.number)
         # One that is done is said to be done again: the planner has not heard of it.
@@ -720,7 +718,8 @@ class SplitReader:
                 if part.start < part.end:
                     items = read_split(self._reader, self._reader.behind(part, rows))
             else:
-                where = f"source {self._uid!r}: split {split.number} from {assigned.start} to {assigned.end}"
+                planned = assigned.range
+                where = f"source {self._uid!r}: split {split.number} from {planned.start} to {planned.end}"
                 items = skipped(read_split(self._reader, part), rows, where)
         progress = SplitProgress(
             key,
@@ -743,7 +742,7 @@ class SplitReader:
         last = self._chain.last(partition_key(split.number))
         if last is not None:
             position = unpack_split(self._uid, last)
-            if position.range == assigned.range:
+            if position.range.number == assigned.range.number:
                 return position.rows, position.done
         return split.rows, False
 

@@ -321,12 +321,14 @@ class PlannerRules:
         if self._keeper.reads_again and progress:
             self._floors_due_ms = now.mono_ms + FLOORS_MS
             # Who was told to read a range may read it yet, though all of its rows are done meanwhile.
-            if self._at is None or progress[0].number <= self._first_unread - progress[0].complete:
+            if self._at is None or progress[0].range.number <= self._first_unread - progress[0].complete:
                 self._splits.passed(progress)
-                self._keeper.passed(progress[0].end if progress[0].complete else progress[0].start)
+                first = progress[0].range
+                self._keeper.passed(first.end if progress[0].complete else first.start)
         if self._beginning is None:
             unfinished = tuple(each for each in progress if not each.complete)
-            at, number = (progress[-1].end, progress[-1].number) if progress else (None, 0)
+            last = progress[-1].range if progress else None
+            at, number = (None, 0) if last is None else (last.end, last.number)
             self._start_over(Beginning(at, number, unfinished))
             return []
         subtasks, self._asked_for = sorted(self._asked_for), set()
@@ -395,7 +397,7 @@ class PlannerRules:
             first = self._restored[0][0].number if self._restored else again.number
             return self._ask(ReaderCalls.keep, self._noted, again, first)
         if beginning.unfinished:
-            one = beginning.unfinished[0]
+            one = beginning.unfinished[0].range
             digest = one.digest if self._keeper.reads_again else b""
             return self._ask(ReaderCalls.splits, self._planned_again, one.number, one.start, one.end, digest)
         if self._stop_at_latest and not self._knows_end:
@@ -465,7 +467,8 @@ class PlannerRules:
 
     def _planned_again(self, found: tuple[PlannedRange, PlannedRange], now: Now) -> list[PlannerInstruction]:
         assert self._beginning is not None
-        before = self._beginning.unfinished[0]
+        unfinished = self._beginning.unfinished[0]
+        before = unfinished.range
         # Behind one that has a new number all get new ones.
         in_order = not self._restored or self._restored[-1][0].number < before.number
         same = found[0].digest == before.digest and in_order
@@ -476,7 +479,7 @@ class PlannerRules:
             self._again = planned
             return []
         self._restore(planned)
-        return [] if same else [WarnReadAgain(before)]
+        return [] if same else [WarnReadAgain(unfinished)]
 
     def _restore(self, planned: PlannedRange) -> None:
         assert self._beginning is not None

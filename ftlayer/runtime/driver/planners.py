@@ -151,8 +151,8 @@ class ReaderPlanner:
                     "source %r: its reader plans the range from %s to %s otherwise than before; it is read again "
                     "from its start, and %d rows that were accepted will come again",
                     self._uid,
-                    progress.start,
-                    progress.end,
+                    progress.range.start,
+                    progress.range.end,
                     sum(progress.rows),
                 )
             case StopReader():

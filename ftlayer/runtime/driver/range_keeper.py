@@ -16,7 +16,7 @@ from ftlayer.runtime.connectors.offset_reader import (
     places_of,
     without_rows,
 )
-from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone, seal
+from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, Split, SplitDone, seal
 from ftlayer.topology.operators import Source
 
 # Who reads which split of a reader source: the rules. No I/O, no threads, no clock.
@@ -42,6 +42,11 @@ class PlannedRange:
     end: str
     digest: bytes
     payloads: tuple[bytes, ...]
+
+    @property
+    def range(self) -> ReaderRange:
+        places = places_of(self.payloads)
+        return ReaderRange(self.number, self.start, self.end, len(self.payloads), self.digest, places)
 
 
 class SplitPlanner:
@@ -97,14 +102,14 @@ class SplitPlanner:
 
     def passed(self, progress: Sequence[RangeProgress]) -> None:
         """Keep ranges no more that are complete, and before all that are not."""
-        first = next((each.number for each in progress if not each.complete), None)
+        first = next((each.range.number for each in progress if not each.complete), None)
         while self.kept and (first is None or self.kept[0].number < first):
             self.kept.popleft()
 
     def slot_up(self, subtask: int, progress: Sequence[RangeProgress]) -> list[AssignSplits]:
         """A new instance runs this subtask: it knows of no splits yet. ``progress`` is as `progress_of` returns it."""
         self._up.add(subtask)
-        known = {each.number: each for each in progress}
+        known = {each.range.number: each for each in progress}
         messages: list[AssignSplits] = []
         if self._keeps and self.range is not None and self.range.number not in known:
             # All of its rows are done, and the instance that read them did not live to say so.
@@ -135,7 +140,7 @@ class SplitPlanner:
     ) -> list[AssignSplits]:
         rows: dict[int, int] = {}
         done: set[int] = set()
-        if progress is not None and progress.number == planned.number:
+        if progress is not None and progress.range.number == planned.number:
             rows = dict(enumerate(progress.rows))
             done = {split for split, is_done in enumerate(progress.done) if is_done}
         if self.range is not None and planned.number == self.range.number:
@@ -151,24 +156,12 @@ class SplitPlanner:
                 if split % self._parallelism == subtask and payload and split not in done
             )
             if mine:
-                messages.append(
-                    AssignSplits(
-                        self._source,
-                        subtask,
-                        planned.number,
-                        planned.start,
-                        planned.end,
-                        planned.digest,
-                        len(planned.payloads),
-                        mine,
-                        places_of(planned.payloads),
-                    )
-                )
+                messages.append(AssignSplits(self._source, subtask, planned.range, mine))
         return messages
 
     def _end_of(self, subtask: int) -> AssignSplits:
         number, end = (self.range.number, self.range.end) if self.range is not None else (0, "null")
-        return AssignSplits(self._source, subtask, number, end, end, b"", 0, ())
+        return AssignSplits(self._source, subtask, ReaderRange(number, end, end, 0, b""), ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -407,22 +407,35 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class AssignSplits:
-    """Read these splits of a reader source. ``start`` and ``end`` are the range's offsets as JSON.
+class ReaderRange:
+    """A range of a reader source.
 
-    ``splits`` counts those of the whole range, 0 of them: the source ends here. ``subtask`` reads them. ``places`` says
-    which of them have records (`ftlayer.runtime.connectors.offset_reader.places_of`).
+    Attributes:
+        start, end: its offsets as JSON.
+        splits: how many splits it has.
+        digest: of its partition objects; equal digests mean that they are the same ones.
+        places: which splits have records, as `ftlayer.runtime.connectors.offset_reader.places_of` returns it.
+    """
+
+    number: int
+    start: str
+    end: str
+    splits: int
+    digest: bytes
+    places: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignSplits:
+    """Read these splits of a range of a reader source; a range without splits: the source ends here.
+
+    ``subtask`` reads them.
     """
 
     source: str
     subtask: int
-    range: int
-    start: str
-    end: str
-    digest: bytes
-    splits: int
+    range: ReaderRange
     mine: tuple[Split, ...]
-    places: bytes = b""
 
     def without(self, split: int) -> AssignSplits:
         return replace(self, mine=tuple(each for each in self.mine if each.number != split))

@@ -78,8 +78,10 @@ class _Running:
         self.reader.assign(splits)
 
     def done(self, done: SplitDone) -> None:
-        left = [each.without(done.split) if each.range == done.range else each for each in self.assigned]
-        self.assigned = [each for each in left if each.mine or not each.splits]
+        left = [
+            each.without(done.split) if each.range.number == done.range else each for each in self.assigned
+        ]
+        self.assigned = [each for each in left if each.mine or not each.range.splits]
 
     def took(self, rows: SourceRows) -> None:
         self.failed_ms = None

@@ -27,7 +27,7 @@ from ftlayer.runtime.connectors.offset_reader import SplitPosition, pack_rows, p
 from ftlayer.runtime.driver.planner_rules import DrainSource, SubtaskDown, SubtaskUp
 from ftlayer.runtime.driver.planners import ReaderPlanner
 from ftlayer.runtime.driver.range_keeper import KeptRanges, PlannedRange
-from ftlayer.runtime.protocol.messages import AssignSplits
+from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange
 from ftlayer.topology.operators import ReaderSource, Source
 
 ID = pa.schema([("id", pa.int64())])
@@ -178,7 +178,7 @@ class Job:
     @property
     def remembered(self) -> list[str]:
         """The ends of all ranges that are not forgotten: what a checkpoint would hold that has begun all of them."""
-        far = SplitPosition(10**6, "", "", 1, b"", 0, done=False).pack()
+        far = SplitPosition(ReaderRange(10**6, "", "", 1, b""), 0, done=False).pack()
         captured = self.ranges.capture({partition_key(99): far})
         return [planned.end for planned in unpack_captured(captured).ranges]
 
@@ -493,7 +493,7 @@ def planned(number: int, splits: int) -> PlannedRange:
 
 
 def at(number: int, rows: int, *, done: bool = False) -> bytes:
-    return SplitPosition(number, "", "", 0, b"", rows, done).pack()
+    return SplitPosition(ReaderRange(number, "", "", 0, b""), rows, done).pack()
 
 
 def test_a_checkpoint_may_be_in_the_middle_of_several_ranges() -> None:

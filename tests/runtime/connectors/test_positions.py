@@ -16,6 +16,7 @@ from ftlayer.runtime.connectors.offset_reader import (
     unpack_rows,
     unpack_split,
 )
+from ftlayer.runtime.protocol.messages import ReaderRange
 
 
 @given(st.integers(0, 2**63))
@@ -26,11 +27,15 @@ def test_rows_round_trip(rows: int) -> None:
 @given(
     st.builds(
         SplitPosition,
-        range=st.integers(0, 2**40),
-        start=st.text(),
-        end=st.text(),
-        splits=st.integers(1, 1000),
-        digest=st.binary(max_size=32),
+        range=st.builds(
+            ReaderRange,
+            number=st.integers(0, 2**40),
+            start=st.text(),
+            end=st.text(),
+            splits=st.integers(1, 1000),
+            digest=st.binary(max_size=32),
+            places=st.binary(max_size=32),
+        ),
         rows=st.integers(0, 2**60),
         done=st.booleans(),
     )
@@ -46,7 +51,7 @@ def test_a_position_of_another_kind_of_source_is_refused(packed: bytes) -> None:
 
 
 def test_a_readers_position_is_none_of_an_iterable() -> None:
-    position = SplitPosition(1, "0", "1", 1, b"", 0, True).pack()
+    position = SplitPosition(ReaderRange(1, "0", "1", 1, b""), 0, True).pack()
     for packed in (position, b"\xc3", b"\xff", pack_rows(3) + b"x", pack_rows(-1), b"\x92\xc3\x01"):
         with pytest.raises(ConfigError, match="'clicks'"):
             unpack_rows("clicks", {"p0": packed}, 0, 0)
@@ -76,10 +81,11 @@ class Reading:
         if progress is None:
             number, place, rows, done = 1, 0, None, None
         elif progress.complete:
-            number, place, rows, done = progress.number + 1, int(progress.end), None, None
+            number, place, rows, done = progress.range.number + 1, int(progress.range.end), None, None
         else:
-            number, place, rows, done = progress.number, int(progress.start), progress.rows, progress.done
-            if self.digests[place] != progress.digest:
+            before, rows, done = progress.range, progress.rows, progress.done
+            number, place = before.number, int(before.start)
+            if self.digests[place] != before.digest:
                 number += 1
                 again = [(place, split, row) for split, upto in enumerate(rows) for row in range(upto)]
                 rows = done = None
@@ -94,15 +100,8 @@ class Reading:
             begin = 0 if rows is None else rows[split]
             calls: list[tuple[Any, tuple[int, int, int] | None]] = []
             for row in range(begin, size + 1):
-                end = SplitPosition(
-                    number,
-                    str(place),
-                    str(place + 1),
-                    len(sizes),
-                    self.digests[place],
-                    min(row + 1, size),
-                    row == size,
-                )
+                planned = ReaderRange(number, str(place), str(place + 1), len(sizes), self.digests[place])
+                end = SplitPosition(planned, min(row + 1, size), row == size)
                 record = (place, split, row) if row < size else None
                 calls.append((chain.advance(partition_key(split), end.pack()), record))
             lists.append(calls)

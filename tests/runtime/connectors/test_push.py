@@ -13,7 +13,7 @@ from ftlayer.errors import ConfigError, SourceError
 from ftlayer.runtime.connectors import readers as push
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import PushReader
-from ftlayer.runtime.protocol.messages import AssignSplits
+from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange
 from ftlayer.topology.operators import Push, PushSource, Source
 
 ID = pa.schema([("id", pa.int64())])
@@ -278,4 +278,4 @@ def test_instances_number_their_records_apart() -> None:
 
 def test_it_takes_no_splits(pushed: Pushed) -> None:
     with pytest.raises(SourceError, match="pushed to"):
-        pushed.reader.assign(AssignSplits("clicks", 0, 1, "0", "1", b"", 1, ()))
+        pushed.reader.assign(AssignSplits("clicks", 0, ReaderRange(1, "0", "1", 1, b""), ()))

@@ -17,7 +17,7 @@ from ftlayer.runtime.connectors import lane
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.offset_reader import pack_rows
 from ftlayer.runtime.connectors.readers import IterableReader
-from ftlayer.runtime.protocol.messages import AssignSplits
+from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange
 from ftlayer.topology.connectors import partitioned
 from ftlayer.topology.operators import IterableSource, Source
 
@@ -537,7 +537,7 @@ def test_what_a_slot_imports_is_light() -> None:
 def test_an_iterable_takes_no_splits(driver: Any) -> None:
     reader = driver.open(lambda: range(3))
     with pytest.raises(SourceError, match="iterable"):
-        reader.assign(AssignSplits("numbers", 0, 1, "0", "1", b"", 1, ()))
+        reader.assign(AssignSplits("numbers", 0, ReaderRange(1, "0", "1", 1, b""), ()))
 
 
 def test_wakes_are_few() -> None:

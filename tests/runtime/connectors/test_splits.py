@@ -17,7 +17,7 @@ from ftlayer.runtime.connectors.offset_reader import (
     unpack_split,
 )
 from ftlayer.runtime.driver.range_keeper import PlannedRange, SplitPlanner
-from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
+from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, Split, SplitDone
 
 
 def planned(number: int, splits: int) -> PlannedRange:
@@ -25,7 +25,7 @@ def planned(number: int, splits: int) -> PlannedRange:
 
 
 def progress(number: int, rows: tuple[int, ...], done: tuple[bool, ...]) -> RangeProgress:
-    return RangeProgress(number, "0", "1", b"d", rows, done)
+    return RangeProgress(ReaderRange(number, "0", "1", len(rows), b"d"), rows, done)
 
 
 def splits_of(messages: list[AssignSplits]) -> dict[int, list[tuple[int, int]]]:
@@ -45,7 +45,7 @@ def test_a_message_has_all_that_a_slot_needs() -> None:
     planner = SplitPlanner("s", 1)
     planner.slot_up(0, ())
     assert planner.open(planned(4, 1), None) == [
-        AssignSplits("s", 0, 4, "0", "1", b"d", 1, (Split(0, b"\x00", 0),))
+        AssignSplits("s", 0, ReaderRange(4, "0", "1", 1, b"d"), (Split(0, b"\x00", 0),))
     ]
 
 
@@ -92,8 +92,10 @@ def test_progress_of_another_range_says_nothing() -> None:
 def test_the_end_is_told_to_all_and_to_who_comes_late() -> None:
     planner = SplitPlanner("s", 3)
     planner.slot_up(0, ())
-    assert [(message.subtask, message.splits, message.mine) for message in planner.end()] == [(0, 0, ())]
-    assert [(message.subtask, message.splits) for message in planner.slot_up(2, ())] == [(2, 0)]
+    assert [(message.subtask, message.range.splits, message.mine) for message in planner.end()] == [
+        (0, 0, ())
+    ]
+    assert [(message.subtask, message.range.splits) for message in planner.slot_up(2, ())] == [(2, 0)]
 
 
 def test_a_range_is_not_opened_over_another() -> None:
@@ -147,11 +149,11 @@ class ModelJob:
         if not ranges:
             return
         (found,) = ranges
-        self.number, self.place = found.number, int(found.end)
+        self.number, self.place = found.range.number, int(found.range.end)
         self.open = True
         if not found.complete:
             digest = self.digest(self.place - 1)
-            if digest != found.digest:
+            if digest != found.range.digest:
                 self.number += 1
                 self.repeats = True
             self.send(self.planner.open(self.planned(self.number, self.place - 1, digest), found))
@@ -181,21 +183,19 @@ class ModelJob:
         key = partition_key(split.number)
         last = slot.chain.last(key)
         rows = split.rows
-        if last is not None and unpack_split("s", last).range == message.range:
+        if last is not None and unpack_split("s", last).range.number == message.range.number:
             rows = unpack_split("s", last).rows
         done = rows >= size
         rows = min(size, rows + 1)
-        end = SplitPosition(
-            message.range, message.start, message.end, message.splits, message.digest, rows, done
-        )
+        end = SplitPosition(message.range, rows, done)
         position = slot.chain.advance(key, end.pack())
         assert self.positions.get(key) == position.start
         self.positions[key] = position.end
         if done:
             slot.todo.pop(0)
-            slot.said.append(SplitDone("s", message.range, split.number))
+            slot.said.append(SplitDone("s", message.range.number, split.number))
         else:
-            self.accepted.append((int(message.start), split.number, rows - 1))
+            self.accepted.append((int(message.range.start), split.number, rows - 1))
 
     def deliver(self, subtask: int) -> None:
         """Bring a slot's oldest message to the planner."""

@@ -26,6 +26,7 @@ from ftlayer.runtime.protocol.messages import (
     Peer,
     PeersDropped,
     Probe,
+    ReaderRange,
     Split,
 )
 from ftlayer.runtime.slot.main import ControlClient
@@ -127,7 +128,7 @@ def test_both_directions_in_order(unix: bool, sockets: SocketDirectory) -> None:
         split = Split(0, b"x" * (5 << 20), 3)
         told = [
             Deploy(1, "run/1", (Peer(1, "a", "grpc://127.0.0.1:1"),)),
-            AssignSplits("source", 0, 1, "{}", "{}", b"d", 1, (split,)),
+            AssignSplits("source", 0, ReaderRange(1, "{}", "{}", 1, b"d"), (split,)),
             *(Probe(number) for number in range(200)),
         ]
         for order in told:

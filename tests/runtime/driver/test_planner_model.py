@@ -19,8 +19,8 @@ from ftlayer.runtime.acker_mode.driver.job_vertex import FloorKeeper
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.connectors.offset_reader import (
     PositionChain,
-    RangeNote,
     SplitPosition,
+    pack_range,
     partition_key,
     progress_of,
     unpack_split,
@@ -36,7 +36,7 @@ from ftlayer.runtime.driver.planner_rules import (
     SubtaskUp,
 )
 from ftlayer.runtime.driver.range_keeper import PlannedRange, PositionKeeper, RangeKeeper, ReaderCalls
-from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
+from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, Split, SplitDone
 
 MANY = 5_000
 """It has come to an end by then."""
@@ -59,7 +59,7 @@ class Slot:
         for split in message.mine:
             last = self.chain.last(partition_key(split.number))
             position = None if last is None else unpack_split("src", last)
-            here = position is not None and position.range == message.range
+            here = position is not None and position.range.number == message.range.number
             assert split.rows == (position.rows if here and position is not None else 0)
             self.todo.append((message, split))
 
@@ -130,7 +130,7 @@ class World(ReaderCalls):
             match instruction:
                 case CallReader():
                     self.call = instruction
-                case AssignSplits(subtask=subtask, splits=0):
+                case AssignSplits(subtask=subtask, range=ReaderRange(splits=0)):
                     self.told_end.add(subtask)
                 case AssignSplits(subtask=subtask):
                     # One that was sent to an instance that is gone is dropped on its way.
@@ -194,14 +194,12 @@ class World(ReaderCalls):
             assert not self.is_read(row), f"row {row} is read twice"
             assert row >= self.forgotten, "the broker has been told that this is not needed any more"
             slot.read.add(row)
-        position = SplitPosition(
-            message.range, message.start, message.end, message.splits, message.digest, until, done
-        )
+        position = SplitPosition(message.range, until, done)
         slot.chain.advance(partition_key(split.number), position.pack())
         self.accepted(split.number, position, rows[split.rows : until])
         if done:
             slot.todo.pop(0)
-            self.reports.append(SplitDone("src", message.range, split.number))
+            self.reports.append(SplitDone("src", message.range.number, split.number))
         else:
             slot.todo[0] = message, Split(split.number, split.payload, until)
 
@@ -358,16 +356,15 @@ class ReadAgainWorld(World):
         return super().plan(number, start, end, end)
 
     def keep(self, planned: PlannedRange, first: int) -> None:
-        note = RangeNote(planned.number, planned.start, planned.end, len(planned.payloads), planned.digest)
         self.notes = {number: each for number, each in self.notes.items() if number >= first}
-        self.notes[planned.number] = note.pack()
+        self.notes[planned.number] = pack_range(planned.range)
 
     def is_read(self, row: int) -> bool:
         return row in self.all_done
 
     def accepted(self, split: int, position: SplitPosition, rows: list[int]) -> None:
         """What is registered is read again; what is behind it is new, and is next to it."""
-        assert position.range in self.notes, "a range is read that was not noted"
+        assert position.range.number in self.notes, "a range is read that was not noted"
         key = partition_key(split)
         known = self.registered.setdefault(key, deque())
         holder = self.slots[split % self.parallelism]
@@ -378,11 +375,11 @@ class ReadAgainWorld(World):
         if head is None and key in self.positions:
             head = unpack_split("src", self.positions[key])
         behind = rows
-        if head is not None and head.range == position.range:
+        if head is not None and head.range.number == position.range.number:
             behind = (
                 rows[max(0, len(rows) - (position.rows - head.rows)) :] if position.rows > head.rows else []
             )
-        elif head is not None and head.range > position.range:
+        elif head is not None and head.range.number > position.range.number:
             return
         else:
             assert position.rows == len(rows), "its first rows are missing"
@@ -419,7 +416,7 @@ class ReadAgainWorld(World):
 
 
 def place_of(position: SplitPosition) -> tuple[int, int, bool]:
-    return position.range, position.rows, position.done
+    return position.range.number, position.rows, position.done
 
 
 class CheckpointedWorld(World):

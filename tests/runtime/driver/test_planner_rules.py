@@ -33,7 +33,7 @@ from ftlayer.runtime.driver.planner_rules import (
     WarnReadAgain,
 )
 from ftlayer.runtime.driver.range_keeper import PlannedRange, PositionKeeper, RangeKeeper, ReaderCalls
-from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
+from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, Split, SplitDone
 
 Asked: TypeAlias = tuple[Any, ...]
 """A method of `ReaderCalls`, and its arguments."""
@@ -86,7 +86,7 @@ class Rules:
     @property
     def assigned(self) -> list[int]:
         """The ranges that were assigned; 0: the end, before any range."""
-        return [each.range for each in self.rest if isinstance(each, AssignSplits)]
+        return [each.range.number for each in self.rest if isinstance(each, AssignSplits)]
 
 
 def splits(start: str, end: str, *payloads: bytes, digest: bytes = b"d", number: int = 1) -> Any:
@@ -95,7 +95,7 @@ def splits(start: str, end: str, *payloads: bytes, digest: bytes = b"d", number:
 
 
 def accepted(rows: int, *, done: bool = False) -> dict[str, bytes]:
-    return {partition_key(0): SplitPosition(1, "0", "5", 1, b"d", rows, done).pack()}
+    return {partition_key(0): SplitPosition(ReaderRange(1, "0", "5", 1, b"d"), rows, done).pack()}
 
 
 FIRST = ((), "0", "5", splits("0", "5", b"x"))
@@ -146,9 +146,9 @@ def test_a_range_of_the_run_before_is_read_on_if_it_is_planned_as_it_was(digest:
     assert rules.asked == [PROGRESS, ask_splits("0", "5")]
     rules.answer(splits("0", "5", b"x", digest=digest))
     if digest == b"d":
-        assert rules.rest == [AssignSplits("src", 0, 1, "0", "5", b"d", 1, (Split(0, b"x", 3),))]
+        assert rules.rest == [AssignSplits("src", 0, ReaderRange(1, "0", "5", 1, b"d"), (Split(0, b"x", 3),))]
     else:
-        again = AssignSplits("src", 0, 2, "0", "5", b"e", 1, (Split(0, b"x", 0),))
+        again = AssignSplits("src", 0, ReaderRange(2, "0", "5", 1, b"e"), (Split(0, b"x", 0),))
         assert rules.rest == [WarnReadAgain(before), again]
 
 
@@ -202,7 +202,7 @@ def test_the_end_is_told_when_it_is_read() -> None:
     rules.answer((), "0", "5", splits("0", "5", b"x"))
     assert rules.asked == [PROGRESS, INITIAL, (ReaderCalls.find_end, "0"), ask_splits("0", "5")]
     rules.handle(SplitDone("src", 1, 0)).answer("5")
-    assert rules.rest[1:] == [AssignSplits("src", 0, 1, "5", "5", b"", 0, ())]
+    assert rules.rest[1:] == [AssignSplits("src", 0, ReaderRange(1, "5", "5", 0, b""), ())]
     assert rules.rules.due_ms is None
 
 

@@ -27,10 +27,9 @@ from ftlayer.runtime.acker_mode.driver.job_vertex import FloorKeeper
 from ftlayer.runtime.connectors.lane import SplitProgress
 from ftlayer.runtime.connectors.offset_reader import (
     PositionChain,
-    RangeNote,
     SplitPosition,
+    pack_range,
     partition_key,
-    places_of,
     progress_of,
     unpack_split,
 )
@@ -115,7 +114,7 @@ class Reader:
     ended: bool = False
 
     def assign(self, message: AssignSplits) -> None:
-        self.ending = self.ending or not message.splits
+        self.ending = self.ending or not message.range.splits
         self.todo.extend((message, split) for split in message.mine)
 
     def read(self) -> Any:
@@ -139,23 +138,14 @@ class Reader:
         name, start, end = json.loads(split.payload)
         last = self.chain.last(key)
         position = None if last is None else unpack_split(UID, last)
-        here = position is not None and position.range == message.range
+        here = position is not None and position.range.number == message.range.number
         rows = position.rows if position is not None and here else split.rows
         done = position is not None and here and position.done
 
         def position_of(rows: int, done: bool) -> bytes:
-            return SplitPosition(
-                message.range,
-                message.start,
-                message.end,
-                message.splits,
-                message.digest,
-                rows,
-                done,
-                message.places,
-            ).pack()
+            return SplitPosition(message.range, rows, done).pack()
 
-        number = message.range << 20 | split.number
+        number = message.range.number << 20 | split.number
         self.rows = [] if done else self.log.read(name, start + rows, end)
         offsets = None if done else ("offset", start)
         self.split = SplitProgress(
@@ -245,15 +235,8 @@ class Cluster(ReaderCalls):
         return planned, planned
 
     def keep(self, planned: PlannedRange, first: int) -> None:
-        note = RangeNote(
-            planned.number,
-            planned.start,
-            planned.end,
-            len(planned.payloads),
-            planned.digest,
-            places_of(planned.payloads),
-        )
-        self.run.apply(calls.NoteRange(self.stream, planned.number, note.pack(), first))
+        note = pack_range(planned.range)
+        self.run.apply(calls.NoteRange(self.stream, planned.number, note, first))
 
     def lag(self, at: str) -> None:
         """It cannot tell."""
@@ -288,7 +271,7 @@ class Cluster(ReaderCalls):
         self.run._do(key, task.handle(rows, self.run.now))
         position = unpack_split(UID, rows.position.end)
         if position.done:
-            self.reports.append(SplitDone(UID, position.range, rows.number & 0xFFFFF))
+            self.reports.append(SplitDone(UID, position.range.number, rows.number & 0xFFFFF))
 
     def up(self, subtask: int) -> None:
         self.readers[subtask] = Reader(self.log, PositionChain(self.opened().positions))

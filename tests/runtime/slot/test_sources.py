@@ -15,7 +15,7 @@ from ftlayer.errors import ConfigError, SourceError, SourceGivenUpError, SourceR
 from ftlayer.records import beside
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, Split, SplitDone
+from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, SourceFailed, Split, SplitDone
 from ftlayer.runtime.slot.events import RowsRead, SourceEnded
 from ftlayer.runtime.slot.sources import EARLY_ROWS, Reopening, Signal, Sources
 from ftlayer.runtime.task.actions import SourceRows
@@ -213,8 +213,9 @@ def test_splits_that_are_not_done_are_assigned_again() -> None:
     """Of all ranges: with ``replay="source"`` several are read."""
     bench = Bench([False, True], FixedDelay(delay="1ms"))
     splits = Split(0, b"", 0), Split(2, b"", 0)
-    before, after = (AssignSplits("flaky", 0, number, "0", "1", b"", 3, splits) for number in (1, 2))
-    end = AssignSplits("flaky", 0, 2, "1", "1", b"", 0, ())
+    ranges = [ReaderRange(number, "0", "1", 3, b"") for number in (1, 2)]
+    before, after = (AssignSplits("flaky", 0, each, splits) for each in ranges)
+    end = AssignSplits("flaky", 0, ReaderRange(2, "1", "1", 0, b""), ())
     done = iter([SplitDone("flaky", 1, 0), None, None, None, None])
     bench.readers[0].accepted = lambda rows: next(done)  # type: ignore[method-assign]
     for message in (before, after):
@@ -223,7 +224,7 @@ def test_splits_that_are_not_done_are_assigned_again() -> None:
     bench.sources.done(FLAKY, 1)
     bench.sources.assign(end)
     bench.to_the_end()
-    left = AssignSplits("flaky", 0, 1, "0", "1", b"", 3, splits[1:])
+    left = AssignSplits("flaky", 0, ranges[0], splits[1:])
     assert bench.readers[1].assigned == [left, after, end]
 
 

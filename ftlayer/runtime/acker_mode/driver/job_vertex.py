@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
-from ftlayer.runtime.connectors.offset_reader import RangeNote, RangeProgress, places_of, progress_of
+from ftlayer.runtime.connectors.offset_reader import RangeProgress, pack_range, progress_of
 from ftlayer.runtime.driver.range_keeper import (
     KeptRanges,
     OpenKeeper,
@@ -98,8 +98,7 @@ class JobVertexCalls:
 
     def note(self, stream: str, planned: PlannedRange, first: int) -> None:
         """Note a range that is about to be opened; those below ``first`` are forgotten."""
-        splits, places = len(planned.payloads), places_of(planned.payloads)
-        note = RangeNote(planned.number, planned.start, planned.end, splits, planned.digest, places).pack()
+        note = pack_range(planned.range)
         self.client.call(calls.NoteRange(stream, planned.number, note, first, self._run))
 
     def recall(self, done: Callable[[int], None], failed: OnError) -> None:

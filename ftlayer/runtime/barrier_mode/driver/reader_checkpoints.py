@@ -154,7 +154,7 @@ class RangeLog:
         book, read = self._book, _unpacked(self._source, positions)
         if book is None:
             return None
-        last = max((position.range for position in read.values()), default=0)
+        last = max((position.range.number for position in read.values()), default=0)
         at = next((planned.start for planned in book.ranges if planned.number > last), book.at)
         begun = (planned for planned in book.ranges if planned.number <= last and not _is_read(planned, read))
         return Captured(at, last, tuple(begun))
@@ -169,7 +169,7 @@ class RangeLog:
     def progress(self, planned: PlannedRange) -> RangeProgress:
         splits = range(len(planned.payloads))
         rows, done = zip(*(_read_of(planned, split, self._restored) for split in splits), strict=True)
-        return RangeProgress(planned.number, planned.start, planned.end, planned.digest, rows, done)
+        return RangeProgress(planned.range, rows, done)
 
 
 def _unpacked(source: str, positions: Mapping[str, bytes]) -> Positions:
@@ -188,9 +188,9 @@ def _read_of(planned: PlannedRange, split: int, read: Positions) -> tuple[int, b
     if not planned.payloads[split]:
         return 0, True
     position = read.get(partition_key(split))
-    if position is None or position.range < planned.number:
+    if position is None or position.range.number < planned.number:
         return 0, False
-    if position.range > planned.number:
+    if position.range.number > planned.number:
         return 0, True
     return position.rows, position.done
 

@@ -46,15 +46,13 @@ class SourceSlot:
             key = partition_key(split.number)
             last = self.positions.last(key)
             position = None if last is None else unpack_split("src", last)
-            if position is not None and position.range == message.range:
+            if position is not None and position.range.number == message.range.number:
                 assert (position.rows, position.done) == (split.rows, False)
             else:
                 assert split.rows == 0
 
             def position_of(rows: int, done: bool, message: AssignSplits = message) -> bytes:
-                return SplitPosition(
-                    message.range, message.start, message.end, message.splits, message.digest, rows, done
-                ).pack()
+                return SplitPosition(message.range, rows, done).pack()
 
             progress = SplitProgress(key, 0, split.rows, self.positions, position_of, tells_done=True)
             rows = itertools.islice(
@@ -74,7 +72,7 @@ class SourceSlot:
         self.emitted |= set(rows)
         if done:
             self.todo.popleft()
-            self.world.planners.split_done(SplitDone("src", message.range, split.number))
+            self.world.planners.split_done(SplitDone("src", message.range.number, split.number))
 
     def take_control(self) -> None:
         if not self.control:

@@ -277,10 +277,10 @@ class World:
         for planned in found.ranges:
             for split, payload in enumerate(planned.payloads):
                 position = positions.get(partition_key(split))
-                if position is not None and position.range > planned.number:
+                if position is not None and position.range.number > planned.number:
                     continue
                 rows = [row for row in unseal(payload, KEY).rows if row not in hidden]
-                same = position is not None and position.range == planned.number
+                same = position is not None and position.range.number == planned.number
                 again |= set(rows[position.rows if same and position is not None else 0 :])
         at = json.loads(found.at)["index"]
         assert not again & emitted

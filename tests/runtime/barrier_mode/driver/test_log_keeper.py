@@ -12,6 +12,7 @@ from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import (
 )
 from ftlayer.runtime.connectors.offset_reader import RangeProgress, SplitPosition, partition_key
 from ftlayer.runtime.driver.range_keeper import Beginning, PlannedRange
+from ftlayer.runtime.protocol.messages import ReaderRange
 
 
 class World:
@@ -37,7 +38,7 @@ class World:
     @property
     def remembered(self) -> list[int]:
         """Numbers of ranges that a checkpoint which has begun all of them holds."""
-        position = SplitPosition(1, "0", "1", 1, b"d", 1, done=False)
+        position = SplitPosition(ReaderRange(1, "0", "1", 1, b"d"), 1, done=False)
         captured = unpack_captured(self.ranges.capture({partition_key(0): position.pack()}))
         return [planned.number for planned in captured.ranges]
 
@@ -67,11 +68,11 @@ def test_without_a_checkpoint_it_goes_back_to_where_it_began(world: World) -> No
 
 def test_ranges_of_a_checkpoint_are_read_on_with_the_splits_they_had(world: World) -> None:
     ranges = (planned(3), planned(4))
-    position = SplitPosition(3, "2", "3", 1, b"d", 5, done=False)
+    position = SplitPosition(ranges[0].range, 5, done=False)
     world.ranges.restore({partition_key(0): position.pack()}, Captured("c", 4, ranges).pack())
     found = (
-        RangeProgress(3, "2", "3", b"d", (5,), (False,)),
-        RangeProgress(4, "3", "4", b"d", (0,), (False,)),
+        RangeProgress(ReaderRange(3, "2", "3", 1, b"d"), (5,), (False,)),
+        RangeProgress(ReaderRange(4, "3", "4", 1, b"d"), (0,), (False,)),
     )
     assert world.answer == Beginning("c", 4, restored=tuple(zip(ranges, found, strict=True)))
     # What the checkpoint has read to its end is committed again.
