@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from html import escape
-from types import TracebackType
 from typing import Any
 
 from ftlayer.printable import printable
@@ -43,9 +42,7 @@ class NotebookLine:
     def __enter__(self) -> NotebookLine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the last line where it is."""
 
     def show(self, text: str) -> None:

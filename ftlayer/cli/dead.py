@@ -229,7 +229,7 @@ def edit(
     from ftlayer.monitor.plans import BACK_FROM_FILES, check_way_back
     from ftlayer.monitor.row_json import json_of_row
     from ftlayer.monitor.sources import user_name
-    from ftlayer.vertex.calls import Changed, Edit, EditAndRequeue
+    from ftlayer.vertex.calls import Edit, EditAndRequeue
 
     if function:
         if values or file is not None:
@@ -261,7 +261,6 @@ def edit(
         if dry_run:
             return
         reply = gatherer.client(found[0].vertex).call(EditAndRequeue((Edit(wanted, row),), user_name()))
-        assert isinstance(reply, Changed)
     if asking.as_json:
         print_json({"action": "edit", "asked": 1, "changed": reply.count})
     else:
@@ -557,23 +556,20 @@ def _whole_groups(
 ) -> list[LetterGroup] | None:
     """Return the vertex's own groups that are meant; None where these do not say it, or do not have all letters."""
     from ftlayer.monitor.plans import whole_groups
-    from ftlayer.vertex.calls import DeadGroups, GroupList
+    from ftlayer.vertex.calls import DeadGroups
 
     reply = gatherer.client(selection.vertex).call(DeadGroups())
-    assert isinstance(reply, GroupList)
     if reply.indexed < 1 or reply.left_out:
         return None
     return whole_groups(selection, names, now_ms, reply.groups)
 
 
 def _changed(gatherer: Gatherer, carrying: Carrying) -> int:
-    from ftlayer.vertex.calls import Changed
 
     try:
         while (asked := carrying.next_call()) is not None:
             vertex, call = asked
             reply = gatherer.client(vertex).call(call)
-            assert isinstance(reply, Changed)
             carrying.take(reply)
     except FTLayerError:
         if carrying.changed:

@@ -380,11 +380,9 @@ def await_end(gatherer: Gatherer, key: JobKey, order: JobOrder, wait_ms: int) ->
 
 
 def _asked(gatherer: Gatherer, key: JobKey, order: JobOrder) -> OrderRecord:
-    from ftlayer.vertex.calls import AskJob, OrderRecord
+    from ftlayer.vertex.calls import AskJob
 
-    record = gatherer.client(key.vertex).call(AskJob(order), deadline_ms=ASK_DEADLINE_MS)
-    assert isinstance(record, OrderRecord)
-    return record
+    return gatherer.client(key.vertex).call(AskJob(order), deadline_ms=ASK_DEADLINE_MS)
 
 
 def _has_ended(gatherer: Gatherer, vertex: str) -> bool:
@@ -819,11 +817,9 @@ def explain(
 
 
 def _explained(gatherer: Gatherer, vertex: str, root: int) -> Explanation | None:
-    from ftlayer.vertex.calls import Explain, Explained
+    from ftlayer.vertex.calls import Explain
 
-    answer = gatherer.client(vertex).call(Explain(root))
-    assert isinstance(answer, Explained)
-    return answer.found
+    return gatherer.client(vertex).call(Explain(root)).found
 
 
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)

@@ -122,31 +122,25 @@ def inspect_vertex(path: Path) -> list[ShardReport]:
     for number, shard in enumerate(shards):
         report = inspect_store(shard)
         with _layer(shard, number, len(shards)) as (store, layer):
-            with store.read() as transaction:
-                reply = layer.read(transaction, calls.Stats(), system_now())
-            assert isinstance(reply, calls.StatsReply)
-            values = reply.values
+            values = _read(store, layer, calls.Stats()).values
             waiting, delivery, dead = (
                 int(values[name]) for name in ("waiting", "in_delivery", "dead_letters")
             )
-            streams = _streams(store, layer)
+            streams = _read(store, layer, calls.ListStreams()).streams
             groups = _groups(store, layer, path.name)
             reports.append(ShardReport(report, waiting, delivery, dead, streams, groups))
     return reports
 
 
-def _streams(store: LmdbStore, layer: FTLayerCore) -> tuple[calls.StreamDetails, ...]:
+def _read(store: LmdbStore, layer: FTLayerCore, call: calls.AnsweredBy[calls.R]) -> calls.R:
+    assert isinstance(call, calls.ReadingCall)
     with store.read() as transaction:
-        reply = layer.read(transaction, calls.ListStreams(), system_now())
-    assert isinstance(reply, calls.StreamList)
-    return reply.streams
+        return call.expected(layer.read(transaction, call, system_now()))
 
 
 def _groups(store: LmdbStore, layer: FTLayerCore, vertex: str) -> tuple[LetterGroup, ...]:
     """Count the dead letters by group: as the index has it, or one by one where that does not have all of them."""
-    with store.read() as transaction:
-        reply = layer.read(transaction, calls.DeadGroups(), system_now())
-    assert isinstance(reply, calls.GroupList)
+    reply = _read(store, layer, calls.DeadGroups())
     if reply.indexed >= 1 and not reply.left_out:
         return tuple(whole_groups(Selection(vertex), JobNames([]), 0, reply.groups) or ())
     counted = LetterGroups()
@@ -167,9 +161,7 @@ def stored_records(path: Path, state: str) -> Iterator[calls.RecordInfo]:
 def _listed(store: LmdbStore, layer: FTLayerCore, state: str) -> Iterator[calls.RecordInfo]:
     after = b""
     while True:
-        with store.read() as transaction:
-            reply = layer.read(transaction, calls.ListRecords(state, "", PAGE, after), system_now())
-        assert isinstance(reply, calls.RecordList)
+        reply = _read(store, layer, calls.ListRecords(state, "", PAGE, after))
         yield from reply.records
         after = reply.more
         if not after:

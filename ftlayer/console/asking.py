@@ -118,7 +118,6 @@ def ask(watch: Watch, job: str, asked: OrderForm, caller: Caller, now_ms: int) -
         slot=asked.slot,
     )
     record = watch.client(vertex).call(calls.AskJob(order))
-    assert isinstance(record, calls.OrderRecord)
     watch.refresh()
     return record
 
@@ -190,7 +189,6 @@ def requeue_edited(
     """Give a letter this payload, and its attempts back; False where it was gone. Raises what the vertex raises."""
     call = calls.EditAndRequeue((calls.Edit(info.key, payload),), by(caller))
     changed = console.watch.client(vertex).call(call)
-    assert isinstance(changed, calls.Changed)
     console.watch.refresh()
     return changed.count == 1
 

@@ -16,7 +16,7 @@ from ftlayer.checks import check_ran
 from ftlayer.dead_letters.letter import DeadLetter, letter_of, letters_behind
 from ftlayer.errors import FTLayerError
 from ftlayer.printable import described
-from ftlayer.vertex.calls import Cursor, GetCursor, PutCursor
+from ftlayer.vertex.calls import GetCursor, PutCursor
 from ftlayer.vertex.client.client import VertexClient
 
 READER = "on_dead"
@@ -67,9 +67,7 @@ class StreamTeller:
 
     def _page(self) -> bool:
         if self._position is None:
-            reply = self.client.call(GetCursor(self.stream, READER))
-            assert isinstance(reply, Cursor)
-            self._position = self._noted = reply.position
+            self._position = self._noted = self.client.call(GetCursor(self.stream, READER)).position
         letters = letters_behind(self.client, self.stream, self._position, PAGE)
         try:
             for info in letters:

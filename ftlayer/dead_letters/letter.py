@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ftlayer.functions.conversion import raw_type, records_of
 from ftlayer.functions.steps import Record
-from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList
+from ftlayer.vertex.calls import ListRecords, RecordInfo
 
 if TYPE_CHECKING:
     from ftlayer.vertex.client.client import VertexClient
@@ -96,9 +96,7 @@ def row_of(letter: DeadLetter) -> dict[str, Any]:
 
 def letters_behind(client: VertexClient, stream: str, after: bytes, limit: int) -> tuple[RecordInfo, ...]:
     """Return up to ``limit`` dead letters of a stream behind a position, in the order of their death."""
-    reply = client.call(ListRecords("dead", stream, limit, after))
-    assert isinstance(reply, RecordList)
-    return reply.records
+    return client.call(ListRecords("dead", stream, limit, after)).records
 
 
 def all_letters_behind(client: VertexClient, stream: str, after: bytes, page: int) -> Iterator[RecordInfo]:

@@ -16,7 +16,7 @@ from typing import Protocol
 from ftlayer.errors import ConfigError, FTLayerError, StaleOwnerError, UnsupportedError
 from ftlayer.jobs.orders import Orders
 from ftlayer.printable import described
-from ftlayer.vertex.calls import Announced, AnnounceJob, Call, JobDetails, JobOrder, OrderState, Reply
+from ftlayer.vertex.calls import AnnounceJob, AnsweredBy, JobDetails, JobOrder, OrderState, R
 
 EVERY_S = 1.0
 SOON_S = 0.05
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class BoardCalls(Protocol):
     """Takes announcements: a vertex's client, or a board of this program. Any thread."""
 
-    def call(self, call: Call, *, deadline_ms: int) -> Reply:
+    def call(self, call: AnsweredBy[R], *, deadline_ms: int) -> R:
         """Make one call; raises what the board raises."""
 
 
@@ -157,10 +157,8 @@ class JobAnnouncer:
         try:
             details = job.telling.details(job.known_checkpoint, with_plan=job.with_plan)
             job.is_final = details.final
-            reply = self._board.call(
-                AnnounceJob(_with_failures(details, job.failures), answers), deadline_ms=DEADLINE_MS
-            )
-            assert isinstance(reply, Announced)
+            call = AnnounceJob(_with_failures(details, job.failures), answers)
+            reply = self._board.call(call, deadline_ms=DEADLINE_MS)
         except StaleOwnerError as error:
             logger.info("job %s is announced no more: %s", job.telling.run, error)
             job.is_over = True

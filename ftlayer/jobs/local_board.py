@@ -76,7 +76,8 @@ class ReportKeeper:
     def close(self) -> None:
         self._announcer.close()
 
-    def call(self, call: calls.Call, *, deadline_ms: int = 0) -> calls.Reply:
+    def call(self, call: calls.AnsweredBy[calls.R], *, deadline_ms: int = 0) -> calls.R:
+        expected = call.expected
         if not isinstance(call, calls.AnnounceJob):
             raise UnsupportedError(f"{type(call).__name__}: reports are kept here, and nothing is asked for")
         job = call.job
@@ -86,7 +87,7 @@ class ReportKeeper:
         if job.final:
             with self._lock:
                 del self._directories[job.run]
-        return calls.Announced((), 0, wants_plan=True)
+        return expected(calls.Announced((), 0, wants_plan=True))
 
 
 _program_of_kept_reports = ReportKeeper()
@@ -117,11 +118,12 @@ class LocalBoard:
         self._run: dict[str, str] = {}
         self.on_jobs: Callable[[str], None] = lambda jobs: None
 
-    def call(self, call: calls.Call, *, deadline_ms: int = 0) -> calls.Reply:
+    def call(self, call: calls.AnsweredBy[calls.R], *, deadline_ms: int = 0) -> calls.R:
         """Answer one call, at once.
 
         Raises what the board raises, and `UnsupportedError` for what only a vertex can do.
         """
+        expected = call.expected
         with self._lock:
             now = self._now()
             due_ms = self._board.next_tick_ms(now)
@@ -129,26 +131,26 @@ class LocalBoard:
                 self._change(lambda txn: self._board.tick(txn, now))
             match call:
                 case calls.AnnounceJob():
-                    reply = self._change(lambda txn: self._board.announce(txn, call, "", now))
+                    reply: calls.Reply = self._change(lambda txn: self._board.announce(txn, call, "", now))
                     self._note(call.job)
-                    return reply
                 case calls.AskJob():
-                    return self._change(lambda txn: self._board.ask(txn, call, now))
+                    reply = self._change(lambda txn: self._board.ask(txn, call, now))
                 case calls.ListJobs():
-                    return self._board.jobs(now)
+                    reply = self._board.jobs(now)
                 case calls.GetJob():
                     with self._store.read() as txn:
-                        return self._board.job(txn, call, now)
+                        reply = self._board.job(txn, call, now)
                 case calls.ListAudit():
                     with self._store.read() as txn:
-                        return audit.page(txn, call)
+                        reply = audit.page(txn, call)
                 case calls.GetHour() if call.owner:
-                    return self._board.hour(call.owner, now)
+                    reply = self._board.hour(call.owner, now)
                 case _:
                     raise UnsupportedError(
                         f"{type(call).__name__}: this is the board of a program without a vertex; it knows of jobs and "
                         "keeps no records"
                     )
+        return expected(reply)
 
     def _note(self, job: calls.JobDetails) -> None:
         """Tell `on_jobs` what runs now, where that has changed."""

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -371,12 +371,15 @@ class ReportReader:
         self._letters = LetterReader(url, key, self._jobs)
         self._broken = BrokenFiles()
 
-    def call(self, call: calls.Call, *, deadline_ms: int | None = None) -> calls.Reply:
+    def call(self, call: calls.AnsweredBy[calls.R], *, deadline_ms: int | None = None) -> calls.R:
         """Answer a call.
 
         Raises `ConfigError` for a directory that is not there, `CheckpointError` where nothing in it can be read,
         `UnknownJobError`, and `UnsupportedError` for what takes a driver or a vertex.
         """
+        return call.expected(self._answer(call))
+
+    def _answer(self, call: calls.Call) -> calls.Reply:
         match call:
             case calls.ListJobs():
                 return calls.JobList(self._jobs())
@@ -461,13 +464,11 @@ KEEP_GONE = 100
 
 _AT_ONCE = 16
 
-T = TypeVar("T")
-
 
 class Client(Protocol):
     """What a vertex is asked by; `ftlayer.vertex.client.client.VertexClient` is one."""
 
-    def call(self, call: calls.Call, *, deadline_ms: int | None = None) -> calls.Reply:
+    def call(self, call: calls.AnsweredBy[calls.R], *, deadline_ms: int | None = None) -> calls.R:
         """Make one call and return its reply."""
 
     def close(self) -> None:
@@ -562,16 +563,14 @@ class Gatherer:
                     f"job {owner!r} is not known of vertex {vertex}, whose program has ended"
                 )
             return last
-        return _expect(
-            self.client(vertex).call(calls.GetJob(owner, checkpoints_since_ms)), calls.AnnouncedJob
-        )
+        return self.client(vertex).call(calls.GetJob(owner, checkpoints_since_ms))
 
     def hour(self, vertex: str, owner: str = "") -> calls.Hour:
         """Return the last hour of a job, or of the vertex. Raises `UnknownJobError`, and what its client does."""
         view = self._named(vertex).view
         if view.is_gone or view.is_killed:
             raise VertexUnavailableError(f"vertex {vertex} has ended with its program")
-        return _expect(self.client(vertex).call(calls.GetHour(owner)), calls.Hour)
+        return self.client(vertex).call(calls.GetHour(owner))
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -674,8 +673,8 @@ class Gatherer:
                 vertex.client.close()
                 vertex.source, vertex.client = source, self._connected(source)
 
-    def _asked(self, call: Callable[[calls.Call], calls.Reply], before: VertexView) -> VertexView:
-        jobs = _expect(call(calls.ListJobs()), calls.JobList).jobs
+    def _asked(self, call: calls.Asked, before: VertexView) -> VertexView:
+        jobs = call(calls.ListJobs()).jobs
         now_ms = self._clock().wall_ms
         view = replace(
             before,
@@ -688,15 +687,15 @@ class Gatherer:
             jobs=jobs,
         )
         try:
-            stats = _expect(call(calls.Stats()), calls.StatsReply)
+            stats = call(calls.Stats())
         except UnsupportedError:
             return replace(view, has_records=False)
-        streams = _expect(call(calls.ListStreams()), calls.StreamList).streams
+        streams = call(calls.ListStreams()).streams
         view = replace(view, has_records=True, stats=stats.values, circuits=stats.circuits, streams=streams)
         if not stats.values.get("dead_letters"):
             return replace(view, groups=(), indexed=1.0, died_lately=None)
-        groups = _expect(call(calls.DeadGroups()), calls.GroupList)
-        died = _died_lately(_expect(call(calls.GetHour()), calls.Hour))
+        groups = call(calls.DeadGroups())
+        died = _died_lately(call(calls.GetHour()))
         return replace(view, groups=groups.groups, indexed=groups.indexed, died_lately=died)
 
 
@@ -706,8 +705,3 @@ def _died_lately(hour: calls.Hour) -> int | None:
     if len(points) * hour.step_ms < LATELY_MS or any(map(math.isnan, points)):
         return None
     return round(sum(points) * hour.step_ms / 1_000)
-
-
-def _expect(reply: calls.Reply, kind: type[T]) -> T:
-    assert isinstance(reply, kind)
-    return reply

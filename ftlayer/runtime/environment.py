@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, assert_never
 
 import pyarrow as pa
@@ -226,9 +225,7 @@ class Line(Protocol):
 
     def __enter__(self) -> Any: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def show(self, text: str) -> None:
         """Show where the job is now."""
@@ -238,9 +235,7 @@ class PlainLines:
     def __enter__(self) -> PlainLines:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is held."""
 
     def show(self, text: str) -> None:
@@ -263,9 +258,7 @@ class TerminalLine:
         self._status.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Stopped before the error of a failed job is raised, or it would be drawn over.
         self._status.stop()
         if self._last:

@@ -68,7 +68,6 @@ def list_records(client: VertexClient, state: str, stream: str = "") -> Iterator
     after = b""
     while True:
         reply = client.call(calls.ListRecords(state, stream, PAGE, after))
-        assert isinstance(reply, calls.RecordList)
         yield from reply.records
         after = reply.more
         if not after:
@@ -550,14 +549,10 @@ class FTLayer:
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges of the vertex."""
-        reply = self.client.call(calls.Stats())
-        assert isinstance(reply, calls.StatsReply)
-        return reply.values
+        return self.client.call(calls.Stats()).values
 
     def _change(self, call: calls.Requeue | calls.Purge) -> int:
-        reply = self.client.call(call)
-        assert isinstance(reply, calls.Changed)
-        return reply.count
+        return self.client.call(call).count
 
 
 def _embedded_options() -> list[str]:

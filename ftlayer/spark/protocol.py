@@ -109,7 +109,7 @@ class BatchProtocol(Generic[R]):
         self,
         query: str,
         epoch: int,
-        call: Callable[[calls.Call], object],
+        call: calls.Asked,
         runner: Runner[R],
         watch: Callable[[str, int], None] = lambda step, batch: None,
         gate: BatchGate | None = None,
@@ -129,7 +129,6 @@ class BatchProtocol(Generic[R]):
         """
         self._watch("begin", batch)
         begun = self._call(calls.BeginBatch(self._query, self._epoch, batch))
-        assert isinstance(begun, calls.BatchBegun)
         self._watch("begun", batch)
         if begun.state is calls.BatchState.COMMITTED:
             self._runner.report(batch, begun.report)
@@ -195,7 +194,7 @@ class BatchProtocol(Generic[R]):
     def _seal(self, batch: int, outcome: BatchOutcome, sealed: calls.BatchBegun | None) -> calls.Sealed:
         if sealed is not None:
             return self._reseal(batch, outcome)
-        reply = self._call(
+        return self._call(
             calls.Seal(
                 self._query,
                 self._epoch,
@@ -208,11 +207,9 @@ class BatchProtocol(Generic[R]):
                 outcome.report,
             )
         )
-        assert isinstance(reply, calls.Sealed)
-        return reply
 
     def _reseal(self, batch: int, outcome: BatchOutcome) -> calls.Sealed:
-        reply = self._call(
+        return self._call(
             calls.Reseal(
                 self._query,
                 self._epoch,
@@ -224,8 +221,6 @@ class BatchProtocol(Generic[R]):
                 outcome.report,
             )
         )
-        assert isinstance(reply, calls.Sealed)
-        return reply
 
 
 def _report(

@@ -78,7 +78,7 @@ class GraphDraft:
         self.restart = default_restart() if restart is None else restart
         self.parse_schema = parse_schema
         self.open_letters: Callable[[Sequence[str]], Any] | None = None
-        self._nodes: list[_Node] = []
+        self._nodes: list[StreamNode] = []
         self._edges: list[tuple[Leg, int, int]] = []
         self._closed: dict[int, tuple[Leg, ...]] = {}  # what is fed back, by the head's place
         self._kinds: Counter[str] = Counter()
@@ -120,7 +120,7 @@ class GraphDraft:
             check_on_failure(on_failure, f"{operator.uid!r}: on_failure")
         self._kinds[kind] = number
         place = len(self._nodes)
-        self._nodes.append(_Node(operator, parallelism, retry, on_failure))
+        self._nodes.append(StreamNode(operator, parallelism or self.parallelism, retry, on_failure))
         self._edges.extend((leg, place, which) for which, legs in enumerate(inputs) for leg in legs)
         return Leg(place)
 
@@ -141,19 +141,19 @@ class GraphDraft:
     def rename(self, place: int, uid: str) -> None:
         """Give an operator a uid; `ConfigError` if it is no name, `InvalidTopologyError` if another one has it."""
         node = self._nodes[place]
-        if uid != node.operator.uid:
-            node.operator = replace(node.operator, uid=self._free_uid(uid))
+        if uid != node.uid:
+            self._nodes[place] = replace(node, operator=replace(node.operator, uid=self._free_uid(uid)))
 
     def set_parallelism(self, place: int, parallelism: int) -> None:
         node = self._nodes[place]
-        check_parallelism(parallelism, repr(node.operator.uid))
-        node.parallelism = parallelism
+        check_parallelism(parallelism, repr(node.uid))
+        self._nodes[place] = replace(node, parallelism=parallelism)
 
     def set_on_failure(self, place: int, on_failure: OnFailure) -> None:
         """Say what becomes of records that fail in an operator; `ConfigError` for what does not."""
         node = self._nodes[place]
-        check_on_failure(on_failure, f"{node.operator.uid!r}: on_failure")
-        node.on_failure = on_failure
+        check_on_failure(on_failure, f"{node.uid!r}: on_failure")
+        self._nodes[place] = replace(node, on_failure=on_failure)
 
     def close_iteration(self, head: int, feedback: tuple[Leg, ...]) -> None:
         """Feed outputs back to the head of an iteration. Raises as `IterativeStream.close_with`."""
@@ -177,10 +177,7 @@ class GraphDraft:
         self._closed[head] = feedback
 
     def graph(self) -> StreamGraph:
-        nodes = [
-            StreamNode(node.operator, node.parallelism or self.parallelism, node.retry, node.on_failure)
-            for node in self._nodes
-        ]
+        nodes = list(self._nodes)
         edges = [
             StreamEdge(nodes[leg.node].uid, nodes[target].uid, which, leg.partitioner, leg.tag)
             for leg, target, which in self._edges
@@ -218,16 +215,8 @@ class GraphDraft:
     def _free_uid(self, uid: str) -> str:
         check_name(uid, "uid")
         for node in self._nodes:
-            if node.operator.uid == uid:
+            if node.uid == uid:
                 raise InvalidTopologyError(
                     f"uid {uid!r} is given to several operators; ids and state are filed under it: choose another"
                 )
         return uid
-
-
-@dataclass
-class _Node:
-    operator: Operator
-    parallelism: int | None
-    retry: StreamOptions | None
-    on_failure: OnFailure | None

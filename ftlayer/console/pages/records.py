@@ -21,7 +21,7 @@ from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.monitor.facts import Facts, explained_facts, job_summary_facts, record_facts
 from ftlayer.monitor.plans import DEAD, no_way_back
 from ftlayer.monitor.row_json import structured_row
-from ftlayer.vertex.calls import Explain, Explained, RecordInfo
+from ftlayer.vertex.calls import Explain, RecordInfo
 
 LONGEST_PAYLOAD = 160
 _TEXTS = ("state", "vertex", "job", "stream", "operator", "q", "root", "where")
@@ -127,11 +127,10 @@ def known_record(console: Console, vertex: str, key: str) -> RecordInfo:
 def explanation_of(console: Console, vertex: str, info: RecordInfo) -> Facts:
     """Return which ids a pending record waits for, and who owes them; says so where the vertex does not keep ids."""
     try:
-        reply = console.watch.client(vertex).call(Explain(info.root))
+        explained = console.watch.client(vertex).call(Explain(info.root)).found
     except UnsupportedError as error:
         return {"text": str(error), "owed": []}
-    assert isinstance(reply, Explained)
-    explained, text = reply.found, ""
+    text = ""
     if explained is None:
         text = "It is not pending any more: it is done, or has failed."
     elif not explained.registered:

@@ -156,7 +156,7 @@ class SparkRunner:
         incarnation: Callable[[], int],
         query: str,
         run: str,
-        call_once: Callable[[calls.Call, str], Any],
+        call_once: Callable[[calls.Xor | calls.Fail, str], Any],
     ) -> None:
         self._frame = frame
         self._plan = plan

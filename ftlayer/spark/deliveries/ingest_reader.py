@@ -102,14 +102,11 @@ class IngestReader(DataSourceStreamReader):
 
     def _deliverable(self, start: int, rows: int) -> int:
         self._own()
-        reply = self._client.call(calls.Deliverable(self._stream, start, rows))
-        assert isinstance(reply, calls.DeliverableUpTo)
-        return reply.end
+        return self._client.call(calls.Deliverable(self._stream, start, rows)).end
 
     def _own(self) -> None:
         if not self._epoch:
             opened = self._client.call(calls.OpenQuery(self._owner, self._client.client_id, (self._stream,)))
-            assert isinstance(opened, calls.QueryOpened)
             self._epoch = opened.epoch
             self._next_batch = opened.last_committed + 1
         if not self._is_open:
@@ -127,9 +124,7 @@ class IngestReader(DataSourceStreamReader):
         self._is_open = True
 
     def _begin_batch(self) -> calls.BatchState:
-        begun = self._client.call(calls.BeginBatch(self._owner, self._epoch, self._next_batch))
-        assert isinstance(begun, calls.BatchBegun)
-        return begun.state
+        return self._client.call(calls.BeginBatch(self._owner, self._epoch, self._next_batch)).state
 
     # ------------------------------------------------------------ in the slots
 
@@ -146,7 +141,6 @@ class IngestReader(DataSourceStreamReader):
 
     def _rows(self, first: int, end: int) -> _Rows:
         reply = self._client.call(calls.ReadDeliveries(self._stream, first, end))
-        assert isinstance(reply, calls.RecordBatches)
         return _Rows([records.payload for records in reply.batches])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -384,9 +384,7 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._told is None else {"next": self._told + self._status().deliverable}
 
     def _status(self) -> calls.QueryStatus:
-        status = self._client.call(calls.QueryStatusCall(self._options.query))
-        assert isinstance(status, calls.QueryStatus)
-        return status
+        return self._client.call(calls.QueryStatusCall(self._options.query))
 
     def _wait_for_due(self) -> bool:
         """Wait a moment while something is pending or waits for replay; False if nothing does, or time is up.
@@ -403,9 +401,7 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _deliverable(self, start: int, rows: int) -> int:
-        reply = self._client.call(calls.Deliverable(self._options.stream, start, rows))
-        assert isinstance(reply, calls.DeliverableUpTo)
-        return reply.end
+        return self._client.call(calls.Deliverable(self._options.stream, start, rows)).end
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         first, last = start["next"], end["next"]
@@ -417,7 +413,6 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, DeliveryRange)
         with self._options.client() as client:
             reply = client.call(calls.ReadDeliveries(self._options.stream, partition.first, partition.last))
-        assert isinstance(reply, calls.RecordBatches)
         for records in reply.batches:
             yield delivered_rows(
                 records,

@@ -610,9 +610,7 @@ class TrackedWriter:
             return self._start_run(supervisor, directory, mark, stream, circuits, run, log)
 
         def status() -> calls.QueryStatus:
-            reply = client.call(calls.QueryStatusCall(mark.query))
-            assert isinstance(reply, calls.QueryStatus)
-            return reply
+            return client.call(calls.QueryStatusCall(mark.query))
 
         supervisor = QuerySupervisor(
             self._name,
@@ -657,7 +655,6 @@ class TrackedWriter:
         opened = client.call(
             calls.OpenQuery(mark.query, run, (stream,), layer.stream_options, title_of(self._name))
         )
-        assert isinstance(opened, calls.QueryOpened)
         if directory.last_commit > opened.last_committed:
             raise CheckpointMismatchError(
                 f"checkpoint {directory.path} has committed batch {directory.last_commit}, and the vertex at "

@@ -1,7 +1,8 @@
 """What a call is, and parts of calls of every subject: envelope, options of a stream, ids, records.
 
-The class of a call says all that has to be known of its calls: by its bases what they have an effect on, by ``route``
-where they go, by `Call.check` what cannot be meant. The lists of calls and replies are made of the classes.
+The class of a call says all that has to be known of its calls: by its bases what they have an effect on and what
+answers them (`AnsweredBy`), by ``route`` where they go, by `Call.check` what cannot be meant. The lists of calls and
+replies are made of the classes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +32,7 @@ import pyarrow as pa
 from ftlayer.backoff import BACKOFF_MS
 from ftlayer.checks import check_choice, check_instance, check_int, check_number, known_options, shown
 from ftlayer.circuit import Limit
-from ftlayer.errors import ConfigError, MalformedRequestError
+from ftlayer.errors import ConfigError, MalformedRequestError, VertexError
 from ftlayer.failures import MAX_RETRY_LATER_MS
 from ftlayer.records.failures import Failure as Failure
 from ftlayer.records.ids import RootRange as RootRange
@@ -59,7 +73,7 @@ class Route(Enum):
     ALL = ""
 
 
-CALLS: dict[str, type[Call]] = {}
+CALLS: dict[str, type[AnsweredBy[Reply]]] = {}
 REPLIES: dict[str, type[Reply]] = {}
 
 
@@ -77,9 +91,7 @@ class Call:
     def __init_subclass__(cls, route: Route | None = None) -> None:
         if route is not None:
             cls.route = route
-        # A dataclass with slots is made twice: this is the one that stays, which gets no arguments.
-        if {"route", "__dataclass_fields__"} <= cls.__dict__.keys():
-            CALLS[cls.__name__] = cls
+        super().__init_subclass__()
 
     def check(self) -> None:
         """Raise `MalformedRequestError` naming the field, if the call cannot be meant, whatever its types.
@@ -138,27 +150,78 @@ class Reply:
             REPLIES[cls.__name__] = cls
 
 
+R = TypeVar("R", bound=Reply)
+_R_co = TypeVar("_R_co", bound=Reply, covariant=True)
+
+
+class AnsweredBy(Call, Generic[_R_co]):
+    """A call by its reply, whose class it names: ``class Xor(MemoryCall, AnsweredBy["Xored"])``. Each call is one."""
+
+    __slots__ = ()
+    reply_name: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            if get_origin(base) is AnsweredBy:
+                (reply,) = get_args(base)
+                cls.reply_name = getattr(reply, "__forward_arg__", None) or reply.__name__
+        # A dataclass with slots is made twice: this is the one that stays, which gets no arguments.
+        if {"route", "__dataclass_fields__"} <= cls.__dict__.keys():
+            CALLS[cls.__name__] = cls
+
+    @classmethod
+    def expected(cls, answer: Reply) -> _R_co:
+        """Return ``answer`` as the reply that it has to be; `VertexError` if it is another."""
+        if type(answer) is not REPLIES[cls.reply_name]:
+            raise VertexError(
+                f"{cls.__name__}: the vertex, or board, answered {type(answer).__name__}, and {cls.reply_name} "
+                "was expected: use the same ftlayer on both sides"
+            )
+        return cast(_R_co, answer)
+
+
+class Asked(Protocol):
+    """Makes a call and returns its reply; raises what is answered instead."""
+
+    def __call__(self, call: AnsweredBy[R], /) -> R: ...
+
+
 _C = TypeVar("_C", bound=Call)
 _D = TypeVar("_D", bound=Call)
 _E = TypeVar("_E", bound=Call)
+_C_co = TypeVar("_C_co", bound=Call, covariant=True)
 _Self = TypeVar("_Self")
 _With = TypeVar("_With")
 _More = ParamSpec("_More")
 _Result = TypeVar("_Result")
 _Handler: TypeAlias = Callable[Concatenate[_Self, _With, _C, _More], _Result]
-_Mark: TypeAlias = Callable[
-    [_Handler[_Self, _With, _C, _More, _Result]], _Handler[_Self, _With, _C, _More, _Result]
-]
+_After: TypeAlias = Callable[[], None] | None
+
+
+class _Mark(Protocol[_C, _C_co]):
+    # A method gives the call's reply, maybe with what is to be done after it, or it passes the call on.
+
+    @overload
+    def __call__(
+        self: _Mark[_C, AnsweredBy[R]], method: _Handler[_Self, _With, _C, _More, R], /
+    ) -> _Handler[_Self, _With, _C, _More, R]: ...
+    @overload
+    def __call__(
+        self: _Mark[_C, AnsweredBy[R]], method: _Handler[_Self, _With, _C, _More, tuple[R, _After]], /
+    ) -> _Handler[_Self, _With, _C, _More, tuple[R, _After]]: ...
+    @overload
+    def __call__(
+        self, method: _Handler[_Self, _With, _C, _More, None], /
+    ) -> _Handler[_Self, _With, _C, _More, None]: ...
 
 
 @overload
-def handles(kind: type[_C], /) -> _Mark[_Self, _With, _C, _More, _Result]: ...
+def handles(kind: type[_C], /) -> _Mark[_C, _C]: ...
 @overload
-def handles(kind: type[_C], other: type[_D], /) -> _Mark[_Self, _With, _C | _D, _More, _Result]: ...
+def handles(kind: type[_C], other: type[_D], /) -> _Mark[_C | _D, Call]: ...
 @overload
-def handles(
-    kind: type[_C], other: type[_D], third: type[_E], /
-) -> _Mark[_Self, _With, _C | _D | _E, _More, _Result]: ...
+def handles(kind: type[_C], other: type[_D], third: type[_E], /) -> _Mark[_C | _D | _E, Call]: ...
 def handles(*kinds: type[Call]) -> Any:
     """Register a method for calls of these kinds, or of those derived from them: its second argument is the call."""
 

@@ -20,6 +20,7 @@ from ftlayer.errors import ConfigError, MalformedRequestError
 from ftlayer.histogram import Exemplar, Histogram
 from ftlayer.vertex.calls.common import (
     MAX_RUN_BYTES,
+    AnsweredBy,
     MutatingCall,
     ReadingCall,
     Reply,
@@ -487,7 +488,7 @@ class OrderRecord(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class AnnounceJob(MutatingCall, route=Route.OWNER):
+class AnnounceJob(MutatingCall, AnsweredBy["Announced"], route=Route.OWNER):
     """Say how a job fares and what has become of its orders, and take new ones. Saying it again does no harm.
 
     Refused with `StaleOwnerError` for a topology that another run has claimed, and for a query that another run has
@@ -537,7 +538,7 @@ class Announced(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class ListJobs(ReadingCall, route=Route.ALL):
+class ListJobs(ReadingCall, AnsweredBy["JobList"], route=Route.ALL):
     """Which jobs are there, and which were?"""
 
 
@@ -566,7 +567,7 @@ class JobList(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class GetJob(ReadingCall, route=Route.OWNER):
+class GetJob(ReadingCall, AnsweredBy["AnnouncedJob"], route=Route.OWNER):
     """All that is known of a job, and of its checkpoints those under way and those that ended from a moment on.
 
     `UnknownJobError` where nothing is known. A checkpoint that has ended never changes: a tool asks for
@@ -582,7 +583,7 @@ class GetJob(ReadingCall, route=Route.OWNER):
 
 
 @dataclass(frozen=True, slots=True)
-class GetHour(ReadingCall, route=Route.OWNER):
+class GetHour(ReadingCall, AnsweredBy["Hour"], route=Route.OWNER):
     """The last hour of a job, or with ``owner`` "" of the vertex itself."""
 
     asks_all: ClassVar[bool] = True
@@ -603,7 +604,7 @@ class Hour(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class AskJob(MutatingCall, route=Route.OWNER):
+class AskJob(MutatingCall, AnsweredBy["OrderRecord"], route=Route.OWNER):
     """Ask something of a job's driver, or what has become of it: the reply, an `OrderRecord`, is the state now.
 
     `UnknownJobError` where no such job is alive; an order for another run is refused in the reply. `ProtocolError`
@@ -647,7 +648,7 @@ class AuditEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class ListAudit(ReadingCall, route=Route.ALL):
+class ListAudit(ReadingCall, AnsweredBy["AuditPage"], route=Route.ALL):
     """Who has changed what? The latest first; ``after`` pages on. ``limit`` is 500 at most.
 
     100,000 entries a shard are kept, 90 days.

@@ -18,6 +18,7 @@ from ftlayer.records.ids import Explanation
 from ftlayer.vertex.calls.common import (
     MAX_FILE_BYTES,
     MAX_NAME_BYTES,
+    AnsweredBy,
     DurableCall,
     MutatingCall,
     ReadingCall,
@@ -47,7 +48,7 @@ def check_state(state: str, where: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ListRecords(ReadingCall, route=Route.ALL):
+class ListRecords(ReadingCall, AnsweredBy["RecordList"], route=Route.ALL):
     """List records in a ``state``: "pending", "waiting", "delivery" or "dead". ``after`` pages on.
 
     ``limit`` is `MAX_PAGE` at most; a page ends before it as one of `SelectRecords` does, so it may be empty and have
@@ -139,7 +140,7 @@ class RecordList(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class PutCursor(DurableCall, route=Route.STREAM):
+class PutCursor(DurableCall, AnsweredBy["Cursor"], route=Route.STREAM):
     """Note that a reader of a stream's dead letters has come to ``position``, the ``after`` of its next page."""
 
     stream: str
@@ -154,7 +155,7 @@ class PutCursor(DurableCall, route=Route.STREAM):
 
 
 @dataclass(frozen=True, slots=True)
-class GetCursor(ReadingCall, route=Route.STREAM):
+class GetCursor(ReadingCall, AnsweredBy["Cursor"], route=Route.STREAM):
     """How far has a reader of a stream's dead letters come?"""
 
     stream: str
@@ -173,7 +174,7 @@ class Cursor(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class Explain(ReadingCall, route=Route.ALL):
+class Explain(ReadingCall, AnsweredBy["Explained"], route=Route.ALL):
     """What does this root wait for? Refused with `UnsupportedError` by a vertex without ``tracker="exact"``."""
 
     root: int
@@ -190,7 +191,7 @@ class Explained(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeDead(DurableCall):
+class ChangeDead(DurableCall, AnsweredBy["Changed"]):
     """Something is done about dead letters (by `RecordInfo.key`). ``by``: who does it."""
 
     keys: tuple[bytes, ...]
@@ -219,7 +220,7 @@ class Changed(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class Stats(ReadingCall, route=Route.ALL):
+class Stats(ReadingCall, AnsweredBy["StatsReply"], route=Route.ALL):
     """Ask for counters and gauges."""
 
 
@@ -234,7 +235,7 @@ class StatsReply(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportCircuits(MutatingCall, route=Route.QUERY):
+class ReportCircuits(MutatingCall, AnsweredBy["CircuitsReported"], route=Route.QUERY):
     """A wrapped query says where its circuit breakers are, for `Stats`; the vertex forgets it with its incarnation."""
 
     query: str
@@ -277,7 +278,7 @@ class KeptLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepLetters(MutatingCall, route=Route.STREAM):
+class KeepLetters(MutatingCall, AnsweredBy["LettersKept"], route=Route.STREAM):
     """Put letters among the dead ones of a stream, unless this ``part`` of this ``file`` of its job was kept before.
 
     The name of the file is remembered until `ForgetLetters`. Refused with `ProtocolError` by a store that takes no
@@ -307,7 +308,7 @@ class LettersKept(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetLetters(MutatingCall, route=Route.JOB):
+class ForgetLetters(MutatingCall, AnsweredBy["LettersKept"], route=Route.JOB):
     """Forget the name of a file of a job: it will not be sent again."""
 
     job: str
@@ -320,7 +321,7 @@ class ForgetLetters(MutatingCall, route=Route.JOB):
 
 
 @dataclass(frozen=True, slots=True)
-class GetRequeued(ReadingCall, route=Route.JOB):
+class GetRequeued(ReadingCall, AnsweredBy["RequeuedLetters"], route=Route.JOB):
     """Which letters of a job were requeued? ``after`` pages on; up to ``limit`` of them."""
 
     job: str
@@ -367,14 +368,14 @@ class LettersCall(MutatingCall):
 
 
 @dataclass(frozen=True, slots=True)
-class Readmitted(LettersCall, route=Route.JOB):
+class Readmitted(LettersCall, AnsweredBy["Changed"], route=Route.JOB):
     """A checkpoint of the job holds these: delete them."""
 
     owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class ReturnLetters(LettersCall, route=Route.JOB):
+class ReturnLetters(LettersCall, AnsweredBy["Changed"], route=Route.JOB):
     """These cannot go back into the job: they are dead again, with this reason."""
 
     reason: str
@@ -399,7 +400,7 @@ MAX_PAGE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class SelectRecords(ReadingCall, route=Route.ALL):
+class SelectRecords(ReadingCall, AnsweredBy["RecordPage"], route=Route.ALL):
     """Records in a ``state`` (as `ListRecords`) for which all of the rest holds.
 
     Attributes:
@@ -471,7 +472,7 @@ class RecordPage(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadGroups(ReadingCall, route=Route.STREAM):
+class DeadGroups(ReadingCall, AnsweredBy["GroupList"], route=Route.STREAM):
     """How many dead letters are there of which kind? ``stream`` may be a stream or an owner; "" for all."""
 
     asks_all: ClassVar[bool] = True
@@ -519,7 +520,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class EditAndRequeue(DurableCall, route=Route.ALL):
+class EditAndRequeue(DurableCall, AnsweredBy["Changed"], route=Route.ALL):
     """Give dead letters other payloads, and their attempts back; they are due at once and keep their history.
 
     ``by``: who does it. Refused with `MalformedRequestError`, naming the column, for another schema than the letter's,
@@ -544,7 +545,7 @@ class EditAndRequeue(DurableCall, route=Route.ALL):
 
 
 @dataclass(frozen=True, slots=True)
-class ListStreams(ReadingCall, route=Route.ALL):
+class ListStreams(ReadingCall, AnsweredBy["StreamList"], route=Route.ALL):
     """Which streams are there, and how much is in each?"""
 
 

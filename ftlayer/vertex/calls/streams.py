@@ -22,6 +22,7 @@ from ftlayer.vertex.calls.common import (
     I32,
     MAX_RUN_BYTES,
     U64,
+    AnsweredBy,
     Call,
     DurableCall,
     EventIds,
@@ -31,6 +32,7 @@ from ftlayer.vertex.calls.common import (
     MutatingCall,
     PassingCall,
     ReadingCall,
+    RecordBatches,
     Reply,
     Route,
     RowRoots,
@@ -60,7 +62,7 @@ class SourcePosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Persist(IntakeCall, route=Route.STREAM):
+class Persist(IntakeCall, AnsweredBy["Accepted"], route=Route.STREAM):
     """Store records and register them: ``values[i]`` is the XOR of the ids of all copies of row i.
 
     ``values`` None: there is one copy of each, and its id is the root's.
@@ -87,7 +89,7 @@ class Persist(IntakeCall, route=Route.STREAM):
 
 
 @dataclass(frozen=True, slots=True)
-class Ingest(IntakeCall, route=Route.STREAM):
+class Ingest(IntakeCall, AnsweredBy["Accepted"], route=Route.STREAM):
     """Store records for delivery to the stream's query; the vertex draws their root ids."""
 
     stream: str
@@ -112,7 +114,7 @@ class RootsCall(Call):
 
 
 @dataclass(frozen=True, slots=True)
-class Xor(RootsCall, MemoryCall, route=Route.ALL):
+class Xor(RootsCall, MemoryCall, AnsweredBy["Xored"], route=Route.ALL):
     """XOR deltas. ``hold`` keeps those of unknown roots for a registration that is still to come (`emit`).
 
     ``values`` None: the delta of each root is the root's own id.
@@ -143,7 +145,7 @@ class Xored(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class Fail(RootsCall, PassingCall, route=Route.ALL):
+class Fail(RootsCall, PassingCall, AnsweredBy["Failed"], route=Route.ALL):
     """End this attempt of each root named; unknown roots are ignored and counted.
 
     ``hold`` keeps failures of unknown roots for a registration that is still to come, which fails then (`emit`).
@@ -168,7 +170,7 @@ class Failed(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class Touch(RootsCall, MemoryCall, route=Route.ALL):
+class Touch(RootsCall, MemoryCall, AnsweredBy["Touched"], route=Route.ALL):
     """Start the time of these roots again."""
 
     roots: U64
@@ -184,7 +186,7 @@ class Touched(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimJob(DurableCall, route=Route.JOB):
+class ClaimJob(DurableCall, AnsweredBy["JobClaimed"], route=Route.JOB):
     """Take a topology over for a new run: earlier runs are fenced off from here on, durably.
 
     Calls about a stream of the job that name another run as their ``owner`` are refused with `StaleOwnerError`. Those
@@ -207,7 +209,7 @@ class JobClaimed(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenStream(MutatingCall, route=Route.STREAM):
+class OpenStream(MutatingCall, AnsweredBy["StreamOpened"], route=Route.STREAM):
     """Declare a stream and its options (idempotent; new options replace the old ones)."""
 
     stream: str
@@ -231,7 +233,7 @@ class StreamOpened(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class TakeReplays(PassingCall, route=Route.STREAM):
+class TakeReplays(PassingCall, AnsweredBy[RecordBatches], route=Route.STREAM):
     """Take up to ``limit`` due replays of a stream that is pushed (not read by offset); registers them.
 
     Each is registered with its root id as its one copy's record id.
@@ -247,7 +249,7 @@ class TakeReplays(PassingCall, route=Route.STREAM):
 
 
 @dataclass(frozen=True, slots=True)
-class Recall(PassingCall, route=Route.ALL):
+class Recall(PassingCall, AnsweredBy["Recalled"], route=Route.ALL):
     """Make every pending root of these streams due for replay at once: the slots that worked on them may be gone.
 
     Their roots leave the tracker (late events are ignored), and the attempt that ends is not counted. What has
@@ -272,7 +274,7 @@ class Recalled(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamStatusCall(ReadingCall, route=Route.ALL):
+class StreamStatusCall(ReadingCall, AnsweredBy["StreamStatus"], route=Route.ALL):
     """What is still to do for these streams of one job?"""
 
     streams: tuple[str, ...]
@@ -352,7 +354,7 @@ class RowRange:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteRange(PassingCall, route=Route.STREAM):
+class NoteRange(PassingCall, AnsweredBy["RangeNoted"], route=Route.STREAM):
     """Keep what a source is read by: range ``number``, which a planner is about to open, in ``planned``. Durable.
 
     Those below ``first`` are forgotten: all of their rows are done, or stored. `StreamOpened` has the others.
@@ -377,7 +379,7 @@ class RangeNoted(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOver(PassingCall, route=Route.STREAM):
+class TakeOver(PassingCall, AnsweredBy["TakenOver"], route=Route.STREAM):
     """Hold these partitions of a stream from here on, as ``holder``; others' calls about them are refused."""
 
     stream: str
@@ -428,7 +430,7 @@ class TakenOver(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class Register(MemoryCall, route=Route.STREAM):
+class Register(MemoryCall, AnsweredBy["Registered"], route=Route.STREAM):
     """Register rows that their holder keeps: ``values[i]`` is the XOR of the ids of all copies of row i.
 
     ``values`` None: there is one copy of each, and its id is the root's.
@@ -467,7 +469,7 @@ class Registered(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class AskRanges(MemoryCall, route=Route.STREAM):
+class AskRanges(MemoryCall, AnsweredBy["RangesTold"], route=Route.STREAM):
     """What need not be held any more, and which rows are wanted?"""
 
     stream: str
@@ -500,7 +502,7 @@ class RangesTold(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class StoreRows(PassingCall, route=Route.STREAM):
+class StoreRows(PassingCall, AnsweredBy["RowsStored"], route=Route.STREAM):
     """Store rows of a range whose attempt has ended; ``rows`` (uint64[m], ascending) are their places in it.
 
     Those that are not wanted any more are left out. From here on they are as any stored record.
@@ -552,7 +554,7 @@ class BatchState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenQuery(DurableCall, route=Route.QUERY):
+class OpenQuery(DurableCall, AnsweredBy["QueryOpened"], route=Route.QUERY):
     """Take a query over for a new run: older epochs are fenced off from here on.
 
     ``streams`` are its wrapped sources and ingests; an ingest that another query has claimed is
@@ -591,7 +593,7 @@ class QueryOpened(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class Deliverable(MutatingCall, route=Route.STREAM):
+class Deliverable(MutatingCall, AnsweredBy["DeliverableUpTo"], route=Route.STREAM):
     """How far can a query read ``stream`` from ``start``, taking ``max_rows`` at most?
 
     Moves due replays into the delivery log as far as they are asked for; sent again, it is executed again.
@@ -617,7 +619,7 @@ class DeliverableUpTo(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadDeliveries(ReadingCall, route=Route.STREAM):
+class ReadDeliveries(ReadingCall, AnsweredBy[RecordBatches], route=Route.STREAM):
     """The rows of [start, end) in delivery order. The same answer until a later batch begins."""
 
     stream: str
@@ -643,7 +645,7 @@ class BatchCall(MutatingCall):
 
 
 @dataclass(frozen=True, slots=True)
-class BeginBatch(BatchCall, route=Route.QUERY):
+class BeginBatch(BatchCall, AnsweredBy["BatchBegun"], route=Route.QUERY):
     """A query is about to run this batch; forgets what older committed batches kept."""
 
 
@@ -731,7 +733,7 @@ class EmittedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Seal(BatchCall, IntakeCall, route=Route.QUERY):
+class Seal(BatchCall, IntakeCall, AnsweredBy["Sealed"], route=Route.QUERY):
     """The verdict of a batch: what failed, what was handed on; everything else of it is done at commit.
 
     ``delivered`` gives for each stream the offsets [start, end) this batch was given. ``redelivered``
@@ -757,7 +759,7 @@ class Seal(BatchCall, IntakeCall, route=Route.QUERY):
 
 
 @dataclass(frozen=True, slots=True)
-class Reseal(BatchCall, IntakeCall, route=Route.QUERY):
+class Reseal(BatchCall, IntakeCall, AnsweredBy["Sealed"], route=Route.QUERY):
     """Add to a sealed batch what failed when it was run again: rows that had passed before.
 
     ``emitted`` and ``report`` replace what the first seal said (the run again has fresh ids).
@@ -784,7 +786,7 @@ class Sealed(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class Commit(BatchCall, DurableCall, route=Route.QUERY):
+class Commit(BatchCall, DurableCall, AnsweredBy["Committed"], route=Route.QUERY):
     """The sink has the batch: its failed rows start to wait for replay, the rest is done. Idempotent."""
 
 
@@ -796,7 +798,7 @@ class Committed(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class QueryStatusCall(ReadingCall, route=Route.QUERY):
+class QueryStatusCall(ReadingCall, AnsweredBy["QueryStatus"], route=Route.QUERY):
     """How much is still to do for a query?"""
 
     query: str

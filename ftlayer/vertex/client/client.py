@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, TypeVar
 
 import msgpack
@@ -39,7 +38,7 @@ from ftlayer.transport.flight_connection import (
     end_stream,
     failure_text,
 )
-from ftlayer.vertex.calls import Call, Envelope, Ingest, Persist, Register, Reply, Xor
+from ftlayer.vertex.calls import AnsweredBy, Envelope, Ingest, Persist, R, Register, Reply, Xor
 from ftlayer.vertex.wire.frames import decode_reply, encode_call, fields_of, frame_of
 
 logger = logging.getLogger(__name__)
@@ -236,10 +235,10 @@ class Lane:
     """
 
     def __init__(
-        self, connection: VertexConnection, kind: str, client: str, window: int, window_bytes: int
+        self, connection: VertexConnection, kind: type[BulkCall], client: str, window: int, window_bytes: int
     ) -> None:
         self._connection = connection
-        self._kind = kind
+        self._kind, self._expected = kind.__name__, kind.expected
         self._client = client
         self._window, self._window_bytes = window, window_bytes
         self._writing = threading.Lock()  # its holder numbers and writes calls; taken before _changed
@@ -424,6 +423,8 @@ class Lane:
         if isinstance(answer, VertexUnavailableError):
             # The vertex is about to stop: what is unanswered goes to the one that comes after it.
             raise ConnectionError(str(answer))
+        if not isinstance(answer, FTLayerError):
+            answer = self._expected(answer)
         with self._changed:
             sent = self._take(sequence) if sequence in self._unanswered else None
         if sent is None:
@@ -482,9 +483,7 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -527,15 +526,14 @@ class Pipeline:
     def _lane(self, call: BulkCall) -> Lane:
         # Before the lock, which a fork may have copied while it was held.
         self._connection.check_process()
-        kind = type(call).__name__
-        key = kind, "" if isinstance(call, Xor) else call.stream
+        key = type(call).__name__, "" if isinstance(call, Xor) else call.stream
         with self._lock:
             if self._closed.is_set():
                 raise VertexUnavailableError("the pipeline is closed")
             lane = self._lanes.get(key)
             if lane is None:
                 client = f"{self._client}/{len(self._lanes)}"
-                lane = Lane(self._connection, kind, client, self._window, self._window_bytes)
+                lane = Lane(self._connection, type(call), client, self._window, self._window_bytes)
                 self._lanes[key] = lane
             if self._watchdog is None:
                 self._watchdog = threading.Thread(target=self._watch, name="ftlayer-deadlines", daemon=True)
@@ -560,14 +558,6 @@ class VertexHealth:
     shards: int
     max_message_bytes: int
     exact: bool
-
-
-@dataclass
-class _Lane:
-    """A name calls are numbered under, one at a time."""
-
-    client: str
-    sequence: int = 0
 
 
 class VertexClient:
@@ -619,9 +609,7 @@ class VertexClient:
     def __enter__(self) -> VertexClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -649,26 +637,25 @@ class VertexClient:
         self._check_fork()
         return self._client_id
 
-    def call(self, call: Call, *, deadline_ms: int | None = None) -> Reply:
+    def call(self, call: AnsweredBy[R], *, deadline_ms: int | None = None) -> R:
         """Make one call and return its reply.
 
-        Raises what the vertex raised, `VertexUnavailableError` when there is no answer in time, and
-        `MalformedRequestError` for a call that cannot be meant.
+        Raises what the vertex raised, `VertexUnavailableError` when there is no answer in time,
+        `MalformedRequestError` for a call that cannot be meant, and `VertexError` for the reply to another.
         """
         deadline = monotonic_ms() + (self._deadline_ms if deadline_ms is None else deadline_ms)
         if not call.enveloped:
-            return self._exchange(encode_call(call, None), type(call).__name__, deadline)
-        with self._lane() as lane:
-            frame = encode_call(call, Envelope(lane.client, lane.sequence))
-            return self._exchange(frame, type(call).__name__, deadline)
+            return self._exchange(call, encode_call(call, None), deadline)
+        with self._envelope() as envelope:
+            return self._exchange(call, encode_call(call, envelope), deadline)
 
-    def call_once(self, call: Call, name: str) -> Reply:
+    def call_once(self, call: AnsweredBy[R], name: str) -> R:
         """Make a changing call under a ``name`` of its own: made again under it, by whomever, it has no second effect.
 
         The vertex remembers a name for as long as it remembers a client. Raises as `call`.
         """
         deadline = monotonic_ms() + self._deadline_ms
-        return self._exchange(encode_call(call, Envelope(name, 1)), type(call).__name__, deadline)
+        return self._exchange(call, encode_call(call, Envelope(name, 1)), deadline)
 
     def pipeline(self, *, window: int = 64, window_bytes: int = 64 << 20) -> Pipeline:
         """Return a `Pipeline`: Persist, Ingest, Xor and Register with many calls in flight.
@@ -708,7 +695,7 @@ class VertexClient:
         self._pid = os.getpid()
         self._client_id = f"{self._label}-{uuid.uuid4().hex[:16]}"
         self._lock = threading.Lock()
-        self._free: list[_Lane] = []
+        self._free: list[Envelope] = []  # the last one under each name that no call is under way with
         self._names = 0
 
     def _check_fork(self) -> None:
@@ -721,26 +708,25 @@ class VertexClient:
             return f"{self._client_id}/{self._names}"
 
     @contextmanager
-    def _lane(self) -> Iterator[_Lane]:
+    def _envelope(self) -> Iterator[Envelope]:
         self._check_fork()
         with self._lock:
-            lane = self._free.pop() if self._free else None
-        lane = lane or _Lane(self._new_name())
-        lane.sequence += 1
+            last = self._free.pop() if self._free else None
+        envelope = Envelope(last.client, last.sequence + 1) if last else Envelope(self._new_name(), 1)
         try:
-            yield lane
+            yield envelope
         finally:
             with self._lock:
-                self._free.append(lane)
+                self._free.append(envelope)
 
     # ------------------------------------------------------------ requests
 
-    def _exchange(self, frame: bytes, what: str, deadline: int) -> Reply:
-        send = self._send if len(frame) <= PART_BYTES else self._send_parts
+    def _exchange(self, call: AnsweredBy[R], frame: bytes, deadline: int) -> R:
+        send, what = self._send if len(frame) <= PART_BYTES else self._send_parts, type(call).__name__
         answer, _ = retried(lambda left: decode_reply(send(frame, left)), what, self.address, deadline)
         if isinstance(answer, FTLayerError):
             raise answer
-        return answer
+        return call.expected(answer)
 
     def _send(self, frame: bytes, timeout_s: float) -> bytes:
         return self._action("call", frame, timeout_s)

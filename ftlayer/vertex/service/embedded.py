@@ -17,7 +17,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from ftlayer.config import CLIENT_DEADLINE_MS, ServeOptions, VertexOptions
@@ -166,9 +165,7 @@ class EmbeddedVertex:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -156,9 +155,7 @@ class Metrics:
         self._server = server, thread
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._server is not None:
             server, thread = self._server
             server.shutdown()
@@ -268,24 +265,21 @@ def _answered(
 def vertex_families(vertex: Asked, version: str) -> Families:
     """Ask a vertex what it and the jobs that are announced to it are doing. Raises what it answers."""
 
-    def ask(call: calls.Call) -> calls.Reply:
+    def ask(call: calls.AnsweredBy[calls.R]) -> calls.R:
         answers: queue.SimpleQueue[calls.Reply | FTLayerError] = queue.SimpleQueue()
         vertex.submit(call, None, answers.put)
         answer = answers.get()
         if isinstance(answer, FTLayerError):
             raise answer
-        return answer
+        return call.expected(answer)
 
     families = Families()
-    stats, streams = ask(calls.Stats()), ask(calls.ListStreams())
-    assert isinstance(stats, calls.StatsReply)
-    assert isinstance(streams, calls.StreamList)
-    add_vertex(families, stats, streams, version, time.time_ns() // 1_000_000)
+    add_vertex(families, ask(calls.Stats()), ask(calls.ListStreams()), version, time.time_ns() // 1_000_000)
     add_jobs(families, _jobs(ask))
     return families
 
 
-def board_families(ask: Callable[[calls.Call], calls.Reply], version: str) -> Families:
+def board_families(ask: calls.Asked, version: str) -> Families:
     """Ask a board that is no vertex's what the jobs that are announced to it are doing."""
     families = Families()
     add_build(families, version)
@@ -293,11 +287,9 @@ def board_families(ask: Callable[[calls.Call], calls.Reply], version: str) -> Fa
     return families
 
 
-def _jobs(ask: Callable[[calls.Call], calls.Reply]) -> Iterator[calls.AnnouncedJob]:
+def _jobs(ask: calls.Asked) -> Iterator[calls.AnnouncedJob]:
     now_ms = time.time_ns() // 1_000_000
-    listed = ask(calls.ListJobs())
-    assert isinstance(listed, calls.JobList)
-    for job in listed.jobs:
+    for job in ask(calls.ListJobs()).jobs:
         if not is_shown(job):
             continue
         try:
@@ -305,7 +297,6 @@ def _jobs(ask: Callable[[calls.Call], calls.Reply]) -> Iterator[calls.AnnouncedJ
             announced = ask(calls.GetJob(job.job.owner, checkpoints_since_ms=now_ms))
         except UnknownJobError:
             continue  # it was trimmed in between
-        assert isinstance(announced, calls.AnnouncedJob)
         yield announced
 
 

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from ftlayer import __version__
 from ftlayer.errors import FTLayerError
@@ -63,9 +62,7 @@ class OtlpMetrics:
             logger.info("metrics are pushed to %s every %g s", self._shown, self._interval_s)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 import os
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -141,16 +143,17 @@ def late_if_stale(part: calls.Xor, answer: Answer) -> Answer:
     return counted
 
 
-def add_xored(a: calls.Xored, b: calls.Xored) -> calls.Xored:
-    return calls.Xored(a.completed + b.completed, a.unknown + b.unknown)
+def changed(answer: Answer, kind: type[calls.R], change: Callable[[calls.R], calls.R]) -> Answer:
+    """Return ``answer`` for replies of this kind that are changed on their way; what else there is stays as it is."""
+    return lambda reply: answer(change(reply) if isinstance(reply, kind) else reply)
 
 
-def add_touched(a: calls.Touched, b: calls.Touched) -> calls.Touched:
-    return calls.Touched(a.touched + b.touched)
+Counts = TypeVar("Counts", calls.Xored, calls.Touched, calls.Failed, calls.Changed)
 
 
-def add_failed(a: calls.Failed, b: calls.Failed) -> calls.Failed:
-    return calls.Failed(a.waiting + b.waiting, a.dead + b.dead, a.unknown + b.unknown, a.held + b.held)
+def add_counts(a: Counts, b: Counts) -> Counts:
+    """Add two replies that are counts, field by field."""
+    return type(a)(*map(operator.add, dataclasses.astuple(a), dataclasses.astuple(b)))
 
 
 def add_streams(a: calls.StreamList, b: calls.StreamList) -> calls.StreamList:
@@ -241,9 +244,9 @@ def _add_value(name: str, x: float, y: float) -> float:
 
 
 _ADD: dict[type, Callable[[Any, Any], Any]] = {
-    calls.Xor: add_xored,
-    calls.Touch: add_touched,
-    calls.Fail: add_failed,
+    calls.Xor: add_counts,
+    calls.Touch: add_counts,
+    calls.Fail: add_counts,
     calls.Stats: add_stats,
     calls.ListJobs: add_jobs,
     calls.DeadGroups: add_groups,
@@ -477,13 +480,12 @@ class Vertex:
         if call.stream:
             index = self.shard_of_stream(call.stream)
 
-        def with_shard(reply: calls.Reply | FTLayerError) -> None:
-            if isinstance(reply, calls.RecordList):
-                more = self._more(index, reply.more, call.stream)
-                reply = calls.RecordList(_with_shard(index, reply.records), more)
-            answer(reply)
+        def with_shard(found: calls.RecordList) -> calls.RecordList:
+            more = self._more(index, found.more, call.stream)
+            return calls.RecordList(_with_shard(index, found.records), more)
 
-        self._shards[index].submit(dataclasses.replace(call, after=after), None, with_shard)
+        part = dataclasses.replace(call, after=after)
+        self._shards[index].submit(part, None, changed(answer, calls.RecordList, with_shard))
 
     @calls.handles(calls.SelectRecords)
     def _select(self, envelope: calls.Envelope | None, call: calls.SelectRecords, answer: Answer) -> None:
@@ -497,20 +499,14 @@ class Vertex:
         keys = [self._split_key(key, f"SelectRecords.keys[{at}]") for at, key in enumerate(call.keys)]
         mine = tuple(key for shard, key in keys if shard == index)
 
-        def with_shard(reply: calls.Reply | FTLayerError) -> None:
-            if isinstance(reply, calls.RecordPage):
-                reply = calls.RecordPage(
-                    _with_shard(index, reply.records),
-                    tuple(_key(index, key) for key in reply.keys),
-                    reply.examined,
-                    self._more(index, reply.more, call.stream),
-                )
-            answer(reply)
+        def with_shard(found: calls.RecordPage) -> calls.RecordPage:
+            return _page_of_shard(index, found, self._more(index, found.more, call.stream))
 
         if keys and not mine:
-            with_shard(calls.RecordPage((), (), 0, b""))
+            answer(with_shard(calls.RecordPage((), (), 0, b"")))
             return
-        self._shards[index].submit(dataclasses.replace(call, after=after, keys=mine), None, with_shard)
+        part = dataclasses.replace(call, after=after, keys=mine)
+        self._shards[index].submit(part, None, changed(answer, calls.RecordPage, with_shard))
 
     def _select_newest(self, call: calls.SelectRecords, answer: Answer) -> None:
         """Ask all shards for their latest letters behind the place where the page before ended."""
@@ -520,7 +516,8 @@ class Vertex:
             # Of the moment where the page before ended, shards before its last one have not had their turn.
             behind = after + b"\0" if after and index < last else after
             part = dataclasses.replace(call, after=behind)
-            self._shards[index].submit(part, None, _page_of_shard(index, gather))
+            with_shard = partial(_page_of_shard, index)
+            self._shards[index].submit(part, None, changed(gather, calls.RecordPage, with_shard))
 
     def _more(self, index: int, more: bytes, stream: str) -> bytes:
         """Return where the next page begins, if shard ``index`` goes on at ``more``; b"" for the end of it."""
@@ -535,7 +532,7 @@ class Vertex:
             index, rest = self._split_key(key, f"{type(call).__name__}.keys[{position}]")
             by_shard.setdefault(index, []).append(rest)
         parts = [(index, dataclasses.replace(call, keys=tuple(keys))) for index, keys in by_shard.items()]
-        self._everywhere(parts or [(0, call)], envelope, answer, _add_changed)
+        self._everywhere(parts or [(0, call)], envelope, answer, add_counts)
 
     @calls.handles(calls.EditAndRequeue)
     def _edit_dead(self, envelope: calls.Envelope | None, call: calls.EditAndRequeue, answer: Answer) -> None:
@@ -544,19 +541,21 @@ class Vertex:
             index, rest = self._split_key(edit.key, f"EditAndRequeue.edits[{position}].key")
             by_shard.setdefault(index, []).append(calls.Edit(rest, edit.payload))
         parts = [(index, dataclasses.replace(call, edits=tuple(edits))) for index, edits in by_shard.items()]
-        self._everywhere(parts or [(0, call)], envelope, answer, _add_changed)
+        self._everywhere(parts or [(0, call)], envelope, answer, add_counts)
 
     @calls.handles(calls.ListAudit)
     def _list_audit(self, envelope: calls.Envelope | None, call: calls.ListAudit, answer: Answer) -> None:
         """Put the logs of all shards in one order: by time, and of one moment by shard, the last first."""
         after = call.after[:-SHARD_BYTES]
         last = int.from_bytes(call.after[-SHARD_BYTES:], "big")
-        gather = Gather(self.shards, lambda reply: answer(_latest(reply, call.limit)), _add_audit)
+        latest = changed(answer, calls.AuditPage, partial(_latest, call.limit))
+        gather = Gather(self.shards, latest, _add_audit)
         for index in range(self.shards):
             # Of the moment where the page before ended, shards before its last one have not had their turn.
             behind = after + b"\0" if after and index < last else after
             part = dataclasses.replace(call, after=behind)
-            self._shards[index].submit(part, None, _of_shard(index, gather))
+            with_shard = partial(_audit_of_shard, index)
+            self._shards[index].submit(part, None, changed(gather, calls.AuditPage, with_shard))
 
     def _split_key(self, key: bytes, where: str) -> tuple[int, bytes]:
         index = int.from_bytes(key[:SHARD_BYTES], "big")
@@ -575,43 +574,27 @@ def _key(shard: int, key: bytes) -> bytes:
     return shard.to_bytes(SHARD_BYTES, "big") + key
 
 
-def _page_of_shard(index: int, answer: Answer) -> Answer:
-
-    def with_shard(reply: calls.Reply | FTLayerError) -> None:
-        if isinstance(reply, calls.RecordPage):
-            keys = tuple(_key(index, key) for key in reply.keys)
-            more = _key(index, reply.more) if reply.more else b""
-            reply = calls.RecordPage(_with_shard(index, reply.records), keys, reply.examined, more)
-        answer(reply)
-
-    return with_shard
-
-
-def _add_changed(a: calls.Changed, b: calls.Changed) -> calls.Changed:
-    return calls.Changed(a.count + b.count)
+def _page_of_shard(index: int, found: calls.RecordPage, more: bytes | None = None) -> calls.RecordPage:
+    # Without ``more`` the page goes on where the shard's does.
+    if more is None:
+        more = _key(index, found.more) if found.more else b""
+    keys = tuple(_key(index, key) for key in found.keys)
+    return calls.RecordPage(_with_shard(index, found.records), keys, found.examined, more)
 
 
 def _add_audit(a: calls.AuditPage, b: calls.AuditPage) -> calls.AuditPage:
     return calls.AuditPage((*a.entries, *b.entries), a.more or b.more)
 
 
-def _of_shard(index: int, answer: Answer) -> Answer:
+def _audit_of_shard(index: int, found: calls.AuditPage) -> calls.AuditPage:
     """Give an audit page's keys the shard at their end: they are in order by time first."""
-
-    def with_shard(reply: calls.Reply | FTLayerError) -> None:
-        if isinstance(reply, calls.AuditPage):
-            end = index.to_bytes(SHARD_BYTES, "big")
-            entries = tuple(dataclasses.replace(entry, key=entry.key + end) for entry in reply.entries)
-            reply = calls.AuditPage(entries, reply.more)
-        answer(reply)
-
-    return with_shard
+    end = index.to_bytes(SHARD_BYTES, "big")
+    entries = tuple(dataclasses.replace(entry, key=entry.key + end) for entry in found.entries)
+    return calls.AuditPage(entries, found.more)
 
 
-def _latest(reply: calls.Reply | FTLayerError, limit: int) -> calls.Reply | FTLayerError:
+def _latest(limit: int, found: calls.AuditPage) -> calls.AuditPage:
     """Return the latest entries of a page of several shards."""
-    if not isinstance(reply, calls.AuditPage):
-        return reply
-    entries = sorted(reply.entries, key=lambda entry: entry.key, reverse=True)
-    is_over = not reply.more and len(entries) <= limit
+    entries = sorted(found.entries, key=lambda entry: entry.key, reverse=True)
+    is_over = not found.more and len(entries) <= limit
     return calls.AuditPage(tuple(entries[:limit]), b"" if is_over else entries[limit - 1].key)

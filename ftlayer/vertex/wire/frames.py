@@ -155,7 +155,7 @@ def frame_of(call: calls.Call, fields: dict[str, Any], envelope: calls.Envelope 
     return pack(frame, name)
 
 
-def decode_call(data: bytes | pa.Buffer) -> tuple[calls.Call, calls.Envelope | None]:
+def decode_call(data: bytes | pa.Buffer) -> tuple[calls.AnsweredBy[calls.Reply], calls.Envelope | None]:
     """Read and check a call's frame. Raises as `call_of`."""
     return call_of(open_frame(data))
 
@@ -165,7 +165,7 @@ def open_frame(data: bytes | pa.Buffer) -> dict[str, Any]:
     return unpack_map(data, "call", ("call", "fields"), ("client", "sequence"))
 
 
-def call_of(frame: dict[str, Any]) -> tuple[calls.Call, calls.Envelope | None]:
+def call_of(frame: dict[str, Any]) -> tuple[calls.AnsweredBy[calls.Reply], calls.Envelope | None]:
     """Read and check the call in a frame.
 
     Raises `MalformedRequestError` naming what is wrong, `UnsupportedError` for a call that there is not.
@@ -184,7 +184,7 @@ def call_of(frame: dict[str, Any]) -> tuple[calls.Call, calls.Envelope | None]:
         envelope = envelope_of(frame)
     elif "client" in frame or "sequence" in frame:
         raise MalformedRequestError(f"client: {name} has no envelope")
-    call: calls.Call = dataclass_codec(kind).unpack(frame["fields"], name)
+    call: calls.AnsweredBy[calls.Reply] = dataclass_codec(kind).unpack(frame["fields"], name)
     call.check()
     return call, envelope
 

@@ -40,14 +40,7 @@ Asked: TypeAlias = tuple[Any, ...]
 
 PROGRESS: Asked = (ReaderCalls.progress,)
 INITIAL: Asked = (ReaderCalls.initial,)
-
-
-def latest(start: str) -> Asked:
-    return ReaderCalls.latest, start
-
-
-def commit(end: str) -> Asked:
-    return ReaderCalls.commit, end
+LATEST, COMMIT = ReaderCalls.latest, ReaderCalls.commit
 
 
 def ask_splits(start: str, end: str, number: int = 1) -> Asked:
@@ -103,12 +96,12 @@ FIRST = ((), "0", "5", splits("0", "5", b"x"))
 
 def test_what_is_asked_to_open_and_commit_a_range() -> None:
     rules = Rules().handle(SubtaskUp(0)).answer(*FIRST)
-    assert rules.asked == [PROGRESS, INITIAL, latest("0"), ask_splits("0", "5")]
+    assert rules.asked == [PROGRESS, INITIAL, (LATEST, "0"), ask_splits("0", "5")]
     assert rules.assigned == [1]
     rules.handle(SplitDone("src", 1, 0))
-    assert rules.asked[4:] == [commit("5")]
+    assert rules.asked[4:] == [(COMMIT, "5")]
     rules.answer("5")
-    assert rules.asked[5:] == [latest("5")]
+    assert rules.asked[5:] == [(LATEST, "5")]
 
 
 def test_the_pause_doubles_while_there_is_nothing_new() -> None:
@@ -154,7 +147,7 @@ def test_a_range_of_the_run_before_is_read_on_if_it_is_planned_as_it_was(digest:
 
 def test_a_complete_range_of_the_run_before_is_committed_again() -> None:
     rules = Rules().handle(PollDue()).answer(progress_of("src", accepted(3, done=True)))
-    assert rules.asked == [PROGRESS, commit("5")]
+    assert rules.asked == [PROGRESS, (COMMIT, "5")]
 
 
 def test_a_backlog_is_told_when_it_changes() -> None:
@@ -208,7 +201,7 @@ def test_the_end_is_told_when_it_is_read() -> None:
 
 def test_closing_waits_for_a_commit_that_is_due() -> None:
     rules = Rules().handle(SubtaskUp(0)).answer(*FIRST).handle(SplitDone("src", 1, 0)).handle(CloseSource())
-    assert rules.asked[4:] == [commit("5")]
+    assert rules.asked[4:] == [(COMMIT, "5")]
     assert StopReader() not in rules.rest
     rules.answer("5")
     assert rules.rest[1:] == [StopReader()]
@@ -255,10 +248,10 @@ def test_where_a_source_ends_is_asked_once_however_often_it_is_restored() -> Non
 def test_a_report_behind_the_loss_counts_where_what_was_read_outlives_the_subtask() -> None:
     done = SplitDone("src", 1, 0)
     rules = Rules().handle(SubtaskUp(0)).answer(*FIRST).handle(SubtaskDown(0)).handle(done)
-    assert rules.asked[4:] == [commit("5")]
+    assert rules.asked[4:] == [(COMMIT, "5")]
     rules = Rules(checkpoints=True).handle(SubtaskUp(0))
     rules.ranges.restore({}, None)
     rules.answer(*FIRST[1:]).handle(SubtaskDown(0)).handle(done)
     assert rules.asked[3:] == []
     rules.handle(SubtaskUp(0)).handle(done)
-    assert rules.asked[3:] == [latest("5")]
+    assert rules.asked[3:] == [(LATEST, "5")]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ftlayer.clock import Now, system_now
-from ftlayer.errors import MalformedRequestError
+from ftlayer.errors import MalformedRequestError, VertexError
 from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore, Status
@@ -21,7 +21,7 @@ from ftlayer.vertex.wire.frames import decode_call, encode_call
 
 def test_its_class_and_its_method_are_all(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True, slots=True)
-    class Sizes(calls.ReadingCall, route=calls.Route.STREAM):
+    class Sizes(calls.ReadingCall, calls.AnsweredBy["SizesTold"], route=calls.Route.STREAM):
         stream: str
 
     @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def test_its_class_and_its_method_are_all(tmp_path: Any, monkeypatch: pytest.Mon
         vertex.submit(call, None, lambda reply: (answers.append(reply), answered.set())[-1])
         assert answered.wait(60)
         vertex.close()
-        assert type(answers[0]) is SizesTold
+        assert type(call.expected(answers[0])) is SizesTold
         assert 0 < answers[0].wall_ms <= system_now().wall_ms
     finally:
         calls.CALLS.pop("Sizes", None)
@@ -59,4 +59,12 @@ def test_each_call_says_where_it_goes_and_is_answered() -> None:
     for kind in calls.CALLS.values():
         assert issubclass(kind, calls.ReadingCall) is not issubclass(kind, calls.MutatingCall)
         fields = {*kind.__dataclass_fields__, *vars(kind)}
+        assert kind.reply_name in calls.REPLIES, kind
         assert kind.route is calls.Route.ALL or kind.route.value in fields, kind
+
+
+def test_another_calls_reply_is_an_error_that_names_both() -> None:
+    with pytest.raises(
+        VertexError, match="^Stats: the vertex, or board, answered Changed, and StatsReply was"
+    ):
+        calls.Stats().expected(calls.Changed(1))

@@ -15,8 +15,8 @@ from ftlayer.errors import ProtocolError, StaleIncarnationError
 from ftlayer.vertex.calls import Hour, RecordPage, Xor, Xored
 from ftlayer.vertex.service.vertex import (
     Gather,
+    add_counts,
     add_hours,
-    add_xored,
     late_if_stale,
     newest_first,
     position_of,
@@ -66,7 +66,7 @@ def test_events_for_a_shard_that_was_made_anew_are_late_and_those_for_others_are
         [StaleIncarnationError("anew"), Xored(2, 1)],
         [StaleIncarnationError("anew"), ProtocolError("bad")],
     ):
-        gather = Gather(2, answers.append, add_xored)
+        gather = Gather(2, answers.append, add_counts)
         for reply in replies:
             late_if_stale(event, gather)(reply)
     assert answers[0] == Xored(2, 4)

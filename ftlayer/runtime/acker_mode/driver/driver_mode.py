@@ -670,14 +670,12 @@ class AckerDriver(DriverMode[AckerInstruction]):
 
     def vertex_status(self) -> StreamStatus | None:
         try:
-            reply = self._vertex.client.call(
+            return self._vertex.client.call(
                 StreamStatusCall(self._vertex.streams), deadline_ms=STATUS_DEADLINE_MS
             )
         except VertexError as error:
             logger.info("no status of the vertex: %s", error)
             return None
-        assert isinstance(reply, StreamStatus)
-        return reply
 
     def close(self) -> None:
         self._vertex.close()

@@ -82,7 +82,6 @@ class JobVertexCalls:
     def claim(self) -> None:
         """Take the job over from whichever run has it; raises what the vertex raises. To be called once, first."""
         reply = self.client.call(calls.ClaimJob(self._job, self._run))
-        assert isinstance(reply, calls.JobClaimed)
         if reply.previous:
             logger.info("topology %r: %s takes over from %s", self._job, self._run, reply.previous)
 
@@ -128,9 +127,7 @@ class JobVertexCalls:
         """Ask what is left; then ``answer(status)``, or ``failed(error)``, is called by another thread."""
 
         def work() -> None:
-            reply = self.client.call(calls.StreamStatusCall(self.streams, self._run))
-            assert isinstance(reply, calls.StreamStatus)
-            answer(reply)
+            answer(self.client.call(calls.StreamStatusCall(self.streams, self._run)))
 
         self._do(work, failed)
 
@@ -140,16 +137,12 @@ class JobVertexCalls:
         self._worker.join(CLOSE_TIMEOUT_S)
 
     def _open(self, stream: str) -> calls.StreamOpened:
-        reply = self.client.call(calls.OpenStream(stream, self._options[stream], self._run))
-        assert isinstance(reply, calls.StreamOpened)
-        return reply
+        return self.client.call(calls.OpenStream(stream, self._options[stream], self._run))
 
     def _recall(self) -> int:
         while True:
             try:
-                reply = self.client.call(calls.Recall(self.streams, self._incarnation, self._run))
-                assert isinstance(reply, calls.Recalled)
-                return reply.rows
+                return self.client.call(calls.Recall(self.streams, self._incarnation, self._run)).rows
             except StaleIncarnationError:
                 # The vertex has restarted. What it made due then may have been taken since: ask the new one.
                 self.open()

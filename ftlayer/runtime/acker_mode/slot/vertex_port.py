@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 import numpy as np
 
@@ -130,10 +129,6 @@ class PersistQueue:
         """Return the error of the first refused call, unless it is that there was no room."""
         error = self._refused[min(self._refused)][1]
         return None if isinstance(error, IntakeTimeoutError) else error
-
-
-def answer_to(queue: PersistQueue, order: PersistOrder) -> Callable[[Future[calls.Reply]], None]:
-    return partial(queue.answered, order)
 
 
 # Below the pipeline's own window (64 calls, 64 MiB), which would make the submitting thread wait.
@@ -301,7 +296,7 @@ class VertexPort:
 
     def _submit_persist(self, order: PersistOrder) -> None:
         future = self._pipeline.submit(order.call)
-        future.add_done_callback(answer_to(self._queues[order.call.stream], order))
+        future.add_done_callback(partial(self._queues[order.call.stream].answered, order))
 
     def _persisted(self, order: PersistOrder, reply: calls.Reply) -> None:
         self._answered(order)
@@ -363,18 +358,15 @@ class VertexPort:
             self._post(Wake())
 
     def _call_take(self, key: TaskKey, ask: AskReplays) -> None:
-        answer = cast(
-            calls.RecordBatches, self._client.call(calls.TakeReplays(ask.stream, ask.limit, self._owner))
-        )
+        answer = self._client.call(calls.TakeReplays(ask.stream, ask.limit, self._owner))
         self._post(ReplaysCame(key, answer.batches, answer.held))
 
     def _call_ranges(
         self, key: TaskKey, number: int, call: calls.TakeOver | calls.AskRanges | calls.StoreRows
     ) -> None:
+        ask: calls.AnsweredBy[calls.TakenOver | calls.RangesTold | calls.RowsStored] = call
         try:
-            reply = self._client.call(call)
-            assert isinstance(reply, calls.TakenOver | calls.RangesTold | calls.RowsStored)
-            self._post(RangesCame(key, number, reply))
+            self._post(RangesCame(key, number, self._client.call(ask)))
         except StaleIncarnationError:
             assert not isinstance(call, calls.TakeOver)
             self._refused(key, call.incarnation)
@@ -421,7 +413,7 @@ class VertexPort:
 
     def _open_streams(self) -> dict[str, calls.StreamOpened]:
         opened = {
-            name: cast(calls.StreamOpened, self._client.call(calls.OpenStream(name, options, self._owner)))
+            name: self._client.call(calls.OpenStream(name, options, self._owner))
             for name, options in self._streams
         }
         incarnations = {answer.incarnation for answer in opened.values()}

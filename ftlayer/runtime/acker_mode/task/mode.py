@@ -284,12 +284,16 @@ class AckingSinkOutlet(Outlet):
             self._handler.xor.settle(done.lineage, None, done.records)
 
 
+# Rows that the vertex was given, ready to be sent.
 @dataclass(slots=True)
 class _Unsent:
     roots: U64Array
     sends: list[Send]
     failures: tuple[Failure, ...]
     accepted: bool = False
+
+    def actions(self) -> list[Action]:
+        return [*self.sends, *([FailRoots(self.failures)] if self.failures else [])]
 
 
 class PersistingSourceTask:
@@ -361,10 +365,7 @@ class PersistingSourceTask:
         self._unsent[place].accepted = True
         actions: list[Action] = []
         while self._unsent and self._unsent[0].accepted:
-            unsent = self._unsent.popleft()
-            actions.extend(unsent.sends)
-            if unsent.failures:
-                actions.append(FailRoots(unsent.failures))
+            actions += self._unsent.popleft().actions()
             self._first_ticket += 1
         self._publish()
         return actions + self._ended()
@@ -385,15 +386,6 @@ class PersistingSourceTask:
 Mark = Watermark | Idle | EndOfStream
 
 
-@dataclass(slots=True)
-class _Ticket:
-    number: int
-    roots: U64Array
-    sends: list[Send]
-    failures: tuple[Failure, ...]
-    accepted: bool = False
-
-
 class TimerRoots:
     """Persists the output of timers, and keeps marks back until everything before them was sent.
 
@@ -411,8 +403,8 @@ class TimerRoots:
         self._subtask = subtask
         self._handler = handler
         self._emitter = emitter
-        self._queue: deque[_Ticket | Mark] = deque()
-        self._out: dict[int, _Ticket] = {}
+        self._queue: deque[_Unsent | Mark] = deque()
+        self._out: dict[int, _Unsent] = {}
         self._tickets = 0
         self._counts: dict[str, int] = {}
         self._held: tuple[U64Array, ...] = ()
@@ -447,11 +439,11 @@ class TimerRoots:
             stream, payload, among, emission.values, key_hashes=emission.key_hashes, ids=emission.ids
         )
         self._tickets += 1
-        ticket = _Ticket(self._tickets, roots, emission.sends, failures_of(roots, emission.failures))
-        self._queue.append(ticket)
-        self._out[ticket.number] = ticket
+        unsent = _Unsent(roots, emission.sends, failures_of(roots, emission.failures))
+        self._queue.append(unsent)
+        self._out[self._tickets] = unsent
         self._publish()
-        return [PersistRoots(ticket.number, call)]
+        return [PersistRoots(self._tickets, call)]
 
     def mark(self, mark: Mark) -> list[Action]:
         """Send a mark behind everything persisted before it, at once if that is nothing."""
@@ -467,17 +459,15 @@ class TimerRoots:
 
         Raises `ProtocolError` for a ticket that is not out.
         """
-        ticket = self._out.pop(number, None)
-        if ticket is None:
+        unsent = self._out.pop(number, None)
+        if unsent is None:
             raise ProtocolError(f"{self._uid!r}: ticket {number} was accepted, which is not out")
-        ticket.accepted = True
+        unsent.accepted = True
         self._publish()
-        actions: list[Action] = [*ticket.sends]
-        if ticket.failures:
-            actions.append(FailRoots(ticket.failures))
+        actions = unsent.actions()
         while self._queue:
             head = self._queue[0]
-            if isinstance(head, _Ticket):
+            if isinstance(head, _Unsent):
                 if not head.accepted:
                     break
             else:
@@ -486,7 +476,7 @@ class TimerRoots:
         return actions
 
     def _publish(self) -> None:
-        self._held = tuple(ticket.roots for ticket in self._out.values())
+        self._held = tuple(unsent.roots for unsent in self._out.values())
 
 
 class TimerRootsOutlet(Outlet):

@@ -66,17 +66,16 @@ from ftlayer.topology.operators import Source
 from ftlayer.transport.codec import plain_codec
 from ftlayer.vertex.calls import (
     MAX_KEYS,
-    Call,
+    AnsweredBy,
     ClaimJob,
     ForgetLetters,
     GetRequeued,
     KeepLetters,
     KeptLetter,
     OpenStream,
+    R,
     Readmitted,
-    Reply,
     RequeuedLetter,
-    RequeuedLetters,
     ReturnLetters,
 )
 from ftlayer.vertex.client.client import VertexClient
@@ -148,7 +147,6 @@ class LetterCalls:
     def _in_vertex(self, after: bytes) -> tuple[list[tuple[bytes, ChainLetter]], bytes]:
         with self._claimed():
             page = self._call(GetRequeued(self._job, after, PAGE, self._run))
-        assert isinstance(page, RequeuedLetters)
         found = []
         for each in page.letters:
             try:
@@ -186,7 +184,7 @@ class LetterCalls:
             self._said.add(str(error))
             logger.error("dead letters are left where they are: %s", error)
 
-    def _call(self, call: Call) -> Reply:
+    def _call(self, call: AnsweredBy[R]) -> R:
         assert self._client is not None
         return self._client.call(call)
 

@@ -22,93 +22,6 @@ from ftlayer.vertex import calls
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.audit import JobHours
 
-# The table ``board`` of a store: jobs as they were announced last, orders to them, and their checkpoints.
-#
-# Keys begin with what it is and the owner of the job; the owner ends with a NUL, which names do not have. Of a
-# checkpoint Unix milliseconds of its end (u64) and its number (u64) follow, big-endian, so that they are in order.
-
-
-_TABLE = "board"
-_JOBS, _ORDERS, _CHECKPOINTS = b"job/", b"order/", b"checkpoint/"
-_TIME_BYTES = 8
-
-
-def put_job(txn: WriteTransaction, owner: str, values: list[object]) -> None:
-    txn.put(_TABLE, _prefix(_JOBS, owner), pack(values))
-
-
-def get_job(txn: ReadTransaction, owner: str) -> list[Any] | None:
-    value = txn.get(_TABLE, _prefix(_JOBS, owner))
-    return None if value is None else unpack(value)
-
-
-def all_jobs(txn: ReadTransaction) -> Iterator[tuple[str, list[Any]]]:
-    for key, value in txn.scan(_TABLE, _JOBS, _after(_JOBS)):
-        yield _owner_of(key, _JOBS), unpack(value)
-
-
-def put_order(txn: WriteTransaction, owner: str, order: str, values: list[object]) -> None:
-    txn.put(_TABLE, _prefix(_ORDERS, owner) + order.encode(), pack(values))
-
-
-def all_orders(txn: ReadTransaction) -> Iterator[tuple[str, list[Any]]]:
-    for key, value in txn.scan(_TABLE, _ORDERS, _after(_ORDERS)):
-        yield _owner_of(key, _ORDERS), unpack(value)
-
-
-def delete_order(txn: WriteTransaction, owner: str, order: str) -> None:
-    txn.delete(_TABLE, _prefix(_ORDERS, owner) + order.encode())
-
-
-def checkpoint_key(owner: str, ended_ms: int, number: int) -> bytes:
-    tail = ended_ms.to_bytes(_TIME_BYTES, "big") + number.to_bytes(_TIME_BYTES, "big")
-    return _prefix(_CHECKPOINTS, owner) + tail
-
-
-def put_checkpoint(txn: WriteTransaction, key: bytes, values: list[object]) -> None:
-    txn.put(_TABLE, key, pack(values))
-
-
-def checkpoint_keys(txn: ReadTransaction) -> Iterator[tuple[str, bytes]]:
-    """Iterate over the owners and keys of all checkpoints, of one owner by the time of their end."""
-    for key, _ in txn.scan(_TABLE, _CHECKPOINTS, _after(_CHECKPOINTS)):
-        yield _owner_of(key, _CHECKPOINTS), bytes(key)
-
-
-def checkpoints(txn: ReadTransaction, owner: str, since_ms: int) -> Iterator[list[Any]]:
-    """Iterate over the checkpoints of a job that ended at ``since_ms`` or later, by the time of their end."""
-    prefix = _prefix(_CHECKPOINTS, owner)
-    for _, value in txn.scan(_TABLE, prefix + since_ms.to_bytes(_TIME_BYTES, "big"), _after(prefix)):
-        yield unpack(value)
-
-
-def delete_checkpoint(txn: WriteTransaction, key: bytes) -> None:
-    txn.delete(_TABLE, key)
-
-
-def forget(txn: WriteTransaction, owner: str) -> None:
-    for kind in (_JOBS, _ORDERS, _CHECKPOINTS):
-        prefix = _prefix(kind, owner)
-        for key, _ in txn.scan(_TABLE, prefix, _after(prefix)):
-            txn.delete(_TABLE, key)
-
-
-def _prefix(kind: bytes, owner: str) -> bytes:
-    return kind + owner.encode() + b"\0"
-
-
-def _owner_of(key: bytes, kind: bytes) -> str:
-    try:
-        return key[len(kind) : key.index(b"\0", len(kind))].decode()
-    except ValueError as error:
-        raise StoreDamagedError(f"key {key.hex()} of the store is no job's: {error}") from error
-
-
-def _after(prefix: bytes) -> bytes:
-    """Return the end of the keys that begin with ``prefix``, whose last byte is below 255."""
-    return prefix[:-1] + bytes([prefix[-1] + 1])
-
-
 KEEP_INCIDENTS = 200
 
 _JOB_FORMAT = 1
@@ -175,63 +88,117 @@ def listed(details: calls.JobDetails) -> calls.JobDetails:
     return replace(details, plan=None, checkpoints=(), batches=(), histograms={})
 
 
-# ---------------------------------------------------------------- as they are stored
+# The table ``board`` of a store: jobs as they were announced last, orders to them, and their checkpoints.
+#
+# Keys begin with what it is and the owner of the job; the owner ends with a NUL, which names do not have. Of a
+# checkpoint Unix milliseconds of its end (u64) and its number (u64) follow, big-endian, so that they are in order.
+# What cannot be read is a `StoreDamagedError`.
 
 
-def job_values(job: JobEntry, details: calls.JobDetails) -> list[Any]:
+_TABLE = "board"
+_JOBS, _ORDERS, _CHECKPOINTS = b"job/", b"order/", b"checkpoint/"
+_TIME_BYTES = 8
+
+
+def put_job(txn: WriteTransaction, job: JobEntry, details: calls.JobDetails) -> None:
     incidents = [_INCIDENT.pack(incident) for incident in job.incidents]
-    return [_JOB_FORMAT, _DETAILS.pack(details), incidents, job.heard_ms, job.former, job.known]
+    values = [_JOB_FORMAT, _DETAILS.pack(details), incidents, job.heard_ms, job.former, job.known]
+    txn.put(_TABLE, _prefix(_JOBS, details.owner), pack(values))
 
 
-def read_job(owner: str, values: list[Any]) -> JobEntry:
-    """Return a job from what is stored. Raises `StoreDamagedError`."""
-    what = f"job {owner!r}"
-    try:
-        version, details, incidents, heard_ms, former, known = values
-        if version != _JOB_FORMAT:
-            raise ValueError(f"format {version}")
-        return JobEntry(
-            details=listed(_unpacked(_DETAILS, details, what)),
-            is_whole=False,
-            is_stored=True,
-            heard_ms=int(heard_ms),
-            written_ms=int(heard_ms),
-            incidents=tuple(_unpacked(_INCIDENT, incident, what) for incident in incidents),
-            former=tuple(former),
-            known=int(known),
-        )
-    except (ValueError, TypeError) as error:
-        raise StoreDamagedError(f"{what} of the store cannot be read: {error}") from error
-
-
-def read_details(owner: str, values: list[Any]) -> calls.JobDetails:
-    """Return the details of a job, all of them, from what is stored. Raises `StoreDamagedError`."""
-    details: calls.JobDetails = _unpacked(_DETAILS, values[1], f"job {owner!r}")
+def stored_details(txn: ReadTransaction, owner: str) -> calls.JobDetails:
+    value = txn.get(_TABLE, _prefix(_JOBS, owner))
+    if value is None:
+        raise StoreDamagedError(f"the store lacks job {owner!r}, which it had")
+    details: calls.JobDetails = _unpacked(_DETAILS, unpack(value)[1], f"job {owner!r}")
     return details
 
 
-def order_values(entry: OrderEntry) -> list[Any]:
-    return [_ORDER.pack(entry.order), _ANSWER.pack(entry.answer), entry.asked_ms]
+def all_jobs(txn: ReadTransaction) -> Iterator[JobEntry]:
+    for key, value in txn.scan(_TABLE, _JOBS, _after(_JOBS)):
+        what = f"job {_owner_of(key, _JOBS)!r}"
+        try:
+            version, details, incidents, heard_ms, former, known = unpack(value)
+            if version != _JOB_FORMAT:
+                raise ValueError(f"format {version}")
+            yield JobEntry(
+                details=listed(_unpacked(_DETAILS, details, what)),
+                is_whole=False,
+                is_stored=True,
+                heard_ms=int(heard_ms),
+                written_ms=int(heard_ms),
+                incidents=tuple(_unpacked(_INCIDENT, incident, what) for incident in incidents),
+                former=tuple(former),
+                known=int(known),
+            )
+        except (ValueError, TypeError) as error:
+            raise StoreDamagedError(f"{what} of the store cannot be read: {error}") from error
 
 
-def read_order(owner: str, values: list[Any]) -> OrderEntry:
-    """Return an order from what is stored. Raises `StoreDamagedError`."""
-    what = f"an order to job {owner!r}"
+def put_order(txn: WriteTransaction, entry: OrderEntry) -> None:
+    values = [_ORDER.pack(entry.order), _ANSWER.pack(entry.answer), entry.asked_ms]
+    txn.put(_TABLE, _order_key(entry), pack(values))
+
+
+def all_orders(txn: ReadTransaction) -> Iterator[tuple[str, OrderEntry]]:
+    for key, value in txn.scan(_TABLE, _ORDERS, _after(_ORDERS)):
+        owner = _owner_of(key, _ORDERS)
+        what = f"an order to job {owner!r}"
+        try:
+            order, answer, asked_ms = unpack(value)
+            order, answer = _unpacked(_ORDER, order, what), _unpacked(_ANSWER, answer, what)
+            yield owner, OrderEntry(order, answer, int(asked_ms))
+        except (ValueError, TypeError) as error:
+            raise StoreDamagedError(f"{what} of the store cannot be read: {error}") from error
+
+
+def delete_order(txn: WriteTransaction, entry: OrderEntry) -> None:
+    txn.delete(_TABLE, _order_key(entry))
+
+
+def checkpoint_key(owner: str, ended_ms: int, number: int) -> bytes:
+    tail = ended_ms.to_bytes(_TIME_BYTES, "big") + number.to_bytes(_TIME_BYTES, "big")
+    return _prefix(_CHECKPOINTS, owner) + tail
+
+
+def checkpoint_keys(txn: ReadTransaction) -> Iterator[tuple[str, bytes]]:
+    """Iterate over the owners and keys of all checkpoints, of one owner by the time of their end."""
+    for key, _ in txn.scan(_TABLE, _CHECKPOINTS, _after(_CHECKPOINTS)):
+        yield _owner_of(key, _CHECKPOINTS), bytes(key)
+
+
+def checkpoints(txn: ReadTransaction, owner: str, since_ms: int) -> Iterator[calls.CheckpointDetails]:
+    """Iterate over the checkpoints of a job that ended at ``since_ms`` or later, by the time of their end."""
+    prefix, what = _prefix(_CHECKPOINTS, owner), f"a checkpoint of job {owner!r}"
+    for _, value in txn.scan(_TABLE, prefix + since_ms.to_bytes(_TIME_BYTES, "big"), _after(prefix)):
+        yield _unpacked(_CHECKPOINT, unpack(value)[0], what)
+
+
+def forget(txn: WriteTransaction, owner: str) -> None:
+    for kind in (_JOBS, _ORDERS, _CHECKPOINTS):
+        prefix = _prefix(kind, owner)
+        for key, _ in txn.scan(_TABLE, prefix, _after(prefix)):
+            txn.delete(_TABLE, key)
+
+
+def _prefix(kind: bytes, owner: str) -> bytes:
+    return kind + owner.encode() + b"\0"
+
+
+def _order_key(entry: OrderEntry) -> bytes:
+    return _prefix(_ORDERS, entry.order.owner) + entry.order.id.encode()
+
+
+def _owner_of(key: bytes, kind: bytes) -> str:
     try:
-        order, answer, asked_ms = values
-        return OrderEntry(_unpacked(_ORDER, order, what), _unpacked(_ANSWER, answer, what), int(asked_ms))
-    except (ValueError, TypeError) as error:
-        raise StoreDamagedError(f"{what} of the store cannot be read: {error}") from error
+        return key[len(kind) : key.index(b"\0", len(kind))].decode()
+    except ValueError as error:
+        raise StoreDamagedError(f"key {key.hex()} of the store is no job's: {error}") from error
 
 
-def checkpoint_values(checkpoint: calls.CheckpointDetails) -> list[Any]:
-    return [_CHECKPOINT.pack(checkpoint)]
-
-
-def read_checkpoint(owner: str, values: list[Any]) -> calls.CheckpointDetails:
-    """Return a checkpoint from what is stored. Raises `StoreDamagedError`."""
-    checkpoint: calls.CheckpointDetails = _unpacked(_CHECKPOINT, values[0], f"a checkpoint of job {owner!r}")
-    return checkpoint
+def _after(prefix: bytes) -> bytes:
+    """Return the end of the keys that begin with ``prefix``, whose last byte is below 255."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def _unpacked(codec: Codec, value: Any, what: str) -> Any:
@@ -383,7 +350,7 @@ class BoardOrders:
         for entry in job.orders.values():
             if entry.ended and now.wall_ms - entry.asked_ms >= KEEP_ORDERS_MS:
                 del job.orders[entry.order.id]
-                delete_order(txn, entry.order.owner, entry.order.id)
+                delete_order(txn, entry)
                 return
         raise ProtocolError(
             f"job {job.details.owner!r} was given {MAX_ORDERS} orders within {KEEP_ORDERS_MS // 60_000} minutes: "
@@ -395,7 +362,7 @@ class BoardOrders:
         if is_full(self._store) or not job.is_stored:
             return
         order, answer = entry.order, entry.answer
-        put_order(txn, order.owner, order.id, order_values(entry))
+        put_order(txn, entry)
         if answer.state is calls.OrderState.TAKEN:
             return
         state = "asked" if answer.state is calls.OrderState.WAITING else str(answer.state)
@@ -435,15 +402,12 @@ class Board:
     def __init__(self, store: KeyValueStore, txn: ReadTransaction, now: Now) -> None:
         """Read what the store has. Raises `StoreDamagedError`."""
         self._store = store
-        self._jobs: dict[str, JobEntry] = {}
         self._hours = JobHours()
         # Jobs were not heard while there was no board to hear them.
         self._started_ms = self._trimmed_ms = now.wall_ms
         self._orders = BoardOrders(store, now.wall_ms)
-        for owner, values in all_jobs(txn):
-            self._jobs[owner] = read_job(owner, values)
-        for owner, values in all_orders(txn):
-            order = read_order(owner, values)
+        self._jobs = {job.details.owner: job for job in all_jobs(txn)}
+        for owner, order in all_orders(txn):
             self._known_job(owner).orders[order.order.id] = order
         for owner, key in checkpoint_keys(txn):
             self._known_job(owner).checkpoints.append(key)
@@ -502,11 +466,8 @@ class Board:
     def job(self, txn: ReadTransaction, call: calls.GetJob, now: Now) -> calls.AnnouncedJob:
         """Return one job; `UnknownJobError` where none of that owner is known."""
         job = self._of(call.owner)
-        details = job.details if job.is_whole else self._stored_details(txn, call.owner)
-        ended = tuple(
-            read_checkpoint(call.owner, values)
-            for values in checkpoints(txn, call.owner, call.checkpoints_since_ms)
-        )
+        details = job.details if job.is_whole else stored_details(txn, call.owner)
+        ended = checkpoints(txn, call.owner, call.checkpoints_since_ms)
         announced = self._announced(job, replace(details, checkpoints=(*ended, *details.checkpoints)), now)
         orders = tuple(order.record for order in job.orders.values())
         return replace(announced, orders=orders[-SHOWN_ORDERS:])
@@ -569,7 +530,7 @@ class Board:
         for point in new:
             key = checkpoint_key(job.details.owner, point.ended_ms, point.number)
             if key not in job.checkpoints:
-                put_checkpoint(txn, key, checkpoint_values(point))
+                txn.put(_TABLE, key, pack([_CHECKPOINT.pack(point)]))
                 insort(job.checkpoints, key)
         self._drop_checkpoints(txn, job, KEEP_CHECKPOINTS)
         # One that is under way may end behind those that were triggered later.
@@ -579,7 +540,7 @@ class Board:
 
     def _drop_checkpoints(self, txn: WriteTransaction, job: JobEntry, keep: int) -> None:
         for key in job.checkpoints[:-keep]:
-            delete_checkpoint(txn, key)
+            txn.delete(_TABLE, key)
         del job.checkpoints[:-keep]
 
     def _has_room(self) -> bool:
@@ -591,10 +552,10 @@ class Board:
             return
         job.written_ms, job.is_stored = now.wall_ms, True
         details = job.details if self._has_room() else listed(job.details)
-        put_job(txn, job.details.owner, job_values(job, details))
+        put_job(txn, job, details)
 
     def _trim(self, txn: WriteTransaction, now: Now) -> None:
-        gone = [job for job in self._jobs.values() if self._is_gone(job, now)]
+        gone = [job for job in self._jobs.values() if job.details.final or self._is_silent(job, now)]
         gone.sort(key=lambda job: job.heard_ms, reverse=True)
         for place, job in enumerate(gone):
             if place >= KEEP_GONE or now.wall_ms - job.heard_ms >= KEEP_GONE_MS:
@@ -607,9 +568,6 @@ class Board:
                 self._write(txn, job, now)
                 job.details, job.is_whole = listed(job.details), False
 
-    def _is_gone(self, job: JobEntry, now: Now) -> bool:
-        return job.details.final or self._is_silent(job, now)
-
     def _is_silent(self, job: JobEntry, now: Now) -> bool:
         since_ms = max(job.heard_ms, self._started_ms)
         return not job.details.final and now.wall_ms - since_ms >= SILENT_MS
@@ -617,12 +575,6 @@ class Board:
     def _announced(self, job: JobEntry, details: calls.JobDetails, now: Now) -> calls.AnnouncedJob:
         heard_ago_ms = max(now.wall_ms - job.heard_ms, 0)
         return calls.AnnouncedJob(details, heard_ago_ms, self._is_silent(job, now), job.incidents)
-
-    def _stored_details(self, txn: ReadTransaction, owner: str) -> calls.JobDetails:
-        values = get_job(txn, owner)
-        if values is None:
-            raise StoreDamagedError(f"the store lacks job {owner!r}, which it had")
-        return read_details(owner, values)
 
     def _of(self, owner: str) -> JobEntry:
         job = self._jobs.get(owner)
