@@ -7,11 +7,13 @@ where it is nor how much it may give; and an Arrow writer is of batch queries on
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from pyspark import __version__ as spark_version
 from pyspark.sql import datasource
@@ -133,6 +135,8 @@ def to_arrow_schema(schema: StructType) -> pa.Schema:
     return made(schema, timezone="UTC") if HAS_LIMITS else made(schema)
 
 
+Made = TypeVar("Made")
+
 _OF_SPARK = {"checkpointlocation", "queryname"}
 """Options that Spark hands over with the user's own; in lower case."""
 
@@ -183,6 +187,37 @@ class DataSourceOptions:
             raise ConfigError(f"{name}: expected true or false, got {text!r}")
         return text == "true"
 
+    def made(self, kind: type[Made], names: Mapping[str, str] | None = None, /, **given: Any) -> Made:
+        """Return a source or sink, whose parameters are options: ``max_pending`` is called ``maxPending``.
+
+        What no text can be, a function or a mapping, is no option. Raises `ConfigError` as `count`, `flag` and the
+        class do.
+
+        Args:
+            kind: its class. Its annotations and defaults say what an option is.
+            names: of options that are called otherwise, by parameters.
+            given: arguments that are read otherwise, or are no options.
+        """
+        for name, parameter in inspect.signature(kind, eval_str=True).parameters.items():
+            if name in given:
+                continue
+            first, *others = name.split("_")
+            option = (names or {}).get(name, first + "".join(map(str.capitalize, others)))
+            hint, default = parameter.annotation, parameter.default
+            kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+            if hint == Sequence[str]:
+                given[name] = self.names(option, ",".join(default))
+            elif bool in kinds:
+                given[name] = self.flag(option, default=default)
+            elif str in kinds:
+                text = self.get(option)
+                # Without a default the class says what is expected.
+                given[name] = default if text is None and default is not parameter.empty else text
+            elif int in kinds:
+                is_left_out = default is None and self.get(option) is None
+                given[name] = None if is_left_out else self.count(option, default or MOST)
+        return kind(**given)
+
     def below(self, prefix: str) -> dict[str, str]:
         """Return the options whose names begin so, in lower case and without that."""
         self._prefixes.append(prefix)
@@ -209,3 +244,34 @@ class DataSourceOptions:
             if name not in known and not name.startswith(tuple(self._prefixes)):
                 names = ", ".join([*self._known, *(f"{prefix}…" for prefix in self._prefixes)])
                 raise ConfigError(f"option {name!r} is unknown to {self._format}; it knows {names}")
+
+
+class OptionsDataSource(datasource.DataSource):
+    """A Data Source whose options make a source, a sink, or both, see `DataSourceOptions.made`.
+
+    Attributes:
+        format: what it is called.
+        _sink_class: of the sink, if it is a stream writer; see `sink`.
+    """
+
+    format: ClassVar[str]
+    _sink_class: ClassVar[type[DataSourceStreamArrowWriter] | None] = None
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.format
+
+    def given(self) -> DataSourceOptions:
+        return DataSourceOptions(self.options, self.format)
+
+    def sink(self, options: DataSourceOptions) -> Any:
+        """Return the stream writer that the options say; None: nothing can be written."""
+        return None if self._sink_class is None else options.made(self._sink_class)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        options = self.given()
+        sink = self.sink(options)
+        if sink is None:
+            return super().streamWriter(schema, overwrite)
+        options.check_all_known()
+        return sink

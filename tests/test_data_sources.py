@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from ftlayer.checks import Duration
 from ftlayer.data_sources import (
     HAS_LIMITS,
     DataSourceOptions,
@@ -19,6 +20,7 @@ from ftlayer.data_sources import (
     to_arrow_schema,
 )
 from ftlayer.errors import ConfigError, UnsupportedError
+from ftlayer.sinks import DeltaDataSource, IcebergDataSource, PostgresDataSource
 from ftlayer.sources import (
     AmqpDataSource,
     FilesDataSource,
@@ -76,6 +78,60 @@ def test_an_option_that_nothing_asks_for_is_refused_with_those_that_there_are() 
         options.check_all_known()
 
 
+class Made:
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: Sequence[str] = ("a", "b"),
+        reconnect_timeout: Duration = "5m",
+        claim_idle: Duration | None = None,
+        max_pending: int = 7,
+        max_length: int | None = None,
+        is_sent: bool = True,
+        kind: str = "text",
+        app: Callable[[], None] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.given = (url, key, reconnect_timeout, claim_idle, max_pending, max_length, is_sent, kind)
+        self.others = (app, headers)
+
+
+def test_options_are_the_parameters_of_what_they_make() -> None:
+    made = DataSourceOptions({}, "ours").made(Made, url="")
+    assert made.given == ("", ["a", "b"], "5m", None, 7, None, True, "text")
+    given = {"key": "c", "reconnectTimeout": "1s", "claimIdle": "2s", "maxPending": "9", "format": "json"}
+    options = DataSourceOptions({"url": "u", **given, "maxLength": "3", "isSent": "false"}, "ours")
+    made = options.made(Made, {"kind": "format"}, headers={"a": "b"})
+    assert made.given == ("u", ["c"], "1s", "2s", 9, 3, False, "json")
+    assert made.others == (None, {"a": "b"})
+    options.check_all_known()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("maxPending", "maxPending: expected a number from 1 to "),
+        ("maxLength", "maxLength: expected a number from 1 to "),
+        ("isSent", "isSent: expected true or false, got 'x'"),
+    ],
+)
+def test_an_option_that_is_not_of_its_parameter_s_kind_is_refused(option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        DataSourceOptions({option: "x"}, "ours").made(Made)
+
+
+def test_what_no_text_can_be_is_no_option() -> None:
+    options = DataSourceOptions({"app": "x", "headers": "y"}, "ours")
+    options.made(Made)
+    with pytest.raises(
+        ConfigError, match=r"^option 'app' is unknown to ours; it knows url, key, reconnectTimeout, "
+    ):
+        options.check_all_known()
+
+
+ONLY_READ = {SseDataSource, TailDataSource, WebhookDataSource, PostgresTableDataSource}
+
 READERS: list[tuple[Any, dict[str, str]]] = [
     (AmqpDataSource, {"url": "amqp://h", "queue": "q"}),
     (FilesDataSource, {"path": "/p", "journal": "/j"}),
@@ -102,8 +158,79 @@ def test_every_reader_refuses_an_option_that_it_does_not_know(kind: Any, options
         data_source = kind({**options, unknown: "7"})
         with pytest.raises(
             ConfigError, match=f"option '{unknown.lower()}' is unknown to {kind.name()}; it knows "
-        ):
+        ) as raised:
             data_source.schema()
+        assert _known(raised.value) == set(KNOWN[kind].split())
+
+
+def _known(error: ConfigError) -> set[str]:
+    return set(str(error).partition("; it knows ")[2].split(", ")) - {"spool", "maxRowsPerTrigger", "keep"}
+
+
+KNOWN = {
+    AmqpDataSource: "url queue maxPending uniqueIds reconnectTimeout column",
+    FilesDataSource: "path fileFormat journal columns position malformed header delimiter maxFilesPerTrigger "
+    "maxBytesPerTrigger splitBytes poll minAge remember ignoreMissing encoding errors",
+    KafkaDataSource: "subscribe startingOffsets maxOffsetsPerTrigger reconnectTimeout column kafka.…",
+    MqttDataSource: "url topic group qos version sessionExpiry maxPending reconnectTimeout column",
+    NatsDataSource: "url stream consumer subject credentials start maxPending ackWait reconnectTimeout column",
+    PolledJsonDataSource: "url id items cursor param interval timeout reconnectTimeout column header.…",
+    PostgresChangesDataSource: "dsn table slot publication columns asText initial maxTransactionRows "
+    "reconnectTimeout column",
+    PostgresTableDataSource: "dsn table column key columns asText after delay pollInterval reconnectTimeout",
+    RedisDataSource: "url stream group fields start claimIdle reconnectTimeout column",
+    SseDataSource: "url idleTimeout reconnectTimeout column header.…",
+    TailDataSource: "path rotated rotation start quiet maxLine column",
+    WebhookDataSource: "listen headers maxBody maxPending answerTimeout tlsCert tlsKey signatureSecret "
+    "signatureHeader signaturePrefix signatureEncoding signatureAlgorithm column",
+}
+"""Of readers: a parameter that gets another name would give it to an option that is in use."""
+
+WRITERS: list[tuple[Any, dict[str, str], str]] = [
+    (
+        AmqpDataSource,
+        {"url": "amqp://h", "routingKey": "k"},
+        "url exchange routingKey routingKeyColumn body messageId reconnectTimeout",
+    ),
+    (DeltaDataSource, {"path": "/p"}, "path partitionBy storage.…"),
+    (FilesDataSource, {"path": "/p"}, "path fileFormat"),
+    (IcebergDataSource, {"table": "a.b", "catalog": "c"}, "table catalog partitionBy remember catalog.…"),
+    (
+        KafkaDataSource,
+        {"kafka.bootstrap.servers": "h:1", "exactlyOnce": "false"},
+        "topic staging exactlyOnce name kafka.…",
+    ),
+    (
+        MqttDataSource,
+        {"url": "mqtt://h", "topic": "t"},
+        "url topic topicColumn body retain version reconnectTimeout",
+    ),
+    (
+        NatsDataSource,
+        {"url": "nats://h", "stream": "s", "subject": "s.in"},
+        "url stream subject value headers credentials idColumn name remember",
+    ),
+    (PostgresDataSource, {"dsn": "host=h", "table": "t"}, "dsn table name"),
+    (RedisDataSource, {"url": "redis://h", "stream": "s"}, "url stream name maxLength remember"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "known"), WRITERS, ids=[kind.name() for kind, *_ in WRITERS])
+def test_every_writer_refuses_an_option_that_it_does_not_know(
+    kind: Any, options: dict[str, str], known: str
+) -> None:
+    kind(options).streamWriter(None, False)
+    with pytest.raises(
+        ConfigError, match=f"option 'subscribed' is unknown to {kind.name()}; it knows "
+    ) as raised:
+        kind({**options, "subscribed": "7"}).streamWriter(None, False)
+    assert _known(raised.value) == set(known.split())
+
+
+@pytest.mark.parametrize(("kind", "options"), [reader for reader in READERS if reader[0] in ONLY_READ])
+def test_what_only_reads_says_so_as_spark_does(kind: Any, options: dict[str, str]) -> None:
+    with pytest.raises(NotImplementedError):
+        kind(options).streamWriter(None, False)
 
 
 class Numbers(DataSourceStreamReader):

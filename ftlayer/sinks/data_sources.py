@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from pyspark.sql.datasource import DataSource
-
-from ftlayer.data_sources import DataSourceOptions
+from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
 from ftlayer.sinks.delta import DeltaSink
 from ftlayer.sinks.files import FileSink
 from ftlayer.sinks.iceberg import IcebergSink
 from ftlayer.sinks.postgres import PostgresSink
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
-
-class DeltaDataSource(DataSource):
+class DeltaDataSource(OptionsDataSource):
     """``spark.dataSource.register(DeltaDataSource)``, then ``df.writeStream.format("ftlayer-delta")``.
 
     Options: ``path``, ``partitionBy`` (names with commas between them), and those of the storage behind ``storage.``
@@ -24,40 +17,27 @@ class DeltaDataSource(DataSource):
     adds nothing.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-delta"
+    format = "ftlayer-delta"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        options = DataSourceOptions(self.options, self.name())
-        sink = DeltaSink(
-            options.required("path"),
-            partition_by=options.names("partitionBy"),
-            storage_options=options.below("storage."),
-        )
-        options.check_all_known()
-        return sink
+    def sink(self, options: DataSourceOptions) -> DeltaSink:
+        path, storage = options.required("path"), options.below("storage.")
+        return options.made(DeltaSink, path=path, storage_options=storage)
 
 
-class FileDataSource(DataSource):
+class FileDataSource(OptionsDataSource):
     """``spark.dataSource.register(FileDataSource)``, then ``df.writeStream.format("ftlayer-files")``.
 
     Options: ``path``, ``fileFormat`` (parquet). A batch that Spark runs again after a restart from the query's
     checkpoint adds nothing.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-files"
+    format = "ftlayer-files"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        options = DataSourceOptions(self.options, self.name())
-        sink = FileSink(options.required("path"), options.text("fileFormat", "parquet"))
-        options.check_all_known()
-        return sink
+    def sink(self, options: DataSourceOptions) -> FileSink:
+        return options.made(FileSink, {"format": "fileFormat"}, path=options.required("path"))
 
 
-class IcebergDataSource(DataSource):
+class IcebergDataSource(OptionsDataSource):
     """``spark.dataSource.register(IcebergDataSource)``, then ``df.writeStream.format("ftlayer-iceberg")``.
 
     Options: ``table``, ``partitionBy`` (names with commas between them), ``remember``, and ``catalog``, the name of a
@@ -65,34 +45,21 @@ class IcebergDataSource(DataSource):
     runs again after a restart from the query's checkpoint adds nothing.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-iceberg"
+    format = "ftlayer-iceberg"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        options = DataSourceOptions(self.options, self.name())
-        sink = IcebergSink(
-            options.required("table"),
-            options.below("catalog.") or options.required("catalog"),
-            partition_by=options.names("partitionBy"),
-            remember=options.text("remember", "720h"),
-        )
-        options.check_all_known()
-        return sink
+    def sink(self, options: DataSourceOptions) -> IcebergSink:
+        table, catalog = options.required("table"), options.below("catalog.") or options.required("catalog")
+        return options.made(IcebergSink, table=table, catalog=catalog)
 
 
-class PostgresDataSource(DataSource):
+class PostgresDataSource(OptionsDataSource):
     """``spark.dataSource.register(PostgresDataSource)``, then ``df.writeStream.format("ftlayer-postgres")``.
 
     Options: ``dsn``, ``table``, ``name``; see `PostgresSink`.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-postgres"
+    format = "ftlayer-postgres"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        options = DataSourceOptions(self.options, self.name())
-        sink = PostgresSink(options.required("dsn"), options.required("table"), name=options.text("name", ""))
-        options.check_all_known()
-        return sink
+    def sink(self, options: DataSourceOptions) -> PostgresSink:
+        dsn, table = options.required("dsn"), options.required("table")
+        return options.made(PostgresSink, dsn=dsn, table=table)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from pyspark.sql.datasource import DataSource
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftlayer.checks import check_text
-from ftlayer.data_sources import DataSourceOptions, from_arrow_schema
+from ftlayer.data_sources import DataSourceOptions, OptionsDataSource, from_arrow_schema
 from ftlayer.sources.from_json import JSON_OPTIONS, with_schema
 from ftlayer.sources.queue_stream import QueueStreamReader
 from ftlayer.topology.operators import Queue
@@ -19,15 +17,21 @@ MAX_ROWS = 100_000
 """Of a batch, unless ``maxRowsPerTrigger`` says otherwise."""
 
 
-class QueueDataSource(DataSource):
-    """What the Data Sources of all queues have in common: a reader with a spool."""
+class QueueDataSource(OptionsDataSource):
+    """What the Data Sources of all queues have in common: a reader with a spool.
+
+    Attributes:
+        _queue_class: of the source.
+    """
+
+    _queue_class: ClassVar[type[Queue]]
 
     def source(self, options: DataSourceOptions) -> Queue:
-        raise NotImplementedError
+        return options.made(self._queue_class)
 
     def schema(self) -> StructType:
         """Return the schema that the options say. Raises `ConfigError` for an option that is none."""
-        options = DataSourceOptions(self.options, self.name())
+        options = self.given()
         source = self.source(options)
         _check_spool(options)
         options.know("maxRowsPerTrigger", *JSON_OPTIONS)
@@ -35,7 +39,7 @@ class QueueDataSource(DataSource):
         return from_arrow_schema(source.schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        options = DataSourceOptions(self.options, self.name())
+        options = self.given()
         source = self.source(options)
         spool, rows = _check_spool(options), options.count("maxRowsPerTrigger", MAX_ROWS)
         reader = with_schema(QueueStreamReader(source, spool, rows), source.schema, schema, options)

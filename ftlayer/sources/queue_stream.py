@@ -112,7 +112,7 @@ class RedeliveryWindow:
 
     def durable(self, turns: Sequence[int]) -> None:
         """These fetches are durable, and those before them."""
-        self._durable = max(self._durable, *turns)
+        self._durable = max([self._durable, *turns])
 
     def to_acknowledge(self) -> int | None:
         """Return the tag up to which all deliveries may be acknowledged; None if nothing has changed."""

@@ -67,8 +67,12 @@ class Fetched:
 
 
 class QueueReader(Protocol):
-    """A connection to a queue; one thread uses it, `wake_up` aside. What a method raises ends it, and it is closed."""
+    """A connection to a queue; one thread uses it, `wake_up` aside. What a method raises ends it, and it is closed.
 
+    Who derives from it has a reader of a queue that is not told what is durable, never away, and does not count.
+    """
+
+    @abstractmethod
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
         """Return up to ``max_rows`` messages; None if there were none for about ``wait_s`` seconds.
 
@@ -81,16 +85,20 @@ class QueueReader(Protocol):
 
         While the server is away this remembers them.
         """
+        return
 
     def waiting(self) -> int | None:
         """Return how many messages this would fetch if no more came, and no one else read; None: that is not known."""
+        return None
 
     @property
     def is_away(self) -> bool:
         """Whether the server could not be reached the last time: what it has is not known."""
+        return False
 
     def wake_up(self) -> None:
         """There is something to acknowledge: a fetch that waits may return. Any thread may call this."""
+        return
 
     def close(self) -> None:
         """Disconnect. What is not acknowledged will be delivered again."""

@@ -151,13 +151,13 @@ class AmqpKit(Kit):
     lacks = frozenset({"test_a_savepoint_is_restored_with_fewer_subtasks"})
 
     def __init__(self, server: RabbitServer, name: str) -> None:
-        from ftlayer.sources import AmqpDataSource, AmqpSource
+        from ftlayer.sources import AmqpDataSource
 
         self.server = server
         self.name = name
         self.data_source = AmqpDataSource
         self.options = {"url": server.url, "queue": name}
-        self.queue = AmqpSource(server.url, name)
+        self.queue = self.at(server.port)
 
     def put(self, first: int, end: int) -> None:
         import pika
@@ -177,7 +177,7 @@ class AmqpKit(Kit):
         assert isinstance(self.server, RabbitServer)
         return self.server.unacknowledged(self.name)
 
-    def refused(self) -> Queue:
+    def at(self, port: int, **options: Any) -> Queue:
         from ftlayer.sources import AmqpSource
 
-        return AmqpSource(f"amqp://127.0.0.1:{free_port()}", self.name, reconnect_timeout="50ms")
+        return AmqpSource(f"amqp://guest:guest@127.0.0.1:{port}/%2f", self.name, **options)

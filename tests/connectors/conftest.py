@@ -135,6 +135,18 @@ def fed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     kit.end()
 
 
+@pytest.fixture(params=["redis", "amqp", "mqtt", "nats"])
+def server_kit(request: pytest.FixtureRequest) -> Kit:
+    """A queue of a server that keeps what it has delivered until it is told that it is durable."""
+    return made(request)
+
+
+@pytest.fixture(params=["amqp", "mqtt", "nats"])
+def limited_kit(request: pytest.FixtureRequest) -> Kit:
+    """One that delivers no more than ``max_pending`` until then."""
+    return made(request)
+
+
 @pytest.fixture(params=["nats"])
 def nats(request: pytest.FixtureRequest) -> Kit:
     return made(request)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from servers import Server
+from servers import Server, free_port
 
 from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
 
@@ -80,9 +80,13 @@ class Kit:
     def _files(self, name: str) -> Path:
         return self.server.directory / f"{self.name}-{name}"
 
+    def at(self, port: int, **options: Any) -> Queue:
+        """Return the queue with the server at another port, and other options."""
+        raise NotImplementedError
+
     def refused(self) -> Queue:
         """Return the queue with an address at which nobody is, that gives up soon."""
-        raise NotImplementedError
+        return self.at(free_port(), reconnect_timeout="50ms")
 
     def open(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kit import Kit
-from servers import Server, free_port
+from servers import Server
 
 from ftlayer.topology.operators import Fetched, Member, Queue
 
@@ -80,12 +80,12 @@ class MqttKit(Kit):
     )
 
     def __init__(self, server: MosquittoServer, name: str) -> None:
-        from ftlayer.sources import MqttDataSource, MqttSource
+        from ftlayer.sources import MqttDataSource
 
         self.server, self.name = server, name
         self.data_source = MqttDataSource
         self.options = {"url": server.url, "topic": name}
-        self.queue = MqttSource(server.url, name)
+        self.queue = self.at(server.port)
         self.begin(f"job/{name}")
 
     def begin(self, owner: str) -> None:
@@ -125,7 +125,7 @@ class MqttKit(Kit):
         finally:
             session.close()
 
-    def refused(self) -> Queue:
+    def at(self, port: int, **options: Any) -> Queue:
         from ftlayer.sources import MqttSource
 
-        return MqttSource(f"mqtt://127.0.0.1:{free_port()}", self.name, reconnect_timeout="50ms")
+        return MqttSource(f"mqtt://127.0.0.1:{port}", self.name, **options)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kit import Kit
-from servers import Server, free_port, is_open
+from servers import Server, is_open
 
 from ftlayer.topology.operators import Fetched, Queue
 
@@ -82,12 +82,12 @@ class NatsKit(Kit):
     parallelism = 1
 
     def __init__(self, server: NatsServer, name: str) -> None:
-        from ftlayer.sources import NatsDataSource, NatsSource
+        from ftlayer.sources import NatsDataSource
 
         self.server, self.name = server, name
         self.data_source = NatsDataSource
         self.options = {"url": server.url, "stream": name, "consumer": "group"}
-        self.queue = NatsSource(server.url, name, "group")
+        self.queue = self.at(server.port)
         server.make(name)
 
     def put(self, first: int, end: int) -> None:
@@ -128,7 +128,7 @@ class NatsKit(Kit):
         self.server.make(f"{self.name}-{name}")
         return f"{self.name}-{name}"
 
-    def refused(self) -> Queue:
+    def at(self, port: int, **options: Any) -> Queue:
         from ftlayer.sources import NatsSource
 
-        return NatsSource(f"nats://127.0.0.1:{free_port()}", self.name, "group", reconnect_timeout="50ms")
+        return NatsSource(f"nats://127.0.0.1:{port}", self.name, "group", **options)

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from kit import Kit
-from servers import Server, free_port
+from servers import Server
 
 from ftlayer.topology.operators import Fetched, Queue
 
@@ -40,13 +40,13 @@ class RedisKit(Kit):
     column = "n"
 
     def __init__(self, server: RedisServer, name: str) -> None:
-        from ftlayer.sources import RedisDataSource, RedisSource
+        from ftlayer.sources import RedisDataSource
 
         self.server = server
         self.data_source = RedisDataSource
         self.options = {"url": server.url, "stream": name, "group": "group", "fields": "n"}
         self.url, self.name = server.url, name
-        self.queue = RedisSource(server.url, name, "group", fields=["n"])
+        self.queue = self.at(server.port)
 
     def put(self, first: int, end: int) -> None:
         with self.server.client() as client, client.pipeline(transaction=False) as pipeline:  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ class RedisKit(Kit):
         with self.server.client() as client:  # type: ignore[attr-defined]
             return [int(fields["number"]) for _, fields in client.xrange(f"{self.name}-{name}")]
 
-    def refused(self) -> Queue:
+    def at(self, port: int, **options: Any) -> Queue:
         from ftlayer.sources import RedisSource
 
-        return RedisSource(f"redis://127.0.0.1:{free_port()}", self.name, "group", reconnect_timeout="50ms")
+        return RedisSource(f"redis://127.0.0.1:{port}/0", self.name, "group", fields=["n"], **options)

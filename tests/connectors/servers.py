@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -89,6 +90,43 @@ class Server:
     def restart(self, how: signal.Signals = signal.SIGKILL) -> None:
         self.end(how)
         self.start()
+
+
+class Link:
+    """A port that leads to another one, until it is cut: to who has connected the server is away, and has not ended."""
+
+    def __init__(self, to: int) -> None:
+        self.port, self._to = free_port(), to
+        self._ends: list[socket.socket] = []
+        self.mend()
+
+    def mend(self) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self._ends = [listener]
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def cut(self) -> None:
+        """End all connections; none is taken any more."""
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._ends[0].close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+                self._ends += (near, far)
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_RDWR)
 
 
 def started(kind: type[Server], named: str, library: str) -> Iterator[Any]:

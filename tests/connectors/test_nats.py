@@ -20,7 +20,7 @@ from ftlayer.clients.nats import NatsAwayError, nats_library
 from ftlayer.errors import SinkError, SourceChangedError, SourceError
 from ftlayer.sinks import NatsSink
 from ftlayer.sources import NatsSource
-from ftlayer.sources.nats.source import NatsReader, Pull
+from ftlayer.sources.nats.data_source import NatsReader, Pull
 from ftlayer.topology.operators import Fetched, Member, QueueReader
 
 pytest.importorskip("nats")

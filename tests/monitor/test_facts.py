@@ -16,7 +16,7 @@ from ftlayer.sources.amqp import data_source as amqp
 from ftlayer.sources.files.formats import POSITION
 from ftlayer.sources.kafka import data_source as kafka
 from ftlayer.sources.mqtt import data_source as mqtt
-from ftlayer.sources.nats import source as nats
+from ftlayer.sources.nats import data_source as nats
 from ftlayer.sources.postgres.catalog import schema_of_changes
 from ftlayer.sources.redis import data_source as redis
 from ftlayer.vertex.calls import Attempt, RecordInfo

@@ -16,8 +16,8 @@ from ftlayer.records import beside
 from ftlayer.sources.amqp import data_source as amqp_rows
 from ftlayer.sources.kafka import data_source as kafka_rows
 from ftlayer.sources.mqtt import data_source as mqtt_rows
-from ftlayer.sources.nats import source as nats_rows
-from ftlayer.sources.nats.source import StreamDelivery
+from ftlayer.sources.nats import data_source as nats_rows
+from ftlayer.sources.nats.data_source import StreamDelivery
 from ftlayer.sources.postgres.catalog import change_batch, schema_of_changes
 from ftlayer.sources.postgres.transactions import ChangedRow
 from ftlayer.sources.redis import data_source as redis_rows

@@ -10,7 +10,7 @@ from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError
 from ftlayer.sinks import NatsSink
 from ftlayer.sources import NatsDataSource, NatsSource
-from ftlayer.sources.nats.source import delivery_of, reply_to
+from ftlayer.sources.nats.data_source import delivery_of, reply_to
 
 pytest.importorskip("nats")
 

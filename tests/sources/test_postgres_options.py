@@ -104,10 +104,10 @@ def test_a_tables_column_with_a_name_of_ours_is_refused() -> None:
 def test_data_sources_hand_their_options_on() -> None:
     options = {"dsn": DSN, "table": "t", "slot": "s", "columns": "a, b", "asText": "a", "initial": "copy"}
     changes = PostgresChangesDataSource({}).source(DataSourceOptions(options, ""))
-    assert (changes._wanted, changes._as_text, changes._copies) == (("a", "b"), ("a",), True)
+    assert (changes._wanted, changes._as_text, changes.copies) == (("a", "b"), ("a",), True)
     options = {"dsn": DSN, "table": "t", "column": "at", "key": "id", "after": "2026-01-01", "delay": "5s"}
     table = PostgresTableDataSource({}).source(DataSourceOptions(options, ""))
-    assert (table._key, table._after, table._delay_ms) == (("id",), "2026-01-01", 5_000)
+    assert (table._key, table.after, table._delay_ms) == (("id",), "2026-01-01", 5_000)
     with pytest.raises(ConfigError, match="dsn: expected"):
         PostgresTableDataSource({}).source(DataSourceOptions({}, ""))
 

@@ -58,6 +58,62 @@ from ftlayer.topology.operators import (
 )
 from ftlayer.vertex.calls import SourcePosition
 
+
+class SourceReader(Protocol):
+    """One subtask of a source, for the slot's loop. All methods belong to the loop's thread, and none blocks."""
+
+    def start(self) -> None:
+        """Begin to read; called once."""
+
+    def assign(self, splits: AssignSplits) -> None:
+        """Read these splits too (reader sources). Those it has already are not read twice."""
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        """Return rows that are to be persisted now, None if there are none (call again when woken, or `due_ms`).
+
+        Rows of one partition come in order, and their positions are a chain: persist them in this order. A
+        batch without rows says that a split has ended; its position is persisted all the same. Raises
+        `SourceError` once what was read before the error is taken.
+        """
+
+    @property
+    def due_ms(self) -> int | None:
+        """The monotone time (ms) at which `take` has something, if nothing wakes the loop before; None: unknown."""
+        return None
+
+    def accepted(self, rows: TakenRows) -> SplitDone | None:
+        """Rows that were taken need not be read again: the vertex has accepted them (or they were emitted).
+
+        In barrier mode that is when they are emitted, and for a `QueueSource` when a checkpoint is complete that has
+        them. Rows of a partition are accepted in their order.
+        """
+        return None
+
+    @property
+    def lag(self) -> int | None:
+        """How many records of its system were not read lately; None if that is not known here."""
+        return None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its system could not be reached the last time, or has not been yet."""
+        return False
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was taken and nothing comes any more."""
+
+    def finish(self) -> None:
+        """Read no further; what is read can still be taken."""
+
+    def stop(self) -> None:
+        """End now; what was not taken is forgotten. Threads that block in the user's code end when it returns."""
+
+    def abandon(self) -> None:
+        """It has failed: read no further, as after `stop`. What was taken can still be accepted; it has `ended`."""
+        self.stop()
+
+
 MAX_WAITING_BYTES = 16 * MIB
 """Records that wait for the loop; beyond that `PushReader.push_async` waits too."""
 
@@ -88,15 +144,12 @@ class _PushedBatch:
     payload: pa.RecordBatch
 
 
-class PushReader:
+class PushReader(SourceReader):
     """A subtask of a `PushSource`. Pushes of several threads travel together while the loop is busy.
 
     What was pushed cannot be had again: there are no positions. A push that was not answered when its slot got
     lost may have been persisted or not.
     """
-
-    lag: int | None = None
-    is_away = False
 
     def __init__(self, source: Source, subtask: int, limits: BatchLimits, wake: Callable[[], None]) -> None:
         assert isinstance(source.connector, PushSource)
@@ -141,10 +194,6 @@ class PushReader:
                 return None
         payload = concat([part.payload for part in parts], self._schema)
         return SourceRows(f"push-{self._subtask}", self._number, first, payload, None)
-
-    @property
-    def due_ms(self) -> int | None:
-        return None
 
     def accepted(self, rows: TakenRows) -> SplitDone | None:
         """See `SourceReader.accepted`; whose rows are all accepted may go on."""
@@ -268,13 +317,12 @@ _FIRST_ROWS = 16
 _GROWTH = 4
 
 
-class QueueSourceReader:
-    """`SourceReader` of a `QueueSource`. Rows that are accepted are acknowledged by the thread that fetched them.
+class QueueSourceReader(SourceReader):
+    """Of a `QueueSource`. Rows that are accepted are acknowledged by the thread that fetched them.
 
     Accepted means: the vertex has them, or a checkpoint that is complete.
     """
 
-    due_ms: int | None = None
     lag: int | None = None
     is_away = True
 
@@ -374,16 +422,12 @@ class QueueSourceReader:
             self._changed.notify()
 
     def stop(self) -> None:
-        """See `SourceReader.stop`. What was accepted is acknowledged behind this; all else comes again."""
+        """See `SourceReader.stop`. What was accepted, or is yet, is acknowledged behind this; all else comes again."""
         with self._changed:
             self._closed, self._fetches = True, False
             self._ready.clear()
             self._failure = None
             self._changed.notify()
-
-    def abandon(self) -> None:
-        """See `SourceReader.abandon`. The next reader acknowledges what is accepted from here on."""
-        self.stop()
 
     def _failed(self, error: BaseException) -> SourceError:
         if isinstance(error, SourceError):
@@ -460,65 +504,12 @@ _SPLIT_BITS = 20
 _END = object()
 
 
-class SourceReader(Protocol):
-    """One subtask of a source, for the slot's loop. All methods belong to the loop's thread, and none blocks."""
-
-    def start(self) -> None:
-        """Begin to read; called once."""
-
-    def assign(self, splits: AssignSplits) -> None:
-        """Read these splits too (reader sources). Those it has already are not read twice."""
-
-    def take(self, mono_ms: int) -> SourceRows | None:
-        """Return rows that are to be persisted now, None if there are none (call again when woken, or `due_ms`).
-
-        Rows of one partition come in order, and their positions are a chain: persist them in this order. A
-        batch without rows says that a split has ended; its position is persisted all the same. Raises
-        `SourceError` once what was read before the error is taken.
-        """
-
-    @property
-    def due_ms(self) -> int | None:
-        """The monotone time (ms) at which `take` has something, if nothing wakes the loop before; None: unknown."""
-
-    def accepted(self, rows: TakenRows) -> SplitDone | None:
-        """Rows that were taken need not be read again: the vertex has accepted them (or they were emitted).
-
-        In barrier mode that is when they are emitted, and for a `QueueSource` when a checkpoint is complete that has
-        them. Rows of a partition are accepted in their order.
-        """
-
-    @property
-    def lag(self) -> int | None:
-        """How many records of its system were not read lately; None if that is not known here."""
-
-    @property
-    def is_away(self) -> bool:
-        """Whether its system could not be reached the last time, or has not been yet."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether everything was taken and nothing comes any more."""
-
-    def finish(self) -> None:
-        """Read no further; what is read can still be taken."""
-
-    def stop(self) -> None:
-        """End now; what was not taken is forgotten. Threads that block in the user's code end when it returns."""
-
-    def abandon(self) -> None:
-        """It has failed: read no further, as after `stop`. What was taken can still be accepted; it has `ended`."""
-
-
 def mono_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class IterableReader:
+class IterableReader(SourceReader):
     """A subtask of an `IterableSource`: partitions i with i % parallelism == subtask, a thread and a lane each."""
-
-    lag: int | None = None
-    is_away = False
 
     def __init__(
         self,
@@ -564,9 +555,6 @@ class IterableReader:
     def due_ms(self) -> int | None:
         return min((due for _, lane in self._lanes if (due := lane.due_ms) is not None), default=None)
 
-    def accepted(self, rows: TakenRows) -> SplitDone | None:
-        return None
-
     @property
     def ended(self) -> bool:
         return all(lane.ended for _, lane in self._lanes)
@@ -578,9 +566,6 @@ class IterableReader:
     def stop(self) -> None:
         for _, lane in self._lanes:
             lane.close(discard=True)
-
-    def abandon(self) -> None:
-        self.stop()
 
     def _read(self, index: int, lane: PartitionLane) -> None:
         rows = unpack_rows(self._source.uid, self._positions, index, self._step)
@@ -596,11 +581,8 @@ class IterableReader:
         lane.pump(skipped(items, rows, f"source {self._source.uid!r}: partition {index}"), split)
 
 
-class SplitReader:
+class SplitReader(SourceReader):
     """A subtask of a `ReaderSource`: reads the splits that it is assigned in turns, range by range."""
-
-    lag: int | None = None
-    is_away = False
 
     def __init__(
         self,
@@ -666,9 +648,6 @@ class SplitReader:
     def stop(self) -> None:
         self._lane.close(discard=True)
         self._todo.put(None)
-
-    def abandon(self) -> None:
-        self.stop()
 
     def _read_all(self) -> None:
         while (todo := self._todo.get()) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections import deque
@@ -16,22 +15,18 @@ import pyarrow as pa
 
 from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
 from ftlayer.clients.amqp import TIMEOUT_S, AmqpConnection, amqp_library, check_amqp_url, is_away
-from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.data_sources import DataSourceOptions
-from ftlayer.errors import SourceError
-from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
+from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sinks.amqp import AmqpSink
 from ftlayer.sinks.at_least_once import SendingWriter
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import NAME_BYTES, RedeliveryWindow, pack_position, unpack_position
+from ftlayer.sources.server_reader import ServerReader
 from ftlayer.topology.operators import Fetched, Member, Queue
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
-logger = logging.getLogger(__name__)
-
+    pass
 
 VALUE, ROUTING_KEY, MESSAGE_ID, TIMESTAMP, HEADERS, REDELIVERED = SCHEMA_NAMES = (
     "value",
@@ -152,70 +147,21 @@ class AmqpSource(Queue):
         return names
 
 
-@hides_secrets(lambda reader: secrets_of(reader._source.url))
-class AmqpReader:
+@hides_secrets(lambda reader: reader._secrets)
+class AmqpReader(ServerReader):
     def __init__(self, source: AmqpSource, subtask: int, window: RedeliveryWindow) -> None:
+        hidden, errors = secrets_of(source.url), (amqp_library().exceptions.AMQPError, OSError)
+        super().__init__(source.place, source.patience_ms, hidden, errors, is_away, source.max_pending)
         self._source = source
         self._subtask = subtask
         self._window = window
-        self._away = Reconnecting(source.place, source.patience_ms, secrets_of(source.url))
         self._connection: AmqpConnection | None = None
         self._delivered: deque[Delivery] = deque()
         self._cancelled = False
-        self._warned = False
-
-    # ------------------------------------------------------------ what is called
-
-    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        wait_s -= self._away.wait(wait_s)
-        if self._away.is_early:
-            return None
-        try:
-            connection = self._connected()
-            # Nothing that may fail comes behind what takes messages: they would be known, and not be given.
-            self._send_acknowledgement(connection)
-            fetched = self._fetch(connection, max_rows, wait_s)
-        except (amqp_library().exceptions.AMQPError, OSError) as error:
-            self._failed(error)
-            return None
-        self._away.works()
-        self._warn_of_standstill(fetched)
-        return fetched
-
-    def acknowledge(self, receipts: Sequence[int]) -> None:
-        if receipts:
-            self._window.durable(receipts)
-        if self._connection is not None:
-            try:
-                self._send_acknowledgement(self._connection)
-            except (amqp_library().exceptions.AMQPError, OSError) as error:
-                self._failed(error)
-
-    def waiting(self) -> int | None:
-        """See `QueueReader.waiting`. While senders send and others read, it may be off by what they just did."""
-        if self._away.is_early:
-            return None
-        try:
-            return self._waiting(self._connected())
-        except (amqp_library().exceptions.AMQPError, OSError) as error:
-            self._failed(error)
-            return None
-
-    @property
-    def is_away(self) -> bool:
-        return self._away.is_away
-
-    def wake_up(self) -> None:
-        """See `QueueReader.wake_up`: a fetch that waits for the server is not ended."""
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
     # ------------------------------------------------------------ connecting
 
-    def _connected(self) -> AmqpConnection:
+    def _connect(self) -> None:
         if self._connection is None:
             connection = AmqpConnection(self._source.url)
             try:
@@ -224,7 +170,6 @@ class AmqpReader:
                 connection.close()
                 raise
             self._connection = connection
-        return self._connection
 
     def _consume(self, connection: AmqpConnection) -> None:
         queue = self._source.queue
@@ -241,41 +186,41 @@ class AmqpReader:
     def _on_cancel(self, _: Any) -> None:
         self._cancelled = True
 
-    def _failed(self, error: Exception) -> None:
-        """Connect again later, or raise. What was not acknowledged is delivered again."""
-        if not is_away(error):
-            raise SourceError(f"{self._source.place}: {described(error)}") from error
-        self.close()
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
         self._delivered.clear()
         self._cancelled = False
         self._window.reconnected()
-        self._away.failed(error)
 
     # ------------------------------------------------------------ fetching
 
-    def _fetch(self, connection: AmqpConnection, max_rows: int, wait_s: float) -> Fetched | None:
+    def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
         """Fetch; what is known already, and comes before what is new, is no reason to return."""
         give_up = time.monotonic() + wait_s
         while True:
-            self._receive(connection, max_rows, max(0.0, give_up - time.monotonic()))
+            self._receive(max_rows, max(0.0, give_up - time.monotonic()))
             if not self._delivered:
                 return None
             if (fetched := self._take(max_rows)) is not None:
                 return fetched
 
-    def _waiting(self, connection: AmqpConnection) -> int | None:
+    def _count(self) -> int | None:
         """Count the messages that are ready in the queue, and those that were delivered and not fetched.
+
+        While senders send and others read, it may be off by what they just did.
 
         The server answers before it delivers what the queue has given to this channel meanwhile, and delivers it before
         it answers again. So nothing is on its way if nothing came between two answers. Where more than `COUNTED` come
         before, that is not waited for: what came between the last two counts twice. None if there were no two.
         """
         most = len(self._delivered) + COUNTED
-        ready = self._ready(connection, most)
+        ready = self._ready(most)
         counted = None
         while ready is not None:
             before = len(self._delivered)
-            again = self._ready(connection, most)
+            again = self._ready(most)
             if again is None:
                 break
             delivered = len(self._delivered)
@@ -285,8 +230,10 @@ class AmqpReader:
             ready = again
         return counted
 
-    def _ready(self, connection: AmqpConnection, most: int) -> int | None:
+    def _ready(self, most: int) -> int | None:
         """Return how many messages the queue has given to no one; None if ``most`` were delivered before the answer."""
+        connection = self._connection
+        assert connection is not None
         answers: list[Any] = []
         try:
             connection.channel.queue_declare(self._source.queue, passive=True, callback=answers.append)
@@ -304,8 +251,10 @@ class AmqpReader:
             for method, properties, _ in islice(self._delivered, count)
         )
 
-    def _receive(self, connection: AmqpConnection, max_rows: int, wait_s: float) -> None:
+    def _receive(self, max_rows: int, wait_s: float) -> None:
         """Wait for a message, and receive what comes right behind it."""
+        connection = self._connection
+        assert connection is not None
         connection.run(lambda: self._delivered or self._cancelled, wait_s)
         before = 0
         while before < len(self._delivered) < max_rows and not self._cancelled:
@@ -330,22 +279,18 @@ class AmqpReader:
         position = self._source.pack(self._window.packed())
         return Fetched(rows, self._subtask, position, self._window.turn)
 
-    def _warn_of_standstill(self, fetched: Fetched | None) -> None:
-        if fetched is not None:
-            self._warned = False
-        elif not self._warned and self._window.unacknowledged >= self._source.max_pending:
-            self._warned = True
-            logger.warning(
-                "%s: %d messages wait to be durable, which is max_pending; no others come until then: raise it, or "
-                "checkpoint more often",
-                self._source.place,
-                self._window.unacknowledged,
-            )
-
     # ------------------------------------------------------------ acknowledging
 
-    def _send_acknowledgement(self, connection: AmqpConnection) -> None:
-        if (tag := self._window.to_acknowledge()) is not None:
+    @property
+    def _unacknowledged(self) -> int:
+        return self._window.unacknowledged
+
+    def _note_durable(self, receipts: Sequence[int]) -> None:
+        self._window.durable(receipts)
+
+    def _send_acknowledgements(self) -> None:
+        connection = self._connection
+        if connection is not None and (tag := self._window.to_acknowledge()) is not None:
             connection.channel.basic_ack(tag, multiple=True)
             connection.turn()
 
@@ -353,38 +298,13 @@ class AmqpReader:
 class AmqpDataSource(QueueDataSource):
     """``spark.dataSource.register(AmqpDataSource)``, then ``format("ftlayer-amqp")`` to read or to write.
 
-    Options of a reader: ``url``, ``queue``, ``maxPending``, ``uniqueIds`` (``true`` or ``false``),
-    ``reconnectTimeout``, see `AmqpSource`; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
-
-    Options of a writer: ``url``, ``exchange``, ``routingKey``, ``routingKeyColumn``, ``body``, ``messageId``,
-    ``reconnectTimeout``, see `AmqpSink`. A task or batch that Spark runs again publishes its rows again.
+    Options of a reader are the parameters of `AmqpSource`, in camel case (``maxPending``); ``spool`` and
+    ``maxRowsPerTrigger`` as of `RedisDataSource`. Options of a writer are those of `AmqpSink`. A task or batch that
+    Spark runs again publishes its rows again.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-amqp"
+    format = "ftlayer-amqp"
+    _queue_class = AmqpSource
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        options = DataSourceOptions(self.options, self.name())
-        sink = SendingWriter(
-            AmqpSink(
-                options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-                exchange=options.text("exchange", ""),
-                routing_key=options.text("routingKey", ""),
-                routing_key_column=options.get("routingKeyColumn"),
-                body=options.get("body"),
-                message_id=options.get("messageId"),
-                reconnect_timeout=options.text("reconnectTimeout", "1m"),
-            )
-        )
-        options.check_all_known()
-        return sink
-
-    def source(self, options: DataSourceOptions) -> AmqpSource:
-        return AmqpSource(
-            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-            options.get("queue"),  # type: ignore[arg-type]
-            max_pending=options.count("maxPending", MAX_PENDING),
-            unique_ids=options.flag("uniqueIds", default=True),
-            reconnect_timeout=options.text("reconnectTimeout", "5m"),
-        )
+    def sink(self, options: DataSourceOptions) -> SendingWriter:
+        return SendingWriter(options.made(AmqpSink))

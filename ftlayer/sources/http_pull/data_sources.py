@@ -26,7 +26,7 @@ from ftlayer.records.beside import note
 from ftlayer.sinks.http import keep_out_of_log, retry_after_s
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
-from ftlayer.topology.operators import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
 
 AWAY = (408, 425, 429)
 """Answers of 400 to 499 that another try may change."""
@@ -201,8 +201,8 @@ class PolledJsonSource(Queue):
 
 
 @hides_secrets(lambda reader: reader._source.secrets)
-class PolledJsonReader:
-    """`QueueReader` of the subtask that reads, or of another one."""
+class PolledJsonReader(QueueReader):
+    """Of the subtask that reads, or of another one. Servers are not told what is durable."""
 
     def __init__(self, source: PolledJsonSource, position: bytes | None, *, reads: bool) -> None:
         self._source = source
@@ -228,12 +228,6 @@ class PolledJsonReader:
                 self._woken.clear()
                 return None
         return self._fetched(max_rows)
-
-    def acknowledge(self, receipts: Sequence[None]) -> None:
-        """See `QueueReader.acknowledge`: servers are not told."""
-
-    def waiting(self) -> int | None:
-        return None
 
     @property
     def is_away(self) -> bool:
@@ -487,8 +481,8 @@ class SseSource(Queue):
 
 
 @hides_secrets(lambda reader: reader._source.secrets)
-class SseReader:
-    """`QueueReader` of the subtask that reads, or of another one. What comes is read while `fetch` waits for it."""
+class SseReader(QueueReader):
+    """Of the subtask that reads, or of another one. What comes is read while `fetch` waits for it."""
 
     def __init__(self, source: SseSource, position: bytes | None, *, reads: bool) -> None:
         self._source = source
@@ -519,18 +513,9 @@ class SseReader:
         position = pack_position(_NAME, self._number.to_bytes(8), found[-1][1].last_id.encode())
         return Fetched(pa.RecordBatch.from_arrays(arrays, schema=schema), 0, position, None)
 
-    def acknowledge(self, receipts: Sequence[None]) -> None:
-        """See `QueueReader.acknowledge`: servers are not told."""
-
-    def waiting(self) -> int | None:
-        return None
-
     @property
     def is_away(self) -> bool:
         return self._away.is_away
-
-    def wake_up(self) -> None:
-        """See `QueueReader.wake_up`: nothing waits for acknowledgements."""
 
     def close(self) -> None:
         if self._task is not None:
@@ -612,44 +597,26 @@ def _unpack(position: bytes) -> tuple[int, str]:
 class SseDataSource(QueueDataSource):
     """``spark.dataSource.register(SseDataSource)``, then ``spark.readStream.format("ftlayer-sse")``.
 
-    Options: ``url``, ``header.<name>``, ``idleTimeout``, ``reconnectTimeout``, see `SseSource`; ``spool``, see
-    `ftlayer.sources.queue_stream`; ``maxRowsPerTrigger`` (100,000). The driver connects.
+    Options are the parameters of `SseSource`, in camel case (``idleTimeout``), with ``header.<name>`` for each header;
+    ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`. The driver connects.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-sse"
+    format = "ftlayer-sse"
 
     def source(self, options: DataSourceOptions) -> SseSource:
-        return SseSource(
-            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-            headers=options.below("header."),
-            idle_timeout=options.text("idleTimeout", "2m"),
-            reconnect_timeout=options.text("reconnectTimeout", "5m"),
-        )
+        return options.made(SseSource, headers=options.below("header."))
 
 
 class PolledJsonDataSource(QueueDataSource):
     """``spark.dataSource.register(PolledJsonDataSource)``, then ``spark.readStream.format("ftlayer-polled-json")``.
 
-    Options: ``url``, ``id`` (names with commas between them), ``items``, ``cursor``, ``param``, ``interval``,
-    ``header.<name>``, ``timeout``, ``reconnectTimeout``, see `PolledJsonSource`; ``spool``, see
-    `ftlayer.sources.queue_stream`; ``maxRowsPerTrigger`` (100,000). The driver connects.
+    Options are the parameters of `PolledJsonSource`, in camel case (``reconnectTimeout``), ``id`` with commas between
+    names, and ``header.<name>`` for each header; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`. The
+    driver connects.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-polled-json"
+    format = "ftlayer-polled-json"
 
     def source(self, options: DataSourceOptions) -> PolledJsonSource:
-        return PolledJsonSource(
-            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-            id=options.names("id", "id"),
-            items=options.text("items", ""),
-            cursor=options.text("cursor", ""),
-            param=options.text("param", ""),
-            interval=options.text("interval", "10s"),
-            headers=options.below("header."),
-            timeout=options.text("timeout", "30s"),
-            reconnect_timeout=options.text("reconnectTimeout", "5m"),
-        )
+        names, headers = options.names("id", "id"), options.below("header.")
+        return options.made(PolledJsonSource, id=names, headers=headers)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource
 
 from ftlayer.checks import Duration, check_int, check_text, check_texts, duration_ms
 from ftlayer.clients.kafka import (
@@ -27,11 +26,12 @@ from ftlayer.clients.kafka import (
     reason,
 )
 from ftlayer.clients.reconnecting import MOST_S, Reconnecting
-from ftlayer.data_sources import DataSourceOptions, from_arrow_schema
+from ftlayer.data_sources import DataSourceOptions, OptionsDataSource, from_arrow_schema
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.printable import hides_secrets
 from ftlayer.records import beside
 from ftlayer.sinks import KafkaSink
+from ftlayer.sinks.kafka.sink import REMEMBER
 from ftlayer.sources.from_json import JSON_OPTIONS, with_schema
 from ftlayer.sources.logs import LogReader, Offsets
 
@@ -447,7 +447,7 @@ def _checked_start(start: object, topics: Sequence[str]) -> dict[str, int]:
     return found
 
 
-class KafkaDataSource(DataSource):
+class KafkaDataSource(OptionsDataSource):
     """``spark.dataSource.register(KafkaDataSource)``, then ``format("ftlayer-kafka")`` to read or to write.
 
     Options of a reader, as Spark calls them: ``kafka.bootstrap.servers``, ``subscribe`` (topics with commas
@@ -459,53 +459,44 @@ class KafkaDataSource(DataSource):
     checkpoint adds nothing.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-kafka"
+    format = "ftlayer-kafka"
 
     def schema(self) -> StructType:
         """Return the schema of messages. Raises `ConfigError` for an option that is none."""
-        options = DataSourceOptions(self.options, self.name())
+        options = self.given()
         schema = _source(options).schema
         options.know(*JSON_OPTIONS)
         options.check_all_known()
         return from_arrow_schema(schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        options = DataSourceOptions(self.options, self.name())
+        options = self.given()
         source = _source(options)
         reader = with_schema(source, source.schema, schema, options)
         options.check_all_known()
         return options.note_limit(reader)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        options = DataSourceOptions(self.options, self.name())
-        properties = options.below("kafka.")
-        servers = properties.pop("bootstrap.servers", None)
-        check_text(servers, "kafka.bootstrap.servers", "brokers like 'host:9092'")
-        sink = KafkaSink(
-            str(servers),
-            options.get("topic"),
-            staging=options.get("staging"),
-            exactly_once=options.flag("exactlyOnce", default=True),
-            name=options.text("name", ""),
-            config=properties,
-        )
-        options.check_all_known()
-        return sink
+    def sink(self, options: DataSourceOptions) -> KafkaSink:
+        servers, properties = _brokers(options)
+        return options.made(KafkaSink, servers=servers, remember=REMEMBER, config=properties)
 
 
-def _source(options: DataSourceOptions) -> KafkaSource:
+def _brokers(options: DataSourceOptions) -> tuple[str, dict[str, str]]:
+    """Return where brokers are, and librdkafka's other properties."""
     properties = options.below("kafka.")
     servers = properties.pop("bootstrap.servers", None)
     check_text(servers, "kafka.bootstrap.servers", "brokers like 'host:9092'")
+    return str(servers), properties
+
+
+def _source(options: DataSourceOptions) -> KafkaSource:
+    servers, properties = _brokers(options)
     check_text(options.get("subscribe"), "subscribe", "names of topics with commas between them")
-    return KafkaSource(
-        str(servers),
-        options.names("subscribe"),
+    return options.made(
+        KafkaSource,
+        {"start": "startingOffsets", "max_rows": "maxOffsetsPerTrigger"},
+        servers=servers,
+        topic=options.names("subscribe"),
         group=properties.pop("group.id", ""),
-        start=options.text("startingOffsets", "earliest"),
-        max_rows=options.count("maxOffsetsPerTrigger", MAX_ROWS),
-        reconnect_timeout=options.text("reconnectTimeout", "5m"),
         config=properties,
     )

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.mqtt import VERSIONS, MqttSession, ServerAwayError, address_of, mqtt_library
-from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError
 from ftlayer.printable import hides_secrets
@@ -23,10 +22,11 @@ from ftlayer.sinks.at_least_once import SendingWriter
 from ftlayer.sinks.mqtt import MqttSink
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
+from ftlayer.sources.server_reader import ServerReader
 from ftlayer.topology.operators import Fetched, Member, Queue
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -189,12 +189,15 @@ class _Receipt:
     turn: int
 
 
-@hides_secrets(lambda reader: reader._source.address.secrets)
-class MqttReader:
+@hides_secrets(lambda reader: reader._secrets)
+class MqttReader(ServerReader):
     def __init__(self, source: MqttSource, member: Member) -> None:
+        hidden = source.address.secrets
+        # With 3.1.1 the server says how many may wait.
+        most = source.max_pending if source.version == "5" else None
+        super().__init__(source.place, source.patience_ms, hidden, (ServerAwayError,), lambda _: True, most)
         self._source = source
         self._member = member
-        self._away = Reconnecting(source.place, source.patience_ms, source.address.secrets)
         self._mine = self._share(member.subtask)
         self._gone: list[_Share] = []
         """Of subtasks that are there no more, in the order of their numbers."""
@@ -204,48 +207,23 @@ class MqttReader:
 
     # ------------------------------------------------------------ what is called
 
-    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        wait_s -= self._away.wait(wait_s)
-        if self._away.is_early:
-            return None
-        try:
-            fetched = self._fetch(max_rows, wait_s)
-        except ServerAwayError as error:
-            self._failed(error)
-            return None
-        self._away.works()
-        return fetched
-
-    def acknowledge(self, receipts: Sequence[_Receipt]) -> None:
-        for receipt in receipts:
-            self._durable[receipt.subtask] = max(receipt.turn, self._durable.get(receipt.subtask, 0))
-        for share in (self._mine, *self._gone):
-            self._release(share)
-
-    def waiting(self) -> int | None:
-        return None
-
-    @property
-    def is_away(self) -> bool:
-        return self._away.is_away
-
     def wake_up(self) -> None:
         if (session := self._mine.session) is not None:
             session.wake_up()
 
-    def close(self) -> None:
+    # ------------------------------------------------------------ connecting
+
+    def _disconnect(self) -> None:
         for share in (self._mine, *self._gone):
             if share.session is not None:
                 share.session.close()
                 share.earlier, share.session = share.session, None
             share.here.clear()
 
-    # ------------------------------------------------------------ connecting
-
     def _share(self, subtask: int) -> _Share:
         return _Share(subtask, f"{self._member.owner}-{subtask}")
 
-    def _connect(self, share: _Share) -> MqttSession:
+    def _opened(self, share: _Share) -> MqttSession:
         source = self._source
         session = MqttSession(
             source.address, share.client_id, source.version, source.expiry_s, source.max_pending
@@ -258,16 +236,16 @@ class MqttReader:
         share.session = session
         return session
 
-    def _connect_all(self) -> None:
+    def _connect(self) -> None:
         if self._mine.session is None:
             # Also where the session was there: mosquitto 2.0 forgets shared subscriptions when it is restarted.
-            self._connect(self._mine).subscribe(self._source.filter, self._source.qos)
+            self._opened(self._mine).subscribe(self._source.filter, self._source.qos)
         if not self._has_looked:
             self._look_for_gone()
             self._has_looked = True
         for share in self._gone:
             if share.session is None:
-                self._connect(share).unsubscribe(self._source.filter)
+                self._opened(share).unsubscribe(self._source.filter)
 
     def _look_for_gone(self) -> None:
         """Find sessions of a larger parallelism: they have their share of the messages still.
@@ -278,7 +256,7 @@ class MqttReader:
         subtask = self._member.subtask + self._member.parallelism
         while all(share.subtask != subtask for share in self._gone):
             share = self._share(subtask)
-            session = self._connect(share)
+            session = self._opened(share)
             if not session.was_there:
                 session.end()
                 if self._source.version != "5":
@@ -298,15 +276,9 @@ class MqttReader:
             source.address, share.client_id, source.version, 0, source.max_pending, clean=True
         ).close()
 
-    def _failed(self, error: ServerAwayError) -> None:
-        """Connect again later, or raise. What was not acknowledged is delivered again, by the same numbers."""
-        self.close()
-        self._away.failed(error)
-
     # ------------------------------------------------------------ fetching
 
     def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        self._connect_all()
         for share in self._gone:
             if (fetched := self._take(share, max_rows)) is not None:
                 return fetched
@@ -373,6 +345,18 @@ class MqttReader:
 
     # ------------------------------------------------------------ acknowledging
 
+    @property
+    def _unacknowledged(self) -> int:
+        return len(self._mine.pending)
+
+    def _note_durable(self, receipts: Sequence[_Receipt]) -> None:
+        for receipt in receipts:
+            self._durable[receipt.subtask] = max(receipt.turn, self._durable.get(receipt.subtask, 0))
+
+    def _send_acknowledgements(self) -> None:
+        for share in (self._mine, *self._gone):
+            self._release(share)
+
     def _release(self, share: _Share) -> None:
         """Acknowledge what is durable, of the messages that this connection has delivered."""
         session, durable = share.session, self._durable.get(share.subtask, 0)
@@ -397,41 +381,15 @@ def _check_filter(topic: str) -> None:
 class MqttDataSource(QueueDataSource):
     """``spark.dataSource.register(MqttDataSource)``, then ``format("ftlayer-mqtt")`` to read or to write.
 
-    Options of a reader: ``url``, ``topic``, ``group``, ``qos``, ``version``, ``sessionExpiry``, ``maxPending``,
-    ``reconnectTimeout``, see `MqttSource`; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
-
-    Options of a writer: ``url``, ``topic``, ``topicColumn``, ``body``, ``retain`` (``true`` or ``false``), ``version``,
-    ``reconnectTimeout``, see `MqttSink`. A task or batch that Spark runs again publishes its rows again.
+    Options of a reader are the parameters of `MqttSource`, in camel case (``maxPending``); ``spool`` and
+    ``maxRowsPerTrigger`` as of `RedisDataSource`. Options of a writer are those of `MqttSink`. A task or batch that
+    Spark runs again publishes its rows again.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-mqtt"
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        options = DataSourceOptions(self.options, self.name())
-        sink = SendingWriter(
-            MqttSink(
-                options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-                topic=options.text("topic", ""),
-                topic_column=options.get("topicColumn"),
-                body=options.get("body"),
-                retain=options.flag("retain", default=False),
-                version=options.text("version", "5"),
-                reconnect_timeout=options.text("reconnectTimeout", "1m"),
-            )
-        )
-        options.check_all_known()
-        return sink
+    format = "ftlayer-mqtt"
 
     def source(self, options: DataSourceOptions) -> MqttSource:
-        return MqttSource(
-            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-            options.get("topic"),  # type: ignore[arg-type]
-            group=options.get("group"),
-            qos=options.count("qos", 1, most=2),
-            version=options.text("version", "5"),
-            session_expiry=options.text("sessionExpiry", "24h"),
-            max_pending=options.count("maxPending", MAX_PENDING),
-            reconnect_timeout=options.text("reconnectTimeout", "5m"),
-        )
+        return options.made(MqttSource, qos=options.count("qos", 1, most=2))
+
+    def sink(self, options: DataSourceOptions) -> SendingWriter:
+        return SendingWriter(options.made(MqttSink))

@@ -12,14 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import pyarrow as pa
 
 from ftlayer.clients.postgres import connect, is_away, psycopg_library, reason
-from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.postgres.catalog import (
@@ -41,7 +40,11 @@ from ftlayer.sources.postgres.transactions import (
     parse,
 )
 from ftlayer.sources.queue_stream import pack_position, unpack_position
+from ftlayer.sources.server_reader import ServerReader
 from ftlayer.topology.operators import Fetched
+
+if TYPE_CHECKING:
+    from ftlayer.sources.postgres.data_source import PostgresChangesSource
 
 logger = logging.getLogger(__name__)
 
@@ -533,21 +536,6 @@ _END = """
 """
 
 
-@dataclass(frozen=True)
-class ChangesOptions:
-    """What a reader has to know of its source. ``aside``: the slot of an initial copy that is not durable yet."""
-
-    dsn: str = field(repr=False)
-    place: str
-    table: TableName
-    slot: str
-    aside: str
-    publication: str
-    copies: bool
-    whole_rows: int
-    patience_ms: int
-
-
 @dataclass(frozen=True, slots=True)
 class ChangesReceipt:
     """Of a fetch. ``end``: the server may forget what is before this; None: no more than before."""
@@ -556,9 +544,9 @@ class ChangesReceipt:
     end: int | None
 
 
-@hides_secrets(lambda reader: secrets_of(reader._options.dsn))
-class PostgresChangesReader:
-    """`QueueReader` of a slot.
+@hides_secrets(lambda reader: reader._secrets)
+class PostgresChangesReader(ServerReader):
+    """Of a slot.
 
     An initial copy is made by a slot beside (``aside``), whose changes are read behind it. When the copy is durable,
     that slot is copied to the real name: a slot of that name says that there is nothing to be copied any more.
@@ -566,24 +554,25 @@ class PostgresChangesReader:
 
     def __init__(
         self,
-        options: ChangesOptions,
+        source: PostgresChangesSource,
         schema: pa.Schema,
         subtask: int,
         positions: Mapping[int, bytes],
         *,
         stored: bool,
     ) -> None:
-        self._options = options
+        errors, hidden = (psycopg_library().Error,), secrets_of(source.dsn)
+        super().__init__(source.place, source.patience_ms, hidden, errors, is_away)
+        self._source = source
         self._schema = schema
         self._columns = schema.names[5:-2]
         self._subtask = subtask
-        self._away = Reconnecting(options.place, options.patience_ms, secrets_of(options.dsn))
         self._system: str | None = None
         self._place: ChangePlace | None = None
         # What is read is known by its oid: names are given to other tables.
         self._oid = 0
         if (position := positions.get(subtask)) is not None:
-            self._system, self._place, self._oid = unpack_place(options.slot, position, options.place)
+            self._system, self._place, self._oid = unpack_place(source.slot, position, source.place)
         # Whether what the reader before this one has fetched is not durable, for all that is known.
         self._is_held = self._place is not None and not stored
         self._confirmed = self._place.lsn if stored and isinstance(self._place, LogPlace) else 0
@@ -603,75 +592,36 @@ class PostgresChangesReader:
 
     # ------------------------------------------------------------ what is called
 
-    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        wait_s -= self._away.wait(wait_s)
-        if self._away.is_early:
-            return None
-        try:
-            self._begin()
-            fetched = (
-                self._fetch_changes(max_rows, wait_s) if self._copy is None else self._fetch_copied(max_rows)
-            )
-        except psycopg_library().Error as error:
-            self._failed(error)
-            return None
-        self._away.works()
-        return fetched
-
     def acknowledge(self, receipts: Sequence[ChangesReceipt]) -> None:
-        for receipt in receipts:
-            self._is_held = False
-            self._durable = max(self._durable, receipt.turn)
-            self._confirmed = max(self._confirmed, receipt.end or 0)
-        self._confirm()
+        super().acknowledge(receipts)
         if self._is_aside and self._is_copy_durable:
             # It is read on by its own name.
             self._disconnect()
-
-    def waiting(self) -> int | None:
-        """See `QueueReader.waiting`. Not known while the table is copied, and for more than 10,000 changes."""
-        if self._away.is_early:
-            return None
-        try:
-            self._begin()
-            if self._copy is not None or not self._has_reached_end():
-                return None
-        except psycopg_library().Error as error:
-            self._failed(error)
-            return None
-        return self._transactions.rows
-
-    @property
-    def is_away(self) -> bool:
-        return self._away.is_away
 
     def wake_up(self) -> None:
         if (stream := self._stream) is not None:
             stream.wake_up()
 
-    def close(self) -> None:
-        self._disconnect()
-
     # ------------------------------------------------------------ connecting
 
-    def _begin(self) -> None:
+    def _connect(self) -> None:
         """Connect, unless that is done: to stream, or to copy the table first."""
         if self._stream is not None and self._stream.is_over:
             self._disconnect()
         if self._copy is not None or self._stream is not None:
             return
-        options = self._options
-        self._replication = connect(options.dsn, replication=True)
+        source = self._source
+        self._replication = connect(source.dsn, replication=True)
         system, end = identify(self._replication)
         if self._place is not None and self._system is not None:
-            check_place(options.slot, system, self._system, self._place.lsn, end)
+            check_place(source.slot, system, self._system, self._place.lsn, end)
         self._system = system
-        with connect(options.dsn) as connection:
+        with connect(source.dsn) as connection:
             (timeout_ms,) = connection.execute(_TIMEOUT).fetchone()
-            table = describe(connection, options.table)
+            table = describe(connection, source.table)
             if self._oid in (0, table.oid) or self._is_copied_anew:
                 self._oid = table.oid
-                prepare_publication(connection, options.publication, table)
+                prepare_publication(connection, source.publication, table)
             slot = self._slot_to_stream(connection, table)
         if slot is not None:
             # Three times before the server ends a connection that says nothing; 0: it does not.
@@ -684,53 +634,53 @@ class PostgresChangesReader:
 
     def _slot_to_stream(self, connection: Any, table: TableDescription) -> SlotState | None:
         """Return the slot to read; None: the table is copied first."""
-        options, place = self._options, self._place
-        there, aside = (find_slot(connection, name) for name in (options.slot, options.aside))
+        source, place = self._source, self._place
+        there, aside = (find_slot(connection, name) for name in (source.slot, source.aside))
         if self._is_copied_anew:
             if there is not None and place is None:
                 return there
-            if there is not None or not options.copies:
+            if there is not None or not source.copies:
                 if place is not None:
                     raise ConfigError(
-                        f"{options.place}: the initial copy was not completed: read on with initial='copy', and "
-                        f"without a slot {options.slot!r}"
+                        f"{source.place}: the initial copy was not completed: read on with initial='copy', and "
+                        f"without a slot {source.slot!r}"
                     )
-                made = make_slot(self._replication, options.slot, exports=False)
+                made = make_slot(self._replication, source.slot, exports=False)
                 return SlotState(made.name, made.lsn)
             if aside is not None:
-                drop_slot(connection, options.aside)
-            self._copy = InitialCopy(options.dsn, self._replication, options.aside, table.name, self._columns)
+                drop_slot(connection, source.aside)
+            self._copy = InitialCopy(source.dsn, self._replication, source.aside, table.name, self._columns)
             return None
         assert place is not None
         if there is None and aside is None:
             raise SourceError(
-                f"{options.place}: the slot is not there any more: changes behind {lsn_text(place.lsn)} are lost. To "
+                f"{source.place}: the slot is not there any more: changes behind {lsn_text(place.lsn)} are lost. To "
                 "begin anew give the source a uid of its own, with initial='copy' if the table is to be read again"
             )
         if there is None:
             if not self._is_copy_durable:
                 return aside
-            copy_slot(connection, options.aside, options.slot)
-            there = find_slot(connection, options.slot)
+            copy_slot(connection, source.aside, source.slot)
+            there = find_slot(connection, source.slot)
         if aside is not None:
-            drop_slot(connection, options.aside)
+            drop_slot(connection, source.aside)
         return there
 
     def _start(self, slot: SlotState, report_s: float) -> None:
         place = self._place
         start = slot.confirmed if place is None else place.lsn
-        self._is_aside = slot.name == self._options.aside
+        self._is_aside = slot.name == self._source.aside
         self._transactions = self._new_transactions()
         self._reached = 0
         self._look_at_s = self._look_again_at = 0
         self._confirmed = max(self._confirmed, slot.confirmed)
         self._stream = ReplicationStream(
-            self._replication, slot.name, self._options.publication, start, self._confirmed, report_s
+            self._replication, slot.name, self._source.publication, start, self._confirmed, report_s
         )
 
     def _new_transactions(self) -> Transactions:
         start = self._place if isinstance(self._place, LogPlace) else None
-        return Transactions(self._oid, self._columns, start, self._options.whole_rows)
+        return Transactions(self._oid, self._columns, start, self._source.whole_rows)
 
     def _disconnect(self) -> None:
         copy, self._copy = self._copy, None
@@ -745,16 +695,13 @@ class PostgresChangesReader:
             if connection is not None:
                 connection.close()
 
-    def _failed(self, error: Exception) -> None:
-        self._disconnect()
+    def _refusal(self, error: Exception) -> SourceError:
         if isinstance(error, psycopg_library().errors.UndefinedObject):
-            raise SourceChangedError(
-                f"{self._options.place}: publication {self._options.publication!r} was dropped: what was changed while "
+            return SourceChangedError(
+                f"{self._source.place}: publication {self._source.publication!r} was dropped: what was changed while "
                 f"there is none cannot be had from this slot ({reason(error)}); {ANEW}"
-            ) from error
-        if not is_away(error):
-            raise SourceError(f"{self._options.place}: {reason(error)}") from error
-        self._away.failed(error)
+            )
+        return SourceError(f"{self._source.place}: {reason(error)}")
 
     # ------------------------------------------------------------ the initial copy
 
@@ -771,11 +718,20 @@ class PostgresChangesReader:
         fetched = self._fetched(rows, None) if rows else None
         self._copied_turn = self._turn
         if is_over:
-            logger.info("%s: %d rows were copied", self._options.place, copy.rows)
+            logger.info("%s: %d rows were copied", self._source.place, copy.rows)
             self._disconnect()
         return fetched
 
     # ------------------------------------------------------------ changes
+
+    def _count(self) -> int | None:
+        """See `waiting`. Not known while the table is copied, and for more than 10,000 changes."""
+        if self._copy is not None or not self._has_reached_end():
+            return None
+        return self._transactions.rows
+
+    def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        return self._fetch_changes(max_rows, wait_s) if self._copy is None else self._fetch_copied(max_rows)
 
     def _fetch_changes(self, max_rows: int, wait_s: float) -> Fetched | None:
         until = time.monotonic() + wait_s
@@ -808,15 +764,15 @@ class PostgresChangesReader:
             return
         if not self._look_again_at and time.monotonic() < self._look_at_s:
             return
-        options = self._options
+        source = self._source
         if self._control is None:
-            self._control = connect(options.dsn)
+            self._control = connect(source.dsn)
         (end,) = self._control.execute(_END).fetchone()
-        state = state_of(self._control, self._oid, options.table, options.publication)
+        state = state_of(self._control, self._oid, source.table, source.publication)
         self._look_at_s = time.monotonic() + LOOK_S
-        lost = lost_table(state, self._oid, options.table, options.publication)
+        lost = lost_table(state, self._oid, source.table, source.publication)
         if lost and self._look_again_at:
-            raise SourceChangedError(f"{options.place}: {lost}")
+            raise SourceChangedError(f"{source.place}: {lost}")
         self._look_again_at = end if lost else 0
         if state.name is None or lost:
             return
@@ -829,13 +785,13 @@ class PostgresChangesReader:
         self._tell_once(
             "publishes",
             None if state.publishes == _ALL_KINDS else state.publishes,
-            f"publication {options.publication!r} publishes of it just: {state.publishes}; nothing else comes",
+            f"publication {source.publication!r} publishes of it just: {state.publishes}; nothing else comes",
         )
 
     def _tell_once(self, kind: str, what: object, text: str) -> None:
         """Warn of what is other than it was when this was told last; None: all is well."""
         if what is not None and what != self._told.get(kind):
-            logger.warning("%s: %s", self._options.place, text)
+            logger.warning("%s: %s", self._source.place, text)
         self._told[kind] = what
 
     def _fetched(self, rows: list[ChangedRow], end: int | None) -> Fetched:
@@ -845,7 +801,7 @@ class PostgresChangesReader:
         return Fetched(
             change_batch(rows, self._schema),
             self._subtask,
-            pack_place(self._options.slot, self._system, self._place, self._oid),
+            pack_place(self._source.slot, self._system, self._place, self._oid),
             ChangesReceipt(self._turn, end),
         )
 
@@ -861,9 +817,9 @@ class PostgresChangesReader:
             try:
                 self._transactions.feed(parse(data), len(data))
             except PgOutputError as error:
-                raise SourceError(f"{self._options.place}: the server sent {error}") from error
+                raise SourceError(f"{self._source.place}: the server sent {error}") from error
         if received:
-            self._confirm()
+            self._send_acknowledgements()
             missing = self._transactions.missing
             self._tell_once(
                 "missing",
@@ -873,7 +829,13 @@ class PostgresChangesReader:
             )
         return bool(received)
 
-    def _confirm(self) -> None:
+    def _note_durable(self, receipts: Sequence[ChangesReceipt]) -> None:
+        for receipt in receipts:
+            self._is_held = False
+            self._durable = max(self._durable, receipt.turn)
+            self._confirmed = max(self._confirmed, receipt.end or 0)
+
+    def _send_acknowledgements(self) -> None:
         """Tell the server what is durable; what it has sent without a change of the table, too."""
         if self._stream is None:
             return
@@ -884,7 +846,7 @@ class PostgresChangesReader:
     def _has_reached_end(self) -> bool:
         """Receive until the server has sent all that there is now; False: that is too much, or takes too long."""
         if self._control is None:
-            self._control = connect(self._options.dsn)
+            self._control = connect(self._source.dsn)
         (end,) = self._control.execute(_END).fetchone()
         give_up = time.monotonic() + (COUNT_S if self._reached else COUNT_FIRST_S)
         while self._reached < end:

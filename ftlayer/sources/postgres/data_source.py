@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from ftlayer.checks import Duration, check_int, check_text, duration_ms, shown
 from ftlayer.clients.postgres import check_dsn, connect, database_of, is_away, psycopg_library, reason
-from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.data_source import QueueDataSource
@@ -29,8 +27,9 @@ from ftlayer.sources.postgres.catalog import (
     sequence_of,
     to_column,
 )
-from ftlayer.sources.postgres.changes_reader import ChangesOptions, PostgresChangesReader
+from ftlayer.sources.postgres.changes_reader import PostgresChangesReader
 from ftlayer.sources.queue_stream import pack_position, unpack_position
+from ftlayer.sources.server_reader import ServerReader
 from ftlayer.topology.operators import Fetched, Member, Queue
 
 INITIAL = ("none", "copy")
@@ -40,7 +39,7 @@ _SLOT = re.compile(r"[a-z0-9_]{1,55}")
 _ASIDE = "_initial"
 
 
-@hides_secrets(lambda source: secrets_of(source._dsn))
+@hides_secrets(lambda source: secrets_of(source.dsn))
 class PostgresChangesSource(Queue):
     """Reads the changes of a table, in the order of their transactions, from a replication slot (``pgoutput``).
 
@@ -98,15 +97,17 @@ class PostgresChangesSource(Queue):
         if initial not in INITIAL:
             raise ConfigError(f"initial: expected 'none' or 'copy', got {shown(initial)}")
         check_int(max_transaction_rows, "max_transaction_rows", least=1)
-        self._dsn = dsn
-        self._table = named(table)
-        self._slot = slot
-        self._publication = publication or slot
+        self.dsn = dsn
+        self.table = named(table)
+        self.slot = slot
+        self.aside = slot + _ASIDE
+        """The slot of an initial copy that is not durable yet."""
+        self.publication = publication or slot
         self._wanted = check_names(columns, "columns")
         self._as_text = check_names(as_text, "as_text")
-        self._copies = initial == "copy"
-        self._whole_rows = max_transaction_rows
-        self._patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+        self.copies = initial == "copy"
+        self.whole_rows = max_transaction_rows
+        self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -115,8 +116,8 @@ class PostgresChangesSource(Queue):
         Raises `ConfigError` for a table or column that is not there, `SourceError` if the server cannot be reached.
         """
         try:
-            with connect(self._dsn) as connection:
-                table = describe(connection, self._table)
+            with connect(self.dsn) as connection:
+                table = describe(connection, self.table)
         except psycopg_library().Error as error:
             raise SourceError(f"{self.place}: its columns cannot be asked for: {reason(error)}") from error
         wanted = self._wanted or [column.name for column in table.columns if not column.is_generated]
@@ -128,22 +129,11 @@ class PostgresChangesSource(Queue):
                 f"parallelism: {self.place} is read by one subtask, and there are {member.parallelism}: a slot has one "
                 "reader"
             )
-        options = ChangesOptions(
-            self._dsn,
-            self.place,
-            self._table,
-            self._slot,
-            self._slot + _ASIDE,
-            self._publication,
-            self._copies,
-            self._whole_rows,
-            self._patience_ms,
-        )
-        return PostgresChangesReader(options, self.schema, member.subtask, positions, stored=stored)
+        return PostgresChangesReader(self, self.schema, member.subtask, positions, stored=stored)
 
     @property
     def place(self) -> str:
-        return f"slot {self._slot!r}, table {self._table.quoted} of {database_of(self._dsn)}"
+        return f"slot {self.slot!r}, table {self.table.quoted} of {database_of(self.dsn)}"
 
 
 # When no transaction can commit a row any more below one that is there. Rules alone: no I/O.
@@ -215,30 +205,19 @@ class Growing:
     hold_s: float | None
 
 
-@dataclass(frozen=True)
-class TableOptions:
-    """What a reader has to know of its source. ``table`` is quoted."""
-
-    dsn: str = field(repr=False)
-    place: str
-    table: str
-    growing: Growing
-    after: str | None
-    poll_s: float
-    patience_ms: int
-
-
-@hides_secrets(lambda reader: secrets_of(reader._options.dsn))
-class PostgresTableReader:
-    """`QueueReader` of a table. A position is the last row's values of the columns by which it is read."""
+@hides_secrets(lambda reader: reader._secrets)
+class PostgresTableReader(ServerReader):
+    """Of a table, which keeps its rows. A position is the last row's values of the columns by which it is read."""
 
     def __init__(
-        self, options: TableOptions, schema: pa.Schema, subtask: int, position: bytes | None
+        self, source: PostgresTableSource, growing: Growing, subtask: int, position: bytes | None
     ) -> None:
-        self._options = options
-        self._schema = schema
+        errors, hidden = (psycopg_library().Error,), secrets_of(source.dsn)
+        super().__init__(source.place, source.patience_ms, hidden, errors, is_away)
+        self._source = source
+        self._growing = growing
+        self._schema = source.schema
         self._subtask = subtask
-        self._away = Reconnecting(options.place, options.patience_ms, secrets_of(options.dsn))
         self._last = None if position is None else self._unpack(position)
         self._connection: Any = None
         # Rows are read up to here, before anything else is asked.
@@ -247,53 +226,19 @@ class PostgresTableReader:
         self._due = self._checked_s = 0.0
         self._pause_s = _FIRST_S
 
-    # ------------------------------------------------------------ what is called
-
-    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        wait_s -= self._away.wait(wait_s)
-        if self._away.is_early:
-            return None
-        try:
-            fetched = self._fetch(max_rows, time.monotonic() + wait_s)
-        except psycopg_library().Error as error:
-            self._failed(error)
-            return None
-        self._away.works()
-        return fetched
-
-    def acknowledge(self, receipts: Sequence[None]) -> None:
-        """The table keeps its rows."""
-
-    def waiting(self) -> int | None:
-        """See `QueueReader.waiting`: also rows that wait for transactions, or for their delay; up to a million."""
-        if self._away.is_early:
-            return None
-        sql = psycopg_library().sql
-        try:
-            statement = sql.SQL("SELECT count(*) FROM (SELECT FROM {} WHERE {} LIMIT {}) rows").format(
-                self._table, self._behind(), sql.Literal(MOST_COUNTED + 1)
-            )
-            (found,) = self._connected().execute(statement).fetchone()
-        except psycopg_library().Error as error:
-            self._failed(error)
-            return None
-        return int(found) if found <= MOST_COUNTED else None
-
-    @property
-    def is_away(self) -> bool:
-        return self._away.is_away
-
-    def wake_up(self) -> None:
-        """See `QueueReader.wake_up`: nothing is acknowledged."""
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     # ------------------------------------------------------------ fetching
 
-    def _fetch(self, max_rows: int, until: float) -> Fetched | None:
+    def _count(self) -> int | None:
+        """See `waiting`: also rows that wait for transactions, or for their delay; up to a million."""
+        sql = psycopg_library().sql
+        statement = sql.SQL("SELECT count(*) FROM (SELECT FROM {} WHERE {} LIMIT {}) rows").format(
+            self._table, self._behind(), sql.Literal(MOST_COUNTED + 1)
+        )
+        (found,) = self._connection.execute(statement).fetchone()
+        return int(found) if found <= MOST_COUNTED else None
+
+    def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        until = time.monotonic() + wait_s
         while True:
             if self._bound is not None and (rows := self._read(max_rows)):
                 return self._fetched(rows)
@@ -306,20 +251,20 @@ class PostgresTableReader:
             if self._bound is None:
                 self._check_grows()
                 self._due = time.monotonic() + self._pause_s
-                self._pause_s = min(2 * self._pause_s, self._options.poll_s)
+                self._pause_s = min(2 * self._pause_s, self._source.poll_s)
             else:
                 self._pause_s = _FIRST_S
 
     def _read(self, max_rows: int) -> list[tuple[str | None, ...]]:
         sql = psycopg_library().sql
-        names = self._options.growing.names
+        names = self._growing.names
         wanted = sql.SQL(", ").join(
             sql.SQL("{}::text").format(sql.Identifier(name)) for name in (*self._schema.names, *names)
         )
         statement = sql.SQL("SELECT {} FROM {} WHERE {} AND {} ORDER BY {} LIMIT {}").format(
             wanted, self._table, self._behind(), self._bound, self._order(""), sql.Literal(max_rows)
         )
-        rows: list[tuple[str | None, ...]] = self._connected().execute(statement).fetchall()
+        rows: list[tuple[str | None, ...]] = self._connection.execute(statement).fetchall()
         if len(rows) < max_rows:
             self._bound = None
         return rows
@@ -335,13 +280,13 @@ class PostgresTableReader:
     def _next_bound(self) -> Any:
         """Return a condition of rows before which nothing can come any more; None: there are none now."""
         sql = psycopg_library().sql
-        growing = self._options.growing
+        growing = self._growing
         if growing.is_xid:
             if self._newest(None) is None:
                 return None
-            (xmin,) = (
-                self._connected().execute("SELECT pg_snapshot_xmin(pg_current_snapshot())::text").fetchone()
-            )
+            (xmin,) = self._connection.execute(
+                "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
+            ).fetchone()
             bound = sql.SQL("{} < {}::xid8").format(sql.Identifier(growing.names[0]), sql.Literal(xmin))
             return bound if self._newest(bound) is not None else None
         if self._settling is None:
@@ -358,63 +303,61 @@ class PostgresTableReader:
     def _newest(self, condition: Any) -> Values | None:
         sql = psycopg_library().sql
         names = sql.SQL(", ").join(
-            sql.SQL("{}::text").format(sql.Identifier(name)) for name in self._options.growing.names
+            sql.SQL("{}::text").format(sql.Identifier(name)) for name in self._growing.names
         )
         conditions = [self._behind(), *([] if condition is None else [condition])]
         statement = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} LIMIT 1").format(
             names, self._table, sql.SQL(" AND ").join(conditions), self._order(" DESC")
         )
-        found: Values | None = self._connected().execute(statement).fetchone()
+        found: Values | None = self._connection.execute(statement).fetchone()
         return found
 
     def _check_grows(self) -> None:
         """Raise `SourceChangedError` where new rows come below the last one, and would never be read."""
-        growing, now_s = self._options.growing, time.monotonic()
+        growing, now_s = self._growing, time.monotonic()
         if self._last is None or growing.hold_s is not None or now_s < self._checked_s + _CHECK_S:
             return
         self._checked_s, read = now_s, int(self._last[0])
-        sql, connection = psycopg_library().sql, self._connected()
+        sql, connection = psycopg_library().sql, self._connection
         if growing.is_xid:
             newest = int(connection.execute(_NEWEST_XID).fetchone()[0])
         else:
-            _, last = sequence_of(connection, self._options.table, growing.names[0])
+            _, last = sequence_of(connection, self._source.table.quoted, growing.names[0])
             at = sql.SQL("SELECT FROM {} WHERE {} >= {}").format(
                 self._table, sql.Identifier(growing.names[0]), sql.Literal(read)
             )
             newest = read if last is None or connection.execute(at).fetchone() is not None else last
         if newest < read:
             raise SourceChangedError(
-                f"{self._options.place}: it was read up to {growing.names[0]!r} {read}, and the last one given out is "
+                f"{self._source.place}: it was read up to {growing.names[0]!r} {read}, and the last one given out is "
                 f"{newest}: they begin again (TRUNCATE … RESTART IDENTITY, a dump that was restored), and rows that "
                 "come would never be read. Let the sequence go on behind it (setval), or give the source another uid, "
                 "with which it is read from its start"
             )
 
     def _asked(self, statement: str) -> set[str]:
-        return {name for (name,) in self._connected().execute(statement)}
+        return {name for (name,) in self._connection.execute(statement)}
 
     # ------------------------------------------------------------ parts of statements
 
     @property
     def _table(self) -> Any:
         sql = psycopg_library().sql
-        return sql.SQL("{} AS {}").format(sql.SQL(self._options.table), sql.Identifier(_ALIAS))
+        return sql.SQL("{} AS {}").format(sql.SQL(self._source.table.quoted), sql.Identifier(_ALIAS))
 
     def _behind(self) -> Any:
         sql = psycopg_library().sql
-        options = self._options
+        source = self._source
         if self._last is not None:
             return self._compared(">", self._last)
-        if options.after is None:
+        if source.after is None:
             return sql.SQL("TRUE")
-        column, kind = options.growing.names[0], options.growing.types[0]
-        return sql.SQL("{} > {}::{}").format(
-            sql.Identifier(column), sql.Literal(options.after), sql.SQL(kind)
-        )
+        column, kind = self._growing.names[0], self._growing.types[0]
+        return sql.SQL("{} > {}::{}").format(sql.Identifier(column), sql.Literal(source.after), sql.SQL(kind))
 
     def _compared(self, how: str, values: Values) -> Any:
         sql = psycopg_library().sql
-        growing = self._options.growing
+        growing = self._growing
         names = sql.SQL(", ").join(map(sql.Identifier, growing.names))
         literals = sql.SQL(", ").join(
             sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(kind))
@@ -424,7 +367,7 @@ class PostgresTableReader:
 
     def _held_back(self) -> Any:
         sql = psycopg_library().sql
-        growing = self._options.growing
+        growing = self._growing
         if growing.hold_s is None:
             return None
         # The session is in UTC, and so is a time without a zone taken to be.
@@ -439,37 +382,38 @@ class PostgresTableReader:
         sql = psycopg_library().sql
         return sql.SQL(", ").join(
             sql.SQL("{}{}").format(sql.Identifier(_ALIAS, name), sql.SQL(direction))
-            for name in self._options.growing.names
+            for name in self._growing.names
         )
 
     # ------------------------------------------------------------ connection and positions
 
-    def _connected(self) -> Any:
+    def _connect(self) -> None:
         if self._connection is None:
-            self._connection = connect(self._options.dsn)
+            self._connection = connect(self._source.dsn)
             (is_standby,) = self._connection.execute("SELECT pg_is_in_recovery()").fetchone()
             if is_standby:
                 raise psycopg_library().OperationalError("a standby answers, which does not know what runs")
-        return self._connection
 
-    def _failed(self, error: Exception) -> None:
-        self.close()
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         # What was running there was seen by a server that may be another now.
         self._settling = self._bound = None
-        if not is_away(error):
-            raise SourceError(f"{self._options.place}: {reason(error)}") from error
-        self._away.failed(error)
+
+    def _refusal(self, error: Exception) -> SourceError:
+        return SourceError(f"{self._source.place}: {reason(error)}")
 
     def _pack(self, last: Values) -> bytes:
         return pack_position(self._named, msgpack.packb(last))
 
     def _unpack(self, position: bytes) -> Values:
-        (packed,) = unpack_position(position, self._named, self._options.place)
+        (packed,) = unpack_position(position, self._named, self._source.place)
         return tuple(msgpack.unpackb(packed))
 
     @property
     def _named(self) -> tuple[str, ...]:
-        return (_KIND, self._options.table, *self._options.growing.names)
+        return (_KIND, self._source.table.quoted, *self._growing.names)
 
 
 POLL = "200ms"
@@ -481,7 +425,7 @@ _TIME = re.compile(r"timestamp(?:\((\d)\))? with(?:out)? time zone")
 _MOST_DIGITS = 6
 
 
-@hides_secrets(lambda source: secrets_of(source._dsn))
+@hides_secrets(lambda source: secrets_of(source.dsn))
 class PostgresTableSource(Queue):
     """Reads the rows of a table by a column that grows, and then those that come.
 
@@ -530,18 +474,18 @@ class PostgresTableSource(Queue):
         check_text(column, "column", "the name of a column")
         if after is not None:
             check_text(after, "after", "a value of the column as a text")
-        self._dsn = dsn
-        self._table = named(table)
+        self.dsn = dsn
+        self.table = named(table)
         self._column = column
         self._key = check_names(key, "key")
         if column in self._key:
             raise ConfigError(f"key: {column!r} is the column itself")
         self._wanted = check_names(columns, "columns")
         self._as_text = check_names(as_text, "as_text")
-        self._after = after
+        self.after = after
         self._delay_ms = None if delay is None else duration_ms(delay, "delay", least=0)
-        self._poll_s = duration_ms(poll_interval, "poll_interval") / 1_000
-        self._patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+        self.poll_s = duration_ms(poll_interval, "poll_interval") / 1_000
+        self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -557,28 +501,19 @@ class PostgresTableSource(Queue):
             raise ConfigError(
                 f"parallelism: {self.place} is read by one subtask, and there are {member.parallelism}"
             )
-        options = TableOptions(
-            self._dsn,
-            self.place,
-            self._table.quoted,
-            self._opened[1],
-            self._after,
-            self._poll_s,
-            self._patience_ms,
-        )
-        return PostgresTableReader(options, self.schema, member.subtask, positions.get(member.subtask))
+        return PostgresTableReader(self, self._opened[1], member.subtask, positions.get(member.subtask))
 
     @property
     def place(self) -> str:
-        return f"table {self._table.quoted} of {database_of(self._dsn)}"
+        return f"table {self.table.quoted} of {database_of(self.dsn)}"
 
     @cached_property
     def _opened(self) -> tuple[list[pa.Field], Growing]:
         try:
-            with connect(self._dsn) as connection:
-                table = describe(connection, self._table)
+            with connect(self.dsn) as connection:
+                table = describe(connection, self.table)
                 (is_standby,) = connection.execute("SELECT pg_is_in_recovery()").fetchone()
-                cache, _ = sequence_of(connection, self._table.quoted, self._column)
+                cache, _ = sequence_of(connection, self.table.quoted, self._column)
         except psycopg_library().Error as error:
             raise SourceError(f"{self.place}: its columns cannot be asked for: {reason(error)}") from error
         if is_standby:
@@ -622,7 +557,7 @@ class PostgresTableSource(Queue):
         if not any(set(unique) <= {self._column, *names} for unique in table.keys):
             raise ConfigError(
                 f"key: expected columns that tell rows with the same {self._column!r} apart, by a unique index of "
-                f"table {self._table.quoted}; it has {' and '.join(map(str, map(list, table.keys))) or 'none'}"
+                f"table {self.table.quoted}; it has {' and '.join(map(str, map(list, table.keys))) or 'none'}"
             )
         return names
 
@@ -634,51 +569,20 @@ def _primary(table: TableDescription) -> tuple[str, ...]:
 class PostgresChangesDataSource(QueueDataSource):
     """``spark.dataSource.register(PostgresChangesDataSource)``, then ``format("ftlayer-postgres-changes")`` to read.
 
-    Options: ``dsn``, ``table``, ``slot``, ``publication``, ``columns`` and ``asText`` (names with commas between them),
-    ``initial``, ``maxTransactionRows``, ``reconnectTimeout``, see `PostgresChangesSource`; ``spool`` and
-    ``maxRowsPerTrigger`` as of `RedisDataSource`.
+    Options are the parameters of `PostgresChangesSource`, in camel case (``asText``), with commas between names;
+    ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-postgres-changes"
-
-    def source(self, options: DataSourceOptions) -> PostgresChangesSource:
-        return PostgresChangesSource(
-            options.get("dsn"),  # type: ignore[arg-type]  # It is checked there.
-            options.get("table"),  # type: ignore[arg-type]
-            options.get("slot"),  # type: ignore[arg-type]
-            publication=options.text("publication", ""),
-            columns=options.names("columns"),
-            as_text=options.names("asText"),
-            initial=options.text("initial", "none"),
-            max_transaction_rows=options.count("maxTransactionRows", WHOLE_ROWS),
-            reconnect_timeout=options.text("reconnectTimeout", "5m"),
-        )
+    format = "ftlayer-postgres-changes"
+    _queue_class = PostgresChangesSource
 
 
 class PostgresTableDataSource(QueueDataSource):
     """``spark.dataSource.register(PostgresTableDataSource)``, then ``format("ftlayer-postgres-table")`` to read.
 
-    Options: ``dsn``, ``table``, ``column``, ``key``, ``columns`` and ``asText`` (names with commas between them),
-    ``after``, ``delay``, ``pollInterval``, ``reconnectTimeout``, see `PostgresTableSource`; ``spool`` and
-    ``maxRowsPerTrigger`` as of `RedisDataSource`.
+    Options are the parameters of `PostgresTableSource`, in camel case (``pollInterval``), with commas between names;
+    ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-postgres-table"
-
-    def source(self, options: DataSourceOptions) -> PostgresTableSource:
-        return PostgresTableSource(
-            options.get("dsn"),  # type: ignore[arg-type]  # It is checked there.
-            options.get("table"),  # type: ignore[arg-type]
-            options.get("column"),  # type: ignore[arg-type]
-            key=options.names("key"),
-            columns=options.names("columns"),
-            as_text=options.names("asText"),
-            after=options.get("after"),
-            delay=options.get("delay"),
-            poll_interval=options.text("pollInterval", POLL),
-            reconnect_timeout=options.text("reconnectTimeout", "5m"),
-        )
+    format = "ftlayer-postgres-table"
+    _queue_class = PostgresTableSource

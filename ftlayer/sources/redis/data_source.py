@@ -15,20 +15,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ftlayer.checks import MOST, Duration, check_text, check_texts, duration_ms
-from ftlayer.clients.reconnecting import Reconnecting
+from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
-from ftlayer.data_sources import DataSourceOptions
-from ftlayer.errors import ConfigError, SourceChangedError, SourceError
-from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
+from ftlayer.errors import ConfigError, SourceChangedError
+from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sinks import RedisSink
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
+from ftlayer.sources.server_reader import ServerReader
 from ftlayer.topology.operators import Fetched, Member, Queue
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -281,17 +280,18 @@ class _Todo:
     up_to: dict[str, bytes] = field(default_factory=dict)
 
 
-@hides_secrets(lambda reader: secrets_of(reader._source.url))
-class RedisReader:
-    """`QueueReader` of one member of the group."""
+@hides_secrets(lambda reader: reader._secrets)
+class RedisReader(ServerReader):
+    """Of one member of the group. An answer may be lost with the connection: what it gave is pending."""
 
     def __init__(
         self, source: RedisSource, member: Member, positions: Mapping[int, bytes], *, stored: bool
     ) -> None:
+        place, errors = f"{source.place}, group {source.group!r}", (redis_library().RedisError,)
+        super().__init__(place, source.patience_ms, secrets_of(source.url), errors, is_away)
         self._source = source
         self._member = member
         self._client = connect(source.url)
-        self._away = Reconnecting(source.place, source.patience_ms, secrets_of(source.url))
         self._consumers = [self._consumer(member.subtask, positions)]
         self._consumers += [self._consumer(gone, positions) for gone in positions if gone != member.subtask]
         idle_ms, group = source.claim_idle_ms, source.group
@@ -299,7 +299,7 @@ class RedisReader:
             None if idle_ms is None else Claims(self._client, source.stream, group, member, idle_ms)
         )
         self._begun = False
-        self._unacknowledged = 0
+        self._pending = 0
         self._todo = _Todo()
         # Fetched by the reader before this one, and perhaps not acknowledged.
         earlier = {one.name: one.last for one in self._consumers if one.last != _FROM_THE_FIRST}
@@ -307,61 +307,10 @@ class RedisReader:
         if stored:
             self._todo.up_to = earlier
 
-    # ------------------------------------------------------------ what is called
-
-    def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        wait_s -= self._away.wait(wait_s)
-        if self._away.is_early:
-            return None
-        try:
-            self._begin()
-            self._send_acknowledgements()
-            fetched = self._fetch(max_rows, max(wait_s, 0.001))
-        except redis_library().RedisError as error:
-            self._failed(error)
-            return None
-        self._away.works()
-        return fetched
-
-    def acknowledge(self, receipts: Sequence[_Receipt]) -> None:
-        for receipt in receipts:
-            self._todo.ids.append(receipt.ids)
-            self._unacknowledged -= len(receipt.ids)
-            if (earlier := self._earlier.pop(receipt.consumer, None)) is not None:
-                self._todo.up_to[receipt.consumer] = earlier
-        if self._begun and not self._away.is_early:
-            try:
-                self._send_acknowledgements()
-                self._remove_drained()
-            except redis_library().RedisError as error:
-                self._failed(error)
-
-    def waiting(self) -> int | None:
-        """See `QueueReader.waiting`. Servers before 7.0 do not know it, nor does one that entries were deleted from."""
-        if self._away.is_early:
-            return None
-        try:
-            self._begin()
-            self._send_acknowledgements()
-            return self._waiting()
-        except redis_library().RedisError as error:
-            self._failed(error)
-            return None
-
-    @property
-    def is_away(self) -> bool:
-        return self._away.is_away
-
-    def wake_up(self) -> None:
-        """See `QueueReader.wake_up`: what waits in the server is not called back."""
-
-    def close(self) -> None:
-        self._client.close()
-
     # ------------------------------------------------------------ connecting
 
-    def _begin(self) -> None:
-        """Make the group, and find consumers of subtasks that are there no more."""
+    def _connect(self) -> None:
+        """Make the group, and find consumers of subtasks that are there no more; the client connects by itself."""
         if self._begun:
             return
         self._check_end()
@@ -413,16 +362,10 @@ class RedisReader:
         last = _FROM_THE_FIRST if position is None else self._source.unpack(position)
         return _Consumer(subtask, f"{self._member.owner}-{subtask}", last)
 
-    def _failed(self, error: Exception) -> None:
-        """Connect again later, or raise. An answer may have been lost: what it gave is pending."""
-        if not is_away(error):
-            raise SourceError(
-                f"{self._source.place}, group {self._source.group!r}: {described(error)}"
-            ) from error
-        self._client.connection_pool.disconnect()
+    def _disconnect(self) -> None:
+        self._client.close()
         for consumer in self._consumers:
             consumer.is_behind = True
-        self._away.failed(error)
 
     # ------------------------------------------------------------ fetching
 
@@ -460,10 +403,11 @@ class RedisReader:
             )
             ids = pa.array([entry[0] for entry in entries], pa.binary()).cast(pa.string())
         consumer.last = bytes(entries[-1][0])
-        self._unacknowledged += len(entries)
+        self._pending += len(entries)
         return Fetched(rows, consumer.subtask, self._source.pack(consumer.last), _Receipt(consumer.name, ids))
 
-    def _waiting(self) -> int | None:
+    def _count(self) -> int | None:
+        """See `waiting`. Servers before 7.0 do not know it, nor does one that entries were deleted from."""
         groups = self._client.xinfo_groups(self._source.stream)
         lag = next(one.get("lag") for one in groups if one["name"] == self._source.group.encode())
         if lag is None:
@@ -471,12 +415,21 @@ class RedisReader:
         mine = {one.name.encode() for one in self._consumers}
         consumers = self._client.xinfo_consumers(self._source.stream, self._source.group)
         pending = sum(one["pending"] for one in consumers if one["name"] in mine)
-        return int(lag + pending - self._unacknowledged)
+        return int(lag + pending - self._pending)
 
     # ------------------------------------------------------------ acknowledging
 
+    def _note_durable(self, receipts: Sequence[_Receipt]) -> None:
+        for receipt in receipts:
+            self._todo.ids.append(receipt.ids)
+            self._pending -= len(receipt.ids)
+            if (earlier := self._earlier.pop(receipt.consumer, None)) is not None:
+                self._todo.up_to[receipt.consumer] = earlier
+
     def _send_acknowledgements(self) -> None:
         """Send all that there are; those that were sent, and not answered, are sent again."""
+        if not self._begun:
+            return
         for name, last in list(self._todo.up_to.items()):
             self._acknowledge_pending(name, last)
             del self._todo.up_to[name]
@@ -486,6 +439,7 @@ class RedisReader:
                 pipeline.xack(self._source.stream, self._source.group, *ids.to_pylist())
             pipeline.execute()
             self._todo.ids.clear()
+            self._remove_drained()
 
     def _acknowledge_pending(self, name: str, last: bytes) -> None:
         source = self._source
@@ -510,37 +464,14 @@ class RedisReader:
 class RedisDataSource(QueueDataSource):
     """``spark.dataSource.register(RedisDataSource)``, then ``format("ftlayer-redis")`` to read or to write.
 
-    Options of a reader: ``url``, ``stream``, ``group``, ``fields`` (names with commas between them), ``start``,
-    ``claimIdle``, ``reconnectTimeout``, see `RedisSource`; ``spool``, see `ftlayer.sources.queue_stream`: a directory
-    for this query alone, a path or any URL of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000).
+    Options of a reader are the parameters of `RedisSource`, in camel case (``claimIdle``), ``fields`` with commas
+    between names; ``spool``, see `ftlayer.sources.queue_stream`: a directory for this query alone, a path or any URL of
+    fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000).
 
-    Options of a writer: ``url``, ``stream``, ``name``, ``maxLength``, see `RedisSink`. A batch that Spark runs again
-    after a restart from the query's checkpoint adds nothing.
+    Options of a writer are those of `RedisSink`. A batch that Spark runs again after a restart from the query's
+    checkpoint adds nothing.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-redis"
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        options = DataSourceOptions(self.options, self.name())
-        longest = None if options.get("maxLength") is None else options.count("maxLength", MOST)
-        sink = RedisSink(
-            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-            options.get("stream"),  # type: ignore[arg-type]
-            name=options.text("name", ""),
-            max_length=longest,
-        )
-        options.check_all_known()
-        return sink
-
-    def source(self, options: DataSourceOptions) -> RedisSource:
-        return RedisSource(
-            options.get("url"),  # type: ignore[arg-type]  # It is checked there.
-            options.get("stream"),  # type: ignore[arg-type]
-            options.get("group"),  # type: ignore[arg-type]
-            fields=options.names("fields"),
-            start=options.text("start", "earliest"),
-            claim_idle=options.get("claimIdle"),
-            reconnect_timeout=options.text("reconnectTimeout", "5m"),
-        )
+    format = "ftlayer-redis"
+    _queue_class = RedisSource
+    _sink_class = RedisSink

@@ -27,7 +27,7 @@ from ftlayer.records.beside import valid
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.files.listing import as_pattern
 from ftlayer.sources.from_json import line_starts, texts_of
-from ftlayer.topology.operators import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
 
 logger = logging.getLogger(__name__)
 
@@ -683,8 +683,8 @@ class TailSource(Queue):
         return TailReader(self, LocalDisk(self.paths, self.rotated), position)
 
 
-class TailReader:
-    """`QueueReader` of the subtask that reads (``disk``), or of another one."""
+class TailReader(QueueReader):
+    """Of the subtask that reads (``disk``), or of another one. Files need not know what is durable."""
 
     def __init__(self, source: TailSource, disk: LocalDisk | None, position: bytes | None) -> None:
         self._schema = source.schema
@@ -713,16 +713,6 @@ class TailReader:
             if left_s <= 0 or self._woken.wait(min(left_s, POLL_S)):
                 self._woken.clear()
                 return None
-
-    def acknowledge(self, receipts: Sequence[None]) -> None:
-        """See `QueueReader.acknowledge`: files need not know."""
-
-    def waiting(self) -> int | None:
-        return None
-
-    @property
-    def is_away(self) -> bool:
-        return False
 
     def wake_up(self) -> None:
         self._woken.set()
@@ -779,23 +769,12 @@ def _check_pattern(pattern: object) -> None:
 class TailDataSource(QueueDataSource):
     """``spark.dataSource.register(TailDataSource)``, then ``spark.readStream.format("ftlayer-tail")``.
 
-    Options: ``path`` and ``rotated`` (several with commas between them), ``rotation``, ``start``, ``quiet``,
-    ``maxLine``, see `TailSource`; ``spool``, see `ftlayer.sources.queue_stream`: a directory for this query alone, a
-    path or any URL of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000). The driver follows the
-    files.
+    Options are the parameters of `TailSource`, in camel case (``maxLine``), ``path`` and ``rotated`` with commas
+    between several; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`. The driver follows the files.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-tail"
+    format = "ftlayer-tail"
 
     def source(self, options: DataSourceOptions) -> TailSource:
         check_text(options.get("path"), "path", "paths of this machine with commas between them")
-        return TailSource(
-            options.names("path"),
-            rotated=options.names("rotated", ",".join(ROTATED)),
-            rotation=options.text("rotation", "rename"),
-            start=options.text("start", "earliest"),
-            quiet=options.text("quiet", "1m"),
-            max_line=options.count("maxLine", MIB),
-        )
+        return options.made(TailSource, path=options.names("path"))

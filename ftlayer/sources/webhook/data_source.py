@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,7 +35,7 @@ from ftlayer.config import MIB
 from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceError, install
 from ftlayer.sources.data_source import QueueDataSource
-from ftlayer.topology.operators import Fetched, Member, Queue
+from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
 from ftlayer.transport.address import Address, parse_listen
 from ftlayer.transport.sockets import Door, bounded_http
 
@@ -525,7 +525,7 @@ class WebhookSource(Queue):
         return WebhookReader(self.schema, member.subtask, number, intake, webhook, server)
 
 
-class WebhookReader:
+class WebhookReader(QueueReader):
     def __init__(
         self,
         schema: pa.Schema,
@@ -558,10 +558,6 @@ class WebhookReader:
 
     def waiting(self) -> int:
         return self._intake.untaken
-
-    @property
-    def is_away(self) -> bool:
-        return False
 
     def wake_up(self) -> None:
         self._intake.wake_up()
@@ -599,34 +595,17 @@ class WebhookDataSource(QueueDataSource):
 
     The driver serves it while the query runs; a request is answered when it is in the spool.
 
-    Options: ``listen``, ``headers`` (names with commas between them), ``maxBody``, ``maxPending``, ``answerTimeout``,
-    ``tlsCert``, ``tlsKey``, see `WebhookSource`; ``signatureSecret``, ``signatureHeader``, ``signaturePrefix``,
-    ``signatureEncoding``, ``signatureAlgorithm``, see `HmacSignature`; ``spool`` and ``maxRowsPerTrigger`` as of
-    `RedisDataSource`.
+    Options are the parameters of `WebhookSource` but ``app``, in camel case (``maxBody``), ``headers`` with commas
+    between names; ``signatureSecret``, ``signatureHeader`` and so on, see `HmacSignature`; ``spool`` and
+    ``maxRowsPerTrigger`` as of `RedisDataSource`.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "ftlayer-webhook"
+    format = "ftlayer-webhook"
 
     def source(self, options: DataSourceOptions) -> WebhookSource:
-        return WebhookSource(
-            options.get("listen"),  # type: ignore[arg-type]  # It is checked there.
-            headers=options.names("headers"),
-            signature=_signature(options),
-            max_body=options.count("maxBody", MIB),
-            max_pending=options.count("maxPending", MAX_PENDING),
-            answer_timeout=options.text("answerTimeout", "30s"),
-            tls_cert=options.get("tlsCert"),
-            tls_key=options.get("tlsKey"),
+        names = {part.name: f"signature{part.name.capitalize()}" for part in fields(HmacSignature)}
+        is_signed = options.get(names["secret"]) is not None
+        options.know(*names.values())
+        return options.made(
+            WebhookSource, signature=options.made(HmacSignature, names) if is_signed else None
         )
-
-
-def _signature(options: DataSourceOptions) -> HmacSignature | None:
-    if options.get("signatureSecret") is None:
-        return None
-    found = {
-        part: options.get(f"signature{part.capitalize()}")
-        for part in ("secret", "header", "prefix", "encoding", "algorithm")
-    }
-    return HmacSignature(**{part: text for part, text in found.items() if text is not None})
