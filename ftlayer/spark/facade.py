@@ -346,7 +346,12 @@ class FTLayer:
         return self.client.client_pem
 
     def console(
-        self, *, port: int = 0, login_file: str | Path | None = None, mask_payloads: bool = False
+        self,
+        *,
+        port: int = 0,
+        login_file: str | Path | None = None,
+        mask_payloads: bool = False,
+        edit_with: str | Sequence[str] = (),
     ) -> ConsoleProcess:
         """Show this layer's vertex, its queries and topologies in a browser; return the console, which has a ``link``.
 
@@ -357,6 +362,7 @@ class FTLayer:
             port: where it listens; 0: any free port.
             login_file: who may log in, a line ``operator|reader NAME TOKEN`` a user; None: one operator, by the link.
             mask_payloads: show types and lengths in place of what records hold.
+            edit_with: functions, as ``module:function``, that many dead letters may be edited by.
 
         Raises `MachineError` where the extra ``console`` is not installed, and `ConfigError` naming the option.
         """
@@ -365,7 +371,10 @@ class FTLayer:
         from ftlayer.console.options import ConsoleOptions
 
         file = None if login_file is None else Path(login_file)
-        options = ConsoleOptions(f"127.0.0.1:{port}", login_file=file, mask_payloads=mask_payloads)
+        functions = (edit_with,) if isinstance(edit_with, str) else tuple(edit_with)
+        options = ConsoleOptions(
+            f"127.0.0.1:{port}", login_file=file, mask_payloads=mask_payloads, edit_with=functions
+        )
         return self._layer.console(options)
 
     def close(self) -> None:

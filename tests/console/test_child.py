@@ -132,6 +132,8 @@ def test_a_layer_shows_its_vertex(tmp_path: Path) -> None:
     """Asked again it is the same console; it ends with the layer."""
     layer = FTLayer.embedded(tmp_path / "ft")
     try:
+        with pytest.raises(ConfigError, match="edit_with: 'nothing'"):
+            layer.console(edit_with="nothing")
         console = layer.console()
         assert layer.console() is console
         (vertex,) = shown(console.link, "vertices")
