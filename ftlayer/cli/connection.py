@@ -146,8 +146,9 @@ class Asking:
                     return ()
                 killed = "".join(f"; of {source.name}, {source.killed}" for source in found.killed)
                 raise ConfigError(
-                    "no program of yours serves a vertex on this machine now: name one with --vertex, a store's path "
-                    f"or an address, and the file with its token by --token-file, or set FTLAYER_TOKEN{killed}"
+                    "no program of yours serves a vertex on this machine now: name the store of one that has ended by "
+                    "--store PATH, or a vertex elsewhere by --vertex ADDRESS, and the file with its token by "
+                    f"--token-file, or set FTLAYER_TOKEN{killed}"
                 )
         return sources_given(
             places or [str(store) for store in served_here()] or [f"grpc://{TCP_LISTEN}"],

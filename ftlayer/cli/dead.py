@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -294,7 +295,7 @@ def export(
     from ftlayer.monitor.names import JobNames
 
     if where and everything:
-        raise ConfigError("name the dead letters by --where, or say --all")
+        raise ConfigError("name the dead letters by --where, or say --all: one of the two")
     wanted = format_for(output, format)
     with _gatherer(asking, checkpoints, key_file) as gatherer:
         names = JobNames(gatherer.views())
@@ -392,6 +393,8 @@ def _edit_all(
     if dry_run:
         if asking.as_json:
             print_json({"action": "edit", "asked": len(editing.found), "edited": count, **editing.facts()})
+        if editing.left:
+            raise typer.Exit(EXIT_ERROR)
         return
     if ask and count:
         typer.confirm(_question(gatherer, "edit", count, editing.groups, names), abort=True, err=True)
@@ -416,10 +419,15 @@ def _print_edits(editing: Editing, names: JobNames, now_ms: int) -> None:
     first = f", the first {shown} as above" if count > shown else ""
     said = f"{count:,} of {len(editing.found):,} dead letters would change{first}"
     typer.echo(f"{said}; {editing.unchanged:,} stay as they are" if editing.unchanged else said)
-    for (_, key), why in list(editing.left.items())[:_SAID]:
-        warn(f"{key.hex()} is left as it is: {why}")
-    if len(editing.left) > _SAID:
-        warn(f"{len(editing.left) - _SAID:,} more are left as they are: --json has all of them")
+    left: defaultdict[str, list[bytes]] = defaultdict(list)
+    for (_, key), why in editing.left.items():
+        left[why].append(key)
+    for why, keys in list(left.items())[:_SAID]:
+        are = "is left as it is" if len(keys) == 1 else f"and {len(keys) - 1:,} more are left as they are"
+        warn(f"{keys[0].hex()} {are}: {why}")
+    if len(left) > _SAID:
+        more = sum(map(len, list(left.values())[_SAID:]))
+        warn(f"{more:,} more are left as they are: --json has all of them")
 
 
 def _meant(
@@ -429,7 +437,7 @@ def _meant(
     from ftlayer.monitor.names import JobNames
 
     if sum(map(bool, (keys, where, everything))) != 1:
-        raise ConfigError("name the dead letters by their keys or by --where, or say --all")
+        raise ConfigError("name the dead letters by their keys or by --where, or say --all: one of the three")
     wanted = parsed_keys(keys) if keys else ()
     names = JobNames(gatherer.views())
     selections = _selections(gatherer, where, wanted)

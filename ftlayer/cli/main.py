@@ -46,6 +46,7 @@ from ftlayer.cli.records import (
     keepers,
     page_of,
     parsed_where,
+    place_of,
     print_listing,
 )
 from ftlayer.clock import system_now
@@ -289,7 +290,9 @@ def cancel(
     asking: Asking,
 ) -> None:
     """End a job now, whatever is under way."""
-    _carry_out(asking, name, "cancel", wait, question="" if yes else "Cancel {} now?")
+    _carry_out(
+        asking, name, "cancel", wait, question="" if yes else "Cancel {} of {} now, whatever is under way?"
+    )
 
 
 @asking
@@ -328,11 +331,17 @@ def _carry_out(
         names = JobNames(gatherer.views())
         key = names.find(name)
         label = names.label(key.vertex, key.owner)
+        job, place = gatherer.job(key.vertex, key.owner).job, place_of(gatherer, key.vertex)
+        if job.kind is JobKind.QUERY and (directory or action == "cancel"):
+            raise ConfigError(
+                f"--directory: {label} is a wrapped query, which takes no savepoints"
+                if directory
+                else f"{label} is a wrapped query, which is not cancelled: ftlayer stop gives its batch up at once"
+            )
         if question:
-            typer.confirm(question.format(label), abort=True)
-        job = gatherer.job(key.vertex, key.owner).job
-        if directory and job.kind is JobKind.QUERY:
-            raise ConfigError(f"--directory: {label} is a wrapped query, which takes no savepoints")
+            typer.confirm(question.format(f"{job.kind} {label}", place), abort=True, err=True)
+        elif action not in ("savepoint", "stack"):
+            warn(f"{action} of {job.kind} {label} of {place} …")
         order = JobOrder(
             id=uuid.uuid4().hex,
             owner=key.owner,
@@ -620,7 +629,6 @@ def options(
 @app.command()
 def version(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print what a report of a bug needs: versions of ftlayer and of all that it runs on."""
-    from ftlayer.cli.printing import print_json
     from ftlayer.cli.version import all_facts, as_text
 
     facts = all_facts()
@@ -775,7 +783,6 @@ def inspect(
 ) -> None:
     """Look into a store, without a vertex or beside a live one; changes nothing."""
     from ftlayer.cli.offline import inspect_vertex, stored_records
-    from ftlayer.cli.printing import print_json
     from ftlayer.cli.tables import listed_facts, print_records, print_shards, shard_facts
 
     console = printing_console()
@@ -799,7 +806,6 @@ def explain(
     asking: Asking,
 ) -> None:
     """Show which ids a pending root waits for, and which operator owes them (vertices with --exact)."""
-    from ftlayer.cli.printing import print_json
     from ftlayer.cli.tables import print_explained
     from ftlayer.monitor.facts import explained_facts
 

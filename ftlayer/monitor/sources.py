@@ -187,8 +187,8 @@ def _at_path(path: Path, token: Callable[[], str]) -> VertexSource:
             return VertexSource(short_name(store.name), str(address), token(), path=str(store))
         what = "is served by no program that runs" if path.is_dir() else "is not there"
         raise ConfigError(
-            f"--vertex: {path} {what}: name a store's directory while its program runs (it has {ACCESS_FILE} then), or "
-            "an address like grpc://127.0.0.1:7077"
+            f"--vertex: {path} {what}: name a store's directory while its program runs (it has {ACCESS_FILE} then), by "
+            "--store that of one that has ended, or an address like grpc://127.0.0.1:7077"
         )
     return _of_file(Path(os.path.realpath(file)))
 

@@ -204,7 +204,10 @@ def test_without_any_vertex_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", tuple)
     code, _, errors = ftlayer("jobs")
     assert code == 2
-    assert "no program of yours serves a vertex on this machine now: name one with --vertex" in errors
+    assert (
+        "no program of yours serves a vertex on this machine now: name the store of one that has ended"
+        in errors
+    )
 
 
 @pytest.fixture
@@ -387,7 +390,10 @@ def test_an_order_that_is_refused_has_exit_code_1(vertex: EmbeddedVertex, store:
     ) as orders:
         code, output, errors = ftlayer("stop", "acker", "--vertex", store)
         assert (code, output) == (1, "")
-        assert errors == "ftlayer: stop of acker was refused: acker mode has no savepoints\n"
+        assert errors.splitlines() == [
+            f"ftlayer: stop of topology acker of ft ({store}) …",
+            "ftlayer: stop of acker was refused: acker mode has no savepoints",
+        ]
         code, _, errors = ftlayer("drain", "acker", "--timeout", "5m", "--vertex", store)
     assert [order.timeout_ms for order in orders] == [0, 300_000]
 
@@ -395,6 +401,8 @@ def test_an_order_that_is_refused_has_exit_code_1(vertex: EmbeddedVertex, store:
 def test_a_directory_is_refused_for_a_query(vertex: EmbeddedVertex, store: Path) -> None:
     code, _, errors = ftlayer("stop", "clean-orders", "--directory", "/sp", "--vertex", store)
     assert (code, "--directory: clean-orders is a wrapped query" in errors) == (2, True)
+    code, _, errors = ftlayer("cancel", "clean-orders", "--vertex", store)
+    assert (code, "is not cancelled: ftlayer stop" in errors, "now" in errors) == (2, True, False)
 
 
 def test_an_order_whose_driver_does_not_take_it_goes_on(vertex: EmbeddedVertex, store: Path) -> None:
@@ -442,8 +450,8 @@ def test_a_vertex_ends_with_the_program_that_an_order_has_ended(
 
 def test_cancel_asks_first(vertex: EmbeddedVertex, store: Path) -> None:
     with driver(vertex, topology("ended"), ends(calls.OrderState.DONE, "")) as orders:
-        assert ftlayer("cancel", "ended", "--vertex", store)[0] == 1
-        assert orders == []
+        code, _, errors = ftlayer("cancel", "ended", "--vertex", store)
+        assert (code, f"Cancel topology ended of ft ({store}) now" in errors, orders) == (1, True, [])
         code, output, _ = ftlayer("cancel", "ended", "--yes", "--vertex", store)
         assert (code, output) == (0, "cancel of ended: done\n")
 

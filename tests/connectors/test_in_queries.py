@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ftlayer import FTLayer
+from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.sources.queue_stream import owner_of
 
 pytestmark = pytest.mark.spark
@@ -17,7 +18,9 @@ def open_stream(spark: Any, kit: Any, directory: Path) -> Any:
     """A streaming DataFrame of the kit's messages, spooled in the directory."""
     spark.dataSource.register(kit.data_source)
     reader = spark.readStream.format(kit.data_source.name()).options(**kit.options)
-    return reader.option("spool", str(directory / "spool")).option("maxRowsPerTrigger", "70").load()
+    if HAS_LIMITS:
+        reader = reader.option("maxRowsPerTrigger", "70")
+    return reader.option("spool", str(directory / "spool")).load()
 
 
 def test_plain_spark_reads_and_writes_each_message_once(spark: Any, kit: Any, tmp_path: Path) -> None:
@@ -36,11 +39,13 @@ def test_plain_spark_reads_and_writes_each_message_once(spark: Any, kit: Any, tm
     run()
     commits = tmp_path / "checkpoint" / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
-    assert last > 0
+    assert last > 0 or not HAS_LIMITS
     for note in (str(last), f".{last}.crc"):
         (commits / note).unlink()
     kit.put(200, 300)
     run()
+    if not HAS_LIMITS:
+        run()  # The one before ran the planned batch again, and ended.
     assert sorted(kit.in_sink("out")) == list(range(300))
     assert kit.pending() == 0
 
