@@ -505,7 +505,6 @@ def not_here(of: object, name: str, words: Mapping[str, str]) -> AttributeError:
 
 
 def _parts(value: object, option: str, *, zero: bool) -> tuple[int, int]:
-    """Return a duration as an exact fraction of milliseconds."""
     hint = ""
     if isinstance(value, timedelta):
         return value // timedelta(microseconds=1), 1_000

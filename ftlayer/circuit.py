@@ -65,14 +65,12 @@ class Limit:
         return cls(share=float(match[1]) / 100)
 
     def exceeded(self, records: int, failed: int) -> bool:
-        """Whether too many of these records have failed."""
         if self.count is not None:
             return failed > self.count
         assert self.share is not None
         return records >= LEAST_RECORDS and failed > self.share * records
 
     def __str__(self) -> str:
-        """Return it as `of` reads it."""
         return f"{self.count}/min" if self.share is None else f"{self.share * 100:g}%"
 
 

@@ -154,7 +154,6 @@ class DataSourceOptions:
         self._prefixes: list[str] = []
 
     def get(self, name: str) -> str | None:
-        """Return an option's text; None: it is not set."""
         self.know(name)
         return self._options.get(name.lower())
 

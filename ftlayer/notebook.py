@@ -46,7 +46,6 @@ class NotebookLine:
         """Leave the last line where it is."""
 
     def show(self, text: str) -> None:
-        """Show ``text`` in place of what was shown before."""
         from IPython.display import HTML, display
 
         line = HTML(f"<pre>{escape(printable(text))}</pre>")

@@ -172,7 +172,6 @@ class ExactTracker:
 
     @property
     def orphan_count(self) -> int:
-        """Number of roots with events held for a registration."""
         return len(self._entries) - self.pending_count
 
     @property

@@ -93,7 +93,6 @@ class RangeTable:
         return lookup
 
     def remove(self, keys: U64) -> Lookup:
-        """Take roots out; return what was there."""
         lookup = empty_lookup(keys.size)
         if kernels.look_up(self._directory, self._used, keys, True, *lookup):
             self._drop_empty()

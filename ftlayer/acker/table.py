@@ -218,7 +218,6 @@ class AckerTable:
 
     @property
     def orphan_count(self) -> int:
-        """Number of roots with events held for a registration."""
         return 0 if self._orphans is None else len(self._orphans)
 
     @property

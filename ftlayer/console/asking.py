@@ -83,7 +83,6 @@ def check_savepoint(job: calls.JobDetails, action: Action) -> None:
 
 
 def split_job(job: str) -> tuple[str, str]:
-    """Split ``<vertex>:<owner>``. Raises `ConfigError`."""
     vertex, colon, owner = job.partition(":")
     if not (vertex and colon and owner):
         raise ConfigError(f"job: expected '<vertex>:<owner>', got {job!r}")

@@ -38,7 +38,6 @@ def share(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Return bytes in powers of 1,024."""
     if value is None or not math.isfinite(value):
         return DASH
     for step, unit in _BYTES:

@@ -71,13 +71,11 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Ask once, and go on asking until `close`."""
         self.refresh()
         self._thread = threading.Thread(target=self._run, name="ftlayer-console-watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop asking, and give the connections up."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

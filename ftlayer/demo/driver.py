@@ -80,8 +80,6 @@ class Progress:
 
 @dataclass(frozen=True)
 class Restarted:
-    """The query failed and its supervisor started it again."""
-
     failure: str
 
 
@@ -122,7 +120,6 @@ class KillPlan:
         return cls([(victim, int(total * share)) for victim, share in doomed(kind, kill)])
 
     def due(self, progress: int) -> Victim | None:
-        """Return what is to be killed now, once."""
         if self.left and progress >= self.left[0][1]:
             return self.left.pop(0)[0]
         return None
@@ -165,7 +162,6 @@ class RunDirectory:
 
     @property
     def checkpoint_list(self) -> Path:
-        """The statistics of the last driver's checkpoints, as JSON."""
         return self.root / "checkpoints.json"
 
     @property
@@ -191,12 +187,10 @@ class RunDirectory:
 
     @property
     def dead(self) -> Path:
-        """The dead letters, a line of JSON each."""
         return self.root / "dead.jsonl"
 
     @property
     def changes(self) -> Path:
-        """What people have done to dead letters, as JSON."""
         return self.root / "changes.json"
 
     def batch_output(self, batch: int) -> Path:

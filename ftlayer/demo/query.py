@@ -40,8 +40,6 @@ def parse(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class EnrichRecord:
-    """Adds what the service says of a word."""
-
     service: Service
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:

@@ -243,7 +243,6 @@ class TopologyTally(Tally):
                 self._latest = {}
 
     def figure(self, name: str) -> int:
-        """Return a figure; 0 if there is none yet."""
         return self._latest.get(name, 0) + self._earlier.get(name, 0)
 
     def figures(self) -> dict[str, str]:

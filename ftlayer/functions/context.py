@@ -142,7 +142,6 @@ class ExpiringMap(MapHandle):
         return len(self._fields())
 
     def _fields(self) -> list[Any]:
-        """Return what is not over, and remove the rest."""
         key, now_ms = self._context.key, self._context.now_ms
         items = self._table.items(key)
         over = [field for field, stamped in items.items() if is_expired(stamped, now_ms)]

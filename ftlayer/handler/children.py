@@ -103,7 +103,6 @@ class OnlyCopies:
         return _names(self._site, edge, parents, np.zeros(len(parents), np.uint64))
 
     def copies(self, edge: int, owner: str, channel: int | I32Array) -> RecordIds:
-        """Return the parents' RecordIds. To be called once."""
         return self._children
 
 

@@ -197,7 +197,6 @@ class XorHandler:
         return None
 
     def failures(self) -> tuple[Failure, ...]:
-        """Take what failed since the last call."""
         return ()
 
 

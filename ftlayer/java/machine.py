@@ -63,7 +63,6 @@ def _cache() -> Path:
 
 
 def _tag(text: str) -> str:
-    """Return what tells one virtual environment's JDK from another's."""
     from hashlib import sha256
 
     return sha256(text.encode()).hexdigest()[:12]

@@ -147,8 +147,6 @@ class HashByKey:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A copy of each record to every channel."""
-
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         check_channels(channels)
         return np.full(len(rows.record_ids), ALL_CHANNELS, np.int32)

@@ -49,7 +49,6 @@ class HeapMap:
         return self._maps.keys()
 
     def items(self, key: Key) -> Mapping[Any, Any]:
-        """Return the items, not to be changed."""
         return self._maps.get(key, _NOTHING)
 
     def put(self, key: Key, field: Any, value: Any) -> None:

@@ -267,7 +267,6 @@ class _Leaves:
         return firsts, -(-(self._lengths[self.is_big] + _PAGE_HEADER) // page_size)
 
     def subtrees(self) -> Iterator[bytes]:
-        """Iterate over the descriptions of trees among the values."""
         for value, is_subtree in zip(self.values(), self.is_subtree.tolist(), strict=True):
             if is_subtree:
                 yield value[0][: _TREE.size].tobytes().ljust(_TREE.size, b"\0")

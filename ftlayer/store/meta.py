@@ -66,7 +66,6 @@ def put_job(txn: WriteTransaction, name: str, run: str) -> None:
 
 
 def all_jobs(txn: ReadTransaction) -> Iterator[tuple[str, str]]:
-    """Iterate over all topologies that were claimed: (name, run)."""
     for key, value in txn.scan("meta", _JOB, b"job0"):  # "0" comes after "/"
         try:
             yield bytes(key)[len(_JOB) :].decode(), bytes(value).decode()

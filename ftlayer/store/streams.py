@@ -87,7 +87,6 @@ class Segments:
         return _decode_head(value)
 
     def rows(self, txn: ReadTransaction, sequence: int, which: I64 | None = None) -> StoredBatch:
-        """Return a segment's rows, or ``which`` (int64[m]) of them."""
         head = self.head(txn, sequence)
         if which is None:
             return StoredBatch(head.info, self._whole_payload(txn, sequence, head))

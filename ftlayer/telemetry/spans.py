@@ -84,8 +84,6 @@ _of_program: dict[tuple[int, str], SpanExport] = {}
 
 @dataclass(frozen=True, slots=True)
 class SpanError:
-    """Why what a span stands for has failed."""
-
     message: str
     operator: str = ""
     traceback: str = ""

@@ -125,8 +125,6 @@ def frames_of(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:
 
 
 class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets no request pass that lacks the token."""
-
     def __init__(self, token: str) -> None:
         self._wanted = _header(token)[1]
 

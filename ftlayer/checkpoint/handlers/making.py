@@ -189,7 +189,6 @@ class AlignedHandler:
         return decisions
 
     def cancelled(self, channel: int, checkpoint: int, now_ms: int) -> list[Decision]:
-        """A `CancelMarker` has come to its turn."""
         decisions = self._make_way(checkpoint)
         if self._current is not None and self._current.checkpoint == checkpoint:
             return [*decisions, *self._give_up(self._current, GIVEN_UP_BEFORE)]

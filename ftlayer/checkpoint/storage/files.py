@@ -182,8 +182,6 @@ class StoragePool:
         return [future.result() for future in futures]
 
     def delete(self, files: Files, paths: Iterable[str]) -> list[CheckpointStorageError]:
-        """Remove files, and return what could not be done."""
-
         def delete(path: str) -> CheckpointStorageError | None:
             try:
                 files.delete(path)
@@ -194,7 +192,6 @@ class StoragePool:
         return [error for error in self.map(delete, paths) if error is not None]
 
     def close(self) -> None:
-        """End the threads; nothing can be done afterwards."""
         self._pool.shutdown(wait=True)
 
 
@@ -229,8 +226,6 @@ def _sync_content(file: int) -> None:
 
 
 class LocalFileOutput:
-    """A file that is written. See `ftlayer.checkpoint.storage.files.FileOutput`."""
-
     def __init__(self, url: str, path: str, file: BufferedWriter) -> None:
         self._url = url
         self._path = path

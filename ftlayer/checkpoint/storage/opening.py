@@ -510,7 +510,6 @@ class MemorySlotStorage(SlotStorageBase):
         super().__init__(config, seat, key, "")
 
     def log_writer(self) -> PieceWriter:
-        """Raise `ConfigError`: a changelog needs a directory."""
         raise ConfigError("changelog, directory: a log that is written all the time needs a directory")
 
     def _checkpoint_writer(self, barrier: Barrier) -> PieceWriter:

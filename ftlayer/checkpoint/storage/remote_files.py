@@ -34,8 +34,6 @@ _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "crea
 
 
 class RemoteFileOutput:
-    """A file that is written. See `ftlayer.checkpoint.storage.files.FileOutput`."""
-
     def __init__(self, files: RemoteFiles, path: str, file: StoredOutput, buffer_bytes: int) -> None:
         self._files = files
         self._room = self._buffer_bytes = buffer_bytes

@@ -385,7 +385,6 @@ class FileWriter:
                     file.close()
 
     def discard(self) -> None:
-        """See `PieceWriter.discard`. Writes that are under way raise `SnapshotCancelledError`."""
         self._is_discarded = True
         errors: list[CheckpointStorageError] = []
         for lane in self._own:

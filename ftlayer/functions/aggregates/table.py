@@ -193,7 +193,6 @@ class AggregateTable:
     def add(
         self, batch: pa.RecordBatch, *, undo: bool
     ) -> tuple[list[pa.Array], list[tuple[int, int]], Kept | None]:
-        """Add the rows of a batch; see `AggregateValues.add`."""
         slots, _ = self.number(self.plan.key_columns(batch))
         return self._values.add(slots, batch, results=True, undo=undo)
 

@@ -46,7 +46,6 @@ class RateLimiter:
         self._begin()
 
     def wait(self) -> None:
-        """Return when the next call may be made."""
         while (seconds := self._take()) is not None:
             self._sleep(seconds)
 

@@ -229,8 +229,6 @@ class WindowAggregates(AggregateTable):
 
 
 class _Contents:
-    """The state of windows by key and start."""
-
     def __init__(self, maps: MapTable) -> None:
         self._maps = maps
 

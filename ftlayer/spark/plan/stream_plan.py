@@ -190,7 +190,6 @@ def _collation(kind: Any) -> str:
 
 
 def check_transform(function: Any, uid: str) -> None:
-    """Raise `InvalidTopologyError` for what cannot be called."""
     if not callable(function):
         raise InvalidTopologyError(f"transform {uid!r}: expected a function of a DataFrame")
 
@@ -257,7 +256,6 @@ def _stateful(frame: Any, names: dict[str, str]) -> str:
 
 
 def all_nullable(schema: StructType) -> StructType:
-    """Return ``schema`` with columns that may be null."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(field.name, field.dataType, True, field.metadata) for field in schema])
@@ -387,8 +385,6 @@ def emit_ending(name: str, function: Callable[[DataFrame, int], Any], carrier: s
 
 
 def _ran(function: Callable[[DataFrame, int], Any], what: str) -> Callable[[DataFrame, int], None]:
-    """Return ``function``, failing where it has not run (`check_ran`)."""
-
     def checked(rows: DataFrame, batch: int) -> None:
         check_ran(function(rows, batch), what)
 

@@ -220,7 +220,6 @@ class CheckpointDirectory:
         return [status.getPath() for status in self._files.listStatus(folder)]
 
     def mark(self) -> CheckpointMark | None:
-        """Return the mark, None if there is none."""
         path = self._child(MARK)
         if not self._files.exists(path):
             return None

@@ -178,7 +178,6 @@ class PageHead:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PageHead:
-        """Read a head back; `CodecError` if it is none."""
         try:
             values = msgpack.unpackb(data, use_list=False)
             failures = tuple(FailedRow(*row) for row in values[2])

@@ -265,7 +265,6 @@ class Pages:
         return self._data().mapInArrow(_unpack_tagged(self._names, schema.names, dropped), shape)
 
     def carried_rows(self, schema: StructType, dropped: U64, column: str, carry: Carry) -> DataFrame:
-        """Return the pages' rows with their carriers in ``column``."""
         shape = with_column(schema, column, "binary")
         unpack = _unpack_carried(self._names, schema.names, dropped, carry, column)
         return self._data().mapInArrow(unpack, shape)

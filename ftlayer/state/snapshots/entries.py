@@ -185,8 +185,6 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class TimersView:
-    """The timers of an operator at a freeze."""
-
     info: TableInfo
     groups: KeyGroups
     event: Buckets
@@ -252,8 +250,6 @@ class Block:
 
 
 class EntriesWriter:
-    """Puts a piece together, chunk by chunk."""
-
     def __init__(self) -> None:
         self.entries = 0
         self._index: list[tuple[int, int, int, int, int]] = []
@@ -282,8 +278,6 @@ class EntriesWriter:
 
 
 class TableEncoder:
-    """Turns keys and values of one table into blocks."""
-
     def __init__(self, info: TableInfo, groups: KeyGroups, serializer: Serializer) -> None:
         self._info = info
         self._groups = groups
