@@ -4,7 +4,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.checkpoint.custom_storage import CheckpointStorage
+from ftlayer.checkpoint.custom_storage import CheckpointStorage, FileStatus, StoredOutput
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
@@ -12,31 +12,47 @@ from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import FTLayerError
 from ftlayer.failures import FailException, PermanentFailure, RetryLater, RowsRejected
 from ftlayer.java.machine import ensure_java_for_sessions
-from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
+from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 
 if TYPE_CHECKING:
+    from ftlayer.checkpoint.storage.metadata import JobResult
+    from ftlayer.circuit import CircuitStatus
+    from ftlayer.console.options import ConsoleProcess
     from ftlayer.dead_letters.letter import DeadLetter
+    from ftlayer.dead_letters.reader import DeadLetterReader
     from ftlayer.functions.aggregates.calls import Aggregate, count, mean
     from ftlayer.functions.aggregates.calls import max as max
     from ftlayer.functions.aggregates.calls import min as min
     from ftlayer.functions.aggregates.calls import sum as sum
-    from ftlayer.functions.context import Context
+    from ftlayer.functions.context import Context, KeyTimers
     from ftlayer.functions.current import CurrentRecord, current_record
+    from ftlayer.functions.handles import (
+        AggregatingHandle,
+        ListHandle,
+        MapHandle,
+        ReducingHandle,
+        ValueHandle,
+    )
     from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction
     from ftlayer.functions.ttl import StateTtl
+    from ftlayer.functions.windows.function import Window
     from ftlayer.runtime.driver.events import JobState
     from ftlayer.runtime.driver.job import Job
+    from ftlayer.runtime.driver.job_status import JobStatus
     from ftlayer.runtime.environment import StreamEnvironment
+    from ftlayer.spark.deliveries.ingest_reader import IngestStream
     from ftlayer.spark.facade import FTLayer
+    from ftlayer.spark.protocol import BatchReport
     from ftlayer.spark.query.listener import TrackedQueryListener
     from ftlayer.spark.query.supervisor import TrackedQuery
+    from ftlayer.spark.query.writer import TrackedWriter
     from ftlayer.spark.tracked import TrackedStream
     from ftlayer.topology.connectors import partitions
-    from ftlayer.topology.operators import PushSource
+    from ftlayer.topology.operators import Push, PushSource
     from ftlayer.topology.streams.data_stream import DataStream
-    from ftlayer.topology.streams.keyed_stream import ConnectedStreams, KeyedStream
+    from ftlayer.topology.streams.keyed_stream import ConnectedStreams, IterativeStream, KeyedStream
     from ftlayer.topology.streams.windowed_stream import WindowedStream, session, sliding, tumbling
-    from ftlayer.vertex.calls import StreamOptions
+    from ftlayer.vertex.calls import QueryStatus, StreamOptions
 
 __version__ = "0.2.0.dev0"
 
@@ -44,15 +60,20 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "LAST_WATERMARK_MS",
     "Aggregate",
+    "AggregatingHandle",
+    "BatchReport",
     "CheckpointConfig",
     "CheckpointStorage",
     "CheckpointingMode",
+    "CircuitStatus",
     "CoProcessFunction",
     "ConnectedStreams",
+    "ConsoleProcess",
     "Context",
     "CurrentRecord",
     "DataStream",
     "DeadLetter",
+    "DeadLetterReader",
     "ExponentialDelay",
     "FTLayer",
     "FTLayerError",
@@ -60,25 +81,41 @@ __all__ = [
     "FailException",
     "FailurePolicy",
     "FailureRate",
+    "FileStatus",
     "FixedDelay",
+    "IngestStream",
+    "IterativeStream",
     "Job",
+    "JobResult",
     "JobState",
+    "JobStatus",
+    "KeyTimers",
     "KeyedStream",
+    "ListHandle",
+    "MapHandle",
     "NoRestart",
     "PermanentFailure",
     "ProcessFunction",
+    "Push",
     "PushSource",
+    "QueryStatus",
+    "ReducingHandle",
+    "RestartStrategy",
     "Retention",
     "RetryLater",
     "RowsRejected",
     "StateMigration",
     "StateTtl",
+    "StoredOutput",
     "StreamEnvironment",
     "StreamOptions",
     "TopologyOptions",
     "TrackedQuery",
     "TrackedQueryListener",
     "TrackedStream",
+    "TrackedWriter",
+    "ValueHandle",
+    "Window",
     "WindowedStream",
     "count",
     "current_record",
@@ -90,51 +127,54 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LAST_WATERMARK_MS": "ftlayer.functions.process",
-    "Aggregate": "ftlayer.functions.aggregates.calls",
-    "CoProcessFunction": "ftlayer.functions.process",
-    "ConnectedStreams": "ftlayer.topology.streams.keyed_stream",
-    "Context": "ftlayer.functions.context",
-    "CurrentRecord": "ftlayer.functions.current",
-    "DataStream": "ftlayer.topology.streams.data_stream",
-    "DeadLetter": "ftlayer.dead_letters.letter",
-    "FTLayer": "ftlayer.spark.facade",
-    "Job": "ftlayer.runtime.driver.job",
-    "JobState": "ftlayer.runtime.driver.events",
-    "KeyedStream": "ftlayer.topology.streams.keyed_stream",
-    "ProcessFunction": "ftlayer.functions.process",
-    "PushSource": "ftlayer.topology.operators",
-    "StateTtl": "ftlayer.functions.ttl",
-    "StreamEnvironment": "ftlayer.runtime.environment",
-    "StreamOptions": "ftlayer.vertex.calls",
-    "TrackedQuery": "ftlayer.spark.query.supervisor",
-    "TrackedQueryListener": "ftlayer.spark.query.listener",
-    "TrackedStream": "ftlayer.spark.tracked",
-    "WindowedStream": "ftlayer.topology.streams.windowed_stream",
-    "count": "ftlayer.functions.aggregates.calls",
-    "current_record": "ftlayer.functions.current",
-    "max": "ftlayer.functions.aggregates.calls",
-    "mean": "ftlayer.functions.aggregates.calls",
-    "min": "ftlayer.functions.aggregates.calls",
-    "partitions": "ftlayer.topology.connectors",
-    "session": "ftlayer.topology.streams.windowed_stream",
-    "sliding": "ftlayer.topology.streams.windowed_stream",
-    "sum": "ftlayer.functions.aggregates.calls",
-    "tumbling": "ftlayer.topology.streams.windowed_stream",
+    name: module
+    for module, names in {
+        "ftlayer.checkpoint.storage.metadata": "JobResult",
+        "ftlayer.circuit": "CircuitStatus",
+        "ftlayer.console.options": "ConsoleProcess",
+        "ftlayer.dead_letters.letter": "DeadLetter",
+        "ftlayer.dead_letters.reader": "DeadLetterReader",
+        "ftlayer.functions.aggregates.calls": "Aggregate count max mean min sum",
+        "ftlayer.functions.context": "Context KeyTimers",
+        "ftlayer.functions.current": "CurrentRecord current_record",
+        "ftlayer.functions.handles": "AggregatingHandle ListHandle MapHandle ReducingHandle ValueHandle",
+        "ftlayer.functions.process": "LAST_WATERMARK_MS CoProcessFunction ProcessFunction",
+        "ftlayer.functions.ttl": "StateTtl",
+        "ftlayer.functions.windows.function": "Window",
+        "ftlayer.runtime.driver.events": "JobState",
+        "ftlayer.runtime.driver.job": "Job",
+        "ftlayer.runtime.driver.job_status": "JobStatus",
+        "ftlayer.runtime.environment": "StreamEnvironment",
+        "ftlayer.spark.deliveries.ingest_reader": "IngestStream",
+        "ftlayer.spark.facade": "FTLayer",
+        "ftlayer.spark.protocol": "BatchReport",
+        "ftlayer.spark.query.listener": "TrackedQueryListener",
+        "ftlayer.spark.query.supervisor": "TrackedQuery",
+        "ftlayer.spark.query.writer": "TrackedWriter",
+        "ftlayer.spark.tracked": "TrackedStream",
+        "ftlayer.topology.connectors": "partitions",
+        "ftlayer.topology.operators": "Push PushSource",
+        "ftlayer.topology.streams.data_stream": "DataStream",
+        "ftlayer.topology.streams.keyed_stream": "ConnectedStreams IterativeStream KeyedStream",
+        "ftlayer.topology.streams.windowed_stream": "WindowedStream session sliding tumbling",
+        "ftlayer.vertex.calls": "QueryStatus StreamOptions",
+    }.items()
+    for name in names.split()
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Load what needs more than the standard library when it is first asked for.
+if not TYPE_CHECKING:  # To a type checker each name would be there.
 
-    Spark's Python workers import this package, and most of them have no use for it.
-    """
-    if name in _MODULES:
-        import_module(
-            "ftlayer.records.kernels"
-        )  # Without the C extension it says so here, not in some worker.
-        return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'ftlayer' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Load what needs more than the standard library when it is first asked for.
+
+        Spark's Python workers import this package, and most of them have no use for it.
+        """
+        if name in _MODULES:
+            # Without the C extension it says so here, not in some worker.
+            import_module("ftlayer.records.kernels")
+            return getattr(import_module(_MODULES[name]), name)
+        raise AttributeError(f"module 'ftlayer' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

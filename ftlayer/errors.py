@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 _MOVED = ("FailException", "PermanentFailure", "RetryLater", "RowsRejected")
 
@@ -26,16 +26,18 @@ class NeverStartedWarning(UserWarning):
     """A query or topology that was built and thrown away before anything started it, or a stream that nothing took."""
 
 
-def __getattr__(name: str) -> Any:
-    """Give what was here up to 0.1.0, with a `FTLayerDeprecationWarning`."""
-    if name not in _MOVED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
-        f"import {name} from ftlayer, not from {__name__}, which has it until 0.4.0",
-        FTLayerDeprecationWarning,
-        stacklevel=2,
-    )
-    return getattr(import_module("ftlayer.failures"), name)
+if not TYPE_CHECKING:  # To a type checker each name would be there.
+
+    def __getattr__(name: str) -> Any:
+        """Give what was here up to 0.1.0, with a `FTLayerDeprecationWarning`."""
+        if name not in _MOVED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(
+            f"import {name} from ftlayer, not from {__name__}, which has it until 0.4.0",
+            FTLayerDeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(import_module("ftlayer.failures"), name)
 
 
 class FTLayerError(Exception):

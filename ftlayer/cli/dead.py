@@ -469,6 +469,8 @@ def _of_one(gatherer: Gatherer, selections: list[Selection], names: JobNames) ->
     stream = selections[0].where.pushed(0).stream
     named = {vertex for vertex, _ in names.streams(stream)} if stream else set()
     meant = [selection for selection in selections if selection.vertex in named] or selections
+    if stream and not named:
+        names.find(stream)  # It says what there is.
     if len(meant) > 1:
         counts = {view.vertex: int(view.stats.get("dead_letters", 0)) for view in gatherer.views()}
         there = "; ".join(f"{place_of(gatherer, each.vertex)} has {counts[each.vertex]:,}" for each in meant)

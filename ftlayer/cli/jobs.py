@@ -20,7 +20,7 @@ from ftlayer.cli.printing import (
     time_text,
 )
 from ftlayer.errors import ConfigError
-from ftlayer.printable import printing_console
+from ftlayer.printable import printing_console, shown_url
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -117,6 +117,8 @@ def _forget(names: list[str], *, as_json: bool) -> None:
     if as_json:
         print_json([{"vertex": source.name, "path": source.path, "pid": source.pid} for source in chosen])
         return
+    if not chosen:
+        typer.echo("nothing to forget: no program of this directory was killed")
     for source in chosen:
         kept = f"; its store {source.path} stays" if source.path else ""
         print_line(printing_console(), f"forgot {source.name}, whose process {source.pid} was killed{kept}")
@@ -130,15 +132,18 @@ def overview_parts(views: Iterable[VertexView], names: JobNames, selected: int =
     from ftlayer.monitor.health import overall_health
 
     views = tuple(views)
-    yield from _judgement_parts(overall_health(views))
+    yield from _judgement_parts(overall_health(views), whole=False)
     yield _table_of_vertices(views)
+    for view in views if len(views) > 1 else ():
+        yield PrintedLine(f"  {view.vertex}: {view.path or shown_url(view.address)}")
     yield _table_of_jobs(views, names, selected)
 
 
-def _judgement_parts(judged: Judgement) -> Iterator[Part]:
-    """Give how something is, a line a reason; "ok" alone where all is well."""
+def _judgement_parts(judged: Judgement, *, whole: bool = True) -> Iterator[Part]:
+    """Give how something is, reason by reason, of each its first line where not the whole; "ok" where all is well."""
     for finding in judged.findings:
-        yield PrintedLine(f"{finding.health}: {finding.text}", _COLOURS[finding.health])
+        text = finding.text if whole else finding.text.partition("\n")[0]
+        yield PrintedLine(f"{finding.health}: {text}", _COLOURS[finding.health])
     if not judged.findings:
         yield PrintedLine("ok", _COLOURS["ok"])
 
