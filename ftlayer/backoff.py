@@ -95,7 +95,8 @@ def pauses_of(backoff: Duration | Sequence[Duration], option: str = "backoff") -
         raise ConfigError(
             f"{option}: expected a duration like '5s', or a list of one or more, got {shown(backoff)}"
         )
-    return tuple(duration_ms(pause, f"{option}[{place}]") for place, pause in enumerate(pauses))
+    names = [option] if pauses[0] is backoff else [f"{option}[{place}]" for place in range(len(pauses))]
+    return tuple(map(duration_ms, pauses, names))
 
 
 def check_pauses(retrying: Retrying, where: str) -> None:
@@ -108,7 +109,7 @@ def check_pauses(retrying: Retrying, where: str) -> None:
         return
     if len(pauses) > max(most - 1, 1):
         raise ConfigError(
-            f"{where}: backoff has {len(pauses)} pauses, and with max_attempts={most} there are {most - 1} further "
+            f"{where}: backoff has {len(pauses)} pauses, and with max_attempts={most} only {most - 1} can follow the "
             "attempts: leave out the last pauses, or raise max_attempts"
         )
 

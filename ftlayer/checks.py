@@ -382,7 +382,9 @@ def _checked(function: Callable[..., Any], what: str, signature: inspect.Signatu
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise ConfigError(f"{what}: {error}; it is {what}({', '.join(names)})") from None
+                way = function.__doc__ or ""
+                way = way if way.startswith("Use `") else f"it is {what}({', '.join(names)})"
+                raise ConfigError(f"{what}: {error}; {way}") from None
             return function(*args, **kwargs)
         except Exception:
             if args:

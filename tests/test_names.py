@@ -51,7 +51,7 @@ def test_what_users_hold_says_name_mode_and_state() -> None:
     assert repr(barriers) == "StreamEnvironment('totals', barrier mode)"
     stream = barriers.source([{"id": 1}], "id long", uid="ids")
     assert repr(stream) == "DataStream('ids': id int64)"
-    assert repr(stream.key_by("id")) == "KeyedStream('ids': id int64)"
+    assert repr(stream.key_by("id")) == "KeyedStream('ids': id int64; by id)"
     running: Any = SimpleNamespace(name="totals", state=JobState.RUNNING)
     assert repr(Job(running)) == "Job('totals', running)"
     query: Any = SimpleNamespace(name="clean", isActive=False, error=ValueError())

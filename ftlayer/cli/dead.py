@@ -418,7 +418,8 @@ def _print_edits(editing: Editing, names: JobNames, now_ms: int) -> None:
     count, shown = len(editing.payloads), len(editing.first)
     first = f", the first {shown} as above" if count > shown else ""
     said = f"{count:,} of {len(editing.found):,} dead letters would change{first}"
-    typer.echo(f"{said}; {editing.unchanged:,} stay as they are" if editing.unchanged else said)
+    stay = "stays as it is" if editing.unchanged == 1 else "stay as they are"
+    typer.echo(f"{said}; {editing.unchanged:,} {stay}" if editing.unchanged else said)
     left: defaultdict[str, list[bytes]] = defaultdict(list)
     for (_, key), why in editing.left.items():
         left[why].append(key)

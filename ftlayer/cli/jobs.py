@@ -20,7 +20,7 @@ from ftlayer.cli.printing import (
     time_text,
 )
 from ftlayer.errors import ConfigError
-from ftlayer.printable import printing_console, shown_url
+from ftlayer.printable import printing_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -135,7 +135,7 @@ def overview_parts(views: Iterable[VertexView], names: JobNames, selected: int =
     yield from _judgement_parts(overall_health(views), whole=False)
     yield _table_of_vertices(views)
     for view in views if len(views) > 1 else ():
-        yield PrintedLine(f"  {view.vertex}: {view.path or shown_url(view.address)}")
+        yield PrintedLine(f"  {view.place}")
     yield _table_of_jobs(views, names, selected)
 
 

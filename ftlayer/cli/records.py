@@ -14,7 +14,6 @@ from ftlayer.checks import shown
 from ftlayer.cli.connection import warn
 from ftlayer.cli.printing import new_table, print_line, time_text
 from ftlayer.errors import ConfigError, MalformedRequestError
-from ftlayer.printable import shown_url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,8 +73,7 @@ def keepers(gatherer: Gatherer) -> list[str]:
 
 def place_of(gatherer: Gatherer, vertex: str) -> str:
     """Return what a vertex is called, and where its store is, or its address."""
-    view = next(view for view in gatherer.views() if view.vertex == vertex)
-    return f"{vertex} ({view.path or shown_url(view.address)})"
+    return next(view.place for view in gatherer.views() if view.vertex == vertex)
 
 
 def warn_of_killed(views: Iterable[VertexView]) -> None:
@@ -215,7 +213,8 @@ def print_head(
 
     info = record.info
     stream = record_stream(record.vertex, info, names)
-    parts = [info.key.hex(), *((record.vertex,) if several else ()), stream, f"attempt {info.attempt}"]
+    attempt = f"attempt {_attempt(info)}{', final' if info.is_final else ''}"
+    parts = [info.key.hex(), *((record.vertex,) if several else ()), stream, attempt]
     since_ms = _failed_ms(record) or info.registered_ms
     if since_ms:
         parts.append(f"{spoken(now_ms - since_ms)} ago")
@@ -224,8 +223,12 @@ def print_head(
     console.print("  ".join(parts), style="cyan", soft_wrap=True)
 
 
+def _attempt(info: RecordInfo) -> str:
+    return f"{info.attempt} of {info.max_attempts}" if info.max_attempts else f"{info.attempt}"
+
+
 def print_record(console: Console, record: FoundRecords, names: JobNames, *, several: bool) -> None:
-    from ftlayer.monitor.facts import came_from, record_stream
+    from ftlayer.monitor.facts import FINAL, came_from, record_stream
 
     info = record.info
     console.print(info.key.hex(), style="bold cyan", soft_wrap=True)
@@ -236,7 +239,7 @@ def print_record(console: Console, record: FoundRecords, names: JobNames, *, sev
         "state": info.state,
         "root": f"{info.root:016x}",
         "origin": f"{info.origin:016x}",
-        "attempt": str(info.attempt),
+        "attempt": _attempt(info) + (f": {FINAL}" if info.is_final else ""),
         "operator": info.operator,
         "reason": info.reason,
         "edited": f"{time_text(info.edited_ms)} by {info.edited_by}" if info.edited_ms else "",

@@ -50,12 +50,12 @@ class Bar:
 
 
 def stack(bars: Sequence[Bar], label: str) -> Markup:
-    """Draw bars side by side, each with its parts on top of each other; parts have the classes ``p0``, ``p1`` …"""
+    """Draw bars side by side, the last one at the right: parts on top of each other, of classes ``p0``, ``p1`` …"""
     largest = max((sum(bar.parts) for bar in bars), default=0.0) or 1.0
     step = WIDTH / max(len(bars), 24)  # a few batches do not become walls
     drawn = []
     for index, bar in enumerate(bars):
-        x, top = index * step, float(HEIGHT)
+        x, top = WIDTH - (len(bars) - index) * step, float(HEIGHT)
         drawn.append(f"<g><title>{escape(bar.title)}</title>")
         for number, part in enumerate(bar.parts):
             height = part / largest * (HEIGHT - 2)

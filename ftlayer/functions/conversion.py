@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.lib import string_to_tzinfo
 
+from ftlayer.checks import shown
 from ftlayer.functions.steps import Record
 from ftlayer.printable import text_of
 from ftlayer.records.kernels import native
@@ -273,7 +274,11 @@ def to_batch(
 
 def column_of(values: Sequence[Any], field: pa.Field, *, lax: bool = False) -> pa.Array:
     check_values(values, field.type, f"column {field.name!r}", lax=lax)
-    column = pa.array(values, field.type)
+    try:
+        column = pa.array(values, field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        got = f"got {shown(values[0])}: " if len(values) == 1 else ""
+        raise TypeError(f"column {field.name!r} ({field.type}): {got}{text_of(error)}") from error
     if not field.nullable and column.null_count:
         raise ValueError(f"column {field.name!r} is null and may not be")
     return column

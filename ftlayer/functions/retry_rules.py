@@ -155,10 +155,10 @@ def _test(given: Errors | str | None, option: str) -> _Test | None:
     )
 
 
-def _checked(given: object, option: str) -> type[BaseException]:
-    if isinstance(given, type) and issubclass(given, BaseException):
+def _checked(given: object, option: str) -> type[Exception]:
+    if isinstance(given, type) and issubclass(given, Exception):
         return given
-    raise ConfigError(f"{option}: expected an exception class, got {given!r}")
+    raise ConfigError(f"{option}: expected a class of Exception, got {given!r}")
 
 
 def _matches(test: _Test, error: BaseException) -> bool:

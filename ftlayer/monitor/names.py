@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from ftlayer.checks import shown
 from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import ConfigError
+from ftlayer.printable import shown_url
 from ftlayer.vertex.calls.jobs import AnnouncedJob
 from ftlayer.vertex.calls.records import DeadGroup, StreamDetails
 from ftlayer.vertex.rules.owners import INGEST, owner_of
@@ -62,6 +63,11 @@ class VertexView:
     def heard_ago_ms(self, announced: AnnouncedJob) -> int:
         """Return how long ago a job of it was heard, by when the vertex was asked last."""
         return announced.heard_ago_ms + (max(self.asked_ms - self.as_of_ms, 0) if self.as_of_ms else 0)
+
+    @property
+    def place(self) -> str:
+        """What it is called, and where its store is, or its address."""
+        return f"{self.vertex} ({self.path or shown_url(self.address)})"
 
     @property
     def state(self) -> str:

@@ -139,7 +139,7 @@ class FTLayer:
         on_dead: Callable[[DeadLetter], object] | None = None,
         limit: Limit | None = None,
     ) -> None:
-        """Use `embedded` or `connect` instead."""
+        """Use `FTLayer.embedded` or `FTLayer.connect` instead."""
         self._layer = FTLayerEngine(
             vertex,
             options,
@@ -589,7 +589,11 @@ def _key(key: str | bytes) -> bytes:
 
 
 def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not name or not all(char.isalnum() or char in "_-." for char in name):
+    if name == "":
+        raise ConfigError(
+            "name: a source needs one that stays the same over restarts: source(frame, name='orders')"
+        )
+    if not isinstance(name, str) or not all(char.isalnum() or char in "_-." for char in name):
         raise ConfigError(
             f"name: {shown(name)} is no name of a source; use letters, digits, '_', '-', '.', and keep it over restarts"
         )

@@ -145,7 +145,9 @@ def _work(visit: Visit) -> Context:
     groups = [letter_group_facts(group, watch.names(), mask=visit.mask) for group in work.groups]
     stored = {view.vertex for view in watch.views() if view.is_stored}
     is_in_files = any(vertex in stored for vertex, _ in work.letters.keys)
-    return {"work": work, "groups": groups, "back": BACK_FROM_FILES if is_in_files else ""}
+    places = {view.vertex: view.place for view in watch.views()}
+    back = BACK_FROM_FILES if is_in_files else ""
+    return {"work": work, "groups": groups, "places": places, "back": back}
 
 
 LIVE = LivePage("/dead", "dead.html", ("dead_groups",), _groups, "/dead")

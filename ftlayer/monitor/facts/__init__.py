@@ -7,6 +7,7 @@ origins 16 hexadecimal digits, keys hexadecimal. With ``mask`` nothing that a re
 
 from __future__ import annotations
 
+from ftlayer.monitor.facts.common import FINAL as FINAL
 from ftlayer.monitor.facts.common import Facts as Facts
 from ftlayer.monitor.facts.common import audit_facts as audit_facts
 from ftlayer.monitor.facts.common import came_from as came_from

@@ -196,6 +196,12 @@ def letter_group_facts(group: LetterGroup, names: JobNames, *, mask: bool = Fals
     }
 
 
+FINAL = (
+    "no further attempt, which would fail alike: dead_on names its exception, retry_on does not, it is a "
+    "PermanentFailure, a value does not fit, or it ended its process"
+)
+
+
 def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool = False) -> Facts:
     reason = masked_reason(info.reason) if mask else info.reason
     return {
@@ -210,6 +216,8 @@ def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool =
         "root": root_text(info.root),
         "origin": root_text(info.origin),
         "attempt": info.attempt,
+        "max_attempts": info.max_attempts,
+        "final": FINAL if info.is_final else None,
         "operator": info.operator,
         "reason": reason,
         "next_due": iso(info.not_before_ms),

@@ -18,8 +18,8 @@ from ftlayer.functions.conversion import (
     OTHER_CODE,
     array_of,
     cast_strictly,
-    check_values,
     codes_of,
+    column_of,
     in_order,
     plain_columns,
     schema_text,
@@ -234,8 +234,7 @@ def strict_array(values: Sequence[Any], field: pa.Field, kinds: set[type] | None
             return pa.array(np.fromiter(values, np.int64, len(values)))
         if field.type == pa.float64() and kinds == {float}:
             return pa.array(np.fromiter(values, np.float64, len(values)))
-    check_values(values, field.type, f"column {field.name!r}")
-    return _with_nulls_allowed(pa.array(values, field.type), field)
+    return column_of(values, field)
 
 
 def _with_nulls_allowed(array: pa.Array, field: pa.Field) -> pa.Array:

@@ -193,10 +193,12 @@ class RestoreFailed:
 class CheckpointComplete:
     """A checkpoint is complete that the job may go back to.
 
-    ``condemned``: the records that it holds as dead since they end processes, by chain and digest.
+    ``condemned``: the records that it holds as dead since they end processes, by chain and digest. ``read``: how many
+    records sources had read in it since the job began, over restores.
     """
 
     condemned: frozenset[tuple[str, bytes]] = frozenset()
+    read: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -518,9 +518,10 @@ class TriggerCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
-    """The checkpoint is published, and its sinks are committed."""
+    """The checkpoint is published, and its sinks are committed. ``read``: as of `CheckpointComplete`."""
 
     checkpoint: int
+    read: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,8 +164,8 @@ class Suspects:
         """
         return ()
 
-    def completed(self, checkpoint: int) -> None:
-        """A checkpoint is complete."""
+    def completed(self, checkpoint: int, read: int) -> None:
+        """A checkpoint is complete, in which sources have read so many records."""
 
 
 NO_SUSPECTS = Suspects()

@@ -125,6 +125,7 @@ class QuerySupervisor:
         self._is_restarting = False
         self._has_succeeded = self._repeats = False
         self._first = self._begin()
+        self._happened("state", "started")
         self._thread = threading.Thread(target=self._supervise, name=f"ftlayer-{name}", daemon=True)
         self._thread.start()
 

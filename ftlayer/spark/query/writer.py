@@ -14,12 +14,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
 from ftlayer import __version__
-from ftlayer.checks import Unstarted, check_instance, check_known, check_text, known_options, not_here, shown
+from ftlayer.checks import (
+    Unstarted,
+    check_instance,
+    check_text,
+    known_options,
+    not_here,
+    shown,
+    takes_options,
+)
 from ftlayer.circuit import CircuitStatus
 from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError, UnsupportedError
@@ -443,6 +451,13 @@ _WORDS = {
 }
 
 
+class TriggerOptions(TypedDict, total=False):
+    """When a query's batches begin: one of the two."""
+
+    processingTime: str
+    availableNow: Literal[True]
+
+
 class TrackedWriter:
     """A wrapped query that is ready to start. Its methods return it, as those of a DataStreamWriter do."""
 
@@ -453,7 +468,7 @@ class TrackedWriter:
         self._plan = plan
         self._checkpoint = checkpoint
         self._name = name
-        self._trigger: dict[str, Any] = {}
+        self._trigger: TriggerOptions = {}
         self._options: dict[str, str] = {}
         self._restart: RestartStrategy | None = None
         self._ending = end()
@@ -469,14 +484,18 @@ class TrackedWriter:
         def __getattr__(self, name: str) -> Any:
             raise not_here(self, name, _WORDS)
 
+    def __repr__(self) -> str:
+        return f"TrackedWriter({self._name!r}, not started: .start() does)"
+
     # ------------------------------------------------------------ how it runs
 
-    def trigger(self, **trigger: Any) -> TrackedWriter:
+    @takes_options(TriggerOptions)
+    def trigger(self, **trigger: Unpack[TriggerOptions]) -> TrackedWriter:
         """Set the trigger, as in Spark: ``processingTime="1 second"`` or ``availableNow=True``."""
-        allowed = {"processingTime", "availableNow"}
-        check_known(trigger, sorted(allowed), "trigger")
         if len(trigger) != 1:
-            raise ConfigError(f"trigger: expected one of {', '.join(sorted(allowed))}, got {shown(trigger)}")
+            raise ConfigError(
+                f"trigger: expected one of {', '.join(TriggerOptions.__annotations__)}, got {shown(trigger)}"
+            )
         if "availableNow" in trigger and trigger["availableNow"] is not True:
             raise ConfigError(f"trigger: availableNow: expected True, got {shown(trigger['availableNow'])}")
         if "processingTime" in trigger:

@@ -91,6 +91,9 @@ class KeyedStream(DataStream):
         def __getattr__(self, name: str) -> Any:
             raise not_here(self, name, _KEYED_WORDS | WORDS)
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}; by {', '.join(self.keys)})"
+
     @takes_options(FunctionOptions)
     def reduce(
         self,

@@ -101,6 +101,7 @@ class RecordInfo:
         title, source: the query or topology, as people call it, and its source.
         registered_ms: of a pending record when its attempt began; 0 where that is not known.
         edited_ms, edited_by: when its payload was changed last, and by whom; 0 and "" if it was not.
+        max_attempts: of its stream; None: without end, or not known.
     """
 
     key: bytes
@@ -117,6 +118,12 @@ class RecordInfo:
     registered_ms: int = 0
     edited_ms: int = 0
     edited_by: str = ""
+    max_attempts: int | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether its last failure has ruled out the attempts that were left."""
+        return self.state == "dead" and self.attempt < (self.max_attempts or 0)
 
     @property
     def reason(self) -> str:

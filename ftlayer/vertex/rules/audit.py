@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ftlayer.clock import Now
 from ftlayer.errors import StoreDamagedError
@@ -132,7 +132,8 @@ class JobHours:
 def _figures(job: JobDetails) -> dict[str, float]:
     """Return a job's points: rates, the busiest and most held back subtask, the lag of the last watermark."""
     watermarks = [each.watermark_ms for each in job.subtasks if each.watermark_ms is not None]
-    ended = [each.duration_ms for each in job.checkpoints if each.ended_ms and not each.failure]
+    checkpoints = [(it.ended_ms, it.duration_ms) for it in job.checkpoints if it.ended_ms and not it.failure]
+    batches = [(it.at_ms, it.duration_ms) for it in job.batches]
     return {
         "in_per_second": job.rates.get("records_in", math.nan),
         "out_per_second": job.rates.get("records_out", math.nan),
@@ -142,9 +143,15 @@ def _figures(job: JobDetails) -> dict[str, float]:
         "back_pressured": max((each.back_pressured for each in job.subtasks), default=math.nan),
         "watermark_lag_seconds": max(job.at_ms - min(watermarks), 0) / 1_000 if watermarks else math.nan,
         "queued_bytes": float(sum(each.queued_bytes for each in job.edges)) if job.edges else math.nan,
-        "checkpoint_seconds": ended[-1] / 1_000 if ended else math.nan,
-        "batch_seconds": job.batches[-1].duration_ms / 1_000 if job.batches else math.nan,
+        "checkpoint_seconds": _longest(checkpoints, job.at_ms),
+        "batch_seconds": _longest(batches, job.at_ms),
     }
+
+
+def _longest(done: Sequence[tuple[int, float]], at_ms: int) -> float:
+    """Return how many seconds the longest of those took that ended in the last step, or else the last one."""
+    lately = [took_ms for ended_ms, took_ms in done if ended_ms > at_ms - STEP_MS]
+    return max(lately or [took_ms for _, took_ms in done[-1:]], default=math.nan) / 1_000
 
 
 KEEP = 100_000

@@ -202,6 +202,7 @@ class FailedEntry(Record):
             source=source,
             edited_ms=record.edit[0],
             edited_by=record.edit[1],
+            max_attempts=self.stream.options.max_attempts,
         )
 
 
@@ -285,6 +286,7 @@ class SegmentRow(Record):
             registered_ms=rows.registered_ms,
             edited_ms=edited_ms,
             edited_by=edited_by,
+            max_attempts=self.stream.options.max_attempts,
         )
 
 

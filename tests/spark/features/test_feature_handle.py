@@ -165,7 +165,7 @@ def test_stopping_while_it_waits_to_restart(layer: Any, numbers: Any, tools: Any
         lambda: (it := announced(layer, "waits-to-restart")) and it.job.state == "restarting",
         "the announcement",
     )
-    (restart,) = announced(layer, "waits-to-restart").incidents
+    _, restart = announced(layer, "waits-to-restart").incidents
     assert (restart.kind, "OSError: down" in restart.text) == ("restart", True)
     query.stop()  # Not behind the pause of ten hours, which is longer than a test may take.
     assert not query.isActive

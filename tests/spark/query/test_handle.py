@@ -413,8 +413,8 @@ def test_restarts_and_the_end_are_told_with_their_reasons() -> None:
     with pytest.raises(QueryError):
         supervisor.wait_until_ended(WAIT_S)
     assert supervisor.state == "failed"
-    restart, end = supervisor.incidents
-    assert (restart.kind, end.kind) == ("restart", "state")
+    start, restart, end = supervisor.incidents
+    assert (start.text, restart.kind, end.kind) == ("started", "restart", "state")
     assert "restart 1" in restart.text
     assert "the first" in restart.text
     assert end.text.startswith("running → failed: ")

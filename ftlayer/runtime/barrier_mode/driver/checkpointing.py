@@ -751,14 +751,15 @@ class JobCheckpoints:
             case CommitSinks(checkpoint):
                 self._io.commit(checkpoint)
             case NotifyCompleted(number):
-                self._tell_all(CheckpointCompleted(number))
+                known = next((each for each in self._rules.completed if each.checkpoint == number), None)
+                read = 0 if known is None else sum(part.read or 0 for part in known.subtasks)
+                self._tell_all(CheckpointCompleted(number, read))
                 # What those that were given up before had written was in this one.
                 self._given_up.completed(number)
-                for known in self._rules.completed:
-                    if known.checkpoint == number:
-                        self._parts.readers.completed(known)
-                        self._letters.stands(known, self._rules.completed)
-                        self._happened(CheckpointComplete(_condemned(known)))
+                if known is not None:
+                    self._parts.readers.completed(known)
+                    self._letters.stands(known, self._rules.completed)
+                    self._happened(CheckpointComplete(_condemned(known), read))
             case NotifyAborted(checkpoint, reason):
                 logger.info("checkpoint %d is given up: %s", checkpoint, reason)
                 self._tell_all(

@@ -51,7 +51,8 @@ from ftlayer.topology.operators import ReaderSource, Source
 # The first death says of no record anything, so it takes three to convict one. What another process ended (the kernel
 # for want of memory, Spark, a host that is gone) leaves nothing in writing, and convicts no record. Up to
 # `MOST_EXCUSED` losses of a search are no failures to the restart strategy. The search is over when
-# `CHECKPOINTS` are complete since tasks began last. No I/O, no threads, no clock.
+# `CHECKPOINTS` are complete in which sources have read on since tasks began last: a source that has still to skip what
+# it has read comes back to the record later. No I/O, no threads, no clock.
 
 
 MOST_EXCUSED = 8
@@ -78,6 +79,8 @@ class KillerSearch:
         self._excused = 0
         self._found = 0
         self._completed = 0
+        self._read: int | None = None
+        self._read_before: int | None = None  # when tasks began last
 
     @property
     def convictions(self) -> tuple[Conviction, ...]:
@@ -108,13 +111,16 @@ class KillerSearch:
         return news
 
     def deployed(self) -> None:
-        self._completed = 0
+        self._completed, self._read_before = 0, self._read
 
-    def completed(self, condemned: Collection[_Record]) -> None:
-        """A checkpoint is complete that can be restored; it holds these records as dead, by chain and digest."""
+    def completed(self, condemned: Collection[_Record], read: int) -> None:
+        """A checkpoint is complete that can be restored; arguments as of `CheckpointComplete`."""
         for record in condemned:
             self._convicted.pop(record, None)
-        if not self.active:
+        self._read = read
+        if self._read_before is None:
+            self._read_before = read
+        if not self.active or read <= self._read_before:
             return
         self._completed += 1
         if self._completed >= CHECKPOINTS:
@@ -228,10 +234,10 @@ class BarrierJob(JobMode[BarrierInstruction]):
                 return self._restore_known(event, now_ms)
             case RestoreFailed():
                 return self._restore_failed(event, now_ms)
-            case CheckpointComplete(condemned):
+            case CheckpointComplete(condemned, read):
                 self._succeeded = True
                 note_success(self._restart)
-                self._search.completed(condemned)
+                self._search.completed(condemned, read)
             case EndTasksRequested(drain=True):
                 self.is_ending = True
                 return [*self._crew.tell_running(EndTasks())]

@@ -245,10 +245,10 @@ class Barriers:
         self._steps.extend(partial(self._decide, mine, decision) for mine in sources)
         return self.settle(now)
 
-    def completed(self, checkpoint: int) -> None:
+    def completed(self, checkpoint: int, read: int) -> None:
         for mine in self._all:
             if not mine.seat.ended:
-                mine.task.completed(checkpoint)
+                mine.task.completed(checkpoint, read)
 
     def aborted(self, checkpoint: int, now: Now) -> list[SlotInstruction]:
         """A checkpoint is given up: forget it, and go on with what it held up."""

@@ -267,8 +267,8 @@ class BarrierSlot(SlotMode):
                     # What came behind it would be in no checkpoint.
                     self._final = barrier.checkpoint
                 return self._barriers.trigger(barrier, now)
-            case CheckpointCompleted(checkpoint):
-                self._barriers.completed(checkpoint)
+            case CheckpointCompleted(checkpoint, read):
+                self._barriers.completed(checkpoint, read)
                 return [*self._done_by(checkpoint), KeepFiles(checkpoint)]
             case CheckpointAborted(checkpoint, files_stay):
                 self.activity += 1

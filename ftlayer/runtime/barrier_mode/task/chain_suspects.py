@@ -17,7 +17,8 @@ from ftlayer.runtime.protocol.messages import Conviction
 from ftlayer.runtime.task.contract import DIGEST_BYTES, RecordNotes, Suspects
 
 CHECKPOINTS_ARMED = 2
-"""Rows are noted until so many checkpoints are complete: all that was on its way at the loss has passed by then."""
+"""Rows are noted until so many checkpoints are complete in which sources have read on, since the first that was
+complete: all that was on its way at the loss has passed by then. (A source may skip first what it had read.)"""
 
 
 class ChainSuspects(Suspects):
@@ -28,6 +29,7 @@ class ChainSuspects(Suspects):
         self._chain = chain
         self._notes = notes
         self._checkpoints_left = CHECKPOINTS_ARMED if armed else 0
+        self._read: int | None = None  # in the first checkpoint
         self._convictions = {each.digest: each for each in convictions if each.chain == chain}
         self._held_since: dict[bytes, int] = {}  # the first checkpoint whose snapshot has it, 0 before that
 
@@ -71,11 +73,12 @@ class ChainSuspects(Suspects):
         self._held_since = {digest: since or checkpoint for digest, since in self._held_since.items()}
         return tuple(self._held_since)
 
-    def completed(self, checkpoint: int) -> None:
+    def completed(self, checkpoint: int, read: int) -> None:
         """See `Suspects`: who is dead in it need not be kept from the chain any more, nor who is like it."""
         for digest in [digest for digest, since in self._held_since.items() if 0 < since <= checkpoint]:
             del self._held_since[digest], self._convictions[digest]
-        self._checkpoints_left = max(self._checkpoints_left - 1, 0)
+        self._read = read if self._read is None else self._read
+        self._checkpoints_left = max(self._checkpoints_left - (read > self._read), 0)
 
 
 # ---------------------------------------------------------------- digests

@@ -118,8 +118,8 @@ class Checkpointed(Protocol):
         (They are `Send`s of what had to be flushed.) The caller sends the barrier on to all outputs by itself.
         """
 
-    def completed(self, checkpoint: int) -> None:
-        """The checkpoint is complete, and its committables are committed."""
+    def completed(self, checkpoint: int, read: int = 0) -> None:
+        """The checkpoint is complete, and its committables are committed; ``read`` as of `CheckpointComplete`."""
 
     def aborted(self, checkpoint: int) -> None:
         """The checkpoint was given up: the next one has to hold what it would have held."""
@@ -311,8 +311,8 @@ class ChainCheckpoints:
             part = replace(part, letters=letters, waiting=waiting, readmitted=readmitted)
         return actions, ChainSnapshot(part, barrier.checkpoint, frozen, precommitted)
 
-    def completed(self, checkpoint: int) -> None:
-        self._suspects.completed(checkpoint)
+    def completed(self, checkpoint: int, read: int = 0) -> None:
+        self._suspects.completed(checkpoint, read)
         if self._letters is not None:
             self._letters.completed(checkpoint)
         backend = self._companion.backend
@@ -686,7 +686,7 @@ class CheckpointedSourceTask:
         )
         return [], SourceSnapshot(part)
 
-    def completed(self, checkpoint: int) -> None:
+    def completed(self, checkpoint: int, read: int = 0) -> None:
         """See `Checkpointed.completed`. The driver tells the reader."""
         if self._letters is not None:
             self._letters.completed(checkpoint)

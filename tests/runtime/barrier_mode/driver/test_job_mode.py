@@ -398,7 +398,7 @@ def test_all_slots_are_armed_behind_a_death_and_told_who_is_convicted() -> None:
     assert "'explode' makes a record a dead letter" in job.core.last_failure
     assert [deploy.armed for deploy in third] == [True] * 2
     assert [[each.digest for each in deploy.convictions] for deploy in third] == [[b"1"]] * 2
-    job.on(CheckpointComplete(frozenset({("explode", b"1")})), CheckpointComplete())
+    job.on(*(CheckpointComplete(frozenset({("explode", b"1")}), read) for read in (1, 2, 3)))
     assert job.core.isolation is None
     # Three restarts, of which the strategy has judged the first alone.
     assert job.core.restarts == 3
@@ -568,7 +568,8 @@ class World(RuleBasedStateMachine):
     def completes(self, condemned: frozenset[bytes]) -> None:
         self.checkpoint += 1
         self.deaths_since = 0
-        self.event(CheckpointComplete(frozenset(("explode", digest) for digest in condemned)))
+        dead = frozenset(("explode", digest) for digest in condemned)
+        self.event(CheckpointComplete(dead, self.checkpoint))
 
     @rule(passed=st.integers(1, 400))
     def time_passes(self, passed: int) -> None:

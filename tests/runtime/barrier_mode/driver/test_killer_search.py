@@ -77,25 +77,38 @@ def test_losses_of_a_search_are_excused_up_to_a_number_and_again_behind_a_convic
 def test_the_search_is_over_behind_the_second_complete_checkpoint_and_accuses_nobody_any_more() -> None:
     search = searching()
     search.died([death("b", b"1")])
-    search.completed([])
+    search.completed([], 10)
+    search.completed([], 20)
     search.deployed()
-    search.completed([])
+    search.completed([], 30)
     assert search.active
-    search.completed([])
+    search.completed([], 40)
     assert not search.active
     assert not search.lost()
     search.died([death("c", b"1")])
     assert search.convictions == ()
 
 
+def test_a_source_that_skips_what_it_has_read_does_not_end_the_search() -> None:
+    search = searching()
+    search.completed([], 110)
+    search.died([death("b", b"1")])
+    search.deployed()
+    for _ in range(10):
+        search.completed([], 110)
+    assert search.active
+    _, news = search.died([death("c", b"1")])
+    assert "makes a record a dead letter" in news
+
+
 def test_a_conviction_is_kept_until_a_complete_checkpoint_holds_the_letter() -> None:
     search = searching()
     search.died([death("b", b"1"), death("c", b"1")])
-    for _ in range(2 * CHECKPOINTS):
-        search.completed([(CHAIN, b"2"), ("another", b"1")])
+    for number in range(2 * CHECKPOINTS):
+        search.completed([(CHAIN, b"2"), ("another", b"1")], number)
     assert not search.active
     assert [each.digest for each in search.convictions] == [b"1"]
-    search.completed([(CHAIN, b"1")])
+    search.completed([(CHAIN, b"1")], 9)
     assert search.convictions == ()
 
 
@@ -221,8 +234,8 @@ class PlayedJob:
         self.checkpoints += 1
         condemned = suspects.snapshot(self.checkpoints)
         self.stands = Position(now.place, now.done, now.dead)
-        suspects.completed(self.checkpoints)
-        self.search.completed([(CHAIN, digest) for digest in condemned])
+        suspects.completed(self.checkpoints, now.place)
+        self.search.completed([(CHAIN, digest) for digest in condemned], now.place)
         self.search.validate()
 
 
@@ -314,10 +327,11 @@ def test_a_convict_is_kept_from_the_chain_until_a_checkpoint_that_holds_it_is_co
     suspects = ChainSuspects(CHAIN, armed=True, convictions=[convicted(notes.seen[0])], notes=Notes())
     assert suspects.snapshot(1) == ()
     assert len(suspects.convicted(rows)) == 1
-    suspects.completed(1)
-    assert suspects.one_at_a_time
+    for read in (10, 10, 10, 20):  # The source has to skip first what it has read.
+        suspects.completed(1, read)
+        assert suspects.one_at_a_time
     assert suspects.snapshot(2) == suspects.snapshot(3) == (notes.seen[0],)
-    suspects.completed(2)
+    suspects.completed(2, 30)
     assert suspects.snapshot(4) == ()
     assert suspects.convicted(rows) == ()
     assert not suspects.one_at_a_time

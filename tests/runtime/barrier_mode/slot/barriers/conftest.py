@@ -135,7 +135,7 @@ class Task:
     def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], Any]:
         return [], Frozen(tuple(self.taken))
 
-    def completed(self, checkpoint: int) -> None:
+    def completed(self, checkpoint: int, read: int) -> None:
         self.told.append(("completed", checkpoint))
 
     def aborted(self, checkpoint: int) -> None:
