@@ -15,6 +15,7 @@ from ftlayer.java.machine import ensure_java_for_sessions
 from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 
 if TYPE_CHECKING:
+    from ftlayer.checkpoint.snapshots import Checkpoint
     from ftlayer.checkpoint.storage.metadata import JobResult
     from ftlayer.circuit import CircuitStatus
     from ftlayer.console.options import ConsoleProcess
@@ -38,11 +39,10 @@ if TYPE_CHECKING:
     from ftlayer.functions.windows.function import Window
     from ftlayer.runtime.driver.events import JobState
     from ftlayer.runtime.driver.job import Job
-    from ftlayer.runtime.driver.job_status import JobStatus
+    from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus
     from ftlayer.runtime.environment import StreamEnvironment
     from ftlayer.spark.deliveries.ingest_reader import IngestStream
     from ftlayer.spark.facade import FTLayer
-    from ftlayer.spark.protocol import BatchReport
     from ftlayer.spark.query.listener import TrackedQueryListener
     from ftlayer.spark.query.supervisor import TrackedQuery
     from ftlayer.spark.query.writer import TrackedWriter
@@ -52,7 +52,16 @@ if TYPE_CHECKING:
     from ftlayer.topology.streams.data_stream import DataStream
     from ftlayer.topology.streams.keyed_stream import ConnectedStreams, IterativeStream, KeyedStream
     from ftlayer.topology.streams.windowed_stream import WindowedStream, session, sliding, tumbling
-    from ftlayer.vertex.calls import QueryStatus, StreamOptions
+    from ftlayer.vertex.calls import QueryStatus, StreamOptions, StreamStatus
+    from ftlayer.vertex.calls.jobs import (
+        BatchDetails,
+        CheckpointDetails,
+        CheckpointTotals,
+        EdgeDetails,
+        Incident,
+        SlotDetails,
+        SubtaskDetails,
+    )
 
 __version__ = "0.2.0.dev0"
 
@@ -61,9 +70,13 @@ __all__ = [
     "LAST_WATERMARK_MS",
     "Aggregate",
     "AggregatingHandle",
-    "BatchReport",
+    "BatchDetails",
+    "ChainStatus",
+    "Checkpoint",
     "CheckpointConfig",
+    "CheckpointDetails",
     "CheckpointStorage",
+    "CheckpointTotals",
     "CheckpointingMode",
     "CircuitStatus",
     "CoProcessFunction",
@@ -74,6 +87,7 @@ __all__ = [
     "DataStream",
     "DeadLetter",
     "DeadLetterReader",
+    "EdgeDetails",
     "ExponentialDelay",
     "FTLayer",
     "FTLayerError",
@@ -83,6 +97,7 @@ __all__ = [
     "FailureRate",
     "FileStatus",
     "FixedDelay",
+    "Incident",
     "IngestStream",
     "IterativeStream",
     "Job",
@@ -104,11 +119,14 @@ __all__ = [
     "Retention",
     "RetryLater",
     "RowsRejected",
+    "SlotDetails",
     "StateMigration",
     "StateTtl",
     "StoredOutput",
     "StreamEnvironment",
     "StreamOptions",
+    "StreamStatus",
+    "SubtaskDetails",
     "TopologyOptions",
     "TrackedQuery",
     "TrackedQueryListener",
@@ -129,6 +147,7 @@ __all__ = [
 _MODULES = {
     name: module
     for module, names in {
+        "ftlayer.checkpoint.snapshots": "Checkpoint",
         "ftlayer.checkpoint.storage.metadata": "JobResult",
         "ftlayer.circuit": "CircuitStatus",
         "ftlayer.console.options": "ConsoleProcess",
@@ -143,11 +162,10 @@ _MODULES = {
         "ftlayer.functions.windows.function": "Window",
         "ftlayer.runtime.driver.events": "JobState",
         "ftlayer.runtime.driver.job": "Job",
-        "ftlayer.runtime.driver.job_status": "JobStatus",
+        "ftlayer.runtime.driver.job_status": "ChainStatus JobStatus",
         "ftlayer.runtime.environment": "StreamEnvironment",
         "ftlayer.spark.deliveries.ingest_reader": "IngestStream",
         "ftlayer.spark.facade": "FTLayer",
-        "ftlayer.spark.protocol": "BatchReport",
         "ftlayer.spark.query.listener": "TrackedQueryListener",
         "ftlayer.spark.query.supervisor": "TrackedQuery",
         "ftlayer.spark.query.writer": "TrackedWriter",
@@ -157,7 +175,9 @@ _MODULES = {
         "ftlayer.topology.streams.data_stream": "DataStream",
         "ftlayer.topology.streams.keyed_stream": "ConnectedStreams IterativeStream KeyedStream",
         "ftlayer.topology.streams.windowed_stream": "WindowedStream session sliding tumbling",
-        "ftlayer.vertex.calls": "QueryStatus StreamOptions",
+        "ftlayer.vertex.calls": "QueryStatus StreamOptions StreamStatus",
+        "ftlayer.vertex.calls.jobs": "BatchDetails CheckpointDetails CheckpointTotals EdgeDetails Incident SlotDetails "
+        "SubtaskDetails",
     }.items()
     for name in names.split()
 }
