@@ -17,9 +17,9 @@ from ftlayer.sources.http_pull.data_sources import (
 from ftlayer.sources.kafka.data_source import KafkaDataSource, KafkaSource
 from ftlayer.sources.mqtt.data_source import MqttDataSource, MqttSource
 from ftlayer.sources.nats.data_source import NatsDataSource, NatsSource
+from ftlayer.sources.postgres.changes_reader import PostgresChangesSource
 from ftlayer.sources.postgres.data_source import (
     PostgresChangesDataSource,
-    PostgresChangesSource,
     PostgresTableDataSource,
     PostgresTableSource,
 )

@@ -17,8 +17,7 @@ from ftlayer.sources import (
     PostgresTableDataSource,
     PostgresTableSource,
 )
-from ftlayer.sources.postgres.catalog import schema_of_changes, to_column, type_of
-from ftlayer.sources.postgres.changes_reader import lsn_of, lsn_text
+from ftlayer.sources.postgres.catalog import lsn_of, lsn_text, schema_of_changes, to_column, type_of
 from ftlayer.sources.postgres.data_source import Settling
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.operators import Member

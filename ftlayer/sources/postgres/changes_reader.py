@@ -1,10 +1,11 @@
-"""Reading the changes of a table from a replication slot."""
+"""`PostgresChangesSource`: the changes of a table, from a replication slot."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import re
 import secrets
 import select
 import struct
@@ -13,22 +14,36 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import msgpack
 import pyarrow as pa
 
-from ftlayer.clients.postgres import connect, is_away, psycopg_library, reason
+from ftlayer.checks import Duration, check_int, check_text, duration_ms, shown
+from ftlayer.clients.postgres import check_dsn, connect, database_of, is_away, psycopg_library, reason
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.postgres.catalog import (
     ANEW,
-    PARTITIONED,
+    MadeSlot,
+    SlotState,
     TableDescription,
     TableName,
     change_batch,
+    check_names,
+    check_place,
+    copy_slot,
     describe,
+    drop_slot,
+    find_slot,
+    identify,
     lost_table,
+    lsn_text,
+    make_slot,
+    named,
+    prepare_publication,
+    schema_of_changes,
     state_of,
 )
 from ftlayer.sources.postgres.transactions import (
@@ -41,10 +56,7 @@ from ftlayer.sources.postgres.transactions import (
 )
 from ftlayer.sources.queue_stream import pack_position, unpack_position
 from ftlayer.sources.server_reader import ServerReader
-from ftlayer.topology.operators import Fetched
-
-if TYPE_CHECKING:
-    from ftlayer.sources.postgres.data_source import PostgresChangesSource
+from ftlayer.topology.operators import Fetched, Member, Queue
 
 logger = logging.getLogger(__name__)
 
@@ -81,134 +93,6 @@ def unpack_place(slot: str, position: bytes, of: str) -> tuple[str, ChangePlace,
     (packed,) = unpack_position(position, (_KIND, slot), of)
     system, *state, oid = msgpack.unpackb(packed)
     return system, LogPlace(*state) if len(state) == len(LogPlace._fields) else CopyPlace(*state), oid
-
-
-PLUGIN = "pgoutput"
-
-_SLOT = """
-    SELECT plugin, database, database = current_database(), confirmed_flush_lsn - '0/0'::pg_lsn
-    FROM pg_replication_slots WHERE slot_name = %s
-"""
-_PUBLICATION = "SELECT puballtables, pubviaroot FROM pg_publication WHERE pubname = %s"
-_PUBLISHED = "SELECT 1 FROM pg_publication_tables WHERE pubname = %s AND schemaname = %s AND tablename = %s"
-
-
-@dataclass(frozen=True)
-class SlotState:
-    """A slot that is there. ``confirmed``: what is before this was acknowledged."""
-
-    name: str
-    confirmed: int
-
-
-@dataclass(frozen=True)
-class MadeSlot:
-    """A slot that was made. ``lsn``: changes from here on come; ``snapshot`` shows the tables as they were then."""
-
-    name: str
-    lsn: int
-    snapshot: str
-
-
-def lsn_of(text: str) -> int:
-    high, _, low = text.partition("/")
-    return (int(high, 16) << 32) + int(low, 16)
-
-
-def lsn_text(lsn: int) -> str:
-    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
-
-
-def identify(replication: Any) -> tuple[str, int]:
-    """Return which server this is (its system identifier), and how far its log goes."""
-    system, _timeline, lsn, _database = replication.execute("IDENTIFY_SYSTEM").fetchone()
-    return str(system), lsn_of(lsn)
-
-
-def find_slot(connection: Any, name: str) -> SlotState | None:
-    """Return a slot of this database, None if there is none. Raises `ConfigError` for one of something else."""
-    found = connection.execute(_SLOT, (name,)).fetchone()
-    if found is None:
-        return None
-    plugin, database, is_here, confirmed = found
-    if plugin != PLUGIN or not is_here:
-        raise ConfigError(
-            f"slot: {name!r} is there, and is no slot of {PLUGIN} in this database: it is one of "
-            f"{plugin or 'physical replication'}, of database {database!r}; give another name"
-        )
-    return SlotState(name, int(confirmed))
-
-
-def make_slot(replication: Any, name: str, *, exports: bool) -> MadeSlot:
-    """Make a slot. With ``exports`` its snapshot is there until the connection is used for something else."""
-    snapshot = "export" if exports else "nothing"
-    command = psycopg_library().sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL {} (SNAPSHOT {})")
-    sql = psycopg_library().sql
-    made = replication.execute(
-        command.format(sql.Identifier(name), sql.SQL(PLUGIN), sql.Literal(snapshot))
-    ).fetchone()
-    logger.info("replication slot %r is made, from %s on", name, made[1])
-    return MadeSlot(name, lsn_of(made[1]), made[2] or "")
-
-
-def copy_slot(connection: Any, old: str, new: str) -> None:
-    connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (old, new))
-
-
-def drop_slot(connection: Any, name: str) -> None:
-    connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
-
-
-def prepare_publication(connection: Any, publication: str, table: TableDescription) -> None:
-    """Make the publication, if it is not there.
-
-    Raises `ConfigError` if it lacks the table, or if the table's rows could not be changed any more.
-    """
-    found = connection.execute(_PUBLICATION, (publication,)).fetchone()
-    is_partitioned = table.kind == PARTITIONED
-    quoted = '"' + publication.replace('"', '""') + '"'
-    if found is None:
-        _check_identity(table)
-        options = " WITH (publish_via_partition_root = true)" if is_partitioned else ""
-        connection.execute(f"CREATE PUBLICATION {quoted} FOR TABLE {table.name.quoted}{options}")
-        logger.info("publication %r is made, for table %s", publication, table.name.quoted)
-        return
-    _all, via_root = found
-    if is_partitioned and not via_root:
-        raise ConfigError(
-            f"publication: {publication!r} publishes the partitions of {table.name.quoted}, and not the table: "
-            f"ALTER PUBLICATION {quoted} SET (publish_via_partition_root = true)"
-        )
-    name = table.name
-    if connection.execute(_PUBLISHED, (publication, name.schema, name.table)).fetchone() is None:
-        raise ConfigError(
-            f"publication: {publication!r} does not publish the table: ALTER PUBLICATION {quoted} ADD TABLE "
-            f"{name.quoted}"
-        )
-
-
-def _check_identity(table: TableDescription) -> None:
-    """Raise `ConfigError` for a table in a publication of which updates and deletes would fail."""
-    if table.identity == "n" or (table.identity == "d" and not table.has_primary_key):
-        raise ConfigError(
-            f"table: {table.name.quoted} has no replica identity: published, its rows could not be updated or deleted "
-            "by anyone. Give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL"
-        )
-
-
-def check_place(slot: str, system: str, of: str, lsn: int, end: int) -> None:
-    """Raise `SourceError` if a place of the log is not one of this server's, ``system``, whose log goes to ``end``."""
-    if system != of:
-        raise SourceError(
-            f"slot {slot!r}: this is another server than the one that was read (system identifier {system}, not {of}): "
-            "where to go on there is not known; give the source a uid of its own"
-        )
-    if lsn > end:
-        raise SourceError(
-            f"slot {slot!r}: the server's log ends at {lsn_text(end)}, and it was read to {lsn_text(lsn)}: the "
-            "server is older than what was read of it (a backup, or a standby that was behind). Give the source a uid "
-            "of its own"
-        )
 
 
 READ_ROWS = 10_000
@@ -856,3 +740,107 @@ class PostgresChangesReader(ServerReader):
             self._stream.ask()
             self._receive(_ASK_S)
         return True
+
+
+INITIAL = ("none", "copy")
+WHOLE_ROWS = 10_000
+
+_SLOT = re.compile(r"[a-z0-9_]{1,55}")
+_ASIDE = "_initial"
+
+
+@hides_secrets(lambda source: secrets_of(source.dsn))
+class PostgresChangesSource(Queue):
+    """Reads the changes of a table, in the order of their transactions, from a replication slot (``pgoutput``).
+
+    The slot is confirmed behind what is durable: stored in the vertex, in a completed checkpoint, or in the spool.
+    Until then the server keeps the log, and sends it again after a failure; what was stored already is left out by its
+    place in the log. So each change enters a topology once. A transaction comes in one piece, unless it has more than
+    ``max_transaction_rows`` changes of the table, or 16 MiB of them.
+
+    A row has ``_operation`` (insert, update, delete, truncate; read: of the initial copy), ``_lsn`` of the commit and
+    ``_sequence``, which change of its transaction it is: together they are unique, and grow; ``_transaction``,
+    ``_commit_time``; then the table's columns as they are afterwards, or, of a row that is gone, as they were;
+    ``_before``, a struct of the columns as they were, as far as the replica identity tells (others are null), null for
+    none; ``_unchanged``, names of columns whose large value was not sent, as the update left it alone: they are null.
+
+    One subtask reads.
+    """
+
+    most_subtasks = 1
+
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        slot: str,
+        *,
+        publication: str = "",
+        columns: Sequence[str] = (),
+        as_text: Sequence[str] = (),
+        initial: str = "none",
+        max_transaction_rows: int = WHOLE_ROWS,
+        reconnect_timeout: Duration = "5m",
+    ) -> None:
+        """Nothing is connected to before it is read, or asked for its `schema`.
+
+        Args:
+            dsn: connection string or URL, as libpq takes it; the role needs ``REPLICATION``. Driver and slots connect.
+            table: ``"table"`` or ``"schema.table"``.
+            slot: name of the replication slot; made if it is missing, and never removed. No one else may read it.
+            publication: has the table; made for it if it is missing. "": it is called as the slot is.
+            columns: of the table; none: all that there are when the source is given to a topology or a query.
+            as_text: columns that are texts, as PostgreSQL writes them, whatever their type is.
+            initial: what comes first when the slot is made: ``"none"``: changes from then on; ``"copy"``: the rows
+                that the table has then, and the changes from then on.
+            max_transaction_rows: a transaction with more changes of the table comes in pieces; no more than the
+                topology's ``max_pending``.
+            reconnect_timeout: the source fails when the server was away, or another had the slot, for this long.
+
+        Raises `ConfigError` if psycopg is missing, and for an option that will not do.
+        """
+        check_dsn(dsn)
+        if not isinstance(slot, str) or not _SLOT.fullmatch(slot):
+            raise ConfigError(f"slot: expected up to 55 of a-z, 0-9 and _, got {shown(slot)}")
+        if publication != "":
+            check_text(publication, "publication", "the name of a publication")
+        if initial not in INITIAL:
+            raise ConfigError(f"initial: expected 'none' or 'copy', got {shown(initial)}")
+        check_int(max_transaction_rows, "max_transaction_rows", least=1)
+        self.dsn = dsn
+        self.table = named(table)
+        self.slot = slot
+        self.aside = slot + _ASIDE
+        """The slot of an initial copy that is not durable yet."""
+        self.publication = publication or slot
+        self._wanted = check_names(columns, "columns")
+        self._as_text = check_names(as_text, "as_text")
+        self.copies = initial == "copy"
+        self.whole_rows = max_transaction_rows
+        self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The schema of changes; the server is asked for the table's columns.
+
+        Raises `ConfigError` for a table or column that is not there, `SourceError` if the server cannot be reached.
+        """
+        try:
+            with connect(self.dsn) as connection:
+                table = describe(connection, self.table)
+        except psycopg_library().Error as error:
+            raise SourceError(f"{self.place}: its columns cannot be asked for: {reason(error)}") from error
+        wanted = self._wanted or [column.name for column in table.columns if not column.is_generated]
+        return schema_of_changes(table.fields(wanted, self._as_text))
+
+    def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> PostgresChangesReader:
+        if member.parallelism > 1:
+            raise ConfigError(
+                f"parallelism: {self.place} is read by one subtask, and there are {member.parallelism}: a slot has one "
+                "reader"
+            )
+        return PostgresChangesReader(self, self.schema, member.subtask, positions, stored=stored)
+
+    @property
+    def place(self) -> str:
+        return f"slot {self.slot!r}, table {self.table.quoted} of {database_of(self.dsn)}"
