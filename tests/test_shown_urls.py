@@ -37,6 +37,7 @@ from ftlayer.sinks import (
     PostgresSink,
     RedisSink,
 )
+from ftlayer.sinks.http import check_request
 from ftlayer.sources import (
     AmqpSource,
     FilesSource,
@@ -49,7 +50,6 @@ from ftlayer.sources import (
     RedisSource,
     SseSource,
 )
-from ftlayer.sources.http_pull.data_sources import check_request
 from ftlayer.telemetry.settings import Tracing, check_endpoint
 from ftlayer.telemetry.spans import open_spans
 from ftlayer.topology.operators import Member, Queue
@@ -87,7 +87,7 @@ DSNS = (
 
 CHECKS: dict[str, tuple[str, str, Callable[[str], object]]] = {
     "HttpSink": ("https", "/p", HttpSink),
-    "pull": ("http", "/p", lambda url: (check_request(url, None), None)[1]),
+    "pull": ("http", "/p", lambda url: (check_request(url, None, "source"), None)[1]),
     "nats": ("nats", "", lambda url: (nats.check_nats_url(url), shown_url(url))),
     "redis": ("redis", "/0", lambda url: (redis.check_redis_url(url), shown_url(url))),
     "amqp": ("amqp", "/%2F", lambda url: (amqp.check_amqp_url(url), shown_url(url))),

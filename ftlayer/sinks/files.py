@@ -11,6 +11,7 @@ Names that begin with ``_`` are hidden to Spark, Hive, `pyarrow.dataset` and the
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -322,11 +323,8 @@ def _name(files: Files, written: list[WrittenFile]) -> None:
                 "before (FileSink.clean with a checkpoint that was kept, say), and its rows are lost"
             )
 
-    crew = StoragePool()
-    try:
+    with contextlib.closing(StoragePool()) as crew:
         crew.map(name, written)
-    finally:
-        crew.close()
     files.sync_names("")
 
 
@@ -337,9 +335,6 @@ def _delete(files: Files, written: Iterable[WrittenFile]) -> None:
 def _delete_paths(files: Files, paths: list[str]) -> None:
     if not paths:
         return
-    crew = StoragePool()
-    try:
+    with contextlib.closing(StoragePool()) as crew:
         errors = crew.delete(files, paths)
-    finally:
-        crew.close()
     raise_together(errors, files.url)

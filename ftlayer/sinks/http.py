@@ -73,23 +73,15 @@ class HttpSink:
 
         Raises `ConfigError` if httpx is missing, and for an option that will not do.
         """
-        if find_spec("httpx") is None:
-            raise ConfigError(f"an HTTP sink needs httpx where slots run: {install('http')}")
-        url_parts(url, "url", "one that begins with http:// or https://", ("http", "https"))
+        given, self._secrets = check_request(url, headers, "sink")
         for column, option in ((key, "key"), (body, "body")):
             if column is not None:
                 check_text(column, option, "the name of a column")
         check_choice(method, "method", METHODS)
         check_int(connections, "connections", least=1, most=1_000)
-        given = {} if headers is None else headers
-        if not isinstance(given, Mapping) or not all(
-            isinstance(part, str) for pair in given.items() for part in pair
-        ):
-            raise ConfigError("headers: expected a dict from name to text")
         if any(name.lower() == KEY_HEADER.lower() for name in given):
             raise ConfigError(f"headers: {KEY_HEADER} is what key is for: name the column that has it")
-        self._url, self._method = url, method
-        self._place, self._secrets = shown_url(url), secrets_of(url, given.values())
+        self._url, self._method, self._place = url, method, shown_url(url)
         self._key, self._body = key, body
         self._headers = {"Content-Type": "application/json"} if body is None else {}
         self._headers |= given
@@ -177,6 +169,22 @@ class _Round:
         else:
             self._failed, self._last = self._failed + 1, error
         return error
+
+
+def check_request(url: object, headers: object, what: str) -> tuple[dict[str, str], list[str]]:
+    """Return headers, and what must not be shown of both. ``what`` is told of: a source, or a sink.
+
+    Raises `ConfigError` if httpx is missing, and for options that will not do.
+    """
+    if find_spec("httpx") is None:
+        raise ConfigError(f"an HTTP {what} needs httpx where slots run: {install('http')}")
+    url_parts(url, "url", "one that begins with http:// or https://", ("http", "https"))
+    given = {} if headers is None else headers
+    if not isinstance(given, Mapping) or not all(
+        isinstance(part, str) for pair in given.items() for part in pair
+    ):
+        raise ConfigError("headers: expected a dict from name to text")
+    return dict(given), secrets_of(str(url), given.values())
 
 
 _told: set[str] = set()

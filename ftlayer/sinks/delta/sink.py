@@ -719,11 +719,8 @@ class DeltaSink(DataSourceStreamArrowWriter):
         self._for_all(self._files().delete, paths)
 
     def _for_all(self, work: Callable[[str], Result], paths: Iterable[str]) -> list[Result]:
-        crew = StoragePool()
-        try:
+        with contextlib.closing(StoragePool()) as crew:
             return crew.map(work, paths)
-        finally:
-            crew.close()
 
     # ------------------------------------------------------------ errors
 

@@ -436,8 +436,5 @@ def _size(io: Any, path: str) -> int | None:
 
 
 def _for_all(work: Callable[[Any], Result], items: Iterable[Any]) -> list[Result]:
-    crew = StoragePool()
-    try:
+    with contextlib.closing(StoragePool()) as crew:
         return crew.map(work, items)
-    finally:
-        crew.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -888,11 +889,8 @@ class KafkaSink(DataSourceStreamArrowWriter):
         staged = [path for path in paths if path]
         if not staged:
             return
-        crew = StoragePool()
-        try:
+        with contextlib.closing(StoragePool()) as crew:
             errors = crew.delete(self._files(), staged)
-        finally:
-            crew.close()
         raise_together(errors, self._staging)
 
     def __getstate__(self) -> dict[str, Any]:

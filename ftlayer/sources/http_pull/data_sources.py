@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +18,11 @@ import pyarrow as pa
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.data_sources import DataSourceOptions
-from ftlayer.errors import ConfigError, SourceError, install
-from ftlayer.printable import hides_secrets, secrets_of, shown_url, url_parts, without_secrets
+from ftlayer.errors import ConfigError, SourceError
+from ftlayer.printable import hides_secrets, shown_url, without_secrets
 from ftlayer.records import beside
 from ftlayer.records.beside import note
-from ftlayer.sinks.http import keep_out_of_log, retry_after_s
+from ftlayer.sinks.http import check_request, keep_out_of_log, retry_after_s
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
 from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
@@ -40,22 +39,6 @@ class AnsweredError(Exception):
     def __init__(self, status: int, pause_s: float) -> None:
         super().__init__(f"it has answered {status}")
         self.pause_s = pause_s
-
-
-def check_request(url: object, headers: object) -> tuple[dict[str, str], list[str]]:
-    """Return headers, and what must not be shown of both.
-
-    Raises `ConfigError` if httpx is missing, and for options that will not do.
-    """
-    if find_spec("httpx") is None:
-        raise ConfigError(f"an HTTP source needs httpx where slots run: {install('http')}")
-    url_parts(url, "url", "one that begins with http:// or https://", ("http", "https"))
-    given = {} if headers is None else headers
-    if not isinstance(given, Mapping) or not all(
-        isinstance(part, str) for pair in given.items() for part in pair
-    ):
-        raise ConfigError("headers: expected a dict from name to text")
-    return dict(given), secrets_of(str(url), given.values())
 
 
 def check_answer(
@@ -107,6 +90,7 @@ class PolledJsonSource(Queue):
     """
 
     most_subtasks = 1
+    schema: pa.Schema = pa.schema([("id", pa.string()), ("time", beside.STAMP), ("item", pa.string())])
 
     def __init__(
         self,
@@ -138,7 +122,7 @@ class PolledJsonSource(Queue):
 
         Raises `ConfigError` if httpx is missing, and for an option that will not do.
         """
-        self.headers, self.secrets = check_request(url, headers)
+        self.headers, self.secrets = check_request(url, headers, "source")
         names = [id] if isinstance(id, str) else id
         if not isinstance(names, Sequence) or not names:
             raise ConfigError(f"id: expected a name in an item, or several, got {id!r}")
@@ -152,13 +136,6 @@ class PolledJsonSource(Queue):
         self.interval_s = duration_ms(interval, "interval") / 1_000
         self.timeout_s = duration_ms(timeout, "timeout") / 1_000
         self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
-        self.schema: pa.Schema = pa.schema(
-            [
-                pa.field("id", pa.string()),
-                pa.field("time", pa.timestamp("us", "UTC")),
-                pa.field("item", pa.string()),
-            ]
-        )
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> PolledJsonReader:
         return PolledJsonReader(self, positions.get(0), reads=member.subtask == 0)
@@ -247,19 +224,17 @@ class PolledJsonReader(QueueReader):
             self._place = replace(self._place, known=known)
         else:
             self._place = self._next
-        columns = [
-            [item.id for item in items],
-            [item.time_us for item in items],
-            [item.text for item in items],
-        ]
-        schema = self._source.schema
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        columns = {
+            "id": [item.id for item in items],
+            "time": [item.time_us for item in items],
+            "item": [item.text for item in items],
+        }
         self._number += 1
         place = self._place
         position = pack_position(
             _NAME_of_polled, self._number.to_bytes(8), place.cursor.encode(), place.etag.encode(), place.known
         )
-        return Fetched(pa.RecordBatch.from_arrays(arrays, schema=schema), 0, position, None)
+        return Fetched(pa.RecordBatch.from_pydict(columns, schema=self._source.schema), 0, position, None)
 
     def _ask(self) -> None:
         """Ask for the list once; the next time is due when it says, or the server does."""
@@ -444,6 +419,9 @@ class SseSource(Queue):
     """
 
     most_subtasks = 1
+    schema: pa.Schema = pa.schema(
+        [("id", pa.string()), ("time", beside.STAMP), ("event", pa.string()), ("data", pa.string())]
+    )
 
     def __init__(
         self,
@@ -463,18 +441,10 @@ class SseSource(Queue):
 
         Raises `ConfigError` if httpx is missing, and for an option that will not do.
         """
-        self.headers, self.secrets = check_request(url, headers)
+        self.headers, self.secrets = check_request(url, headers, "source")
         self.url = url
         self.idle_s = duration_ms(idle_timeout, "idle_timeout") / 1_000
         self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
-        self.schema: pa.Schema = pa.schema(
-            [
-                pa.field("id", pa.string()),
-                pa.field("time", pa.timestamp("us", "UTC")),
-                pa.field("event", pa.string()),
-                pa.field("data", pa.string()),
-            ]
-        )
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> SseReader:
         return SseReader(self, positions.get(0), reads=member.subtask == 0)
@@ -501,17 +471,15 @@ class SseReader(QueueReader):
         if not self._ready:
             return None
         found = [self._ready.popleft() for _ in range(min(max_rows, len(self._ready)))]
-        columns = [
-            [event.last_id or None for _, event in found],
-            [time_us for time_us, _ in found],
-            [event.event for _, event in found],
-            [event.data for _, event in found],
-        ]
-        schema = self._source.schema
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        columns = {
+            "id": [event.last_id or None for _, event in found],
+            "time": [time_us for time_us, _ in found],
+            "event": [event.event for _, event in found],
+            "data": [event.data for _, event in found],
+        }
         self._number += 1
         position = pack_position(_NAME, self._number.to_bytes(8), found[-1][1].last_id.encode())
-        return Fetched(pa.RecordBatch.from_arrays(arrays, schema=schema), 0, position, None)
+        return Fetched(pa.RecordBatch.from_pydict(columns, schema=self._source.schema), 0, position, None)
 
     @property
     def is_away(self) -> bool:

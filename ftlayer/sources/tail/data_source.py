@@ -622,6 +622,9 @@ class TailSource(Queue):
     """
 
     most_subtasks = 1
+    schema: pa.Schema = pa.schema(
+        [("path", pa.string()), ("file", pa.int64()), ("offset", pa.int64()), ("value", pa.string())]
+    )
 
     def __init__(
         self,
@@ -667,14 +670,6 @@ class TailSource(Queue):
         self.rotated, self.rotation, self.start = tuple(rotated), rotation, start
         self.quiet_ns = duration_ms(quiet, "quiet") * 1_000_000
         self.max_line = max_line
-        self.schema: pa.Schema = pa.schema(
-            [
-                pa.field("path", pa.string()),
-                pa.field("file", pa.int64()),
-                pa.field("offset", pa.int64()),
-                pa.field("value", pa.string()),
-            ]
-        )
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> TailReader:
         position = positions.get(0)

@@ -34,6 +34,7 @@ from ftlayer.checks import (
 from ftlayer.config import MIB
 from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceError, install
+from ftlayer.records import beside
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
 from ftlayer.transport.address import Address, parse_listen
@@ -507,13 +508,9 @@ class WebhookSource(Queue):
         self._answer_timeout_s = duration_ms(answer_timeout, "answer_timeout") / 1_000
         self._app = app
         self._tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
-        own = [
-            pa.field(ID, pa.string()),
-            pa.field(TIME, pa.timestamp("us", "UTC")),
-            pa.field(PATH, pa.string()),
-        ]
-        named = [pa.field(name, pa.string()) for name in headers]
-        self.schema: pa.Schema = pa.schema([*own, *named, pa.field(BODY, pa.binary())])
+        own = [(ID, pa.string()), (TIME, beside.STAMP), (PATH, pa.string())]
+        named = [(name, pa.string()) for name in headers]
+        self.schema: pa.Schema = pa.schema([*own, *named, (BODY, pa.binary())])
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> WebhookReader:
         """See `Queue.open`. Positions only number what was taken: nothing can be had again."""
@@ -576,8 +573,7 @@ def rows_of(requests: Sequence[Request], schema: pa.Schema) -> pa.RecordBatch:
         *([None if value is None else value.decode("latin-1") for value in values] for values in headers),
         [request.body for request in requests],
     ]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_pydict(dict(zip(schema.names, columns, strict=True)), schema=schema)
 
 
 def _number_of(position: bytes | None) -> int:
