@@ -50,7 +50,10 @@ def check_strategy(value: object, option: str) -> None:
 @known_options
 @dataclass
 class NoRestart:
+    """Give up at the first failure."""
+
     def on_failure(self, now_ms: int) -> timedelta | None:
+        """Give up."""
         return None
 
 

@@ -242,6 +242,8 @@ SMOKE = (
 
 
 SPARKS = (
+    "connectors/test_files_in_topologies.py::test_plain_spark_reads_each_line_once",
+    "runtime/spark/test_barrier_mode.py::test_slots_are_killed",
     "runtime/spark/test_running.py::test_killed_slots_lose_nothing",
     "spark/features/test_feature_handle.py::test_drain_finishes_what_waits_and_reads_no_more_of_the_source",
     "spark/stages/test_spread.py",

@@ -78,10 +78,12 @@ class FailurePolicy:
 
     @property
     def pauses(self) -> Sequence[Duration]:
+        """``backoff`` as a list."""
         return (self.backoff,) if isinstance(self.backoff, Duration) else self.backoff
 
     @property
     def backoff_ms(self) -> tuple[int, ...]:
+        """``backoff`` in ms."""
         return pauses_of(self.backoff)
 
     @property

@@ -260,6 +260,7 @@ class CheckpointConfig:
 
     @property
     def interval_ms(self) -> int | None:
+        """``interval`` in ms."""
         return None if self.interval is None else duration_ms(self.interval, "interval")
 
     @property
@@ -270,22 +271,27 @@ class CheckpointConfig:
 
     @property
     def timeout_ms(self) -> int:
+        """``timeout`` in ms."""
         return duration_ms(self.timeout, "timeout")
 
     @property
     def min_pause_ms(self) -> int:
+        """``min_pause`` in ms."""
         return duration_ms(self.min_pause, "min_pause", least=0)
 
     @property
     def aligned_timeout_ms(self) -> int:
+        """``aligned_timeout`` in ms."""
         return duration_ms(self.aligned_timeout, "aligned_timeout", least=0)
 
     @property
     def materialization_interval_ms(self) -> int:
+        """``materialization_interval`` in ms."""
         return duration_ms(self.materialization_interval, "materialization_interval")
 
     @property
     def debloat_target_ms(self) -> int:
+        """``debloat_target`` in ms."""
         return duration_ms(self.debloat_target, "debloat_target")
 
 

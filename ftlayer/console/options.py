@@ -94,6 +94,7 @@ class ConsoleOptions:
         return self.tls_cert is not None
 
     def users(self) -> Users:
+        """Read who may log in. Raises `ConfigError`."""
         return Users.drawn() if self.login_file is None else Users.of_file(self.login_file)
 
     def edit_functions(self) -> dict[str, EditFunction]:

@@ -62,6 +62,7 @@ class DeadLetter:
 
 
 def letter_of(info: RecordInfo) -> DeadLetter:
+    """Return a dead letter from its listing."""
     first, last = (info.history[0].at_ms, info.history[-1].at_ms) if info.history else (0, 0)
     return DeadLetter(
         info.key.hex(),
@@ -78,6 +79,7 @@ def letter_of(info: RecordInfo) -> DeadLetter:
 
 
 def row_of(letter: DeadLetter) -> dict[str, Any]:
+    """Return a dead letter as a row of `ftlayer.dead_letters.letter.LETTER_SCHEMA`."""
     return {
         "key": letter.key,
         "stream": letter.stream,

@@ -282,10 +282,12 @@ class FTLayer:
 
     @property
     def status(self) -> FTStatus:
+        """Whether fault tolerance is on, as given."""
         return self._layer.status
 
     @property
     def enabled(self) -> bool:
+        """Whether fault tolerance is on."""
         return self._layer.enabled
 
     @property
