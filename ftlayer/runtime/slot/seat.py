@@ -93,7 +93,7 @@ class Seat:
 
     def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
         """Return where its circuit breakers are, by operator; any thread may look."""
-        return self.task.circuits(now_ms) if isinstance(self.task, ChainTask | HeadTask) else {}
+        return self.task.circuits(now_ms) if isinstance(self.task, ChainTask) else {}
 
     @property
     def latencies(self) -> dict[str, Histogram]:

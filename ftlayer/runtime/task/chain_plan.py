@@ -105,7 +105,7 @@ class ChainPlan:
         *,
         alone: RowsAlone | None = None,
         interrupted: Interrupted = never,
-    ) -> ChainTask | HeadTask:
+    ) -> ChainTask:
         """Make the task. ``backend`` keeps the state of its functions; all of the arguments are its own.
 
         ``alone``: its records fail alone; None: a record that fails is settled by the chain's handler.
@@ -121,7 +121,5 @@ class ChainPlan:
         if not isinstance(head, IterationHead):
             gate = StatusWatermarkValve.of(self.graph, self.uid, self.subtask)
             return ChainTask(self.uid, self.subtask, edges, gate, pipeline, rows, outlet, companion)
-        loop = LoopGate.of(self.graph, self.uid, self.subtask)
-        chain = ChainTask(self.uid, self.subtask, edges, loop, pipeline, rows, outlet, companion)
-        back = {edge.number for edge in edges if edge.feedback}
-        return HeadTask(chain, loop, companion, back, head.max_wait_ms)
+        loop, wait_ms = LoopGate.of(self.graph, self.uid, self.subtask), head.max_wait_ms
+        return HeadTask(self.uid, self.subtask, edges, loop, pipeline, rows, outlet, companion, wait_ms)

@@ -8,20 +8,18 @@ somewhere in the loop for another attempt are known of, and are waited for.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 
-from ftlayer.circuit import CircuitStatus
 from ftlayer.clock import Now
-from ftlayer.histogram import Histogram
-from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
 from ftlayer.runtime.protocol.messages import LoopWaits
-from ftlayer.runtime.task.actions import Action, ElementCame, TaskEvent, TimeCame
-from ftlayer.runtime.task.chain_rows import FailureCounts
+from ftlayer.runtime.task.actions import Action, TaskEvent
+from ftlayer.runtime.task.chain_rows import ChainRows
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.contract import ChainCompanion
 from ftlayer.runtime.task.event_time import Alarm, StatusWatermarkValve
-from ftlayer.topology.job_graph import Channel
+from ftlayer.runtime.task.pipeline import OperatorChain, Outlet
+from ftlayer.topology.job_graph import Channel, JobEdge
 
 LOOKS = 10
 """So often a head looks around while it waits. What a slot is kept from looking at, by a function that takes long,
@@ -81,37 +79,34 @@ class Quiet:
         return self.due_ms is None
 
 
-class HeadTask:
+class HeadTask(ChainTask):
     """A chain that begins with an `IterationHead`.
 
     Where the companion has the chain rest, what comes back waits, and goes round again when the rest is over.
-
-    Attributes:
-        late: records that came back behind the loop's end, and were dropped.
     """
 
     def __init__(
         self,
-        chain: ChainTask,
+        uid: str,
+        subtask: int,
+        edges: tuple[JobEdge, ...],
         gate: LoopGate,
+        pipeline: OperatorChain,
+        rows: ChainRows,
+        outlet: Outlet,
         companion: ChainCompanion,
-        back: Collection[int],
         max_wait_ms: int,
     ) -> None:
-        """``gate`` and ``companion`` are the chain's; ``back`` are the edges that lead back to it."""
-        self.uid = chain.uid
-        self.subtask = chain.subtask
-        self.late = 0
-        self._chain = chain
+        super().__init__(uid, subtask, edges, gate, pipeline, rows, outlet, companion)
         self._loop = gate
-        self._companion = companion
-        self._back = back
+        self._back = {edge.number for edge in edges if edge.feedback}
         self._max_wait_ms = max_wait_ms
         self._quiet = Quiet(max_wait_ms)
         self._bell = Alarm()
         self._is_busy: Callable[[], bool] = lambda: False
         self._loop_waits = False
         self._kept: list[tuple[Channel, Batch]] = []
+        self._dropped = 0
 
     def watch(self, is_busy: Callable[[], bool], later_ms: int = 0) -> None:
         """``is_busy()`` says whether records wait in this slot's part of the loop: such time does not count.
@@ -123,63 +118,20 @@ class HeadTask:
         self._quiet = Quiet(self._max_wait_ms + later_ms)
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
-        match event:
-            case ElementCame(channel, element):
-                return self._came(channel, element, now)
-            case TimeCame():
-                return self._time_came(now)
-            case LoopWaits(waits=waits):
-                return self._told(waits, now)
-            case _:
-                return self._chain.handle(event, now)
-
-    def held_roots(self) -> U64Array:
-        return self._chain.held_roots()
+        return self._told(event.waits, now) if isinstance(event, LoopWaits) else super().handle(event, now)
 
     def flush(self, now: Now) -> list[Action]:
         """Settle all that waits in the chain, and what has waited to go round if the rest is over."""
-        return [*self._go_on(now), *self._chain.flush(now)]
-
-    def abandon(self) -> None:
-        self._chain.abandon()
+        return [*self._go_on(now), *super().flush(now)]
 
     @property
-    def is_over(self) -> bool:
-        return self._chain.is_over
-
-    @property
-    def progress(self) -> int:
-        return self._chain.progress
-
-    @property
-    def failures(self) -> FailureCounts:
-        return self._chain.failures
-
-    def circuits(self, now_ms: int) -> dict[str, CircuitStatus]:
-        return self._chain.circuits(now_ms)
-
-    @property
-    def event_times(self) -> dict[str, int]:
-        return self._chain.event_times
-
-    @property
-    def split_times(self) -> dict[str, dict[str, int]]:
-        return self._chain.split_times
-
-    def restore_event_time(self, times: Mapping[str, int], splits: Mapping[str, Mapping[str, int]]) -> None:
-        self._chain.restore_event_time(times, splits)
-
-    @property
-    def latencies(self) -> Mapping[str, Histogram]:
-        return self._chain.latencies
-
-    @property
-    def row(self) -> int | None:
-        return self._chain.row
+    def late(self) -> int:
+        """How many records came back behind the loop's end, and were dropped. Any thread may look."""
+        return self._dropped
 
     def _came(self, channel: Channel, element: Element, now: Now) -> list[Action]:
         if channel.edge in self._back and isinstance(element, Batch):
-            if self._chain.is_over:
+            if self.is_over:
                 self._drop(element)
                 return []
             if self._companion.rest_ms is not None:
@@ -187,7 +139,7 @@ class HeadTask:
                 return self._wait(now)
             if self._quiet.due_ms is not None:
                 self._quiet.begin(now.mono_ms)
-        return [*self._chain.handle(ElementCame(channel, element), now), *self._wait(now)]
+        return [*super()._came(channel, element, now), *self._wait(now)]
 
     def _told(self, waits: bool, now: Now) -> list[Action]:
         """Records wait somewhere in the loop, or do no more: these are on their way round then."""
@@ -203,12 +155,12 @@ class HeadTask:
         is_busy = self._loop_waits or self._is_busy()
         if due_ms is not None and due_ms <= now.mono_ms and self._quiet.look(now.mono_ms, is_busy):
             self._loop.let_go()
-            actions = [*self._chain.gate_moved(now), *self._companion.loop_ended()]
-        return [*actions, *self._chain.handle(TimeCame(), now), *self._go_on(now), *self._wait(now)]
+            actions = [*self.gate_moved(now), *self._companion.loop_ended()]
+        return [*actions, *super()._time_came(now), *self._go_on(now), *self._wait(now)]
 
     def _wait(self, now: Now) -> list[Action]:
         """Begin to wait once nothing new comes, and ask to be called for the next look."""
-        if self._chain.is_over:
+        if self.is_over:
             for _, batch in self._kept:
                 self._drop(batch)
             self._kept = []
@@ -221,16 +173,16 @@ class HeadTask:
         return self._bell.set(self._quiet.due_ms)
 
     def _go_on(self, now: Now) -> list[Action]:
-        if self._companion.rest_ms is not None or self._chain.is_over:
+        if self._companion.rest_ms is not None or self.is_over:
             return []
         kept, self._kept = self._kept, []
         return [action for channel, batch in kept for action in self._came(channel, batch, now)]
 
     def _drop(self, batch: Batch) -> None:
-        if not self.late:
+        if not self._dropped:
             logger.warning(
                 "iteration %r has ended, and records still come back to it: they are dropped, and counted as late; "
                 "give iterate() a longer max_wait",
                 self.uid,
             )
-        self.late += batch.num_rows
+        self._dropped += batch.num_rows

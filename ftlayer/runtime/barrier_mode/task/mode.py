@@ -75,7 +75,6 @@ from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.contract import ChainCompanion, ReplayTask, SinkBody, Suspects, Task, TaskKey
 from ftlayer.runtime.task.emitter import Emitter, SinkLatencies, SourceMarkers
 from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.iteration import HeadTask
 from ftlayer.runtime.task.pipeline import (
     ChannelOutlet,
     OperatorChain,
@@ -270,7 +269,7 @@ class ChainCheckpoints:
 
     def __init__(
         self,
-        chain: ChainTask | HeadTask,
+        chain: ChainTask,
         companion: BarrierCompanion,
         sink: CommittingSinkBody | None,
         suspects: Suspects,
