@@ -136,26 +136,20 @@ class RangeCalls:
         if not len(at):
             return calls.RowsStored(0)
         ended = np.array([source.why(row) is not None for row in rows[at].tolist()], np.bool_)
-        self._store_ended(txn, stream, source, call, at[ended], rows, now)
-        self._store_recalled(txn, stream, source, call, at[~ended], rows)
+        self._store_ended(txn, source, call, at[ended], now)
+        self._store_recalled(txn, source, call, at[~ended])
         state.live.finish(call.segment, rows[at])
         stream.in_flight -= len(at)
         source.partition.write(txn, state.next_segment)
         return calls.RowsStored(len(at))
 
     def _store_recalled(
-        self,
-        txn: WriteTransaction,
-        stream: Stream,
-        source: SourceRange,
-        call: calls.StoreRows,
-        at: I64,
-        rows: I64,
+        self, txn: WriteTransaction, source: SourceRange, call: calls.StoreRows, at: I64
     ) -> None:
         if not len(at):
             return
-        state = self._state
-        roots = state.fresh_roots(len(at)) if source.roots is None else source.roots[rows[at]]
+        state, stream = self._state, source.partition.stream
+        roots = state.fresh_roots(len(at)) if source.roots is None else source.roots[call.rows[at]]
         hashes = None if call.key_hashes is None else call.key_hashes[at]
         sequence = state.new_segment()
         batch = StoredBatch(first_attempts(roots, hashes), take_rows(call.payload, at))
@@ -165,21 +159,14 @@ class RangeCalls:
         stream.unstored -= len(at)
 
     def _store_ended(
-        self,
-        txn: WriteTransaction,
-        stream: Stream,
-        source: SourceRange,
-        call: calls.StoreRows,
-        at: I64,
-        rows: I64,
-        now: Now,
+        self, txn: WriteTransaction, source: SourceRange, call: calls.StoreRows, at: I64, now: Now
     ) -> None:
         if not len(at):
             return
-        state = self._state
+        state, stream = self._state, source.partition.stream
         bodies = state.payloads.rows(txn, call.payload)
         for place in at.tolist():
-            row = int(rows[place])
+            row = int(call.rows[place])
             why = source.why(row)
             assert why is not None
             root = np.array([why.root], np.uint64)
