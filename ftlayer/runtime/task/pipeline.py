@@ -419,8 +419,6 @@ class Routed:
 
 class ChannelOutlet(Outlet):
     due_ms: int | None = None
-    waiting = False
-    held = NO_ROOTS
 
     def __init__(self, handler: Handler, emitter: Emitter) -> None:
         self._handler = handler

@@ -386,23 +386,23 @@ class PersistingSourceTask:
 Mark = Watermark | Idle | EndOfStream
 
 
-class TimerRoots:
-    """Persists the output of timers, and keeps marks back until everything before them was sent.
+class TimerRootsOutlet(ChannelOutlet):
+    """Of a chain that ends in timers: their results become roots, and marks wait until everything before them was sent.
 
     A watermark says that the records up to it have gone by; those that it made timers put out have gone by once
-    they are sent. What is derived from records meanwhile may overtake a mark: that makes nothing late.
+    they are sent. What is derived from records meanwhile may overtake a mark: that makes nothing late. Markers of
+    latency wait for none.
     """
 
     def __init__(
         self, graph: JobGraph, uid: str, operator: str, subtask: int, handler: Handler, emitter: Emitter
     ) -> None:
         """``operator`` is the uid of what has the timers, at the end of the chain ``uid``."""
+        super().__init__(handler, emitter)
         self._graph = graph
         self._uid = operator
         self._read = {edge.tag for edge in graph.edges_from(uid)}
         self._subtask = subtask
-        self._handler = handler
-        self._emitter = emitter
         self._queue: deque[_Unsent | Mark] = deque()
         self._out: dict[int, _Unsent] = {}
         self._tickets = 0
@@ -419,7 +419,14 @@ class TimerRoots:
         held = self._held
         return np.concatenate(held) if held else np.zeros(0, np.uint64)
 
-    def persist(self, tag: str, payload: pa.RecordBatch, times: I64Array | None) -> list[Action]:
+    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
+        actions: list[Action] = []
+        for tag, rows in outputs.items():
+            if rows.payload.num_rows:
+                actions.extend(self._persist(tag, rows.payload, rows.times))
+        return actions
+
+    def _persist(self, tag: str, payload: pa.RecordBatch, times: I64Array | None) -> list[Action]:
         """Give rows of an output (the side output ``tag``, "" for the main one) roots and have them persisted.
 
         Those of an output without readers are dropped.
@@ -448,7 +455,7 @@ class TimerRoots:
     def mark(self, mark: Mark) -> list[Action]:
         """Send a mark behind everything persisted before it, at once if that is nothing."""
         if not self._queue:
-            return list(self._emitter.mark(mark))
+            return super().mark(mark)
         if isinstance(mark, Watermark) and isinstance(self._queue[-1], Watermark):
             self._queue.pop()  # a later watermark says all that this one does
         self._queue.append(mark)
@@ -477,46 +484,6 @@ class TimerRoots:
 
     def _publish(self) -> None:
         self._held = tuple(unsent.roots for unsent in self._out.values())
-
-
-class TimerRootsOutlet(Outlet):
-    """Of a chain that ends in timers: their results become roots."""
-
-    due_ms: int | None = None
-
-    def __init__(self, channels: ChannelOutlet, roots: TimerRoots) -> None:
-        """``channels`` takes what comes of records; both have one emitter."""
-        self._channels = channels
-        self._roots = roots
-        self.latencies = channels.latencies
-
-    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
-        return self._channels.take(lineage, records, passed, now)
-
-    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
-        actions: list[Action] = []
-        for tag, rows in outputs.items():
-            if rows.payload.num_rows:
-                actions.extend(self._roots.persist(tag, rows.payload, rows.times))
-        return actions
-
-    def mark(self, mark: Mark) -> list[Action]:
-        return self._roots.mark(mark)
-
-    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
-        """See `Outlet.marker`. Results of timers are roots of their own, and it waits for none."""
-        return self._channels.marker(marker, now)
-
-    def accepted(self, ticket: int) -> list[Action]:
-        return self._roots.accepted(ticket)
-
-    @property
-    def waiting(self) -> bool:
-        return self._roots.waiting
-
-    @property
-    def held(self) -> U64Array:
-        return self._roots.held
 
 
 @dataclass(frozen=True)
@@ -575,10 +542,6 @@ class AckerTaskMode:
         if sink is not None:
             body = self._open_sink(sink, plan.subtask, plan.vertex.parallelism)
             return AckingSinkOutlet(handler, body, sink.uid, is_first=self._is_first)
-        emitter = plan.emitter()
-        channels = ChannelOutlet(handler, emitter)
         if not has_timers(last):
-            return channels
-        return TimerRootsOutlet(
-            channels, TimerRoots(plan.graph, plan.uid, last.uid, plan.subtask, handler, emitter)
-        )
+            return ChannelOutlet(handler, plan.emitter())
+        return TimerRootsOutlet(plan.graph, plan.uid, last.uid, plan.subtask, handler, plan.emitter())
