@@ -8,8 +8,8 @@ import itertools
 import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -17,6 +17,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError
 from ftlayer.failures import RowsRejected
+
+Message = TypeVar("Message")
 
 
 def bodies_of(batch: pa.RecordBatch, body: str | None, option: str) -> list[bytes]:
@@ -53,6 +55,14 @@ def _as_json(value: object) -> object:
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
     return str(value)
+
+
+@dataclass(slots=True)
+class Attempt(Generic[Message]):
+    """Messages by their rows. ``left``: they are not confirmed; ``errors``: why some will not be."""
+
+    left: dict[int, Message]
+    errors: dict[int, Exception] = field(default_factory=dict)
 
 
 class WriterNumbers:

@@ -215,7 +215,7 @@ class FileSink(DataSourceStreamArrowWriter):
             and (written_ms := _written_ms(entry)) is not None
             and written_ms <= horizon_ms
         ]
-        _delete_paths(files, dead)
+        delete_paths(files, dead)
         for directory in {parent(path) for path in dead}:
             files.delete_empty(directory)
         return [join(files.url, path) for path in dead]
@@ -329,10 +329,10 @@ def _name(files: Files, written: list[WrittenFile]) -> None:
 
 
 def _delete(files: Files, written: Iterable[WrittenFile]) -> None:
-    _delete_paths(files, [one.temporary for one in written])
+    delete_paths(files, [one.temporary for one in written])
 
 
-def _delete_paths(files: Files, paths: list[str]) -> None:
+def delete_paths(files: Files, paths: list[str]) -> None:
     if not paths:
         return
     with contextlib.closing(StoragePool()) as crew:

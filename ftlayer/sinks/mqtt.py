@@ -21,10 +21,13 @@ from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError, SourceError
 from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.printable import hides_secrets
-from ftlayer.sinks.at_least_once import bodies_of, texts_of
+from ftlayer.sinks.at_least_once import Attempt, bodies_of, texts_of
 
 WINDOW = 1_000
 """So many messages are on their way without being acknowledged, or fewer if the server says so."""
+
+_Message = tuple[str | None, bytes]
+"""Topic and payload."""
 
 _NEVER = frozenset({"Topic name invalid", "Payload format invalid", "Packet too large"})
 """Reasons of 5 that another try will not change."""
@@ -95,14 +98,13 @@ class MqttSink:
         topics: list[str | None] = [self._topic] * batch.num_rows
         if self._topic_column is not None:
             topics = texts_of(batch, self._topic_column, "topic_column")
-        left = dict(enumerate(zip(topics, bodies_of(batch, self._body, "body"), strict=True)))
-        errors: dict[int, Exception | str] = {}
+        attempt = Attempt(dict(enumerate(zip(topics, bodies_of(batch, self._body, "body"), strict=True))))
         try:
-            self._publish(left, errors)
+            self._publish(attempt)
         except SinkError as error:
-            errors |= dict.fromkeys(left, error)
-        if errors:
-            raise RowsRejected(errors)
+            attempt.errors |= dict.fromkeys(attempt.left, error)
+        if attempt.errors:
+            raise RowsRejected(dict[int, Exception | str](attempt.errors))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy connects by itself.
@@ -114,52 +116,41 @@ class MqttSink:
 
     # ------------------------------------------------------------ publishing
 
-    def _publish(self, left: dict[int, tuple[str | None, bytes]], errors: dict[int, Exception | str]) -> None:
+    def _publish(self, attempt: Attempt[_Message]) -> None:
         """Publish what is left, by rows, until nothing is, again where the connection is lost.
 
         Raises `SinkError` if the server stays away, or refuses the connection.
         """
         away = Reconnecting(self.place, self._patience_ms, self._address.secrets, error=SinkError)
-        while left:
-            before = len(left)
+        while attempt.left:
+            before = len(attempt.left)
             try:
-                self._publish_once(self._connected(), left, errors)
+                self._publish_once(self._connected(), attempt)
             except ServerAwayError as error:
                 self._disconnect()
-                if len(left) < before:
+                if len(attempt.left) < before:
                     away.works()
                 away.failed(error)
                 away.wait(self._patience_ms / 1_000)
         away.works()
 
-    def _publish_once(
-        self,
-        session: MqttSession,
-        left: dict[int, tuple[str | None, bytes]],
-        errors: dict[int, Exception | str],
-    ) -> None:
+    def _publish_once(self, session: MqttSession, attempt: Attempt[_Message]) -> None:
         window = min(WINDOW, session.most_unanswered)
         rows: dict[int, int] = {}
-        for row, (topic, payload) in list(left.items()):
+        for row, (topic, payload) in list(attempt.left.items()):
             try:
                 if not topic:
                     raise ValueError("its topic is null, or empty")
                 rows[session.publish(topic, payload, retain=self._retain)] = row
             except ValueError as error:
-                errors[row] = PermanentFailure(f"{self.place}: topic {topic!r}: {error}")
-                del left[row]
+                attempt.errors[row] = PermanentFailure(f"{self.place}: topic {topic!r}: {error}")
+                del attempt.left[row]
             while len(rows) >= window:
-                self._settle(session, rows, left, errors)
+                self._settle(session, rows, attempt)
         while rows:
-            self._settle(session, rows, left, errors)
+            self._settle(session, rows, attempt)
 
-    def _settle(
-        self,
-        session: MqttSession,
-        rows: dict[int, int],
-        left: dict[int, tuple[str | None, bytes]],
-        errors: dict[int, Exception | str],
-    ) -> None:
+    def _settle(self, session: MqttSession, rows: dict[int, int], attempt: Attempt[_Message]) -> None:
         """Wait for an answer. ``rows``: by the numbers of packets that are on their way."""
         try:
             number, reason = session.published.get(timeout=self._patience_ms / 1_000)
@@ -170,10 +161,10 @@ class MqttSink:
         if reason is None:
             raise ServerAwayError("the connection was closed")
         row = rows.pop(number)
-        topic, _ = left.pop(row)
+        topic, _ = attempt.left.pop(row)
         if reason.is_failure:
             kind = PermanentFailure if str(reason) in _NEVER else SinkError
-            errors[row] = kind(f"{self.place}: the server refuses topic {topic!r}: {reason}")
+            attempt.errors[row] = kind(f"{self.place}: the server refuses topic {topic!r}: {reason}")
 
     def _connected(self) -> MqttSession:
         """Return the session; raises `ServerAwayError`, and `SinkError` if the server refuses it."""

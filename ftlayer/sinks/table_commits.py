@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from typing import TypeVar
 
+from ftlayer.checkpoint.storage.files import StoragePool
 from ftlayer.errors import SinkError, UncommittableError
 from ftlayer.printable import hidden
 
@@ -19,6 +21,7 @@ CONFLICTS = 20
 """How often a commit is tried that others were faster than."""
 TRY_AGAIN_S = 0.2
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -41,3 +44,8 @@ def tried(work: Callable[[], Result], conflict: type[BaseException], secrets: Se
                 raise
             logger.warning("%s; it is tried again", hidden(error, secrets))
             time.sleep(TRY_AGAIN_S * random.uniform(0.5, 1.5) * (1 << min(failures, 4)))
+
+
+def for_all(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    with closing(StoragePool()) as crew:
+        return crew.map(work, items)

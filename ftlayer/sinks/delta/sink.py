@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checkpoint.storage.files import StoragePool, sync_directory
+from ftlayer.checkpoint.storage.files import sync_directory
 from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
 from ftlayer.checks import (
     LONGEST_MS,
@@ -47,7 +47,7 @@ from ftlayer.sinks.fitting import (
     whole_or_refused,
 )
 from ftlayer.sinks.postgres import by_query, streaming_query, uncommittable
-from ftlayer.sinks.table_commits import TRIES, tried
+from ftlayer.sinks.table_commits import TRIES, for_all, tried
 
 logger = logging.getLogger(__name__)
 
@@ -660,9 +660,7 @@ class DeltaSink(DataSourceStreamArrowWriter):
 
     def _check_there(self, messages: list[DeltaMessage]) -> None:
         staged = [file for message in messages for file in message.files]
-        for file, size in zip(
-            staged, self._for_all(self._files().size, (one.path for one in staged)), strict=True
-        ):
+        for file, size in zip(staged, for_all(self._files().size, (one.path for one in staged)), strict=True):
             if size != file.size:
                 raise UncommittableError(
                     f"{self._place}: {file.path} is gone or changed, which was staged and not committed: did VACUUM "
@@ -716,11 +714,7 @@ class DeltaSink(DataSourceStreamArrowWriter):
         return open_table_files(self._url, self._options)
 
     def _remove(self, paths: Iterable[str]) -> None:
-        self._for_all(self._files().delete, paths)
-
-    def _for_all(self, work: Callable[[str], Result], paths: Iterable[str]) -> list[Result]:
-        with contextlib.closing(StoragePool()) as crew:
-            return crew.map(work, paths)
+        for_all(self._files().delete, paths)
 
     # ------------------------------------------------------------ errors
 

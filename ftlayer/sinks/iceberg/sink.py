@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checkpoint.storage.files import StoragePool
 from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.iceberg import (
     check_catalog,
@@ -33,7 +32,7 @@ from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
 from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, staged
 from ftlayer.sinks.postgres import by_query, streaming_query, uncommittable
-from ftlayer.sinks.table_commits import tried
+from ftlayer.sinks.table_commits import for_all, tried
 
 logger = logging.getLogger(__name__)
 
@@ -325,7 +324,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
 
     def _check_there(self, table: Any, messages: list[IcebergMessage]) -> None:
         files = [file for message in messages for file in message.files]
-        for file, size in zip(files, _for_all(lambda file: _size(table.io, file.path), files), strict=True):
+        for file, size in zip(files, for_all(lambda file: _size(table.io, file.path), files), strict=True):
             if size != file.size:
                 raise UncommittableError(
                     f"{self._place}: {file.path} is gone or changed, which was staged and not committed: did "
@@ -370,7 +369,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
             if _size(table.io, path) is not None:
                 table.io.delete(path)
 
-        _for_all(remove, paths)
+        for_all(remove, paths)
 
     # ------------------------------------------------------------ errors
 
@@ -433,8 +432,3 @@ def _size(io: Any, path: str) -> int | None:
         return len(io.new_input(path))
     except FileNotFoundError:
         return None
-
-
-def _for_all(work: Callable[[Any], Result], items: Iterable[Any]) -> list[Result]:
-    with contextlib.closing(StoragePool()) as crew:
-        return crew.map(work, items)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checkpoint.storage.files import Files, StoragePool, raise_together
+from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import join, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checks import LONGEST_MS, Duration, check_bool, check_text, duration_ms
@@ -41,6 +40,7 @@ from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets
+from ftlayer.sinks.files import delete_paths
 from ftlayer.sinks.fitting import whole_or_refused
 from ftlayer.sinks.kafka.messages import KafkaMessage, StagedMessages, batches_of, content_of, encode
 from ftlayer.sinks.postgres import by_query, streaming_query
@@ -886,12 +886,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
         return open_files(self._staging)
 
     def _remove(self, paths: Iterable[str]) -> None:
-        staged = [path for path in paths if path]
-        if not staged:
-            return
-        with contextlib.closing(StoragePool()) as crew:
-            errors = crew.delete(self._files(), staged)
-        raise_together(errors, self._staging)
+        delete_paths(self._files(), [path for path in paths if path])
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy connects by itself, and is another writer.
