@@ -5,8 +5,7 @@ They are for `StreamEnvironment.source` in both modes, and those with a Data Sou
 """
 
 from ftlayer.sources.amqp.data_source import AmqpDataSource, AmqpSource
-from ftlayer.sources.files.data_source import FilesDataSource
-from ftlayer.sources.files.source import FilesSource
+from ftlayer.sources.files.data_source import FilesDataSource, FilesSource
 from ftlayer.sources.from_json import FromJson
 from ftlayer.sources.http_pull.data_sources import (
     PolledJsonDataSource,

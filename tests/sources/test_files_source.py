@@ -25,7 +25,7 @@ from ftlayer.data_sources import ReadAllAvailable, ReadMaxFiles
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.records.beside import misfits
 from ftlayer.sources import FilesSource, TailSource
-from ftlayer.sources.files import source as journals
+from ftlayer.sources.files import data_source as journals
 from ftlayer.topology.operators import Member
 
 Make = Callable[..., FilesSource]
