@@ -434,8 +434,8 @@ class StreamEnvironment:
             _check_metrics(options, layer, board)
         check_strategy(restart, "restart")
         self._spark = spark
-        self._layer = None if layer is None else layer._layer
-        self._board = None if board is None else board._layer
+        self._layer = layer
+        self._board = board
         self._console: ConsoleProcess | None = None
         self._checkpointing = checkpointing
         self._restart = restart
@@ -485,7 +485,7 @@ class StreamEnvironment:
         """Begin a stream; arguments and errors as `ftlayer.topology.builder.GraphBuilder.source`."""
         if retry is not None and self._layer is not None:
             check_instance(retry, "source: retry", StreamOptions)
-            self._layer.retries.check(retry, "source: retry")
+            self._layer._retries.check(retry, "source: retry")
         if replay != "store" and self._checkpointing is not None:
             raise ConfigError(
                 "source: replay: it is about acker mode; with checkpoints a source is read again anyway: leave it out"
@@ -525,7 +525,7 @@ class StreamEnvironment:
                 keeps_letters=self._checkpointing.directory is not None or self._board is not None,
             )
         assert self._layer is not None
-        layer, retries = self._layer, self._layer.retries
+        layer, retries = self._layer, self._layer._retries
         return job_graph(graph, layer.status, layer.stream_options, rules=retries.rules, limit=retries.limit)
 
     def explain(self) -> str:
@@ -597,7 +597,7 @@ class StreamEnvironment:
             )
         for layer in (self._layer, self._board):
             if layer is not None:
-                layer.check_open()
+                layer._check_open()
         graph = self.job_graph()
         ended = ended_before(graph.name, self._checkpointing, restore_from)
         if ended is not None:
@@ -632,7 +632,7 @@ class StreamEnvironment:
         layer = self._layer if tracked else self._board
         if layer is not None:
             layer.client_for(self._spark)  # which places an embedded vertex
-            layer.console(options)
+            layer._show_console(options)
         elif self._console is None:
             self._console = ConsoleProcess(options)
             tell_anyway(f"ftlayer: the console is at {self._console.link}")
@@ -644,7 +644,7 @@ class StreamEnvironment:
         tracked = self._layer is not None and self._layer.status is FTStatus.ON
         client = self._layer.client_for(self._spark) if self._layer is not None and tracked else None
         board = self._layer if tracked else self._board
-        announcer, links = local_announcer() if board is None else board.job_announcer, links_of(self._spark)
+        announcer, links = local_announcer() if board is None else board._job_announcer, links_of(self._spark)
         if board is None:
             push_otlp(self._options.otlp_endpoint)
         if self._options.metrics_port is not None:

@@ -25,10 +25,10 @@ from ftlayer.circuit import Limit, limit_of
 from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
 from ftlayer.dead_letters.letter import DeadLetter, json_text, letter_of, shown_record
 from ftlayer.errors import ConfigError
-from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
+from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of
 from ftlayer.monitor.sources import user_name
 from ftlayer.spark.deliveries.ingest_reader import IngestStream, stream_of_ingest
-from ftlayer.spark.layer import FTLayerEngine, check_streams, stream_options_of
+from ftlayer.spark.layer import MAX_ROWS, FTLayerEngine, check_streams, stream_options_of
 from ftlayer.spark.plan.stream_plan import (
     SourceSpec,
     StreamPlan,
@@ -42,7 +42,6 @@ from ftlayer.spark.tracked import TrackedStream
 from ftlayer.transport.address import MAX_PORT
 from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.embedded import EmbeddedVertex
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,8 +109,6 @@ def record_row(info: calls.RecordInfo) -> tuple[Any, ...]:
     )
 
 
-MAX_ROWS = 100_000
-
 _WORDS = {
     "start execute awaittermination run": "a layer is no query: layer.source(…).….sink(…, checkpoint=…).start() starts "
     "one, and what that returns has .awaitTermination()",
@@ -124,32 +121,8 @@ _WORDS = {
 
 
 @known_options
-class FTLayer:
+class FTLayer(FTLayerEngine):
     """A vertex, and how records are retried. Make one with `embedded` or `connect`; close it at the end."""
-
-    def __init__(
-        self,
-        vertex: VertexOptions | VertexClient,
-        options: calls.StreamOptions,
-        *,
-        status: FTStatus = FTStatus.ON,
-        strict: bool = True,
-        max_rows: int = MAX_ROWS,
-        rules: RetryRules = NO_RULES,
-        on_dead: Callable[[DeadLetter], object] | None = None,
-        limit: Limit | None = None,
-    ) -> None:
-        """Use `FTLayer.embedded` or `FTLayer.connect` instead."""
-        self._layer = FTLayerEngine(
-            vertex,
-            options,
-            status=status,
-            strict=strict,
-            max_rows=max_rows,
-            rules=rules,
-            on_dead=on_dead,
-            limit=limit,
-        )
 
     @classmethod
     @known_options
@@ -260,11 +233,8 @@ class FTLayer:
         def __getattr__(self, name: str) -> Any:
             raise not_here(self, name, _WORDS)
 
-    def __repr__(self) -> str:
-        return repr(self._layer)
-
     def __enter__(self) -> FTLayer:
-        self._layer.check_open()
+        self._check_open()
         return self
 
     def __exit__(
@@ -279,51 +249,6 @@ class FTLayer:
                 # The second one, of a user in a hurry: the first says the same.
                 raise KeyboardInterrupt from None
             raise
-
-    @property
-    def status(self) -> FTStatus:
-        """Whether fault tolerance is on, as given."""
-        return self._layer.status
-
-    @property
-    def enabled(self) -> bool:
-        """Whether fault tolerance is on."""
-        return self._layer.enabled
-
-    @property
-    def strict(self) -> bool:
-        """Whether rows that get lost in a `TrackedStream.transform` count as failed."""
-        return self._layer.strict
-
-    @property
-    def max_rows(self) -> int:
-        """How many rows the vertex delivers to one batch."""
-        return self._layer.max_rows
-
-    @property
-    def stream_options(self) -> calls.StreamOptions:
-        """What records are retried by."""
-        return self._layer.stream_options
-
-    @property
-    def client(self) -> VertexClient:
-        """The connection to the vertex; starts an embedded one if it does not run yet.
-
-        Raises `LayerClosedError` after `close`.
-        """
-        return self._layer.client
-
-    def client_for(self, spark: SparkSession) -> VertexClient:
-        """Return the connection to the vertex; an embedded one starts where this session's executors reach it.
-
-        Raises `UnsupportedError` for an embedded vertex and a session of Spark Connect.
-        """
-        return self._layer.client_for(spark)
-
-    @property
-    def vertex(self) -> EmbeddedVertex | None:
-        """The embedded vertex, None if there is none or it was not needed yet."""
-        return self._layer.vertex
 
     @property
     def address(self) -> str:
@@ -375,16 +300,7 @@ class FTLayer:
         options = ConsoleOptions(
             f"127.0.0.1:{port}", login_file=file, mask_payloads=mask_payloads, edit_with=functions
         )
-        return self._layer.console(options)
-
-    def close(self) -> None:
-        """Stop an embedded vertex; what it holds stays in its store. Stop the queries first.
-
-        Tells ``on_dead`` what it was not told yet, for up to ten seconds. After that every call of the layer, of its
-        ingests and of its dead letters' readers raises `LayerClosedError`, and calls that wait for the vertex end with
-        it, once the attempt under way has. Closing again does nothing.
-        """
-        self._layer.close()
+        return self._show_console(options)
 
     # ------------------------------------------------------------ sources
 
@@ -411,9 +327,9 @@ class FTLayer:
 
         Raises `InvalidTopologyError`, `UnsupportedError` or `UnhashableKeyError` for what cannot be wrapped.
         """
-        self._layer.check_open()
-        rules = rules_of(retry_on, dead_on, f"source {name!r}").within(self._layer.retries.rules)
-        limit = limit_of(max_failing, f"source {name!r}") or self._layer.retries.limit
+        self._check_open()
+        rules = rules_of(retry_on, dead_on, f"source {name!r}").within(self._retries.rules)
+        limit = limit_of(max_failing, f"source {name!r}") or self._retries.limit
         if isinstance(frame, IngestStream):
             return self._ingested(frame, rules, limit)
         _check_name(name)
@@ -424,7 +340,7 @@ class FTLayer:
         keys = check_columns(frame.sparkSession, frame.schema, wanted, f"source {name!r}: key")
         if keys:
             check_key(frame.schema, keys, f"source {name!r}: key")
-        self._layer.place(frame.sparkSession)
+        self._place(frame.sparkSession)
         prepare_workers(frame.sparkSession)
         return self._wrapped(SourceSpec(frame, name, keys, rules=rules, limit=limit), frame.schema)
 
@@ -445,9 +361,9 @@ class FTLayer:
         from where it came into the other query. ``retry_on``, ``dead_on`` and
         ``max_failing`` as for `source`.
         """
-        self._layer.check_open()
-        rules = rules_of(retry_on, dead_on, f"resume {name!r}").within(self._layer.retries.rules)
-        limit = limit_of(max_failing, f"resume {name!r}") or self._layer.retries.limit
+        self._check_open()
+        rules = rules_of(retry_on, dead_on, f"resume {name!r}").within(self._retries.rules)
+        limit = limit_of(max_failing, f"resume {name!r}") or self._retries.limit
         _check_name(name)
         check_source(frame, name)
         (carrier,) = check_columns(frame.sparkSession, frame.schema, [carrier], f"resume {name!r}: carrier")
@@ -455,7 +371,7 @@ class FTLayer:
             raise ConfigError(
                 f"resume {name!r}: column {carrier!r} is {dict(frame.dtypes)[carrier]}, not binary"
             )
-        self._layer.place(frame.sparkSession)
+        self._place(frame.sparkSession)
         prepare_workers(frame.sparkSession)
         return self._wrapped(SourceSpec(frame, name, carrier=carrier, rules=rules, limit=limit), frame.schema)
 
@@ -464,7 +380,7 @@ class FTLayer:
         """Return an intake for records that no source can give again; pass it to `source` to process them."""
         from ftlayer.spark.tracked import struct_of
 
-        self._layer.check_open()
+        self._check_open()
         _check_name(name)
         if not self.enabled:
             raise ConfigError(
@@ -490,7 +406,7 @@ class FTLayer:
         return self._wrapped(spec, ingest.schema)
 
     def _wrapped(self, source: SourceSpec, schema: StructType) -> TrackedStream:
-        return TrackedStream(StreamPlan(self._layer, source, schema))
+        return TrackedStream(StreamPlan(self, source, schema))
 
     # ------------------------------------------------------------ what the vertex holds
 
@@ -523,7 +439,7 @@ class FTLayer:
         `ftlayer.dead_letters.letter.LETTER_SCHEMA`. `TrackedStream.dead_letters` and `DataStream.dead_letters` name
         the streams by themselves.
         """
-        return self._layer.dead_letters(spark, streams)
+        return self._letters_of(spark, streams)
 
     def dead_letter_reader(self, spark: SparkSession, *streams: str) -> DeadLetterReader:
         """Return a source of the dead letters of streams, for a topology's `StreamEnvironment.source`.
@@ -533,18 +449,7 @@ class FTLayer:
         from ftlayer.dead_letters.reader import DeadLetterReader
 
         check_streams(streams, "dead_letter_reader")
-        return DeadLetterReader(self._layer.another_client(self.client_for(spark), "dead-letters"), streams)
-
-    def watch_dead(self, stream: str) -> None:
-        """Have ``on_dead`` told of a stream's dead letters; queries and topologies do so when they start.
-
-        Those that were never told come first. How far the callback has come is kept in the vertex, for each stream:
-        of two programs with one stream, both are told some. A callback that raises is called again with the same
-        letter, after a pause of 1 s that doubles up to a minute; the failure is logged. Does nothing without
-        ``on_dead``.
-        """
-        check_streams([stream], "watch_dead")
-        self._layer.watch_dead(stream)
+        return DeadLetterReader(self._another_client(self.client_for(spark), "dead-letters"), streams)
 
     @known_options
     def requeue(self, keys: Iterable[str | bytes]) -> int:

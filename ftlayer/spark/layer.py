@@ -24,7 +24,7 @@ from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.dead_letters.announcer import Announcer
 from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
-from ftlayer.functions.retry_rules import RetryRules
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.jobs.announcer import JobAnnouncer
 from ftlayer.notebook import tell, tell_anyway
 from ftlayer.printable import shown_url
@@ -85,6 +85,9 @@ def stream_options_of(
     return options
 
 
+MAX_ROWS = 100_000
+
+
 def check_streams(streams: Sequence[str], method: str) -> None:
     """Raise `ConfigError` unless one stream or more is named, each by a text."""
     if not streams:
@@ -93,11 +96,11 @@ def check_streams(streams: Sequence[str], method: str) -> None:
 
 
 class FTLayerEngine:
-    """The engine of an `FTLayer`, without the methods by which a user asks for sources and dead letters.
+    """An `FTLayer` without the methods by which a user asks for sources and dead letters.
 
     Attributes:
         status: whether fault tolerance is on.
-        stream_options, retries: what records are retried by.
+        stream_options: what records are retried by.
         strict: whether rows that get lost in a `TrackedStream.transform` count as failed.
         max_rows: rows that the vertex delivers to one batch.
     """
@@ -107,14 +110,14 @@ class FTLayerEngine:
         vertex: VertexOptions | VertexClient,
         options: StreamOptions,
         *,
-        status: FTStatus,
-        strict: bool,
-        max_rows: int,
-        rules: RetryRules,
-        on_dead: Callable[[DeadLetter], object] | None,
-        limit: Limit | None,
+        status: FTStatus = FTStatus.ON,
+        strict: bool = True,
+        max_rows: int = MAX_ROWS,
+        rules: RetryRules = NO_RULES,
+        on_dead: Callable[[DeadLetter], object] | None = None,
+        limit: Limit | None = None,
     ) -> None:
-        """Check the options; starts nothing. Raises `ConfigError`."""
+        """Use `FTLayer.embedded` or `FTLayer.connect` instead."""
         self._vertex_options = vertex if isinstance(vertex, VertexOptions) else None
         self._client = vertex if isinstance(vertex, VertexClient) else None
         self._embedded: EmbeddedVertex | None = None
@@ -122,12 +125,12 @@ class FTLayerEngine:
         self._host: str | None = None
         self.stream_options = options
         least_ms = vertex.timeout_buckets - 1 if isinstance(vertex, VertexOptions) else None
-        self.retries = RetryDefaults(rules, limit, least_ms)
+        self._retries = RetryDefaults(rules, limit, least_ms)
         if on_dead is not None:
             check_function(on_dead, "on_dead", takes=1)
         self._on_dead = on_dead
         self._announcer: Announcer | None = None
-        self._job_announcer: JobAnnouncer | None = None
+        self._made_announcer: JobAnnouncer | None = None
         self._others: list[VertexClient] = []
         self._console: ConsoleProcess | None = None
         self._lock = threading.Lock()  # of what is made when it is first needed
@@ -149,6 +152,7 @@ class FTLayerEngine:
 
     @property
     def enabled(self) -> bool:
+        """Whether fault tolerance is on."""
         return self.status is FTStatus.ON
 
     # ------------------------------------------------------------ the vertex
@@ -160,7 +164,11 @@ class FTLayerEngine:
 
     @property
     def client(self) -> VertexClient:
-        self.check_open()
+        """The connection to the vertex; starts an embedded one if it does not run yet.
+
+        Raises `LayerClosedError` after `close`.
+        """
+        self._check_open()
         if self._client is None:
             assert self._vertex_options is not None
             self._place_by_active_session()
@@ -174,17 +182,20 @@ class FTLayerEngine:
         return self._client
 
     def client_for(self, spark: SparkSession) -> VertexClient:
-        """Return the connection to the vertex, where this session's executors reach it: `FTLayer.client_for`."""
+        """Return the connection to the vertex; an embedded one starts where this session's executors reach it.
+
+        Raises `UnsupportedError` for an embedded vertex and a session of Spark Connect.
+        """
         if self._vertex_options is not None and is_connect(spark):
             raise UnsupportedError(
                 "over Spark Connect tasks run where the server is, and cannot be told how to reach a vertex that is "
                 "embedded in this program: start one with `ftlayer serve` and use FTLayer.connect"
             )
         if self._client is None and not is_connect(spark):
-            self.place(spark)
+            self._place(spark)
         return self.client
 
-    def another_client(self, client: VertexClient, label: str) -> VertexClient:
+    def _another_client(self, client: VertexClient, label: str) -> VertexClient:
         """Return a connection to the same vertex as ``client``, which ends with the layer too."""
         another = VertexClient(
             client.address,
@@ -196,7 +207,7 @@ class FTLayerEngine:
         self._others.append(another)
         return another
 
-    def place(self, spark: SparkSession) -> None:
+    def _place(self, spark: SparkSession) -> None:
         """Let an embedded vertex listen where this session's executors can reach it."""
         if self._embedded is None and not (spark.sparkContext.master or "").startswith("local"):
             self._host = str(spark.conf.get("spark.driver.host"))
@@ -207,19 +218,27 @@ class FTLayerEngine:
 
         session = SparkSession.getActiveSession()
         if session is not None and not is_connect(session):
-            self.place(session)
+            self._place(session)
 
     # ------------------------------------------------------------ dead letters
 
     def watch_dead(self, stream: str) -> None:
-        self.check_open()
+        """Have ``on_dead`` told of a stream's dead letters; queries and topologies do so when they start.
+
+        Those that were never told come first. How far the callback has come is kept in the vertex, for each stream:
+        of two programs with one stream, both are told some. A callback that raises is called again with the same
+        letter, after a pause of 1 s that doubles up to a minute; the failure is logged. Does nothing without
+        ``on_dead``.
+        """
+        check_streams([stream], "watch_dead")
+        self._check_open()
         if self._on_dead is None:
             return
         if self._announcer is None:
-            self._announcer = Announcer(self.another_client(self.client, "on-dead"), self._on_dead)
+            self._announcer = Announcer(self._another_client(self.client, "on-dead"), self._on_dead)
         self._announcer.watch(stream)
 
-    def dead_letters(self, spark: SparkSession, streams: Sequence[str]) -> DataFrame:
+    def _letters_of(self, spark: SparkSession, streams: Sequence[str]) -> DataFrame:
         from ftlayer.dead_letters.reader import FORMAT, DeadLetterSource
 
         check_streams(streams, "dead_letter_stream")
@@ -238,21 +257,21 @@ class FTLayerEngine:
     # ------------------------------------------------------------ jobs
 
     @property
-    def job_announcer(self) -> JobAnnouncer:
+    def _job_announcer(self) -> JobAnnouncer:
         """What announces jobs to the vertex, which has to be there by now."""
-        self.check_open()
+        self._check_open()
         with self._lock:
-            if self._job_announcer is None:
-                self._job_announcer = JobAnnouncer(self.another_client(self.client, "announce"))
-            return self._job_announcer
+            if self._made_announcer is None:
+                self._made_announcer = JobAnnouncer(self._another_client(self.client, "announce"))
+            return self._made_announcer
 
     # ------------------------------------------------------------ the console
 
-    def console(self, options: ConsoleOptions) -> ConsoleProcess:
+    def _show_console(self, options: ConsoleOptions) -> ConsoleProcess:
         from ftlayer.console.options import ConsoleProcess
         from ftlayer.monitor.sources import source_of_client, sources_given
 
-        self.check_open()
+        self._check_open()
         if self._console is None:
             client = self.client
             if self._vertex_options is not None:
@@ -265,17 +284,23 @@ class FTLayerEngine:
 
     # ------------------------------------------------------------ its end
 
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise LayerClosedError(CLOSED)
 
     def close(self) -> None:
+        """Stop an embedded vertex; what it holds stays in its store. Stop the queries first.
+
+        Tells ``on_dead`` what it was not told yet, for up to ten seconds. After that every call of the layer, of its
+        ingests and of its dead letters' readers raises `LayerClosedError`, and calls that wait for the vertex end with
+        it, once the attempt under way has. Closing again does nothing.
+        """
         if self._announcer is not None:
             # First: the callback may use the layer.
             self._announcer.close()
-        if self._job_announcer is not None:
+        if self._made_announcer is not None:
             # While the vertex is there to hear of the end of jobs.
-            self._job_announcer.close()
+            self._made_announcer.close()
         self._closed = True
         if self._console is not None:
             self._console.stop()

@@ -379,7 +379,7 @@ class TrackedStream:
         else:
             check_text(checkpoint, "dead_letters: checkpoint", "the path or URL of a query's checkpoint")
             query = CheckpointDirectory(self._spark, checkpoint).claim(self._plan.source.name).query
-        return self._plan.layer.dead_letters(self._spark, [stream_of_source(self._plan.source, query)])
+        return self._plan.layer._letters_of(self._spark, [stream_of_source(self._plan.source, query)])
 
     # ------------------------------------------------------------ recording
 

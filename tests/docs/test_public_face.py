@@ -41,7 +41,7 @@ from ftlayer.vertex.calls import QueryStatus, StreamOptions, StreamStatus
 from ftlayer.vertex.calls.jobs import (
     BatchDetails,
     CheckpointDetails,
-    CheckpointParts,
+    CheckpointSums,
     CheckpointTotals,
     EdgeDetails,
     Incident,
@@ -129,7 +129,7 @@ VALUES: dict[type, str] = {
     BatchDetails: "BatchDetails",
     ChainStatus: "ChainStatus",
     CheckpointDetails: "CheckpointDetails",
-    CheckpointParts: "CheckpointParts",
+    CheckpointSums: "CheckpointSums",
     CheckpointTotals: "CheckpointTotals",
     CircuitStatus: "CircuitStatus",
     CurrentRecord: "The record that a function works on",

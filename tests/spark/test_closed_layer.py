@@ -72,7 +72,7 @@ def test_what_a_layer_gave_out_is_closed_with_it() -> None:
     layer = a_remote_layer()
     ingest = IngestStream("c", SCHEMA, layer.client)
     own = ingest.reader("topology")
-    another = layer.another_client(layer.client, "dead-letters")
+    another = layer._another_client(layer.client, "dead-letters")
     layer.close()
     with pytest.raises(LayerClosedError):
         ingest.put({"a": 1})

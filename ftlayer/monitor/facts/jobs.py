@@ -174,7 +174,7 @@ def checkpoint_facts(checkpoint: calls.CheckpointDetails, *, mask: bool = False)
     }
 
 
-def _part_facts(part: calls.SubtaskCheckpointDetails | calls.CheckpointParts) -> Facts:
+def _part_facts(part: calls.SubtaskCheckpointDetails | calls.CheckpointSums) -> Facts:
     return {
         "start_delay_seconds": seconds(part.start_delay_ms),
         "alignment_seconds": seconds(part.alignment_ms),

@@ -552,7 +552,7 @@ class TrackedWriter:
         ends meanwhile, `LayerClosedError` if the layer is closed, and whatever Spark or the vertex raises at the start.
         """
         self._unstarted.settle()
-        self._plan.layer.check_open()
+        self._plan.layer._check_open()
         check_functions(self._plan.steps)
         spark = self._plan.spark
         with tells_of_its_end(spark):
@@ -620,7 +620,7 @@ class TrackedWriter:
         execution = uuid.uuid4().hex
         log = BatchHistory(traces=batch_traces(title_of(self._name), execution))
         # Before anything runs that could not be handed out, where one of them fails.
-        announcer, links = self._plan.layer.job_announcer, links_of(source.frame.sparkSession)
+        announcer, links = self._plan.layer._job_announcer, links_of(source.frame.sparkSession)
         since_ms = time.time_ns() // 1_000_000
         runs = itertools.count(1)
 

@@ -174,7 +174,7 @@ class SubtaskCheckpointDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointParts:
+class CheckpointSums:
     """Parts of a checkpoint together, ``acked`` of them: sums of bytes, and the longest time of any.
 
     The words are those of `SubtaskCheckpointDetails`; ``unaligned``: whether any of them is.
@@ -191,8 +191,8 @@ class CheckpointParts:
     unaligned: bool
 
 
-def _together(parts: Collection[SubtaskCheckpointDetails]) -> CheckpointParts:
-    return CheckpointParts(
+def _together(parts: Collection[SubtaskCheckpointDetails]) -> CheckpointSums:
+    return CheckpointSums(
         acked=len(parts),
         start_delay_ms=max((part.start_delay_ms for part in parts), default=0),
         alignment_ms=max((part.alignment_ms for part in parts), default=0),
@@ -235,12 +235,12 @@ class CheckpointDetails:
     failure: str = ""
 
     @property
-    def total(self) -> CheckpointParts:
+    def total(self) -> CheckpointSums:
         """Sums and longest times of all parts that are there."""
         return _together(self.subtasks)
 
     @property
-    def chains(self) -> dict[str, CheckpointParts]:
+    def chains(self) -> dict[str, CheckpointSums]:
         """The parts of each chain that are there, by its uid."""
         uids = dict.fromkeys(part.uid for part in self.subtasks)
         return {uid: _together([part for part in self.subtasks if part.uid == uid]) for uid in uids}

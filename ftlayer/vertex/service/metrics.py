@@ -103,7 +103,7 @@ class Probes:
 MAX_CONNECTIONS = 32
 
 
-class Asked(Protocol):
+class Submitting(Protocol):
     def submit(self, call: calls.Call, envelope: None, answer: Answer) -> None:
         """Run ``call``; ``answer`` gets the reply or the error."""
 
@@ -262,7 +262,7 @@ def _answered(
     return [body]
 
 
-def vertex_families(vertex: Asked, version: str) -> Families:
+def vertex_families(vertex: Submitting, version: str) -> Families:
     """Ask a vertex what it and the jobs that are announced to it are doing. Raises what it answers."""
 
     def ask(call: calls.AnsweredBy[calls.R]) -> calls.R:
