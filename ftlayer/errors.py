@@ -199,6 +199,13 @@ class MalformedRequestError(VertexError, ValueError):
     recoverable = False
 
 
+class UnreadableReplyError(VertexError):
+    """The reply is none of this version's calls: the vertex, or a program's own board, runs another ftlayer."""
+
+    code = "UNREADABLE_REPLY"
+    recoverable = True
+
+
 class UnauthorizedError(VertexError):
     """The token is missing or wrong."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftlayer.errors import ConfigError, StoreLockedError
+from ftlayer.errors import ConfigError, StoreLockedError, UnreadableReplyError
 from ftlayer.printable import printable
 from ftlayer.secret_files import read_file, read_secret
 
@@ -117,10 +117,11 @@ class Asking:
                 sources = self._sources(shows_killed=shows_killed, may_be_none=bool(stored))
             views = gatherer.gather()
             errors = [error for view in views if (error := gatherer.error(view.vertex)) is not None]
-            if errors and not any(view.is_up or (view.is_killed and shows_killed) for view in views):
-                raise errors[0]
             silent = [view for view in views if not view.is_up and (is_named or not view.is_killed)]
-            said = [f"vertex {view.vertex} gives no answer: {view.failure}" for view in silent]
+            way = "" if is_named else "; --vertex asks others without it"
+            said = [f"{view.silence}{way if view.is_unreadable else ''}" for view in silent]
+            if errors and not any(view.is_up or (view.is_killed and shows_killed) for view in views):
+                raise UnreadableReplyError(said[0]) if silent and silent[0].is_unreadable else errors[0]
             for sentence in () if is_named else said:
                 warn(sentence)
             yield gatherer
@@ -167,6 +168,7 @@ def _opened(store: Path | None) -> Iterator[VertexSource | None]:
     from ftlayer.cli.offline import inspect_store, shard_paths
     from ftlayer.config import VertexOptions
     from ftlayer.monitor.sources import VertexSource, short_name
+    from ftlayer.vertex.service.access import ACCESS_FILE
     from ftlayer.vertex.service.directory import check_unheld
     from ftlayer.vertex.service.embedded import EmbeddedVertex
 
@@ -182,6 +184,7 @@ def _opened(store: Path | None) -> Iterator[VertexSource | None]:
     options = VertexOptions(store, shards=len(reports), max_store_bytes=most)
     with EmbeddedVertex(options, visits=True) as vertex:
         path = os.path.realpath(store)
+        left = "killed" if (store / ACCESS_FILE).exists() else "gone"  # one that ends itself removes it
         yield VertexSource(
             short_name(os.path.basename(path)),
             vertex.address,
@@ -189,6 +192,7 @@ def _opened(store: Path | None) -> Iterator[VertexSource | None]:
             vertex.root_certs,
             vertex.client_pem,
             path,
+            left=left,
         )
 
 

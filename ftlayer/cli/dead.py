@@ -24,7 +24,6 @@ from ftlayer.cli.records import (
     page_of,
     parsed_keys,
     parsed_where,
-    place_of,
     print_head,
     print_listing,
     print_record,
@@ -347,7 +346,7 @@ def _change(
     if ask and count:
         if not asking.as_json:
             _print_groups(asking, groups, names)
-        typer.confirm(_question(gatherer, action, count, groups, names), abort=True, err=True)
+        typer.confirm(_question(action, count, groups, names), abort=True, err=True)
     changed = _changed(gatherer, Carrying(Change(action), letters, user_name()))
     asked = len(wanted) or count
     if asking.as_json:
@@ -397,7 +396,7 @@ def _edit_all(
             raise typer.Exit(EXIT_ERROR)
         return
     if ask and count:
-        typer.confirm(_question(gatherer, "edit", count, editing.groups, names), abort=True, err=True)
+        typer.confirm(_question("edit", count, editing.groups, names), abort=True, err=True)
     changed = _changed(gatherer, Carrying(Change.EDIT, letters, user_name(), editing.payloads))
     if asking.as_json:
         facts = {"action": "edit", "asked": len(editing.found), "changed": changed}
@@ -474,7 +473,7 @@ def _of_one(gatherer: Gatherer, selections: list[Selection], names: JobNames) ->
         names.find(stream)  # It says what there is.
     if len(meant) > 1:
         counts = {view.vertex: int(view.stats.get("dead_letters", 0)) for view in gatherer.views()}
-        there = "; ".join(f"{place_of(gatherer, each.vertex)} has {counts[each.vertex]:,}" for each in meant)
+        there = "; ".join(f"{names.place(each.vertex)} has {counts[each.vertex]:,}" for each in meant)
         raise ConfigError(
             f"{len(meant)} vertices are meant, and letters are changed on one: say which by --vertex, or name the job "
             f"by --where 'stream = NAME'. {there}"
@@ -482,14 +481,14 @@ def _of_one(gatherer: Gatherer, selections: list[Selection], names: JobNames) ->
     return meant
 
 
-def _question(gatherer: Gatherer, action: str, count: int, groups: list[LetterGroup], names: JobNames) -> str:
+def _question(action: str, count: int, groups: list[LetterGroup], names: JobNames) -> str:
     from ftlayer.monitor.names import enumerated
 
     streams = sorted({names.stream(group.vertex, group.stream) for group in groups})
     if len(streams) > _NAMED:
         streams[_NAMED:] = [f"{len(streams) - _NAMED} other streams"]
     of = f" of {enumerated(streams)}" if streams else ""
-    where = enumerated([place_of(gatherer, vertex) for vertex in sorted({group.vertex for group in groups})])
+    where = enumerated([names.place(vertex) for vertex in sorted({group.vertex for group in groups})])
     letters = "letter" if count == 1 else "letters"
     return _QUESTIONS[action].format(f"{count:,} dead {letters}{of} in {where}")
 

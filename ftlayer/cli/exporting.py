@@ -16,6 +16,7 @@ import pyarrow as pa
 import typer
 
 from ftlayer.cli.connection import EXIT_ERROR, warn
+from ftlayer.cli.printing import is_terminal
 from ftlayer.cli.records import page_of
 from ftlayer.clock import system_now
 from ftlayer.errors import ConfigError, MachineError
@@ -73,7 +74,10 @@ def _in_editor(row: pa.RecordBatch) -> pa.RecordBatch:
 
 def _edited(text: str) -> str:
     """Return what $VISUAL, $EDITOR or vi makes of ``text``; the file that it has is this user's alone."""
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not editor and not is_terminal():
+        raise ConfigError("no terminal is there for an editor: say what changes by --set, --from or --with")
+    editor = editor or "vi"
     with tempfile.TemporaryDirectory(prefix="ftlayer-edit-") as directory:
         file = Path(directory) / "record.json"
         file.write_text(text, "utf-8")

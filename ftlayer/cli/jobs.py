@@ -213,6 +213,7 @@ def job_parts(
         "heard": f"{spoken(view.heard_ago_ms(announced))} ago",
         "since": f"{time_text(job.since_ms)}, for {spoken((job.ended_ms or job.at_ms) - job.since_ms)}",
         "mode": job.mode,
+        "vertex": view.place,
         "driver": f"process {job.pid} on {job.host}" if job.pid else "",
         "restarts": f"{job.restarts:,}" + (f", the last one: {job.last_failure}" if job.last_failure else ""),
         "limited": found.text if found else "",

@@ -46,12 +46,17 @@ from ftlayer.cli.records import (
     keepers,
     page_of,
     parsed_where,
-    place_of,
     print_listing,
 )
 from ftlayer.clock import system_now
 from ftlayer.demo.choices import Engine, Kill, Mode
-from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError, VertexUnavailableError
+from ftlayer.errors import (
+    ConfigError,
+    FTLayerError,
+    UnauthorizedError,
+    UnknownJobError,
+    VertexUnavailableError,
+)
 from ftlayer.printable import printable, printing_console, shown_url
 from ftlayer.secret_files import read_file, read_secret
 
@@ -331,7 +336,12 @@ def _carry_out(
         names = JobNames(gatherer.views())
         key = names.find(name)
         label = names.label(key.vertex, key.owner)
-        job, place = gatherer.job(key.vertex, key.owner).job, place_of(gatherer, key.vertex)
+        job, place = gatherer.job(key.vertex, key.owner).job, names.place(key.vertex)
+        if asking.store and not job.final:
+            raise UnknownJobError(
+                f"{action}: {job.kind} {label} of {place} does not run, since its program has ended: start that again, "
+                "and ask it without --store"
+            )
         if job.kind is JobKind.QUERY and (directory or action == "cancel"):
             raise ConfigError(
                 f"--directory: {label} is a wrapped query, which takes no savepoints"

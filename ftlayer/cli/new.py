@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.prompt import Prompt
 
+from ftlayer.cli.printing import is_terminal
 from ftlayer.scaffold.choices import (
     SINKS,
     SOURCES,
@@ -86,13 +87,9 @@ def new(
 
 
 def _ask(what: str, choices: Iterable[str], default: str) -> str:
-    if not _is_terminal():
+    if not is_terminal():
         return default
     return Prompt.ask(what, choices=[str(choice) for choice in choices], default=str(default))
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _interpreter() -> str:

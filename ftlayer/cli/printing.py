@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -39,6 +40,10 @@ class PrintedLine:
 
 Part = Union["PrintedLine", "Table"]
 """A line or a table of what a command prints."""
+
+
+def is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def print_json(facts: Any) -> None:

@@ -14,6 +14,7 @@ from ftlayer.checks import shown
 from ftlayer.cli.connection import warn
 from ftlayer.cli.printing import new_table, print_line, time_text
 from ftlayer.errors import ConfigError, MalformedRequestError
+from ftlayer.printable import shown_url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,17 +64,16 @@ def keepers(gatherer: Gatherer) -> list[str]:
     there = [view.vertex for view in up if view.has_records]
     if not there:
         names = ", ".join(view.vertex for view in up)
+        kept = [each.job for view in up for each in view.jobs if each.job.kept_in]
+        those = [f"those of {job.name} are named by --checkpoints {shown_url(job.kept_in)}" for job in kept]
+        told = f" ({'; '.join(those)})" if those else ""
         raise ConfigError(
             f"nothing of what was found ({names}) keeps records: a job in barrier mode has dead letters alone, and "
-            "those if it has a failure policy. Others are named by --vertex (a store that a program has open, or an "
-            "address) and --checkpoints (a job's directory); ftlayer inspect PATH reads one that no program has open"
+            f"those if it has a failure policy{told}. Others are named by --vertex (a store that a program has open, "
+            "or an address) and --checkpoints (a job's directory); ftlayer inspect PATH reads one that no program has "
+            "open, and --store PATH asks it"
         )
     return there
-
-
-def place_of(gatherer: Gatherer, vertex: str) -> str:
-    """Return what a vertex is called, and where its store is, or its address."""
-    return next(view.place for view in gatherer.views() if view.vertex == vertex)
 
 
 def warn_of_killed(views: Iterable[VertexView]) -> None:
@@ -167,9 +167,12 @@ def print_listing(
     console: Console, listing: RecordListing, names: JobNames, now_ms: int, total: int, *, wide: bool = False
 ) -> None:
     """Print records, and how many there are; ``total`` is of all, whatever the filter says. ``wide``: in full."""
-    several = len({record.vertex for record in listing.records}) > 1
+    vertices = sorted({record.vertex for record in listing.records})
+    several = len(vertices) > 1
     for record in listing.records:
         print_listed(console, record, names, now_ms, wide=wide, several=several)
+    for vertex in vertices if several else ():
+        console.print(f"  {names.place(vertex)}", soft_wrap=True)
     console.print(_said(listing, total), soft_wrap=True)
 
 
@@ -233,7 +236,7 @@ def print_record(console: Console, record: FoundRecords, names: JobNames, *, sev
     info = record.info
     console.print(info.key.hex(), style="bold cyan", soft_wrap=True)
     lines = {
-        "vertex": record.vertex if several else "",
+        "vertex": names.place(record.vertex) if several else "",
         "stream": record_stream(record.vertex, info, names),
         "from": came_from(info),
         "state": info.state,

@@ -464,7 +464,7 @@ def _checkpoint_table(checkpoints: Checkpoints) -> Table:
 
 def print_next(console: Console, kind: Kind, directory: RunDirectory, *, kept: bool) -> None:
     """Say where the run is, and what to look at."""
-    dead = "ftlayer inspect {store} --list dead", "the dead letters, as the vertex stores them"
+    dead = "ftlayer dead list --store {store}", "the dead letters, in the vertex' store"
     in_files = "{root}/dead-letters", "the dead letters, in files"
     places = [
         in_files if kind is Kind.CHECKPOINTED else dead,

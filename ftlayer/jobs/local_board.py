@@ -158,11 +158,7 @@ class LocalBoard:
         if job.final:
             self._run.pop(job.run, None)
         else:
-            kept = (
-                f" with checkpoints in {shown_url(job.checkpoint_location)}"
-                if job.checkpoint_location
-                else ""
-            )
+            kept = f" with checkpoints in {shown_url(job.kept_in)}" if job.kept_in else ""
             self._run[job.run] = f"{job.name or job.owner}{kept}"
         if self._run != before:
             self.on_jobs(", ".join(self._run.values()))

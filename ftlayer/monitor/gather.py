@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -32,6 +32,7 @@ from ftlayer.errors import (
     ConfigError,
     FTLayerError,
     UnknownJobError,
+    UnreadableReplyError,
     UnsupportedError,
     VertexUnavailableError,
 )
@@ -333,6 +334,7 @@ class StoredReports:
 
     url: str
     key: bytes | None = None
+    left: ClassVar[str] = ""
 
     @property
     def name(self) -> str:
@@ -596,7 +598,7 @@ class Gatherer:
                 name = source.name if alike[source.name] == 1 else marked(source.name, source.identity)
                 self._names[source.identity] = name
                 is_stored = isinstance(source, StoredReports)
-                view = VertexView(name, source.address, source.path, is_stored=is_stored)
+                view = VertexView(name, source.address, source.path, is_stored=is_stored, left=source.left)
                 self._vertices[name] = _Vertex(source, self._connected(source), view)
 
     def _forget_some(self) -> None:
@@ -628,7 +630,9 @@ class Gatherer:
             view = (
                 self._killed(vertex.view, str(failure))
                 if failure is not error
-                else self._without_answer(vertex.view, str(error))
+                else self._without_answer(
+                    vertex.view, str(error), is_unreadable=isinstance(error, UnreadableReplyError)
+                )
             )
         with self._lock:
             vertex.error = failure
@@ -659,11 +663,22 @@ class Gatherer:
         return replace(self._without_answer(before, failure, is_killed=True), jobs=jobs)
 
     def _without_answer(
-        self, before: VertexView, failure: str, *, is_gone: bool = False, is_killed: bool = False
+        self,
+        before: VertexView,
+        failure: str,
+        *,
+        is_gone: bool = False,
+        is_killed: bool = False,
+        is_unreadable: bool = False,
     ) -> VertexView:
-        now_ms = self._clock().wall_ms
         return replace(
-            before, is_up=False, is_gone=is_gone, is_killed=is_killed, asked_ms=now_ms, failure=failure
+            before,
+            is_up=False,
+            is_gone=is_gone,
+            is_killed=is_killed,
+            is_unreadable=is_unreadable,
+            asked_ms=self._clock().wall_ms,
+            failure=failure,
         )
 
     def _follow(self, vertex: _Vertex, source: VertexSource | StoredReports) -> None:
@@ -681,6 +696,7 @@ class Gatherer:
             is_up=True,
             is_gone=False,
             is_killed=False,
+            is_unreadable=False,
             asked_ms=now_ms,
             as_of_ms=now_ms,
             failure="",

@@ -193,6 +193,7 @@ def driver_health(
             *_stuck_functions(view.vertex, job),
             *_sources_away(view.vertex, job),
             *_checkpoints(view.vertex, job),
+            *_died(view.vertex, announced),
             *_failing(view.vertex, job),
             *_watermark(view.vertex, job, hour),
         ]
@@ -238,17 +239,17 @@ def _unheard(view: VertexView, announced: calls.AnnouncedJob) -> Finding:
     job, place = announced.job, PageLink(Page.JOB, view.vertex, announced.job.owner)
     where = f" (process {job.pid} on {job.host})" if job.pid else ""
     ago = spoken(view.heard_ago_ms(announced))
-    if view.is_gone:
+    if view.state == "gone":
         text = (
             f"{job.name} was {job.state} when it was heard last, {ago} ago, and its program{where} has ended: start it "
             "again if it is to go on"
         )
         return Finding(Health.LOOK, text, place)
+    if view.state == "killed":
+        text = f"{job.name} was {job.state} when it was heard last, {ago} ago: its driver{where} was killed"
+        return Finding(Health.BROKEN, text, place)
     if announced.is_silent:
         text = f"the driver of {job.name}{where} has not been heard for {ago}: if it is gone, start it again"
-        return Finding(Health.BROKEN, text, place)
-    if view.is_killed:
-        text = f"{job.name} was {job.state} when it was heard last, {ago} ago: its driver{where} was killed"
         return Finding(Health.BROKEN, text, place)
     health = Health.BROKEN if view.asked_ms - view.as_of_ms >= SILENT_MS else Health.LOOK
     return Finding(health, f"{job.name} was heard {ago} ago: its vertex gives no answer", place)
@@ -332,6 +333,14 @@ def _checkpoints_in_a_row(totals: calls.CheckpointTotals) -> str:
     return "the last checkpoint" if count == 1 else f"the last {count} checkpoints"
 
 
+def _died(vertex: str, announced: calls.AnnouncedJob) -> Iterator[Finding]:
+    """Tell of dead letters that the job keeps itself, in files."""
+    job = announced.job
+    if 0 <= announced.died_ago_ms < LATELY_MS:
+        text = f"{job.name} has made dead letters in the last {spoken(LATELY_MS)}, {job.dead:,} in this run"
+        yield Finding(Health.LOOK, text, PageLink(Page.JOB, vertex, job.owner))
+
+
 def _failing(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
     """Tell of records that failed in a chain and wait there, and of a chain that pauses for their sake."""
     for key, count in sorted(job.counters.items()):
@@ -377,7 +386,7 @@ def _silent_vertex(view: VertexView) -> Iterator[Finding]:
         yield Finding(Health.BROKEN, f"vertex {view.vertex}{ran}: {view.failure}", place)
         return
     if not view.as_of_ms:
-        yield Finding(Health.BROKEN, f"vertex {view.vertex} gives no answer: {view.failure}", place)
+        yield Finding(Health.LOOK if view.is_unreadable else Health.BROKEN, view.silence, place)
         return
     ago_ms = view.asked_ms - view.as_of_ms
     health = Health.BROKEN if ago_ms >= SILENT_MS else Health.LOOK

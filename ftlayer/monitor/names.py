@@ -33,6 +33,8 @@ class VertexView:
         is_gone: its driver has ended, and it with it: there is nothing to ask any more, and nothing wrong.
         is_killed: its driver was killed, and it with it.
         is_stored: it is a directory with what drivers have said last, and ``address`` the directory.
+        left: as `VertexSource.left`: nothing of it runs, and the command that has opened its store is what answers.
+        is_unreadable: its program runs another version of ftlayer, whose replies cannot be read.
         failure: why it gave no answer, "" while it is up.
         has_records: False for a driver's own board, which keeps no records.
         stats: counters and gauges by name, as `ftlayer.vertex.calls.StatsReply` has them.
@@ -50,6 +52,8 @@ class VertexView:
     is_gone: bool = False
     is_killed: bool = False
     is_stored: bool = False
+    left: str = ""
+    is_unreadable: bool = False
     failure: str = ""
     has_records: bool = True
     stats: dict[str, float] = field(default_factory=dict)
@@ -70,10 +74,17 @@ class VertexView:
         return f"{self.vertex} ({self.path or shown_url(self.address)})"
 
     @property
+    def silence(self) -> str:
+        """Why it has never answered, in a sentence."""
+        if self.is_unreadable:
+            return f"vertex {self.place} is left aside: {self.failure}"
+        return f"vertex {self.vertex} gives no answer: {self.failure}"
+
+    @property
     def state(self) -> str:
         """How it is in a word: ``up``, ``no answer``, ``gone``, ``killed``; ``stored`` for a directory."""
-        if self.is_gone or self.is_killed:
-            return "gone" if self.is_gone else "killed"
+        if self.left or self.is_gone or self.is_killed:
+            return self.left or ("gone" if self.is_gone else "killed")
         return ("stored" if self.is_stored else "up") if self.is_up else "no answer"
 
 
@@ -111,7 +122,7 @@ def state_of(view: VertexView, announced: AnnouncedJob) -> str:
     """
     if announced.job.final:
         return announced.job.state
-    if view.is_gone or view.is_killed:
+    if view.left or view.is_gone or view.is_killed:
         return view.state
     if announced.is_silent:
         return "silent"
@@ -145,7 +156,9 @@ class JobNames:
         self._streams: dict[JobKey, list[str]] = {}
         # A vertex is found by its marked name too once no other has its plain one.
         self._marked: dict[str, str] = {}
+        self._places: dict[str, str] = {}
         for view in views:
+            self._places[view.vertex] = view.place
             self._marked[view.vertex] = marked(view.vertex, view.path or view.address)
             self._add(view)
         self._labels = self._made_labels()
@@ -180,6 +193,10 @@ class JobNames:
             for key, label in labels.items()
         }
 
+    def place(self, vertex: str) -> str:
+        """Return what a vertex is called, and where its store is, or its address."""
+        return self._places.get(vertex, vertex)
+
     def label(self, vertex: str, owner: str) -> str:
         """Return what a job is called; its owner's name where nothing else is known."""
         return self._labels.get(JobKey(vertex, owner), owner)
@@ -205,7 +222,10 @@ class JobNames:
         there = ", ".join(sorted(self._full_label(key, known) for key in (found or known))) or "none"
         if not found:
             raise ConfigError(f"no job is called {shown(text)}; there are: {there}")
-        raise ConfigError(f"{len(found)} jobs are called {shown(text)}: say which of {there}")
+        places = ", ".join(sorted({self._places[key.vertex] for key in found}))
+        raise ConfigError(
+            f"{len(found)} jobs are called {shown(text)}: say which of {there}; they are in {places}"
+        )
 
     def streams(self, text: str) -> tuple[tuple[str, str], ...]:
         """Return (vertex, stream) of all that ``text`` may mean: a stream, or all of a job, by any of their names."""

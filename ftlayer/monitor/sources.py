@@ -38,6 +38,7 @@ class VertexSource:
         pid: the driver that serves it, 0 where that is not known.
         directory: where that was started, "" where that is not known.
         job: the first job of a board without a vertex, and where its checkpoints are, "" where that is not known.
+        left: "gone" where its program has ended and a command has opened its store, "killed" where that was killed.
     """
 
     name: str
@@ -50,6 +51,7 @@ class VertexSource:
     pid: int = 0
     directory: str = ""
     job: str = ""
+    left: str = ""
 
     @property
     def identity(self) -> str:

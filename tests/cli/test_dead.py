@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +120,13 @@ def test_where_all_that_was_found_keeps_no_records_the_error_says_what_it_was_an
     with pytest.raises(
         ConfigError, match=r"was found \(driver-7\).*--vertex.*--checkpoints.*ftlayer inspect PATH"
     ):
+        keepers(found)
+    totals = calls.CheckpointTotals(directory="/data/ck")
+    job = calls.JobDetails(
+        "bar", "bar", calls.JobKind.TOPOLOGY, "1", "barrier", "running", False, 1, 1, checkpoint_totals=totals
+    )
+    found.views = lambda: (replace(board, jobs=(calls.AnnouncedJob(job, 0, False),)), silent)
+    with pytest.raises(ConfigError, match=r"\(those of bar are named by --checkpoints /data/ck\)"):
         keepers(found)
     kept = VertexView("ft", "grpc://127.0.0.1:3", is_up=True)
     found.views = lambda: (board, silent, kept)
@@ -450,6 +458,18 @@ def test_a_change_that_does_not_fit_names_the_column(
     (key,) = letters.make([1.5])
     code, output = letters.run("dead", "edit", key, *options)
     assert (code, said in output, letters.found()) == (2, True, [key]), output
+
+
+def test_without_a_terminal_no_editor_is_opened_that_nobody_has_named(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (key,) = letters.make([1.5])
+    monkeypatch.delenv("EDITOR", raising=False)
+    monkeypatch.setattr("subprocess.run", None)
+    assert letters.run("dead", "edit", key) == (
+        2,
+        "ftlayer: no terminal is there for an editor: say what changes by --set, --from or --with\n",
+    )
 
 
 def test_an_editor_that_changes_nothing_leaves_the_letter(

@@ -13,19 +13,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
 from programs import open_terminal
 from typer.testing import CliRunner
 
+from ftlayer import __version__
 from ftlayer.cli.main import app, await_end
 from ftlayer.cli.top import Key, Position, key_of, moved
 from ftlayer.config import VertexOptions
 from ftlayer.errors import VertexUnavailableError
+from ftlayer.jobs.local_board import BoardServer, LocalBoard
 from ftlayer.monitor.names import JobKey, VertexView, marked, state_of
+from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex import calls
 from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, link_access, write_access
 from ftlayer.vertex.service.embedded import EmbeddedVertex
+from ftlayer.vertex.wire.frames import encode_health, encode_reply
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_800_000_000_000
@@ -147,13 +153,17 @@ def test_a_job_is_shown_in_full(vertex: EmbeddedVertex, store: Path) -> None:
     assert "Spark UI   http://w1:4040" in output
 
 
-def test_what_failed_in_a_chain_is_shown_where_there_is_a_policy(vertex: EmbeddedVertex, store: Path) -> None:
-    _, output, _ = ftlayer("jobs", "orders", "--vertex", store)
-    assert "to retry" not in output
+def test_what_failed_in_a_chain_is_shown_where_there_is_a_policy(tmp_path: Path) -> None:
+    store = tmp_path / "ft"
     counters = {"retried/parse": 4_711, "waiting/parse": 12, "dead/parse": 37, "paused/parse": 1}
-    with vertex.client() as client:
+    with EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)) as vertex, vertex.client() as client:
+        client.call(calls.AnnounceJob(topology()))
+        _, output, _ = ftlayer("jobs", "orders", "--vertex", store)
+        assert "to retry" not in output
         client.call(calls.AnnounceJob(replace(topology(), counters=counters)))
-    _, output, _ = ftlayer("jobs", "orders", "--vertex", store, columns=120)
+        _, output, _ = ftlayer("jobs", "orders", "--vertex", store, columns=120)
+    assert "look here: orders has made dead letters in the last 5 min, 37 in this run" in output
+    assert f"  vertex     ft ({store})" in output
     assert "look here: 12 records wait for a retry in parse of orders" in output
     assert "look here: parse of orders takes no new records in 1 subtask" in output
     (row,) = [line.split() for line in output.splitlines() if line.startswith("parse ") and "4,711" in line]
@@ -333,6 +343,40 @@ def test_one_of_two_vertices_that_gives_no_answer_is_said(
     assert "clean-orders" in output
 
 
+@pytest.mark.parametrize("state", ["gone", "killed"])
+def test_jobs_in_the_store_of_a_program_that_has_ended_do_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    store = tmp_path / "ended"
+    options = VertexOptions(store, max_store_bytes=1 << 26)
+    ended = replace(topology("sums"), state="finished", final=True)
+    with EmbeddedVertex(options) as vertex, vertex.client() as client:
+        for job in (topology(), ended):
+            client.call(calls.AnnounceJob(job))
+    if state == "killed":
+        (store / ACCESS_FILE).write_text("left")
+    code, output, _ = ftlayer("jobs", "--store", store, columns=120)
+    rows = {line.split()[0]: line.split() for line in output.splitlines()}
+    assert (code, rows["ended"][1], rows["orders"][2], rows["sums"][2]) == (0, state, state, "finished")
+    said = {
+        "gone": "and its program (process 4711 on w1) has ended: start it again if it is to go on",
+        "killed": "its driver (process 4711 on w1) was killed",
+    }
+    code, output, _ = ftlayer("jobs", "orders", "--store", store)
+    assert (code, output.splitlines()[0]) == (0, f"topology orders: {state}")
+    assert said[state] in output
+    assert "said last  orders: running" in output
+    assert json.loads(ftlayer("jobs", "orders", "--store", store, "--json")[1])["state"] == state
+    monkeypatch.setattr("ftlayer.cli.main.await_end", None)
+    for order in (("stop",), ("drain",), ("cancel",), ("savepoint",), ("stack", "--slot", "0")):
+        assert ftlayer(*order, "orders", "--store", store) == (
+            1,
+            "",
+            f"ftlayer: {order[0]}: topology orders of ended ({store}) does not run, since its program has ended: start "
+            "that again, and ask it without --store\n",
+        )
+
+
 # ---------------------------------------------------------------- orders
 
 
@@ -371,6 +415,50 @@ def driver(
 
 def ends(state: calls.OrderState, text: str) -> Callable[[calls.JobOrder], calls.OrderAnswer]:
     return lambda order: calls.OrderAnswer(order.id, state, text, order.asked_ms)
+
+
+def _of_another_version(reply: calls.Reply) -> bytes:
+    frame = msgpack.unpackb(encode_reply(reply))
+    for announced in frame["fields"].get("jobs", ()):
+        announced["job"]["instance"] = 1
+    return msgpack.packb(frame)
+
+
+def _health_of_another_version(**values: Any) -> bytes:
+    return msgpack.packb(msgpack.unpackb(encode_health(**values)) | {"ftlayer": "9.9.0"})
+
+
+def test_a_program_of_another_version_is_left_aside(
+    vertex: EmbeddedVertex, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftlayer.jobs.local_board.encode_reply", _of_another_version)
+    monkeypatch.setattr("ftlayer.jobs.local_board.encode_health", _health_of_another_version)
+    sockets, board, beside = SocketDirectory.make(), LocalBoard(), tmp_path / "beside"
+    assert sockets is not None
+    beside.mkdir()
+    link_access(beside, store / ACCESS_FILE)
+    theirs = Path(sockets.path)
+    monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", lambda: (theirs, beside))
+    with contextlib.closing(BoardServer(board, sockets)) as server:
+        board.call(calls.AnnounceJob(topology("theirs")))
+        name = f"driver-{os.getpid()}"
+        why = (
+            f"vertex {name} ({server.address}) is left aside: it runs ftlayer 9.9.0, and this is ftlayer "
+            f"{__version__}: use the ftlayer of its own environment (the vertex sent a reply that this client cannot "
+            "read: JobList.jobs[0].job: unknown field 'instance')"
+        )
+        aside = f"ftlayer: {why}; --vertex asks others without it\n"
+        with driver(vertex, topology(), ends(calls.OrderState.DONE, "stopped")) as taken:
+            done = ftlayer("stop", "orders")
+        assert (done[:2], aside in done[2], len(taken)) == ((0, "stopped\n"), True, 1), done
+        code, output, errors = ftlayer("jobs")
+        assert (code, errors, f"look here: {why}" in output) == (0, aside, True), output
+        assert "orders" in output
+        code, output, errors = ftlayer("jobs", "--vertex", theirs / "access.json", "--vertex", store)
+        assert (code, errors, "orders" in output) == (1, f"ftlayer: {why}\n", True)
+        assert ftlayer("dead", "list", "--vertex", theirs / "access.json") == (1, "", f"ftlayer: {why}\n")
+        monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", lambda: (theirs,))
+        assert ftlayer("stop", "orders") == (1, "", aside)
 
 
 def test_a_savepoint_is_taken_from_outside_and_its_place_printed(vertex: EmbeddedVertex, store: Path) -> None:

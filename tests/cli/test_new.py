@@ -62,7 +62,7 @@ def test_everything_may_be_given(tmp_path: Path) -> None:
 
 
 def test_on_a_terminal_it_asks_for_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new, "_is_terminal", lambda: True)
+    monkeypatch.setattr(new, "is_terminal", lambda: True)
     code, said = ftlayer("new", "shop", "--sink", "redis", answer="topology\nbarrier\nnonsense\nkafka\n")
     assert code == 0, said
     assert "a topology in mode barrier, kafka to redis" in said
@@ -72,7 +72,7 @@ def test_on_a_terminal_it_asks_for_what_is_missing(monkeypatch: pytest.MonkeyPat
 def test_on_a_terminal_enter_is_the_default_and_a_query_is_asked_for_no_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(new, "_is_terminal", lambda: True)
+    monkeypatch.setattr(new, "is_terminal", lambda: True)
     code, said = ftlayer("new", "shop", answer="\n\n\n")
     assert code == 0, said
     assert "a query, files to files" in said

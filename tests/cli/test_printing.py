@@ -14,7 +14,7 @@ from rich.console import Console
 from ftlayer.cli.printing import new_table, print_differences, print_line, print_table, time_text
 from ftlayer.cli.records import listed, print_listing, table_of_groups
 from ftlayer.monitor.differences import differences
-from ftlayer.monitor.names import JobNames
+from ftlayer.monitor.names import JobNames, VertexView
 from ftlayer.monitor.plans import LetterGroup, Search, Selection
 from ftlayer.vertex.calls import Attempt, RecordInfo, RecordPage
 
@@ -142,6 +142,8 @@ def test_records_in_lists_are_cut_to_a_terminal_s_width() -> None:
     names = JobNames([])
     gatherer: Any = Vertices()
     listing = listed(gatherer, {"a": Search(Selection("a"), names, NOW_MS)}, 1, 2)
+    views = [VertexView("a", "grpc://w1:1", "/first/ft"), VertexView("b", "grpc://w1:2", "/second/ft")]
+    two = listed(gatherer, {each.vertex: Search(Selection(each.vertex), names, NOW_MS) for each in views}, 4)
 
     def listing_of(console: Console, *, wide: bool = False) -> None:
         print_listing(console, listing, names, NOW_MS, 2, wide=wide)
@@ -151,6 +153,10 @@ def test_records_in_lists_are_cut_to_a_terminal_s_width() -> None:
     assert reason.startswith("  (in parse) ValueError: xxx")
     assert (len(reason), reason[-1], len(record), record[-1]) == (80, "…", 80, "…")
     assert count == "1 listed of 2; --limit shows more"
+    assert printed(lambda console: print_listing(console, two, JobNames(views), NOW_MS, 2))[-3:-1] == [
+        "  a (/first/ft)",
+        "  b (/second/ft)",
+    ]
     wide = printed(lambda console: listing_of(console, wide=True))
     assert "x" * 200 in wide[1]
     assert "y" * 300 in wide[2]

@@ -26,6 +26,7 @@ def test_vertex_and_driver_are_killed_and_every_line_is_accounted_for(tmp_path: 
     done = run_demo("--kill", "all", "--lines", 3_000, "--batches", 4, "--dir", run, "--json", ledger)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The ledger balances" in done.stdout
+    assert f"ftlayer dead list --store {run / 'ft'} " in done.stdout
     values = json.loads(ledger.read_text())
     assert values["balanced"]
     assert values["records_in"] == 3_000

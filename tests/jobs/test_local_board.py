@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ftlayer.vertex.calls import (
     AnnounceJob,
     AskJob,
     AuditPage,
+    CheckpointTotals,
     GetHour,
     GetJob,
     Hour,
@@ -88,6 +90,13 @@ def test_tools_find_it_and_ask_it(served: Any) -> None:
     assert order == ORDER
     server.close()
     assert not directory.exists()
+
+
+def test_what_a_killed_program_ran_is_known_with_its_checkpoints(served: Any) -> None:
+    board, _, directory = served
+    job = announcement().job
+    board.call(AnnounceJob(replace(job, checkpoint_totals=CheckpointTotals(directory="/data/ck"))))
+    assert read_access(directory / FOUND_ACCESS_FILE).job == f"{job.name} with checkpoints in /data/ck"
 
 
 def test_a_wrong_token_is_told_nothing(served: Any) -> None:

@@ -19,7 +19,7 @@ NOW_MS = 1_800_000_000_000
 def a_job(
     owner: str = "orders", heard_ago_ms: int = 500, is_silent: bool = False, **fields: Any
 ) -> AnnouncedJob:
-    outside = {name: fields.pop(name) for name in ("incidents", "orders") if name in fields}
+    outside = {name: fields.pop(name) for name in ("incidents", "orders", "died_ago_ms") if name in fields}
     given: dict[str, Any] = {
         "name": owner,
         "kind": JobKind.TOPOLOGY,

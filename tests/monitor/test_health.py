@@ -77,6 +77,12 @@ def test_a_job_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
             Page.JOB,
         ),
         (
+            made.job(counters={"dead/parse": 1_000, "dead/score": 234}, died_ago_ms=299_999),
+            Health.LOOK,
+            "orders has made dead letters in the last 5 min, 1,234 in this run",
+            Page.JOB,
+        ),
+        (
             made.job(counters={"waiting/parse": 1}),
             Health.LOOK,
             "1 record waits for a retry in parse of orders",
@@ -131,6 +137,8 @@ def test_what_is_near_a_bound_is_ok(made: Any) -> None:
         made.job(checkpoint_totals=totals(tolerable_failures=0)),
         made.job(checkpoint_totals=totals(interval_ms=10_000, last_completed_ms=now - 30_000)),
         made.job(circuits={"parse": CircuitStatus()}),
+        made.job(counters={"dead/parse": 9}, died_ago_ms=300_000),
+        made.job(counters={"dead/parse": 9}),
         made.job(slots=(SlotDetails(2, "running", busy_ms=59_999),)),
     ):
         assert job_health(made.view(), job).findings == ()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,10 @@ def test_jobs_of_one_name_on_two_vertices_are_told_apart_by_them(made: Any) -> N
     assert names.find("b:orders") == JobKey("b", "orders")
     with pytest.raises(ConfigError, match="2 jobs are called 'orders': say which of a:orders, b:orders"):
         names.find("orders")
+    places = r"a:orders, b:orders; they are in a \(/first/ft\), b \(grpc://w1:7077\)"
+    views = (made.view("a", jobs=(made.job(),), path="/first/ft"), made.view("b", jobs=(made.job(),)))
+    with pytest.raises(ConfigError, match=places):
+        JobNames([views[0], replace(views[1], address="grpc://w1:7077")]).find("orders")
     with pytest.raises(ConfigError, match="no job is called 'order'; there are: a:orders, b:orders"):
         names.find("order")
     with pytest.raises(ConfigError, match="there are: none"):

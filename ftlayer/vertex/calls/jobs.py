@@ -409,6 +409,16 @@ class JobDetails:
     batches: tuple[BatchDetails, ...] = ()
     links: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def kept_in(self) -> str:
+        """Where its checkpoints are: the directory of a topology's, or a query's location; "" where it has none."""
+        return self.checkpoint_totals.directory if self.checkpoint_totals else self.checkpoint_location
+
+    @property
+    def dead(self) -> int:
+        """How many dead letters its chains have made in this run; 0 in acker mode, where the vertex counts them."""
+        return sum(count for name, count in self.counters.items() if name.startswith("dead/"))
+
 
 # ---------------------------------------------------------------- orders
 
@@ -550,6 +560,8 @@ class AnnouncedJob(Reply):
         is_silent: its driver has not been heard for 30 s, and said no last word.
         incidents: of all its runs that are known, oldest first.
         orders: the last ones.
+        died_ago_ms: how long ago its run's count of dead letters rose last, -1 where it did not: of a job in barrier
+            mode, which keeps them itself.
     """
 
     job: JobDetails
@@ -557,6 +569,7 @@ class AnnouncedJob(Reply):
     is_silent: bool
     incidents: tuple[Incident, ...] = ()
     orders: tuple[OrderRecord, ...] = ()
+    died_ago_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)

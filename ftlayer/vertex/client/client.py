@@ -19,12 +19,14 @@ import msgpack
 import pyarrow as pa
 from pyarrow import flight
 
+from ftlayer import __version__
 from ftlayer.checks import LONGEST_MS, MOST_BYTES, check_bytes, check_int, check_text, known_options
 from ftlayer.config import CLIENT_DEADLINE_MS, check_token
 from ftlayer.errors import (
     ConfigError,
     FTLayerError,
     UnauthorizedError,
+    UnreadableReplyError,
     UnsupportedError,
     VertexError,
     VertexUnavailableError,
@@ -551,13 +553,14 @@ PART_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class VertexHealth:
-    """A vertex's description of itself. ``exact``: it keeps every id, and answers `Explain`."""
+    """A vertex's description of itself. ``exact``: it keeps every id, answers `Explain`; ``ftlayer``: its version."""
 
     protocol: int
     incarnation: int
     shards: int
     max_message_bytes: int
     exact: bool
+    ftlayer: str = ""
 
 
 class VertexClient:
@@ -641,7 +644,8 @@ class VertexClient:
         """Make one call and return its reply.
 
         Raises what the vertex raised, `VertexUnavailableError` when there is no answer in time,
-        `MalformedRequestError` for a call that cannot be meant, and `VertexError` for the reply to another.
+        `MalformedRequestError` for a call that cannot be meant, `UnreadableReplyError` where the vertex runs another
+        version of ftlayer, and `VertexError` for the reply to another call.
         """
         deadline = monotonic_ms() + (self._deadline_ms if deadline_ms is None else deadline_ms)
         if not call.enveloped:
@@ -723,10 +727,23 @@ class VertexClient:
 
     def _exchange(self, call: AnsweredBy[R], frame: bytes, deadline: int) -> R:
         send, what = self._send if len(frame) <= PART_BYTES else self._send_parts, type(call).__name__
-        answer, _ = retried(lambda left: decode_reply(send(frame, left)), what, self.address, deadline)
+        try:
+            answer, _ = retried(lambda left: decode_reply(send(frame, left)), what, self.address, deadline)
+        except UnreadableReplyError as error:
+            raise UnreadableReplyError(
+                f"it runs {self._its_ftlayer()}, and this is ftlayer {__version__}: use the ftlayer of its own "
+                f"environment ({error})"
+            ) from error
         if isinstance(answer, FTLayerError):
             raise answer
         return call.expected(answer)
+
+    def _its_ftlayer(self) -> str:
+        try:
+            version = self._small_action("health", b"", None).get("ftlayer", "of another version")
+        except FTLayerError:
+            version = "of another version"
+        return f"{'another build of ' if version == __version__ else ''}ftlayer {version}"
 
     def _send(self, frame: bytes, timeout_s: float) -> bytes:
         return self._action("call", frame, timeout_s)

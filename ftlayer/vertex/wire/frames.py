@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.errors import FTLayerError, MalformedRequestError, UnsupportedError, VertexError
+from ftlayer import __version__
+from ftlayer.errors import FTLayerError, MalformedRequestError, UnreadableReplyError, UnsupportedError
 from ftlayer.printable import described
 from ftlayer.records.failures import from_columns, to_columns
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
@@ -213,7 +214,7 @@ def encode_reply(reply: calls.Reply, sequence: int | None = None) -> bytes:
 def decode_reply(data: bytes | pa.Buffer) -> tuple[calls.Reply | FTLayerError, int | None]:
     """Read a reply's or an error's frame, and the sequence it answers. The error is returned, not raised.
 
-    Raises `VertexError` for bytes that no vertex of this version sends.
+    Raises `UnreadableReplyError` for bytes that no vertex of this version sends.
     """
     try:
         frame = unpack_map(data, "reply", (), ("reply", "fields", "error", "message", "sequence"))
@@ -223,7 +224,9 @@ def decode_reply(data: bytes | pa.Buffer) -> tuple[calls.Reply | FTLayerError, i
         kind = calls.REPLIES[frame["reply"]]
         return dataclass_codec(kind).unpack(frame["fields"], frame["reply"]), frame.get("sequence")
     except (MalformedRequestError, KeyError, TypeError) as failure:
-        raise VertexError(f"the vertex sent a reply that this client cannot read: {failure}") from failure
+        raise UnreadableReplyError(
+            f"the vertex sent a reply that this client cannot read: {failure}"
+        ) from failure
 
 
 # ---------------------------------------------------------------- health
@@ -237,5 +240,6 @@ def encode_health(*, incarnation: int, shards: int, max_message_bytes: int, exac
         "shards": shards,
         "max_message_bytes": max_message_bytes,
         "exact": exact,
+        "ftlayer": __version__,
     }
     return pack(health, "health")

@@ -100,6 +100,23 @@ def test_a_job_is_listed_as_it_was_announced_last(shell: Shell) -> None:
     assert (listed[1].heard_ago_ms, listed[1].is_silent) == (1_500, False)
 
 
+def test_when_a_run_s_dead_letters_became_more_is_told(shell: Shell) -> None:
+    def said() -> int:
+        (listed,) = shell.board.jobs(shell.now).jobs
+        assert listed.died_ago_ms == shell.get().died_ago_ms
+        return listed.died_ago_ms
+
+    shell.announce(job(counters={"dead/parse": 1, "waiting/parse": 9}))
+    assert said() == -1
+    shell.advance(10_000)
+    shell.announce(job(counters={"dead/parse": 1, "dead/score": 2, "waiting/parse": 9}))
+    shell.advance(1_500)
+    shell.announce(job(counters={"dead/parse": 1, "dead/score": 2, "waiting/parse": 10}))
+    assert said() == 1_500
+    shell.announce(job("run-2", counters={"dead/parse": 7}))
+    assert said() == -1
+
+
 def test_the_plan_travels_once_and_is_asked_for_again_by_a_new_board(shell: Shell) -> None:
     assert shell.announce(job()).wants_plan
     assert not shell.announce(job(plan=PLAN)).wants_plan

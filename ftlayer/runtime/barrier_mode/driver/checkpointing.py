@@ -713,7 +713,8 @@ class JobCheckpoints:
             where = own + where.removeprefix(shown)
         if not where:
             raise ConfigError(
-                "savepoint: no directory is given, and CheckpointConfig has no savepoint_directory; give one of them"
+                "savepoint: no directory is given (of a command --directory), and CheckpointConfig has no "
+                "savepoint_directory; give one of them"
             )
         return new_savepoint(where, self._parts.run)
 

@@ -62,6 +62,7 @@ class JobEntry:
         heard_ms: when it was heard last; ``written_ms`` when it was stored last, -1: this run never was.
         former: the runs before, which have no say any more.
         known: as `Announced.known_checkpoint`.
+        died_ms: when the run's count of dead letters rose last, None where it did not.
         checkpoints: keys of those that have ended, by the time of their end.
     """
 
@@ -73,6 +74,7 @@ class JobEntry:
     incidents: tuple[calls.Incident, ...] = ()
     former: tuple[str, ...] = ()
     known: int = 0
+    died_ms: int | None = None
     orders: dict[str, OrderEntry] = field(default_factory=dict)
     checkpoints: list[bytes] = field(default_factory=list)
 
@@ -436,6 +438,8 @@ class Board:
         self._orders.take_answers(txn, job, call.answers, now)
         ended = [point for point in details.checkpoints if point.ended_ms]
         under_way = tuple(point for point in details.checkpoints if not point.ended_ms)
+        if details.dead > job.details.dead:
+            job.died_ms = now.wall_ms
         plan = details.plan or job.details.plan
         job.details = replace(details, plan=plan, checkpoints=under_way)
         job.is_whole = True
@@ -515,7 +519,7 @@ class Board:
         self._orders.end_run(txn, before, now)
         before.former = (*before.former, before.details.run)[-KEEP_RUNS:]
         before.details = replace(details, plan=None)
-        before.written_ms, before.known = -1, 0
+        before.written_ms, before.known, before.died_ms = -1, 0, None
         return before
 
     # ------------------------------------------------------------ what is kept
@@ -574,7 +578,10 @@ class Board:
 
     def _announced(self, job: JobEntry, details: calls.JobDetails, now: Now) -> calls.AnnouncedJob:
         heard_ago_ms = max(now.wall_ms - job.heard_ms, 0)
-        return calls.AnnouncedJob(details, heard_ago_ms, self._is_silent(job, now), job.incidents)
+        died_ago_ms = -1 if job.died_ms is None else max(now.wall_ms - job.died_ms, 0)
+        return calls.AnnouncedJob(
+            details, heard_ago_ms, self._is_silent(job, now), job.incidents, died_ago_ms=died_ago_ms
+        )
 
     def _of(self, owner: str) -> JobEntry:
         job = self._jobs.get(owner)

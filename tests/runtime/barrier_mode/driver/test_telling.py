@@ -60,6 +60,14 @@ def test_a_job_is_told_with_its_graph_its_slots_and_its_checkpoints(play: Module
     AnnounceJob(details).check()
 
 
+def test_an_order_that_lacks_a_directory_names_the_option(play: ModuleType, tmp_path: Path) -> None:
+    play.MAY_COMMIT.set()
+    played = play.Played(tmp_path / "c")
+    for action in (OrderAction.SAVEPOINT, OrderAction.STOP):
+        with pytest.raises(ConfigError, match=r"no directory is given .*--directory"):
+            played.telling.carry_out(order_to(action))
+
+
 def test_an_order_to_stop_ends_the_job_with_a_savepoint_and_the_last_word_says_so(
     play: ModuleType, tmp_path: Path
 ) -> None:
