@@ -129,7 +129,7 @@ def test_progress_stop_and_going_on(layer: Any, rows: Any, kept: Any, tools: Any
     tools.until(lambda: announced(layer, "progressing").job.counters.get("batches"), "its batch")
     told = layer.client.call(GetJob(job.owner)).job
     assert (told.kind, told.state, told.checkpoint_location) == ("query", "running", tools.checkpoint)
-    assert [(batch.batch, batch.rows) for batch in told.batches] == [(0, 10)]
+    assert [(batch.batch, batch.rows_in) for batch in told.batches] == [(0, 10)]
     assert list(told.batches[0].phases_ms) == ["run", "verdict", "seal", "sink", "commit"]
     # Asked from outside, as a tool does it.
     order = JobOrder("stop-it", job.owner, job.run, OrderAction.STOP, "a test", 1)

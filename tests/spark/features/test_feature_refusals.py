@@ -88,7 +88,7 @@ def test_names(idle: FTLayer, numbers: Any) -> None:
     with pytest.raises(InvalidTopologyError, match=r"two operators of this query are named 'one'.*name="):
         stream.key_by("n").filter(lambda r: True, name="one")
     for name in ("", "a b", "a/b"):
-        with pytest.raises(ConfigError, match=r"no name of a source"):
+        with pytest.raises(ConfigError, match=r"no name of a source|a source needs one that stays the same"):
             idle.source(numbers, name=name)
     with pytest.raises(InvalidTopologyError, match=r"expected a function, got int"):
         stream.map(3, "n int")  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def test_ends(idle: FTLayer, numbers: Any, tmp_path: Path) -> None:
         stream.sink("parquet", checkpoint="ck")  # type: ignore[arg-type]
     writer = stream.sink(lambda rows, batch: None, checkpoint=str(tmp_path / "ck"))
     for trigger in ({"once": True}, {"continuous": "1 second"}, {}):
-        with pytest.raises(ConfigError, match=r"trigger: (there is no option|expected one of availableNow)"):
+        with pytest.raises(ConfigError, match=r"trigger: (there is no option|expected one of processingTime)"):
             writer.trigger(**trigger)
     for interval in ("soon", "1 month", "-1 seconds", 5):
         with pytest.raises(
