@@ -8,11 +8,7 @@ Each class also says whether starting again may mend it (``recoverable``); `ftla
 
 from __future__ import annotations
 
-import warnings
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
-
-_MOVED = ("FailException", "PermanentFailure", "RetryLater", "RowsRejected")
+from typing import ClassVar
 
 
 class FTLayerDeprecationWarning(DeprecationWarning):
@@ -24,20 +20,6 @@ class FTLayerDeprecationWarning(DeprecationWarning):
 
 class NeverStartedWarning(UserWarning):
     """A query or topology that was built and thrown away before anything started it, or a stream that nothing took."""
-
-
-if not TYPE_CHECKING:  # To a type checker each name would be there.
-
-    def __getattr__(name: str) -> Any:
-        """Give what was here up to 0.1.0, with a `FTLayerDeprecationWarning`."""
-        if name not in _MOVED:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn(
-            f"import {name} from ftlayer, not from {__name__}, which has it until 0.4.0",
-            FTLayerDeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(import_module("ftlayer.failures"), name)
 
 
 class FTLayerError(Exception):

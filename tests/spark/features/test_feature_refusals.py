@@ -172,7 +172,9 @@ def test_ends(idle: FTLayer, numbers: Any, tmp_path: Path) -> None:
         stream.sink("parquet", checkpoint="ck")  # type: ignore[arg-type]
     writer = stream.sink(lambda rows, batch: None, checkpoint=str(tmp_path / "ck"))
     for trigger in ({"once": True}, {"continuous": "1 second"}, {}):
-        with pytest.raises(ConfigError, match=r"trigger: (there is no option|expected one of processingTime)"):
+        with pytest.raises(
+            ConfigError, match=r"trigger: (there is no option|expected one of processingTime)"
+        ):
             writer.trigger(**trigger)
     for interval in ("soon", "1 month", "-1 seconds", 5):
         with pytest.raises(
