@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ftlayer.cli.printing import print_json, print_long, size_text, time_text
+from ftlayer.cli.printing import new_table, print_json, print_long, size_text, time_text
 from ftlayer.errors import CheckpointError, ConfigError
 from ftlayer.printable import printable, printing_console, shown_url
 from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from ftlayer.checkpoint.snapshots import Checkpoint
     from ftlayer.checkpoint.storage.report import Facts
@@ -347,7 +346,7 @@ def _print_list(path: str, rows: list[Facts]) -> None:
     if not rows:
         console.print(f"{_shown(path)}: no checkpoints or savepoints", soft_wrap=True)
         return
-    table = _table("checkpoint", "kind", "job", "completed", "took", "state", "written", "location")
+    table = new_table("checkpoint", "kind", "job", "completed", "took", "state", "written", "location")
     for row in rows:
         if "error" in row:
             table.add_row("", "unreadable", "", "", "", "", "", row["location"], style="red")
@@ -418,7 +417,7 @@ def _print_rows(console: Console, title: str, rows: list[Facts]) -> None:
     if not rows:
         return
     console.print(title, style="bold")
-    table = _table(*rows[0])
+    table = new_table(*rows[0])
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     print_long(console, table)
@@ -426,12 +425,3 @@ def _print_rows(console: Console, title: str, rows: list[Facts]) -> None:
 
 def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table

@@ -51,6 +51,17 @@ Store = Annotated[
         help="The store of a program that has ended, which is opened for this command: it alone is asked.",
     ),
 ]
+Checkpoints = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="A directory with checkpoints: the dead letters there, of jobs without a vertex; repeatable.",
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the bytes of CheckpointConfig.key, for --checkpoints of jobs that had one."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: times in UTC, durations in seconds.")]
 
 
@@ -77,6 +88,8 @@ class Asking:
     client_pem: Path | None
     store: Path | None
     as_json: bool
+    checkpoints: list[str] | None = None
+    key_file: Path | None = None
 
     @contextmanager
     def gatherer(
@@ -85,23 +98,23 @@ class Asking:
         follow: bool = False,
         shows_killed: bool = False,
         checkpoints: Sequence[str] = (),
-        key: bytes | None = None,
         only_there: bool = False,
     ) -> Iterator[Gatherer]:
         """Give what asks the vertices, after it has asked them all once.
 
         With ``follow`` programs that begin later are found too, where no vertex is named. ``checkpoints`` are
-        directories with what drivers have said last, and with dead letters, signed with ``key`` (None: the one that
-        is kept there); with ``only_there`` no vertex is asked beside them that is not named. Says of each that gives
-        no answer why, but of those that were found and whose driver was killed: a command that ``shows_killed`` does.
-        Where one that was named gives none, that is said behind what the others have, and the exit code is 1. Raises
-        `ConfigError`, and where none answers, and none is to be shown as killed, what the first one raised.
+        directories with what drivers have said last, where these are no field; with ``only_there`` no vertex is asked
+        beside those with dead letters that is not named. Says of each that gives no answer why, but of those that were
+        found and whose driver was killed: a command that ``shows_killed`` does. Where one that was named gives none,
+        that is said behind what the others have, and the exit code is 1. Raises `ConfigError`, and where none answers,
+        and none is to be shown as killed, what the first one raised.
         """
         # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from ftlayer.monitor.gather import Gatherer, StoredReports
 
-        stored = tuple(StoredReports(url, key) for url in checkpoints)
+        key = None if self.key_file is None else read_secret(self.key_file, "--key-file")
+        stored = tuple(StoredReports(url, key) for url in self.checkpoints or checkpoints)
         sources: tuple[VertexSource, ...] = ()
         is_named = bool(self.vertex or self.store)
 
@@ -132,7 +145,7 @@ class Asking:
 
     def _sources(self, *, shows_killed: bool, may_be_none: bool) -> tuple[VertexSource, ...]:
         from ftlayer.config import TCP_LISTEN
-        from ftlayer.monitor.sources import sources_given, sources_here
+        from ftlayer.monitor.sources import sources_here
         from ftlayer.vertex.service.access import served_here
 
         places = list(self.vertex or ())
@@ -151,8 +164,14 @@ class Asking:
                     "--store PATH, or a vertex elsewhere by --vertex ADDRESS, and the file with its token by "
                     f"--token-file, or set FTLAYER_TOKEN{killed}"
                 )
+        return self.given(places or [str(store) for store in served_here()] or [f"grpc://{TCP_LISTEN}"])
+
+    def given(self, places: Sequence[str]) -> tuple[VertexSource, ...]:
+        """Return the vertices at ``places``, with the token and the certificates. Raises `ConfigError`."""
+        from ftlayer.monitor.sources import sources_given
+
         return sources_given(
-            places or [str(store) for store in served_here()] or [f"grpc://{TCP_LISTEN}"],
+            places,
             token=lambda: token_of(self.token_file),
             root_certs=None if self.root_certs is None else read_file(self.root_certs, "--root-certs"),
             client_pem=None if self.client_pem is None else read_secret(self.client_pem, "--client-pem"),
@@ -214,10 +233,27 @@ def _options(
     """Name what `asking` adds to a command."""
 
 
+def _letter_options(checkpoints: Checkpoints = None, key_file: KeyFile = None) -> None:
+    """Name what `asking_letters` adds beside those of `asking`."""
+
+
 def asking(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `Asking` in place of its parameter ``asking``."""
+    return _with_options(command, _options)
+
+
+def asking_letters(command: Callable[..., None]) -> Callable[..., None]:
+    """Do as `asking`, for a command about dead letters, which are beside checkpoints too."""
+    return _with_options(command, _letter_options, _options)
+
+
+def _with_options(command: Callable[..., None], *named: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(command, eval_str=True)
-    options = inspect.signature(_options, eval_str=True).parameters
+    options = {
+        name: option
+        for each in named
+        for name, option in inspect.signature(each, eval_str=True).parameters.items()
+    }
     own = [parameter for name, parameter in signature.parameters.items() if name != "asking"]
     own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     added = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options.values()]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftlayer.cli.connection import EXIT_ERROR, Asking, asking, warn
+from ftlayer.cli.connection import EXIT_ERROR, Asking, asking_letters, warn
 from ftlayer.cli.printing import Wide, print_differences, print_json, print_table
 from ftlayer.cli.records import (
     FoundRecords,
@@ -34,7 +33,6 @@ from ftlayer.clock import system_now
 from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.printable import printable, printing_console
-from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer
@@ -50,17 +48,6 @@ Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys as `ftla
 SomeKeys = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY...]", help="Keys as `ftlayer dead list` shows them.")
 ]
-Checkpoints = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="URL",
-        help="A directory with checkpoints: the dead letters there, of jobs without a vertex; repeatable.",
-    ),
-]
-KeyFile = Annotated[
-    Path | None,
-    typer.Option(help="File with the bytes of CheckpointConfig.key, for --checkpoints of jobs that had one."),
-]
 Everything = Annotated[bool, typer.Option("--all", help="All dead letters there are.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say how many it would be, and of what; change nothing.")
@@ -72,19 +59,17 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @app.command()
-@asking
+@asking_letters
 def group(
     where: WhereText = "",
     wide: Wide = False,
-    checkpoints: Checkpoints = None,
-    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
     """Count dead letters by stream, operator and kind of reason, the largest group first."""
     from ftlayer.monitor.names import JobNames
 
-    with _gatherer(asking, checkpoints, key_file) as gatherer:
+    with asking.gatherer(only_there=True) as gatherer:
         names = JobNames(gatherer.views())
         groups = _grouped(gatherer, _selections(gatherer, where), names)
         if not groups:
@@ -93,14 +78,12 @@ def group(
 
 
 @app.command("list")
-@asking
+@asking_letters
 def list_dead(
     where: WhereText = "",
     limit: Limit = 20,
     newest: Annotated[bool, typer.Option("--newest", help="From the latest on.")] = False,
     wide: Wide = False,
-    checkpoints: Checkpoints = None,
-    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
@@ -110,7 +93,7 @@ def list_dead(
     from ftlayer.monitor.plans import Search
 
     now_ms = system_now().wall_ms
-    with _gatherer(asking, checkpoints, key_file) as gatherer:
+    with asking.gatherer(only_there=True) as gatherer:
         views = gatherer.views()
         names = JobNames(views)
         selections = [replace(each, newest=newest) for each in _selections(gatherer, where)]
@@ -129,14 +112,14 @@ def list_dead(
 
 
 @app.command()
-@asking
-def show(keys: Keys, checkpoints: Checkpoints = None, key_file: KeyFile = None, *, asking: Asking) -> None:
+@asking_letters
+def show(keys: Keys, *, asking: Asking) -> None:
     """Show everything that is known of dead letters: record, attempts, traceback."""
     from ftlayer.monitor.facts import record_facts
     from ftlayer.monitor.names import JobNames
 
     wanted = parsed_keys(keys)
-    with _gatherer(asking, checkpoints, key_file) as gatherer:
+    with asking.gatherer(only_there=True) as gatherer:
         names = JobNames(gatherer.views())
         several = len(keepers(gatherer)) > 1
         found = list(found_by_keys(gatherer, wanted))
@@ -157,43 +140,39 @@ def show(keys: Keys, checkpoints: Checkpoints = None, key_file: KeyFile = None, 
 
 
 @app.command()
-@asking
+@asking_letters
 def requeue(
     keys: SomeKeys = None,
     where: WhereText = "",
     everything: Everything = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    checkpoints: Checkpoints = None,
-    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
     """Give dead letters their attempts back; their job gets them again at once. Asks, unless keys are named."""
-    with _gatherer(asking, checkpoints, key_file) as gatherer:
+    with asking.gatherer(only_there=True) as gatherer:
         _change(asking, gatherer, "requeue", keys, where, everything, dry_run=dry_run, ask=not (keys or yes))
 
 
 @app.command()
-@asking
+@asking_letters
 def purge(
     keys: SomeKeys = None,
     where: WhereText = "",
     everything: Everything = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    checkpoints: Checkpoints = None,
-    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
     """Delete dead letters permanently."""
-    with _gatherer(asking, checkpoints, key_file) as gatherer:
+    with asking.gatherer(only_there=True) as gatherer:
         _change(asking, gatherer, "purge", keys, where, everything, dry_run=dry_run, ask=not yes)
 
 
 @app.command()
-@asking
+@asking_letters
 def edit(
     keys: SomeKeys = None,
     values: Annotated[
@@ -218,8 +197,6 @@ def edit(
         bool, typer.Option("--dry-run", help="Print what would change; change nothing.")
     ] = False,
     yes: Yes = False,
-    checkpoints: Checkpoints = None,
-    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
@@ -234,14 +211,14 @@ def edit(
     if function:
         if values or file is not None:
             raise ConfigError("--with, --set, --from: give one of them")
-        with _gatherer(asking, checkpoints, key_file) as gatherer:
+        with asking.gatherer(only_there=True) as gatherer:
             _edit_all(asking, gatherer, function, keys, where, everything, dry_run=dry_run, ask=not yes)
         return
     if where or everything or keys is None or len(keys) != 1:
         raise ConfigError("name one letter by its key; many are edited by a function, --with module:function")
     (key,) = keys
     (wanted,) = parsed_keys([key])
-    with _gatherer(asking, checkpoints, key_file) as gatherer:
+    with asking.gatherer(only_there=True) as gatherer:
         found = list(found_by_keys(gatherer, (wanted,)))
         if not found:
             warn(f"there is no dead letter {key}")
@@ -272,7 +249,7 @@ def edit(
 
 
 @app.command()
-@asking
+@asking_letters
 def export(
     output: Annotated[
         Path | None,
@@ -284,8 +261,6 @@ def export(
     ] = False,
     format: Annotated[ExportFormat | None, typer.Option(help="Else the ending of the file says it.")] = None,
     dry_run: DryRun = False,
-    checkpoints: Checkpoints = None,
-    key_file: KeyFile = None,
     *,
     asking: Asking,
 ) -> None:
@@ -296,7 +271,7 @@ def export(
     if where and everything:
         raise ConfigError("name the dead letters by --where, or say --all: one of the two")
     wanted = format_for(output, format)
-    with _gatherer(asking, checkpoints, key_file) as gatherer:
+    with asking.gatherer(only_there=True) as gatherer:
         names = JobNames(gatherer.views())
         selections = _selections(gatherer, where)
         if dry_run:
@@ -308,13 +283,6 @@ def export(
             print_json({"exported": count, "output": str(output)})
         else:
             typer.echo(printable(f"exported {count:,} to {output}"))
-
-
-def _gatherer(
-    asking: Asking, checkpoints: list[str] | None, key_file: Path | None
-) -> AbstractContextManager[Gatherer]:
-    key = None if key_file is None else read_secret(key_file, "--key-file")
-    return asking.gatherer(checkpoints=checkpoints or (), key=key, only_there=True)
 
 
 def _change(

@@ -34,6 +34,9 @@ SHOWN = 10
 
 _COLOURS = {"ok": "green", "look here": "yellow", "broken": "red"}
 
+COUNTS = {"pending": "pending", "waiting": "waiting", "in_delivery": "in delivery", "dead_letters": "dead"}
+"""What a vertex counts, in words."""
+
 FORGET = "forget"
 
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="A topology's or query's name.")]
@@ -149,12 +152,11 @@ def _judgement_parts(judged: Judgement, *, whole: bool = True) -> Iterator[Part]
 
 
 def _table_of_vertices(views: tuple[VertexView, ...]) -> Table:
-    numbers = ("pending", "waiting", "in delivery", "dead", "store")
+    numbers = (*COUNTS.values(), "store")
     table = new_table("vertex", "state", *numbers, numbers=numbers)
     for view in views:
-        counts = ("pending", "waiting", "in_delivery", "dead_letters")
         known = view.has_records and view.as_of_ms
-        figures = [f"{int(view.stats.get(name, 0)):,}" if known else "" for name in counts]
+        figures = [f"{int(view.stats.get(name, 0)):,}" if known else "" for name in COUNTS]
         table.add_row(
             view.vertex, view.state, *figures, f"{view.stats.get('used_share', 0.0):.1%}" if known else ""
         )

@@ -140,7 +140,7 @@ def console(
         tuple(edit_with or ()),
     )
     sys.path.append(os.getcwd())  # last: it hides nothing
-    look = _look(vertex or [], token_file, root_certs, client_pem, checkpoints or ())
+    look = _look(Asking(vertex, token_file, root_certs, client_pem, None, False), checkpoints or ())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(
         options,
@@ -150,25 +150,14 @@ def console(
     )
 
 
-def _look(
-    places: Sequence[str],
-    token_file: Path | None,
-    root_certs: Path | None,
-    client_pem: Path | None,
-    checkpoints: Sequence[str],
-) -> Callable[[], Sequence[VertexSource | StoredReports]]:
+def _look(asking: Asking, checkpoints: Sequence[str]) -> Callable[[], Sequence[VertexSource | StoredReports]]:
     from ftlayer.monitor.gather import StoredReports
-    from ftlayer.monitor.sources import sources_given, sources_here
+    from ftlayer.monitor.sources import sources_here
 
     stored = [StoredReports(url) for url in checkpoints]
-    if not places:
+    if not asking.vertex:
         return lambda: [*sources_here().sources, *stored]
-    given = sources_given(
-        places,
-        token=lambda: token_of(token_file),
-        root_certs=None if root_certs is None else read_file(root_certs, "--root-certs"),
-        client_pem=None if client_pem is None else read_secret(client_pem, "--client-pem"),
-    )
+    given = asking.given(asking.vertex)
     return lambda: [*given, *stored]
 
 
@@ -392,7 +381,7 @@ def await_end(gatherer: Gatherer, key: JobKey, order: JobOrder, wait_ms: int) ->
         try:
             record = _asked(gatherer, key, order)
         except VertexUnavailableError:
-            if not _has_ended(gatherer, key.vertex):
+            if not any(view.vertex == key.vertex and view.is_gone for view in gatherer.gather()):
                 raise
             return _ended_with_its_program(record)
     return record
@@ -402,10 +391,6 @@ def _asked(gatherer: Gatherer, key: JobKey, order: JobOrder) -> OrderRecord:
     from ftlayer.vertex.calls import AskJob
 
     return gatherer.client(key.vertex).call(AskJob(order), deadline_ms=ASK_DEADLINE_MS)
-
-
-def _has_ended(gatherer: Gatherer, vertex: str) -> bool:
-    return any(view.vertex == vertex and view.is_gone for view in gatherer.gather())
 
 
 def _ended_with_its_program(record: OrderRecord) -> OrderRecord:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ftlayer.cli.offline import ShardReport
 from ftlayer.cli.printing import new_table, print_table
-from ftlayer.cli.records import FoundRecords, print_listed, table_of_groups
+from ftlayer.cli.records import FoundRecords, RecordListing, print_listing, table_of_groups
 from ftlayer.clock import system_now
 from ftlayer.monitor.facts import Facts, letter_group_facts, record_facts
 from ftlayer.monitor.names import JobNames, VertexView
@@ -120,19 +120,14 @@ def print_records(
     console: Console, path: Path, records: Iterator[RecordInfo], title: str, limit: int
 ) -> None:
     """Print up to ``limit`` records as lists have them, and how many there are."""
-    shown, names, now_ms = 0, JobNames([]), system_now().wall_ms
-    for record in islice(records, limit):
-        if not shown:
-            console.print(title, style="bold")
-        shown += 1
-        print_listed(console, FoundRecords(path.name, record), names, now_ms)
-    more = sum(1 for _ in records)
-    if not shown:
+    found = tuple(FoundRecords(path.name, record) for record in islice(records, limit))
+    count = len(found) + sum(1 for _ in records)
+    if not found:
         console.print(f"{title}: none")
-    else:
-        console.print(
-            f"{shown:,} listed of {shown + more:,}; --limit shows more" if more else f"{shown:,} listed"
-        )
+        return
+    console.print(title, style="bold")
+    listing = RecordListing(found, count, count, is_all=True)
+    print_listing(console, listing, JobNames([]), system_now().wall_ms, count)
 
 
 def print_explained(console: Console, root: int, explained: Explanation | None) -> None:
@@ -148,9 +143,7 @@ def print_explained(console: Console, root: int, explained: Explanation | None) 
         console.print("Some of its events came without ids: what follows is not all.")
     if not explained.owed:
         return
-    table = Table(
-        "missing id", "operator", "what is missing", title_justify="left", box=None, padding=(0, 2, 0, 0)
-    )
+    table = new_table("missing id", "operator", "what is missing")
     for owed in explained.owed:
         missing = "its acknowledgement" if owed.emitted else "the event that emitted it"
         table.add_row(f"{owed.record_id:016x}", Text(printable(owed.operator or "unknown")), missing)

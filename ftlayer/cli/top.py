@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftlayer.cli.connection import Asking, asking
-from ftlayer.cli.jobs import job_parts, jobs_of, overview_parts
+from ftlayer.cli.jobs import COUNTS, job_parts, jobs_of, overview_parts
 from ftlayer.cli.printing import Part, PrintedLine, fitting, rate_text, time_text
 from ftlayer.clock import system_now
 from ftlayer.errors import FTLayerError
@@ -85,12 +85,6 @@ def key_of(sent: bytes) -> Key | None:
     return _KEYS.get(sent[:1])
 
 
-_COUNTS = (
-    ("pending", "pending"),
-    ("waiting", "waiting"),
-    ("in_delivery", "in delivery"),
-    ("dead_letters", "dead"),
-)
 HELP = "up, down: choose a job; enter: all of it; esc: back; q: quit"
 
 
@@ -172,7 +166,7 @@ def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
     names, at = JobNames(views), time_text(system_now().wall_ms)
     for view in views:
         counts = ", ".join(
-            f"{int(view.stats[name]):,} {word}" for name, word in _COUNTS if name in view.stats
+            f"{int(view.stats[name]):,} {word}" for name, word in COUNTS.items() if name in view.stats
         )
         yield printable(f"{at}  vertex {view.vertex}: {view.state}{f', {counts}' if counts else ''}")
     for view, announced in jobs_of(views):

@@ -335,6 +335,8 @@ class StoredReports:
     url: str
     key: bytes | None = None
     left: ClassVar[str] = ""
+    path: ClassVar[str] = ""
+    killed: ClassVar[None] = None
 
     @property
     def name(self) -> str:
@@ -345,16 +347,8 @@ class StoredReports:
         return normal(self.url)
 
     @property
-    def path(self) -> str:
-        return ""
-
-    @property
     def identity(self) -> str:
         return self.address
-
-    @property
-    def killed(self) -> VertexUnavailableError | None:
-        return None
 
     def refreshed(self) -> StoredReports:
         """Return it: it stays where it is."""
@@ -627,13 +621,9 @@ class Gatherer:
             view, failure = self._looked_at(vertex)
         except FTLayerError as error:
             failure = vertex.source.killed or error  # it may have been killed while it was asked
-            view = (
-                self._killed(vertex.view, str(failure))
-                if failure is not error
-                else self._without_answer(
-                    vertex.view, str(error), is_unreadable=isinstance(error, UnreadableReplyError)
-                )
-            )
+            told = self._without_answer if failure is error else self._killed
+            is_unreadable = isinstance(failure, UnreadableReplyError)
+            view = replace(told(vertex.view, str(failure)), is_unreadable=is_unreadable)
         with self._lock:
             vertex.error = failure
             vertex.view = view
@@ -642,11 +632,11 @@ class Gatherer:
         """Return a vertex as it is now, and what was wrong where its driver is not there."""
         before, source = vertex.view, vertex.source.refreshed()
         if source is None and not before.is_killed:
-            return self._without_answer(before, "its program has ended", is_gone=True), None
+            return replace(self._without_answer(before, "its program has ended"), is_gone=True), None
         killed = vertex.error if source is None else source.killed
         if source is None or killed is not None:
             if before.is_killed:
-                return self._without_answer(before, before.failure, is_killed=True), killed
+                return replace(self._without_answer(before, before.failure), is_killed=True), killed
             return self._killed(before, str(killed)), killed
         self._follow(vertex, source)
         call = partial(vertex.client.call, deadline_ms=self._deadline_ms)
@@ -660,23 +650,15 @@ class Gatherer:
                 jobs = jobs_in_store(before.path, self._clock())
             except FTLayerError as error:
                 failure = f"{failure}. What it ran is not known: {error}"
-        return replace(self._without_answer(before, failure, is_killed=True), jobs=jobs)
+        return replace(self._without_answer(before, failure), is_killed=True, jobs=jobs)
 
-    def _without_answer(
-        self,
-        before: VertexView,
-        failure: str,
-        *,
-        is_gone: bool = False,
-        is_killed: bool = False,
-        is_unreadable: bool = False,
-    ) -> VertexView:
+    def _without_answer(self, before: VertexView, failure: str) -> VertexView:
         return replace(
             before,
             is_up=False,
-            is_gone=is_gone,
-            is_killed=is_killed,
-            is_unreadable=is_unreadable,
+            is_gone=False,
+            is_killed=False,
+            is_unreadable=False,
             asked_ms=self._clock().wall_ms,
             failure=failure,
         )
@@ -690,18 +672,8 @@ class Gatherer:
 
     def _asked(self, call: calls.Asked, before: VertexView) -> VertexView:
         jobs = call(calls.ListJobs()).jobs
-        now_ms = self._clock().wall_ms
-        view = replace(
-            before,
-            is_up=True,
-            is_gone=False,
-            is_killed=False,
-            is_unreadable=False,
-            asked_ms=now_ms,
-            as_of_ms=now_ms,
-            failure="",
-            jobs=jobs,
-        )
+        view = self._without_answer(before, "")
+        view = replace(view, is_up=True, as_of_ms=view.asked_ms, jobs=jobs)
         try:
             stats = call(calls.Stats())
         except UnsupportedError:

@@ -154,12 +154,8 @@ class JobNames:
         self._since_ms: dict[JobKey, int] = {}
         self._alive: set[JobKey] = set()
         self._streams: dict[JobKey, list[str]] = {}
-        # A vertex is found by its marked name too once no other has its plain one.
-        self._marked: dict[str, str] = {}
-        self._places: dict[str, str] = {}
-        for view in views:
-            self._places[view.vertex] = view.place
-            self._marked[view.vertex] = marked(view.vertex, view.path or view.address)
+        self._views = {view.vertex: view for view in views}
+        for view in self._views.values():
             self._add(view)
         self._labels = self._made_labels()
 
@@ -195,7 +191,7 @@ class JobNames:
 
     def place(self, vertex: str) -> str:
         """Return what a vertex is called, and where its store is, or its address."""
-        return self._places.get(vertex, vertex)
+        return self._views[vertex].place if vertex in self._views else vertex
 
     def label(self, vertex: str, owner: str) -> str:
         """Return what a job is called; its owner's name where nothing else is known."""
@@ -222,7 +218,7 @@ class JobNames:
         there = ", ".join(sorted(self._full_label(key, known) for key in (found or known))) or "none"
         if not found:
             raise ConfigError(f"no job is called {shown(text)}; there are: {there}")
-        places = ", ".join(sorted({self._places[key.vertex] for key in found}))
+        places = ", ".join(sorted({self.place(key.vertex) for key in found}))
         raise ConfigError(
             f"{len(found)} jobs are called {shown(text)}: say which of {there}; they are in {places}"
         )
@@ -240,10 +236,10 @@ class JobNames:
                     yield key.vertex, stream
 
     def _called(self, key: JobKey) -> set[str]:
-        names = {self._titles[key], self._labels[key], key.owner}
-        return names | {
-            f"{vertex}:{name}" for vertex in (key.vertex, self._marked[key.vertex]) for name in names
-        }
+        names, view = {self._titles[key], self._labels[key], key.owner}, self._views[key.vertex]
+        # A vertex is found by its marked name too once no other has its plain one.
+        vertices = (key.vertex, marked(key.vertex, view.path or view.address))
+        return names | {f"{vertex}:{name}" for vertex in vertices for name in names}
 
     def _full_label(self, key: JobKey, among: set[JobKey]) -> str:
         label = self._labels[key]

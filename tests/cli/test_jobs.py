@@ -444,8 +444,8 @@ def test_a_program_of_another_version_is_left_aside(
         name = f"driver-{os.getpid()}"
         why = (
             f"vertex {name} ({server.address}) is left aside: it runs ftlayer 9.9.0, and this is ftlayer "
-            f"{__version__}: use the ftlayer of its own environment (the vertex sent a reply that this client cannot "
-            "read: JobList.jobs[0].job: unknown field 'instance')"
+            f"{__version__}: use the ftlayer of its own environment (a reply that this ftlayer cannot read: "
+            "JobList.jobs[0].job: unknown field 'instance')"
         )
         aside = f"ftlayer: {why}; --vertex asks others without it\n"
         with driver(vertex, topology(), ends(calls.OrderState.DONE, "stopped")) as taken:

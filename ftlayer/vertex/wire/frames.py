@@ -224,9 +224,7 @@ def decode_reply(data: bytes | pa.Buffer) -> tuple[calls.Reply | FTLayerError, i
         kind = calls.REPLIES[frame["reply"]]
         return dataclass_codec(kind).unpack(frame["fields"], frame["reply"]), frame.get("sequence")
     except (MalformedRequestError, KeyError, TypeError) as failure:
-        raise UnreadableReplyError(
-            f"the vertex sent a reply that this client cannot read: {failure}"
-        ) from failure
+        raise UnreadableReplyError(f"a reply that this ftlayer cannot read: {failure}") from failure
 
 
 # ---------------------------------------------------------------- health
