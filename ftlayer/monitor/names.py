@@ -77,7 +77,7 @@ class VertexView:
     def silence(self) -> str:
         """Why it has never answered, in a sentence."""
         if self.is_unreadable:
-            return f"vertex {self.place} is left aside: {self.failure}"
+            return f"vertex {self.place if self.path else self.vertex} is left aside: {self.failure}"
         return f"vertex {self.vertex} gives no answer: {self.failure}"
 
     @property

@@ -443,7 +443,7 @@ def test_a_program_of_another_version_is_left_aside(
         board.call(calls.AnnounceJob(topology("theirs")))
         name = f"driver-{os.getpid()}"
         why = (
-            f"vertex {name} ({server.address}) is left aside: it runs ftlayer 9.9.0, and this is ftlayer "
+            f"vertex {name} is left aside: the vertex at {server.address} runs ftlayer 9.9.0, and this is ftlayer "
             f"{__version__}: use the ftlayer of its own environment (a reply that this ftlayer cannot read: "
             "JobList.jobs[0].job: unknown field 'instance')"
         )

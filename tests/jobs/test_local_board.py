@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -15,10 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
+from ftlayer import __version__
 from ftlayer.clock import Now
-from ftlayer.errors import UnauthorizedError, UnknownJobError, UnsupportedError
+from ftlayer.errors import UnauthorizedError, UnknownJobError, UnreadableReplyError, UnsupportedError
 from ftlayer.jobs.local_board import BoardServer, LocalBoard
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.calls import (
@@ -90,6 +93,34 @@ def test_tools_find_it_and_ask_it(served: Any) -> None:
     assert order == ORDER
     server.close()
     assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("health", "which"),
+    [
+        ({"ftlayer": "9.9.0"}, "ftlayer 9.9.0,"),
+        ({"ftlayer": __version__}, "another build of ftlayer"),
+        ({}, "ftlayer of another version,"),
+    ],
+)
+def test_a_board_whose_replies_are_of_another_version_is_asked_for_that(
+    served: Any, monkeypatch: pytest.MonkeyPatch, health: dict[str, str], which: str
+) -> None:
+    monkeypatch.setattr(
+        "ftlayer.jobs.local_board.encode_reply",
+        lambda reply: msgpack.packb({"reply": "JobList", "fields": {"jobs": [], "more": 1}}),
+    )
+    monkeypatch.setattr(
+        "ftlayer.jobs.local_board.encode_health", lambda **values: msgpack.packb(values | health)
+    )
+    access = read_access(served[2] / FOUND_ACCESS_FILE)
+    where = re.escape(access.address)
+    said = f"the vertex at {where} runs {which}.*this is ftlayer {__version__}.*unknown field 'more'"
+    with (
+        VertexClient(access.address, access.token, deadline_ms=20_000) as client,
+        pytest.raises(UnreadableReplyError, match=said),
+    ):
+        client.call(ListJobs())
 
 
 def test_what_a_killed_program_ran_is_known_with_its_checkpoints(served: Any) -> None:

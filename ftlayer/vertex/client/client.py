@@ -731,8 +731,8 @@ class VertexClient:
             answer, _ = retried(lambda left: decode_reply(send(frame, left)), what, self.address, deadline)
         except UnreadableReplyError as error:
             raise UnreadableReplyError(
-                f"it runs {self._its_ftlayer()}, and this is ftlayer {__version__}: use the ftlayer of its own "
-                f"environment ({error})"
+                f"the vertex at {self.address} runs {self._its_ftlayer()}, and this is ftlayer {__version__}: use the "
+                f"ftlayer of its own environment ({error})"
             ) from error
         if isinstance(answer, FTLayerError):
             raise answer
