@@ -11,24 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftlayer.cli import records
 from ftlayer.cli.connection import EXIT_ERROR, Asking, asking_letters, warn
 from ftlayer.cli.printing import Wide, print_differences, print_json, print_table
-from ftlayer.cli.records import (
-    FoundRecords,
-    Limit,
-    WhereText,
-    found_by_keys,
-    keepers,
-    listed,
-    page_of,
-    parsed_keys,
-    parsed_where,
-    print_head,
-    print_listing,
-    print_record,
-    table_of_groups,
-    warn_of_killed,
-)
 from ftlayer.clock import system_now
 from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.monitor.file_formats import ExportFormat
@@ -61,7 +46,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 @app.command()
 @asking_letters
 def group(
-    where: WhereText = "",
+    where: records.WhereText = "",
     wide: Wide = False,
     *,
     asking: Asking,
@@ -73,15 +58,15 @@ def group(
         names = JobNames(gatherer.views())
         groups = _grouped(gatherer, _selections(gatherer, where), names)
         if not groups:
-            warn_of_killed(gatherer.views())
+            records.warn_of_killed(gatherer.views())
     _print_groups(asking, groups, names, wide=wide)
 
 
 @app.command("list")
 @asking_letters
 def list_dead(
-    where: WhereText = "",
-    limit: Limit = 20,
+    where: records.WhereText = "",
+    limit: records.Limit = 20,
     newest: Annotated[bool, typer.Option("--newest", help="From the latest on.")] = False,
     wide: Wide = False,
     *,
@@ -99,16 +84,16 @@ def list_dead(
         selections = [replace(each, newest=newest) for each in _selections(gatherer, where)]
         searches = {each.vertex: Search(each, names, now_ms) for each in selections}
         known = _known_count(gatherer, selections, names, now_ms)
-        listing = listed(gatherer, searches, limit, known, newest=newest)
+        listing = records.listed(gatherer, searches, limit, known, newest=newest)
     total = sum(int(view.stats.get("dead_letters", 0)) for view in views if view.is_up)
     if not listing.records:
-        warn_of_killed(views)
+        records.warn_of_killed(views)
     if asking.as_json:
         items = [record_facts(record.vertex, record.info, names) for record in listing.records]
         facts = {"items": items, "found": listing.count, "examined": listing.examined, "total": total}
         print_json({**facts, "is_all": listing.is_all})
     else:
-        print_listing(printing_console(), listing, names, now_ms, total, wide=wide)
+        records.print_listing(printing_console(), listing, names, now_ms, total, wide=wide)
 
 
 @app.command()
@@ -118,16 +103,16 @@ def show(keys: Keys, *, asking: Asking) -> None:
     from ftlayer.monitor.facts import record_facts
     from ftlayer.monitor.names import JobNames
 
-    wanted = parsed_keys(keys)
+    wanted = records.parsed_keys(keys)
     with asking.gatherer(only_there=True) as gatherer:
         names = JobNames(gatherer.views())
-        several = len(keepers(gatherer)) > 1
-        found = list(found_by_keys(gatherer, wanted))
+        several = len(records.keepers(gatherer)) > 1
+        found = list(records.found_by_keys(gatherer, wanted))
     if asking.as_json:
         print_json([record_facts(record.vertex, record.info, names) for record in found])
     else:
         for record in found:
-            print_record(printing_console(), record, names, several=several)
+            records.print_record(printing_console(), record, names, several=several)
     missing = set(wanted) - {record.info.key for record in found}
     for key in wanted:
         if key in missing:
@@ -143,7 +128,7 @@ def show(keys: Keys, *, asking: Asking) -> None:
 @asking_letters
 def requeue(
     keys: SomeKeys = None,
-    where: WhereText = "",
+    where: records.WhereText = "",
     everything: Everything = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -159,7 +144,7 @@ def requeue(
 @asking_letters
 def purge(
     keys: SomeKeys = None,
-    where: WhereText = "",
+    where: records.WhereText = "",
     everything: Everything = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -191,7 +176,7 @@ def edit(
             "returns the new one, or None to leave the letter. Asks, behind the first ten changes.",
         ),
     ] = "",
-    where: WhereText = "",
+    where: records.WhereText = "",
     everything: Everything = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would change; change nothing.")
@@ -217,9 +202,9 @@ def edit(
     if where or everything or keys is None or len(keys) != 1:
         raise ConfigError("name one letter by its key; many are edited by a function, --with module:function")
     (key,) = keys
-    (wanted,) = parsed_keys([key])
+    (wanted,) = records.parsed_keys([key])
     with asking.gatherer(only_there=True) as gatherer:
-        found = list(found_by_keys(gatherer, (wanted,)))
+        found = list(records.found_by_keys(gatherer, (wanted,)))
         if not found:
             warn(f"there is no dead letter {key}")
             raise typer.Exit(EXIT_ERROR)
@@ -255,7 +240,7 @@ def export(
         Path | None,
         typer.Option(help="A new file, .jsonl or .parquet; without it, JSON lines go to standard output."),
     ] = None,
-    where: WhereText = "",
+    where: records.WhereText = "",
     everything: Annotated[
         bool, typer.Option("--all", help="All dead letters there are: as without --where.")
     ] = False,
@@ -344,13 +329,13 @@ def _edit_all(
     editing = Editing(edit_function(function, "--with"))
     views, now_ms = {view.vertex: view for view in gatherer.views()}, system_now().wall_ms
     if wanted:
-        for each in found_by_keys(gatherer, wanted):
+        for each in records.found_by_keys(gatherer, wanted):
             editing.take(views[each.vertex], [each.info])
     for selection in () if wanted else selections:
         search = Search(selection, names, now_ms)
         while (call := search.next_call()) is not None:
             editing.take(
-                views[selection.vertex], search.take(page_of(gatherer.client(selection.vertex), call))
+                views[selection.vertex], search.take(records.page_of(gatherer.client(selection.vertex), call))
             )
     _check_keys(Letters(tuple(editing.found), 0, now_ms), wanted)
     letters = Letters(tuple(editing.payloads), 0, now_ms)
@@ -380,7 +365,7 @@ def _print_edits(editing: Editing, names: JobNames, now_ms: int) -> None:
     """Print the first edits, how many there are, and which letters are left and why."""
     console = printing_console()
     for vertex, info, changes in editing.first:
-        print_head(console, FoundRecords(vertex, info), names, now_ms, several=False)
+        records.print_head(console, records.FoundRecords(vertex, info), names, now_ms, several=False)
         print_differences(console, changes)
     count, shown = len(editing.payloads), len(editing.first)
     first = f", the first {shown} as above" if count > shown else ""
@@ -406,7 +391,7 @@ def _meant(
 
     if sum(map(bool, (keys, where, everything))) != 1:
         raise ConfigError("name the dead letters by their keys or by --where, or say --all: one of the three")
-    wanted = parsed_keys(keys) if keys else ()
+    wanted = records.parsed_keys(keys) if keys else ()
     names = JobNames(gatherer.views())
     selections = _selections(gatherer, where, wanted)
     return wanted, names, selections if wanted else _of_one(gatherer, selections, names)
@@ -483,8 +468,8 @@ def _check_keys(letters: Letters, wanted: tuple[bytes, ...]) -> None:
 def _selections(gatherer: Gatherer, where: str, keys: tuple[bytes, ...] = ()) -> list[Selection]:
     from ftlayer.monitor.plans import Selection
 
-    filter_ = parsed_where(where)
-    return [Selection(vertex, where=filter_, keys=keys) for vertex in keepers(gatherer)]
+    filter_ = records.parsed_where(where)
+    return [Selection(vertex, where=filter_, keys=keys) for vertex in records.keepers(gatherer)]
 
 
 def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> Letters:
@@ -499,7 +484,7 @@ def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -
     counting = Counting(scopes, selections[0].where, names, now_ms)
     while (asked := counting.next_call()) is not None:
         vertex, call = asked
-        counting.take(page_of(gatherer.client(vertex), call))
+        counting.take(records.page_of(gatherer.client(vertex), call))
     return counting.letters
 
 
@@ -515,7 +500,7 @@ def _grouped(gatherer: Gatherer, selections: list[Selection], names: JobNames) -
         if groups is None:
             counted, search = LetterGroups(), Search(selection, names, now_ms)
             while (call := search.next_call()) is not None:
-                for info in search.take(page_of(gatherer.client(vertex), call)):
+                for info in search.take(records.page_of(gatherer.client(vertex), call)):
                     counted.add(vertex, info)
             groups = counted.groups()
         found += groups
@@ -565,6 +550,6 @@ def _print_groups(asking: Asking, groups: list[LetterGroup], names: JobNames, *,
         return
     console = printing_console()
     if groups:
-        print_table(console, table_of_groups(groups, names, system_now().wall_ms), wide=wide)
+        print_table(console, records.table_of_groups(groups, names, system_now().wall_ms), wide=wide)
     letters, kinds = "letter" if total == 1 else "letters", "group" if len(groups) == 1 else "groups"
     console.print(f"{total:,} dead {letters} in {len(groups):,} {kinds}" if groups else "none")

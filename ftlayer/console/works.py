@@ -15,22 +15,9 @@ from urllib.parse import quote, urlencode
 from ftlayer.clock import Now
 from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError, FTLayerError
+from ftlayer.monitor import plans
 from ftlayer.monitor.facts import Facts, group_facts
 from ftlayer.monitor.health import Page
-from ftlayer.monitor.plans import (
-    Carrying,
-    Change,
-    Counting,
-    EditFunction,
-    Editing,
-    LetterGroup,
-    Letters,
-    PlanScope,
-    Search,
-    Selection,
-    first_pages,
-    whole_groups,
-)
 from ftlayer.vertex.calls import RecordPage
 
 
@@ -148,11 +135,11 @@ class Work:
         self.state = WorkState.COUNTING
         self.failure = ""
         self.count = 0
-        self.letters = Letters((), 0, 0)
-        self.groups: tuple[LetterGroup, ...] = ()
+        self.letters = plans.Letters((), 0, 0)
+        self.groups: tuple[plans.LetterGroup, ...] = ()
         self.sent = 0
         self.changed = 0
-        self.editing: Editing | None = None
+        self.editing: plans.Editing | None = None
         self.ready = threading.Event()
 
 
@@ -169,8 +156,8 @@ class Works:
         self,
         user: str,
         action: Wanted,
-        selections: Sequence[Selection],
-        function: EditFunction | None = None,
+        selections: Sequence[plans.Selection],
+        function: plans.EditFunction | None = None,
     ) -> Work:
         """Begin to count the letters that are meant, or what ``function`` makes of them.
 
@@ -178,7 +165,7 @@ class Works:
         """
         now = self._clock()
         work = Work(secrets.token_urlsafe(12), user, action, now.mono_ms)
-        work.editing = None if function is None else Editing(function)
+        work.editing = None if function is None else plans.Editing(function)
         with self._lock:
             self._forget(now.mono_ms)
             if len(self._works) >= MAX_WORKS:
@@ -230,15 +217,15 @@ class Works:
 
         threading.Thread(target=run, name=f"ftlayer-console-{work.action}", daemon=True).start()
 
-    def _count(self, work: Work, selections: Sequence[Selection], now_ms: int) -> None:
+    def _count(self, work: Work, selections: Sequence[plans.Selection], now_ms: int) -> None:
         names = self._watch.names()
         found: dict[tuple[str, bytes], None] = {}  # selections may overlap
-        groups: list[LetterGroup] = []
+        groups: list[plans.LetterGroup] = []
         examined = 0
         for selection in selections:
-            calls = first_pages(selection, names, now_ms)
-            scopes = [PlanScope(selection.vertex, call) for call in calls]
-            counting = Counting(scopes, selection.where, names, now_ms)
+            calls = plans.first_pages(selection, names, now_ms)
+            scopes = [plans.PlanScope(selection.vertex, call) for call in calls]
+            counting = plans.Counting(scopes, selection.where, names, now_ms)
             while (step := counting.next_call()) is not None:
                 vertex, call = step
                 page = self._watch.client(vertex).call(call)
@@ -252,39 +239,39 @@ class Works:
             examined += counting.letters.examined
             groups += self._groups_of(selection, counting, len(found) - before, now_ms)
         work.count = len(found)
-        work.letters = Letters(tuple(found), examined, now_ms)
+        work.letters = plans.Letters(tuple(found), examined, now_ms)
         work.groups = tuple(groups)
         work.state = WorkState.COUNTED
 
-    def _edit(self, work: Work, selections: Sequence[Selection], now_ms: int) -> None:
+    def _edit(self, work: Work, selections: Sequence[plans.Selection], now_ms: int) -> None:
         names, editing = self._watch.names(), work.editing
         assert editing is not None
         for selection in selections:
-            search = Search(selection, names, now_ms)
+            search = plans.Search(selection, names, now_ms)
             while (call := search.next_call()) is not None:
                 page = self._watch.client(selection.vertex).call(call)
                 assert isinstance(page, RecordPage)
                 editing.take(self._watch.view(selection.vertex), search.take(page))
                 work.count = len(editing.found)
         work.count = len(editing.payloads)
-        work.letters = Letters(tuple(editing.payloads), len(editing.found), now_ms)
+        work.letters = plans.Letters(tuple(editing.payloads), len(editing.found), now_ms)
         work.groups = tuple(editing.groups)
         work.state = WorkState.COUNTED
 
     def _groups_of(
-        self, selection: Selection, counting: Counting, count: int, now_ms: int
-    ) -> Sequence[LetterGroup]:
+        self, selection: plans.Selection, counting: plans.Counting, count: int, now_ms: int
+    ) -> Sequence[plans.LetterGroup]:
         """Return what was counted by group; nothing where the groups are of another moment than the count."""
         groups = counting.groups
         if groups is None:
             known = {view.vertex: view.groups for view in self._watch.views()}
-            whole = whole_groups(selection, self._watch.names(), now_ms, known[selection.vertex]) or []
+            whole = plans.whole_groups(selection, self._watch.names(), now_ms, known[selection.vertex]) or []
             groups = [replace(whole[0], count=count)] if len(whole) == 1 else whole
         return groups if sum(group.count for group in groups) == count else ()
 
     def _carry_out(self, work: Work, by: str) -> None:
         payloads = None if work.editing is None else work.editing.payloads
-        carrying = Carrying(Change(work.action), work.letters, by, payloads)
+        carrying = plans.Carrying(plans.Change(work.action), work.letters, by, payloads)
         while (step := carrying.next_call()) is not None:
             vertex, call = step
             answer = self._watch.client(vertex).call(call)

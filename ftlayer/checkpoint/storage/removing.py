@@ -7,22 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.snapshots import Checkpoint, Piece
+from ftlayer.checkpoint.storage import layout
 from ftlayer.checkpoint.storage.files import Files, StoragePool, raise_together
-from ftlayer.checkpoint.storage.layout import (
-    KEY,
-    METADATA,
-    NEVER,
-    OWNERS,
-    SHARED,
-    checkpoint_number,
-    job_directory,
-    join,
-    last_name,
-    parent,
-    parse_file_name,
-    part,
-    pieces_directory,
-)
 from ftlayer.checkpoint.storage.loading import (
     all_pieces,
     find_checkpoints,
@@ -48,13 +34,13 @@ def is_settled(path: str, latest: int) -> bool:
     ``latest``: the last completed checkpoint; all that began before it are complete or given up. The file may have
     got pieces for checkpoints up to the one in its name.
     """
-    name = parse_file_name(path.rpartition("/")[2])
+    name = layout.parse_file_name(path.rpartition("/")[2])
     return name is not None and 0 < name.last <= latest
 
 
 def is_bound(path: str, checkpoint: int) -> bool:
     """Whether a shared file got pieces for this checkpoint alone."""
-    name = parse_file_name(path.rpartition("/")[2])
+    name = layout.parse_file_name(path.rpartition("/")[2])
     return name is not None and name.first == name.last == checkpoint
 
 
@@ -75,14 +61,14 @@ def orphans(
 
 def _is_orphan(path: str, completed: Collection[int], latest: int, is_alive: IsAlive) -> bool:
     directory, _, file = path.rpartition("/")
-    number = checkpoint_number(directory)
-    name = parse_file_name(file)
-    if directory == SHARED:
+    number = layout.checkpoint_number(directory)
+    name = layout.parse_file_name(file)
+    if directory == layout.SHARED:
         # Files of others than slots are left alone.
         return name is not None and (name.last <= latest or not is_alive(name.instance))
     if number is None:
         return False
-    if file == METADATA:
+    if file == layout.METADATA:
         return number not in completed and number <= latest
     if name is None:
         # A metadata file that was being written is the driver's own.
@@ -98,7 +84,7 @@ def delete_checkpoint(url: str, key: bytes | None = None) -> str:
     ``key``: as for `load_checkpoint`.
     """
     location = _checked(url, is_savepoint=False)
-    base, number = parent(location), checkpoint_number(last_name(location))
+    base, number = layout.parent(location), layout.checkpoint_number(layout.last_name(location))
     others = []
     beside = (other for other in find_checkpoints(base) if other != location)
     for other, found in read_each(beside, lambda each: load_checkpoint(each, key)):
@@ -112,15 +98,15 @@ def delete_checkpoint(url: str, key: bytes | None = None) -> str:
         others.append(found)
     files, crew = open_files(base), StoragePool()
     try:
-        errors = delete_directory(files, last_name(location), crew)
+        errors = delete_directory(files, layout.last_name(location), crew)
         used = {path for one in others for path in paths_of(all_pieces(one))}
         completed = {one.checkpoint for one in others} - {number}
         paths = [entry.path for entry in files.walk()]
-        left = orphans(paths, used, completed, NEVER, lambda _instance: False)
+        left = orphans(paths, used, completed, layout.NEVER, lambda _instance: False)
         errors += crew.delete(files, left)
     finally:
         crew.close()
-    for name in (*sorted({parent(path) for path in left}), SHARED, ""):
+    for name in (*sorted({layout.parent(path) for path in left}), layout.SHARED, ""):
         files.delete_empty(name)
     raise_together(errors, location)
     return location
@@ -132,7 +118,7 @@ def sweep_earlier_runs(directory: str, job: str, run: str, key: bytes | None = N
     For the owner of the job's directory: what a driver before it would still publish, it finds missing, and fails.
     Checkpoints stay, with all that they refer to, and runs of which a checkpoint cannot be read stay as they are.
     """
-    files = open_files(job_directory(directory, job))
+    files = open_files(layout.job_directory(directory, job))
     found, unknown = left_behind(files, key, except_run=run)
     for name, error in unknown.items():
         logger.warning("what the run %s has left behind stays: %s", name, error)
@@ -143,18 +129,25 @@ def job_directories(url: str) -> list[Files]:
     """Return the directories of all jobs at or below ``url``, which are those that drivers have claimed."""
     files = open_files(located(url))
     claims = (
-        entry.path for entry in files.walk() if f"/{entry.path}".rpartition("/")[0].endswith(f"/{OWNERS}")
+        entry.path
+        for entry in files.walk()
+        if f"/{entry.path}".rpartition("/")[0].endswith(f"/{layout.OWNERS}")
     )
     return [
-        open_files(join(files.url, name) if name else files.url)
-        for name in sorted({parent(parent(each)) for each in claims})
+        open_files(layout.join(files.url, name) if name else files.url)
+        for name in sorted({layout.parent(layout.parent(each)) for each in claims})
     ]
 
 
 def job_above(url: str) -> str | None:
-    run = parent(located(url))
+    run = layout.parent(located(url))
     return next(
-        (each for each in (run, parent(run)) if last_name(each) and open_files(each).walk(OWNERS)), None
+        (
+            each
+            for each in (run, layout.parent(run))
+            if layout.last_name(each) and open_files(each).walk(layout.OWNERS)
+        ),
+        None,
     )
 
 
@@ -169,15 +162,17 @@ def left_behind(
     by_run: dict[str, dict[str, int]] = {}
     for entry in files.walk():
         name, _, path = entry.path.partition("/")
-        is_slots = last_name(path)[:1] == "." or parse_file_name(last_name(path)) is not None
-        if name not in (part(except_run), OWNERS) and is_slots:
+        is_slots = (
+            layout.last_name(path)[:1] == "." or layout.parse_file_name(layout.last_name(path)) is not None
+        )
+        if name not in (layout.part(except_run), layout.OWNERS) and is_slots:
             by_run.setdefault(name, {})[path] = entry.size
     found: dict[str, int] = {}
     unknown: dict[str, CheckpointError] = {}
     for name, sizes in by_run.items():
         kept = []
         for _, read in read_each(
-            find_checkpoints(join(files.url, name)), lambda each: load_checkpoint(each, key)
+            find_checkpoints(layout.join(files.url, name)), lambda each: load_checkpoint(each, key)
         ):
             if isinstance(read, CheckpointError):
                 unknown[name] = read
@@ -186,8 +181,8 @@ def left_behind(
         if name not in unknown:
             used = {path for one in kept for path in paths_of(all_pieces(one))}
             completed = {one.checkpoint for one in kept}
-            left = orphans(sizes, used, completed, NEVER, lambda _instance: False)
-            found.update((join(name, path), sizes[path]) for path in left)
+            left = orphans(sizes, used, completed, layout.NEVER, lambda _instance: False)
+            found.update((layout.join(name, path), sizes[path]) for path in left)
     return found, unknown
 
 
@@ -196,8 +191,8 @@ def remove_left(files: Files, paths: Iterable[str]) -> Iterator[str]:
     above: set[str] = set()
     for path in paths:
         files.delete(path)
-        above |= {parent(path), path.partition("/")[0]}
-        yield join(files.url, path)
+        above |= {layout.parent(path), path.partition("/")[0]}
+        yield layout.join(files.url, path)
     for empty in sorted(above, reverse=True):
         files.delete_empty(empty)
 
@@ -222,19 +217,21 @@ def discard_checkpoint(checkpoint: Checkpoint, keep: Iterable[Checkpoint], crew:
     if checkpoint.kind == SnapshotKind.SAVEPOINT:
         raise_together(delete_savepoint(open_files(location), crew), location)
         return
-    base = pieces_directory(checkpoint)
+    base = layout.pieces_directory(checkpoint)
     files = open_files(base)
-    used = {path for one in keep if pieces_directory(one) == base for path in paths_of(all_pieces(one))}
-    errors = delete_directory(files, last_name(location), crew)
+    used = {
+        path for one in keep if layout.pieces_directory(one) == base for path in paths_of(all_pieces(one))
+    }
+    errors = delete_directory(files, layout.last_name(location), crew)
     errors += crew.delete(files, shared_paths(all_pieces(checkpoint)) - used)
-    files.delete_empty(SHARED)
+    files.delete_empty(layout.SHARED)
     files.delete_empty("")
     raise_together(errors, location)
 
 
 def delete_directory(files: Files, name: str, crew: StoragePool) -> list[CheckpointStorageError]:
     """Remove a checkpoint's own directory; returns what could not be removed."""
-    errors = crew.delete(files, (join(name, METADATA),))
+    errors = crew.delete(files, (layout.join(name, layout.METADATA),))
     try:
         errors += crew.delete(files, (entry.path for entry in files.walk(name)))
         files.delete_empty(name)
@@ -245,10 +242,14 @@ def delete_directory(files: Files, name: str, crew: StoragePool) -> list[Checkpo
 
 def delete_savepoint(files: Files, crew: StoragePool) -> list[CheckpointStorageError]:
     """Remove a savepoint's directory, as far as the files in it are a savepoint's."""
-    errors = crew.delete(files, (METADATA,))
+    errors = crew.delete(files, (layout.METADATA,))
     try:
         names = [entry.path for entry in files.walk()]
-        ours = [name for name in names if name == KEY or name[:1] == "." or parse_file_name(name) is not None]
+        ours = [
+            name
+            for name in names
+            if name == layout.KEY or name[:1] == "." or layout.parse_file_name(name) is not None
+        ]
         errors += crew.delete(files, ours)
         if len(ours) == len(names):
             files.delete_empty("")
@@ -258,14 +259,14 @@ def delete_savepoint(files: Files, crew: StoragePool) -> list[CheckpointStorageE
 
 
 def shared_paths(pieces: Iterable[Piece]) -> set[str]:
-    return {path for path in paths_of(pieces) if parent(path) == SHARED}
+    return {path for path in paths_of(pieces) if layout.parent(path) == layout.SHARED}
 
 
 def _checked(url: str, *, is_savepoint: bool) -> str:
     location = located(url)
-    if open_files(location).size(METADATA) is None:
+    if open_files(location).size(layout.METADATA) is None:
         raise CheckpointStorageError(not_there(location))
-    if (checkpoint_number(last_name(location)) is None) != is_savepoint:
+    if (layout.checkpoint_number(layout.last_name(location)) is None) != is_savepoint:
         kind, command = ("checkpoint", "delete") if is_savepoint else ("savepoint", "dispose")
         raise ConfigError(f"{shown_url(location)} is a {kind}: use `ftlayer checkpoints {command}`")
     return location

@@ -17,21 +17,7 @@ from ftlayer.printable import described
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy, note_success, pause_after
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, offset_reader
-from ftlayer.runtime.driver.planner_rules import (
-    CallReader,
-    CloseSource,
-    DrainSource,
-    KeeperEvent,
-    PlannerEvent,
-    PlannerInstruction,
-    PlannerRules,
-    PollDue,
-    StopReader,
-    SubtaskDown,
-    SubtaskUp,
-    TellBacklog,
-    WarnReadAgain,
-)
+from ftlayer.runtime.driver import planner_rules
 from ftlayer.runtime.driver.range_keeper import OpenKeeper, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
 from ftlayer.topology.job_graph import JobGraph
@@ -90,13 +76,13 @@ class ReaderPlanner:
         # Guards the rules and what they want; it is held while that is sent, so that nothing goes out that an event
         # in between has made useless. No method of the reader is called under it.
         self._changed = threading.Condition()
-        self._call: CallReader | None = None
+        self._call: planner_rules.CallReader | None = None
         self._called_ms = 0
         self._stops = False
-        kept = keeper(source, lambda event: self.handle(KeeperEvent(event)))
+        kept = keeper(source, lambda event: self.handle(planner_rules.KeeperEvent(event)))
         # The thread's.
         self._calls = ReaderCalls(source.uid, partial(_copied_reader, source), key, kept)
-        self.rules = PlannerRules(
+        self.rules = planner_rules.PlannerRules(
             source.uid,
             parallelism,
             kept.keeper,
@@ -113,13 +99,13 @@ class ReaderPlanner:
             return 0 if self._call is None else self._clock().mono_ms - self._called_ms
 
     def start(self) -> None:
-        self.handle(PollDue())
+        self.handle(planner_rules.PollDue())
         self._thread = threading.Thread(target=self._run, name=f"ftlayer-plan-{self._uid}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End the thread and stop the reader; waits a few seconds for a method of the reader that blocks."""
-        self.handle(CloseSource())
+        self.handle(planner_rules.CloseSource())
         if self._thread is None:
             return
         self._thread.join(STOP_WAIT_S)
@@ -129,24 +115,24 @@ class ReaderPlanner:
             last.start()
             last.join(STOP_WAIT_S)
 
-    def handle(self, event: PlannerEvent) -> None:
+    def handle(self, event: planner_rules.PlannerEvent) -> None:
         with self._changed:
             for instruction in self.rules.handle(event, self._clock()):
                 self._carry_out(instruction)
             self._changed.notify()
 
-    def _carry_out(self, instruction: PlannerInstruction) -> None:
+    def _carry_out(self, instruction: planner_rules.PlannerInstruction) -> None:
         match instruction:
-            case CallReader():
+            case planner_rules.CallReader():
                 if self._call is None:
                     self._called_ms = self._clock().mono_ms
                 self._call = instruction
             case AssignSplits():
                 self._send(instruction)
-            case TellBacklog(is_behind):
+            case planner_rules.TellBacklog(is_behind):
                 assert self._tell_backlog is not None
                 self._tell_backlog(self._uid, is_behind)
-            case WarnReadAgain(progress):
+            case planner_rules.WarnReadAgain(progress):
                 logger.warning(
                     "source %r: its reader plans the range from %s to %s otherwise than before; it is read again "
                     "from its start, and %d rows that were accepted will come again",
@@ -155,7 +141,7 @@ class ReaderPlanner:
                     progress.range.end,
                     sum(progress.rows),
                 )
-            case StopReader():
+            case planner_rules.StopReader():
                 self._stops = True
             case _:
                 assert_never(instruction)
@@ -191,7 +177,7 @@ class ReaderPlanner:
         is made again by the next `work`, unless something else is wanted by then.
         """
         if self._call is None:
-            self.handle(PollDue())
+            self.handle(planner_rules.PollDue())
         call = self._call
         if call is None:
             return True
@@ -301,12 +287,12 @@ class Planners:
     def slot_up(self, slot: int) -> None:
         for uid, planner in self.by_source.items():
             if slot < self._parallelism[uid]:
-                planner.handle(SubtaskUp(slot))
+                planner.handle(planner_rules.SubtaskUp(slot))
 
     def slot_down(self, slot: int) -> None:
         for uid, planner in self.by_source.items():
             if slot < self._parallelism[uid]:
-                planner.handle(SubtaskDown(slot))
+                planner.handle(planner_rules.SubtaskDown(slot))
 
     def split_done(self, done: SplitDone) -> None:
         planner = self.by_source.get(done.source)
@@ -315,7 +301,7 @@ class Planners:
 
     def drain(self) -> None:
         for planner in self.by_source.values():
-            planner.handle(DrainSource())
+            planner.handle(planner_rules.DrainSource())
 
     def close(self) -> None:
         self._closed.set()

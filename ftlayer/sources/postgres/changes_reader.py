@@ -24,28 +24,7 @@ from ftlayer.checks import Duration, check_int, check_text, duration_ms, shown
 from ftlayer.clients.postgres import check_dsn, connect, database_of, is_away, psycopg_library, reason
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of
-from ftlayer.sources.postgres.catalog import (
-    ANEW,
-    MadeSlot,
-    SlotState,
-    TableDescription,
-    TableName,
-    change_batch,
-    check_names,
-    check_place,
-    copy_slot,
-    describe,
-    drop_slot,
-    find_slot,
-    identify,
-    lost_table,
-    lsn_text,
-    make_slot,
-    named,
-    prepare_publication,
-    schema_of_changes,
-    state_of,
-)
+from ftlayer.sources.postgres import catalog
 from ftlayer.sources.postgres.transactions import (
     EPOCH_US,
     ChangedRow,
@@ -105,10 +84,10 @@ class InitialCopy:
     """Reads a table once, as it was when the slot was made. It holds two connections until it is closed."""
 
     def __init__(
-        self, dsn: str, replication: Any, slot: str, table: TableName, columns: Sequence[str]
+        self, dsn: str, replication: Any, slot: str, table: catalog.TableName, columns: Sequence[str]
     ) -> None:
         """Make the slot. ``replication`` is used for nothing else until this is closed."""
-        self.made: MadeSlot = make_slot(replication, slot, exports=True)
+        self.made: catalog.MadeSlot = catalog.make_slot(replication, slot, exports=True)
         self.token = secrets.token_bytes(8)
         self.rows = 0
         self._connection = connect(dsn)
@@ -120,7 +99,7 @@ class InitialCopy:
             self.close()
             raise
 
-    def _open(self, table: TableName, columns: Sequence[str]) -> None:
+    def _open(self, table: catalog.TableName, columns: Sequence[str]) -> None:
         sql = psycopg_library().sql
         texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in columns)
         self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -210,7 +189,7 @@ class ReplicationStream:
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})"
         ).format(
             sql.Identifier(slot),
-            sql.SQL(lsn_text(start)),
+            sql.SQL(catalog.lsn_text(start)),
             sql.Literal(sql.Identifier(publication).as_string(None)),
         )
         result = self._pg.exec_(command.as_string(connection).encode())
@@ -496,16 +475,16 @@ class PostgresChangesReader(ServerReader):
             return
         source = self._source
         self._replication = connect(source.dsn, replication=True)
-        system, end = identify(self._replication)
+        system, end = catalog.identify(self._replication)
         if self._place is not None and self._system is not None:
-            check_place(source.slot, system, self._system, self._place.lsn, end)
+            catalog.check_place(source.slot, system, self._system, self._place.lsn, end)
         self._system = system
         with connect(source.dsn) as connection:
             (timeout_ms,) = connection.execute(_TIMEOUT).fetchone()
-            table = describe(connection, source.table)
+            table = catalog.describe(connection, source.table)
             if self._oid in (0, table.oid) or self._is_copied_anew:
                 self._oid = table.oid
-                prepare_publication(connection, source.publication, table)
+                catalog.prepare_publication(connection, source.publication, table)
             slot = self._slot_to_stream(connection, table)
         if slot is not None:
             # Three times before the server ends a connection that says nothing; 0: it does not.
@@ -516,10 +495,10 @@ class PostgresChangesReader(ServerReader):
         """Whether nothing was read, or a part of an initial copy alone."""
         return self._place is None or (isinstance(self._place, CopyPlace) and not self._place.is_over)
 
-    def _slot_to_stream(self, connection: Any, table: TableDescription) -> SlotState | None:
+    def _slot_to_stream(self, connection: Any, table: catalog.TableDescription) -> catalog.SlotState | None:
         """Return the slot to read; None: the table is copied first."""
         source, place = self._source, self._place
-        there, aside = (find_slot(connection, name) for name in (source.slot, source.aside))
+        there, aside = (catalog.find_slot(connection, name) for name in (source.slot, source.aside))
         if self._is_copied_anew:
             if there is not None and place is None:
                 return there
@@ -529,28 +508,29 @@ class PostgresChangesReader(ServerReader):
                         f"{source.place}: the initial copy was not completed: read on with initial='copy', and "
                         f"without a slot {source.slot!r}"
                     )
-                made = make_slot(self._replication, source.slot, exports=False)
-                return SlotState(made.name, made.lsn)
+                made = catalog.make_slot(self._replication, source.slot, exports=False)
+                return catalog.SlotState(made.name, made.lsn)
             if aside is not None:
-                drop_slot(connection, source.aside)
+                catalog.drop_slot(connection, source.aside)
             self._copy = InitialCopy(source.dsn, self._replication, source.aside, table.name, self._columns)
             return None
         assert place is not None
         if there is None and aside is None:
             raise SourceError(
-                f"{source.place}: the slot is not there any more: changes behind {lsn_text(place.lsn)} are lost. To "
-                "begin anew give the source a uid of its own, with initial='copy' if the table is to be read again"
+                f"{source.place}: the slot is not there any more: changes behind {catalog.lsn_text(place.lsn)} are "
+                "lost. To begin anew give the source a uid of its own, with initial='copy' if the table is to be read "
+                "again"
             )
         if there is None:
             if not self._is_copy_durable:
                 return aside
-            copy_slot(connection, source.aside, source.slot)
-            there = find_slot(connection, source.slot)
+            catalog.copy_slot(connection, source.aside, source.slot)
+            there = catalog.find_slot(connection, source.slot)
         if aside is not None:
-            drop_slot(connection, source.aside)
+            catalog.drop_slot(connection, source.aside)
         return there
 
-    def _start(self, slot: SlotState, report_s: float) -> None:
+    def _start(self, slot: catalog.SlotState, report_s: float) -> None:
         place = self._place
         start = slot.confirmed if place is None else place.lsn
         self._is_aside = slot.name == self._source.aside
@@ -583,7 +563,7 @@ class PostgresChangesReader(ServerReader):
         if isinstance(error, psycopg_library().errors.UndefinedObject):
             return SourceChangedError(
                 f"{self._source.place}: publication {self._source.publication!r} was dropped: what was changed while "
-                f"there is none cannot be had from this slot ({reason(error)}); {ANEW}"
+                f"there is none cannot be had from this slot ({reason(error)}); {catalog.ANEW}"
             )
         return SourceError(f"{self._source.place}: {reason(error)}")
 
@@ -652,9 +632,9 @@ class PostgresChangesReader(ServerReader):
         if self._control is None:
             self._control = connect(source.dsn)
         (end,) = self._control.execute(_END).fetchone()
-        state = state_of(self._control, self._oid, source.table, source.publication)
+        state = catalog.state_of(self._control, self._oid, source.table, source.publication)
         self._look_at_s = time.monotonic() + LOOK_S
-        lost = lost_table(state, self._oid, source.table, source.publication)
+        lost = catalog.lost_table(state, self._oid, source.table, source.publication)
         if lost and self._look_again_at:
             raise SourceChangedError(f"{source.place}: {lost}")
         self._look_again_at = end if lost else 0
@@ -683,7 +663,7 @@ class PostgresChangesReader(ServerReader):
         assert self._place is not None
         self._turn += 1
         return Fetched(
-            change_batch(rows, self._schema),
+            catalog.change_batch(rows, self._schema),
             self._subtask,
             pack_place(self._source.slot, self._system, self._place, self._oid),
             ChangesReceipt(self._turn, end),
@@ -808,13 +788,13 @@ class PostgresChangesSource(Queue):
             raise ConfigError(f"initial: expected 'none' or 'copy', got {shown(initial)}")
         check_int(max_transaction_rows, "max_transaction_rows", least=1)
         self.dsn = dsn
-        self.table = named(table)
+        self.table = catalog.named(table)
         self.slot = slot
         self.aside = slot + _ASIDE
         """The slot of an initial copy that is not durable yet."""
         self.publication = publication or slot
-        self._wanted = check_names(columns, "columns")
-        self._as_text = check_names(as_text, "as_text")
+        self._wanted = catalog.check_names(columns, "columns")
+        self._as_text = catalog.check_names(as_text, "as_text")
         self.copies = initial == "copy"
         self.whole_rows = max_transaction_rows
         self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
@@ -827,11 +807,11 @@ class PostgresChangesSource(Queue):
         """
         try:
             with connect(self.dsn) as connection:
-                table = describe(connection, self.table)
+                table = catalog.describe(connection, self.table)
         except psycopg_library().Error as error:
             raise SourceError(f"{self.place}: its columns cannot be asked for: {reason(error)}") from error
         wanted = self._wanted or [column.name for column in table.columns if not column.is_generated]
-        return schema_of_changes(table.fields(wanted, self._as_text))
+        return catalog.schema_of_changes(table.fields(wanted, self._as_text))
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> PostgresChangesReader:
         if member.parallelism > 1:
