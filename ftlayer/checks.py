@@ -371,7 +371,8 @@ def check_named(name: str, known: Collection[str], what: str) -> None:
 
 
 def _checked(function: Callable[..., Any], what: str, signature: inspect.Signature) -> Callable[..., Any]:
-    names = [name for name in signature.parameters if name not in ("self", "cls")]
+    given = [each for name, each in signature.parameters.items() if name not in ("self", "cls")]
+    names = [each.name for each in given]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
     @functools.wraps(function)
@@ -383,7 +384,7 @@ def _checked(function: Callable[..., Any], what: str, signature: inspect.Signatu
                 signature.bind(*args, **kwargs)
             except TypeError as error:
                 way = function.__doc__ or ""
-                way = way if way.startswith("Use `") else f"it is {what}({', '.join(names)})"
+                way = way if way.startswith("Use `") else f"it is {what}{_plain(given)}"
                 raise ConfigError(f"{what}: {error}; {way}") from None
             return function(*args, **kwargs)
         except Exception:
@@ -393,6 +394,12 @@ def _checked(function: Callable[..., Any], what: str, signature: inspect.Signatu
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
     return checked
+
+
+def _plain(parameters: Iterable[inspect.Parameter]) -> str:
+    """Return how parameters are given, without annotations; of enums and functions as defaults the name."""
+    text = str(inspect.Signature([each.replace(annotation=each.empty) for each in parameters]))
+    return re.sub(r"=<(?:\w+ )?([\w.]+)[^>]*>", r"=\1", text)
 
 
 def _meant(name: str, known: Collection[str]) -> str:

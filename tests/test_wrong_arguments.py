@@ -76,6 +76,23 @@ def job() -> Any:
         (lambda: RowsRejected(), "RowsRejected: missing a required argument: 'errors'"),  # type: ignore[call-arg]
         (lambda: StateMigration("a", "b", renamed_from="b"), "renamed_from is the name that it has"),
         (lambda: FTLayer(), "FTLayer: missing a required argument: 'vertex'"),  # type: ignore[call-arg]
+        (
+            lambda: TrackedStream.sink(NO, NO, "checkpoint"),  # type: ignore[call-arg, misc]
+            r"TrackedStream.sink: too many positional arguments; it is "
+            r"TrackedStream.sink\(function, \*, checkpoint, name='', tagged=False\)$",
+        ),
+        (
+            lambda: stream().filter(),
+            r"it is DataStream.filter\(function, \*, uid=None, parallelism=None, .*, rate_limit=None\)$",
+        ),
+        (
+            lambda: StateMigration("a"),  # type: ignore[call-arg]
+            r"it is StateMigration\(operator, state, version=1, migrate=_unchanged, renamed_from=None\)$",
+        ),
+        (
+            lambda: FTLayer.embedded(),  # type: ignore[call-arg]
+            r"it is FTLayer.embedded\(path, \*, timeout='30s', .*, status=FTStatus.ON, .*\*\*vertex\)$",
+        ),
         (lambda: stream_writer(NO, 3, NO, {}), "write_stream: 3 is not a pyspark"),  # type: ignore[arg-type]
         (
             lambda: StreamEnvironment.execute(NO, stop_at_last=True),  # type: ignore[call-arg]
