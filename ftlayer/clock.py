@@ -15,5 +15,9 @@ class Now:
     wall_ms: int
 
 
+def mono_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
 def system_now() -> Now:
-    return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
+    return Now(mono_ms(), time.time_ns() // 1_000_000)

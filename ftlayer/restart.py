@@ -29,6 +29,24 @@ def pause_after(strategy: RestartStrategy, now_ms: int) -> int | None:
     return None if pause is None else duration_ms(pause, f"{type(strategy).__name__}.on_failure", least=0)
 
 
+def restart_of(strategy: RestartStrategy, pause_ms: int) -> str:
+    """Return when the restart is that ``strategy`` has granted last, and which of how many, as far as it counts."""
+    when = f"in {pause_ms / 1_000:g} s"
+    match strategy:
+        case FixedDelay(attempts=most, _used=used):
+            return f"{when}, {used} of {most}"
+        case ExponentialDelay(attempts=int(most), _in_a_row=used):
+            return f"{when}, {used} of {most} in a row"
+        case FailureRate(max_failures=most, interval=interval, _times=times):
+            return f"{when}, {len(times)} of {most} within {interval}"
+    return when
+
+
+def gave_up(restarts: int, failure: str) -> str:
+    times = f"{restarts} restart{'' if restarts == 1 else 's'}"
+    return f"the restart strategy has given up after {times}: {failure}"
+
+
 def note_success(strategy: RestartStrategy) -> None:
     """Tell ``strategy`` of a success, if it wants to know."""
     on_success = getattr(strategy, "on_success", None)
@@ -71,7 +89,6 @@ class FixedDelay:
         self._delay_ms = duration_ms(self.delay, "delay")
 
     def on_failure(self, now_ms: int) -> timedelta | None:
-        """Pause, or give up once the attempts are used."""
         self._used += 1
         return timedelta(milliseconds=self._delay_ms) if self._used <= self.attempts else None
 
@@ -108,7 +125,6 @@ class ExponentialDelay:
         check_number(self.jitter, "jitter", least=0, most=1)
 
     def on_failure(self, now_ms: int) -> timedelta | None:
-        """Pause longer than the last time, or give up."""
         if self._succeeded and self._last_ms is not None and now_ms - self._last_ms >= self._reset_ms:
             self._in_a_row = 0
         self._last_ms, self._succeeded = now_ms, False
@@ -121,7 +137,6 @@ class ExponentialDelay:
         return timedelta(milliseconds=jittered)
 
     def on_success(self) -> None:
-        """Something went well since the last failure."""
         self._succeeded = True
 
 
@@ -142,7 +157,6 @@ class FailureRate:
         self._delay_ms = duration_ms(self.delay, "delay")
 
     def on_failure(self, now_ms: int) -> timedelta | None:
-        """Pause, or give up when failures come too fast."""
         if self._succeeded:
             self._times = [time for time in self._times if now_ms - time < self._interval_ms]
         self._succeeded = False
@@ -150,7 +164,6 @@ class FailureRate:
         return timedelta(milliseconds=self._delay_ms) if len(self._times) <= self.max_failures else None
 
     def on_success(self) -> None:
-        """Something went well since the last failure."""
         self._succeeded = True
 
 

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
-from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, note_success, pause_after
+from ftlayer.restart import (
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    RestartStrategy,
+    note_success,
+    pause_after,
+    restart_of,
+)
 
 gaps = st.lists(st.integers(0, 400), max_size=30)
 
@@ -20,6 +29,22 @@ def times_of(gaps: list[int]) -> list[int]:
         now += gap
         times.append(now)
     return times
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (FixedDelay(3, "1s"), "in 1 s, 2 of 3"),
+        (ExponentialDelay("500ms", attempts=4), "in 1 s, 2 of 4 in a row"),
+        (ExponentialDelay(attempts=None), "in 2 s"),
+        (FailureRate(5, "1h", "50ms"), "in 0.05 s, 2 of 5 within 1h"),
+    ],
+)
+def test_a_restart_says_when_it_is_and_how_many_there_may_be(
+    strategy: RestartStrategy, expected: str
+) -> None:
+    pause_after(strategy, 1)
+    assert restart_of(strategy, pause_after(strategy, 2) or 0) == expected
 
 
 def test_no_restart_gives_up() -> None:

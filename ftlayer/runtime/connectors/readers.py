@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ftlayer.checks import check_ran, shown
+from ftlayer.clock import mono_ms
 from ftlayer.config import MIB
 from ftlayer.errors import SourceError, SourceRowError
 from ftlayer.functions.conversion import concat, schema_text
@@ -502,10 +503,6 @@ MOST_IN_TURN = 16
 _SPLIT_BITS = 20
 
 _END = object()
-
-
-def mono_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 class IterableReader(SourceReader):

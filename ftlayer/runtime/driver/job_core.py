@@ -15,7 +15,7 @@ from typing import Generic, assert_never
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError, error_for_code
 from ftlayer.recovery import lasting_in_text
-from ftlayer.restart import RestartStrategy, note_success, pause_after
+from ftlayer.restart import RestartStrategy, gave_up, note_success, pause_after, restart_of
 from ftlayer.runtime.driver.events import (
     AskSession,
     Broke,
@@ -80,10 +80,11 @@ KEPT = 50
 
 
 class Incidents:
-    """Of one execution. Times are of one monotone clock (ms)."""
+    """Of one execution. Times are of one monotone clock (ms). ``news`` are those that nobody has taken out there."""
 
     def __init__(self) -> None:
         self._last: deque[Incident] = deque(maxlen=KEPT)
+        self.news: list[Incident] = []
         self._state = JobState.STARTING
         self._restarts: dict[int, int] = {}
         self._lost = ""
@@ -92,11 +93,11 @@ class Incidents:
         """Something failed. What is said twice in a row is one failure that two have heard of."""
         if text != self._lost:
             self._lost = text
-            self._last.append(Incident(now_ms, "loss", text, slot))
+            self.add("loss", text, now_ms, slot)
 
-    def restored(self, text: str, now_ms: int) -> None:
-        """The job goes further back than to its latest checkpoint."""
-        self._last.append(Incident(now_ms, "restore", text))
+    def add(self, kind: str, text: str, now_ms: int, slot: int = -1) -> None:
+        self._last.append(Incident(now_ms, kind, text, slot))
+        self.news.append(self._last[-1])
 
     def look(self, state: JobState, slots: Sequence[SlotRecord], reason: str, now_ms: int) -> None:
         """See what has changed; ``reason`` is the last failure, "" for none."""
@@ -104,11 +105,11 @@ class Incidents:
             if slot.restarts > self._restarts.get(slot.number, 0):
                 self._restarts[slot.number] = slot.restarts
                 self._lost = ""
-                text = f"slot {slot.number} is started again ({slot.restarts})"
-                self._last.append(Incident(now_ms, "restart", text, slot.number))
+                text = f"slot {slot.number} is started again ({slot.restarts}) {slot.again}".rstrip()
+                self.add("restart", text, now_ms, slot.number)
         if state is not self._state:
             why = f": {reason}" if reason and state in (JobState.RECOVERING, JobState.FAILED) else ""
-            self._last.append(Incident(now_ms, "state", f"{self._state} → {state}{why}"))
+            self.add("state", f"{self._state} → {state}{why}", now_ms)
             self._state = state
 
     def at(self, offset_ms: int) -> tuple[Incident, ...]:
@@ -167,7 +168,7 @@ class Upkeep:
         )
         return JobStartError(f"a slot cannot start, {START_ATTEMPTS} attempts failed. {reason}")
 
-    def keep_up(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction] | FTLayerError:
+    def keep_up(self, slot: SlotRecord, now_ms: int, restarts: int) -> list[JobInstruction] | FTLayerError:
         """Return what is due for a slot without an instance, or an error if it is given up."""
         if slot.submitted:
             if now_ms < slot.patience_ms:
@@ -178,7 +179,8 @@ class Upkeep:
         if slot.submit_at_ms is None:
             pause = 0 if slot.revived or slot.excused else pause_after(self._restart, now_ms)
             if pause is None:
-                return SlotLostError(f"the restart strategy has given up. Last failure: {slot.failure}")
+                return SlotLostError(gave_up(restarts, slot.failure))
+            slot.again = restart_of(self._restart, pause) if pause > 1 else ""
             slot.revived = slot.excused = False
             slot.start_again()
             # Spark takes its time to say that a job has ended whose process is gone: part of the pause is over.
@@ -289,7 +291,7 @@ class JobCore(Generic[Own]):
     def validate(self) -> None:
         """Raise `AssertionError` if what is known does not fit together; for tests, behind each event."""
         self._crew.validate()
-        if not self._stopping():
+        if not self.is_stopping:
             self._mode.validate()
 
     # ------------------------------------------------------------ from outside
@@ -322,7 +324,7 @@ class JobCore(Generic[Own]):
             case CancelRequested():
                 return self._stop(Over(JobState.CANCELLED), event.reason, now_ms)
             case DrainRequested():
-                return [] if self._stopping() else self._crew.drain()
+                return [] if self.is_stopping else self._crew.drain()
             case TasksCounted():
                 return self._end_late(event.counts, now_ms)
             case SessionOver():
@@ -332,7 +334,7 @@ class JobCore(Generic[Own]):
             case Tick():
                 return [*self._check_silence(now_ms), *self._told(event, now_ms)]
             case RestoreReady(gone_back=text) if text:
-                self.incidents.restored(text, now_ms)
+                self.incidents.add("restore", text, now_ms)
                 return self._told(event, now_ms)
             case (
                 StatusKnown()
@@ -351,10 +353,10 @@ class JobCore(Generic[Own]):
     # ------------------------------------------------------------ the mode
 
     def _told(self, event: Event, now_ms: int) -> Sequence[JobInstruction | Own]:
-        return [] if self._stopping() else self._carried_out(self._mode.handle(event, now_ms), now_ms)
+        return [] if self.is_stopping else self._carried_out(self._mode.handle(event, now_ms), now_ms)
 
     def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[JobInstruction | Own]:
-        return [] if self._stopping() else self._carried_out(self._mode.heard(slot, message, now_ms), now_ms)
+        return [] if self.is_stopping else self._carried_out(self._mode.heard(slot, message, now_ms), now_ms)
 
     def _carried_out(
         self, instructions: Sequence[ModeInstruction[Own]], now_ms: int
@@ -366,8 +368,10 @@ class JobCore(Generic[Own]):
         match instruction:
             case StopJob(verdict, reason):
                 return self._stop(verdict, reason, now_ms)
-            case FailureNoted(reason):
+            case FailureNoted(reason, again):
                 self._note(reason, now_ms)
+                if again:
+                    self.incidents.add("restart", again, now_ms)
             case LossesForgiven():
                 self._upkeep.forgive()
             case _:
@@ -413,20 +417,20 @@ class JobCore(Generic[Own]):
         self, slot: SlotRecord, message: FromSlot, now_ms: int
     ) -> Sequence[JobInstruction | Own]:
         """An instance that has not said Hello may say why it cannot; others are not listened to."""
-        if not isinstance(message, SlotFailed) or slot.hello is not None or self._stopping():
+        if not isinstance(message, SlotFailed) or slot.hello is not None or self.is_stopping:
             return []
         slot.failure = f"slot {slot.number}: {reason_of(message)}"
         self._note(slot.failure, now_ms, slot.number)
         return self._fail(error_for_code(message.code)(message.reason), now_ms) if message.code else []
 
     def _hello(self, slot: SlotRecord, hello: Hello, now_ms: int) -> Sequence[JobInstruction | Own]:
-        if self._stopping() or slot.ended:
+        if self.is_stopping or slot.ended:
             return [SendTo(slot.number, hello.instance, Cancel("the job does not need it any more"))]
         instructions: list[JobInstruction | Own] = []
         if slot.hello is not None:
             instructions += self._crew.tell(slot, Cancel("another process has taken its place"))
             instructions += self._lose(slot, "another process took its place", now_ms)
-            if self._stopping():
+            if self._end is not None:
                 return instructions
         slot.connect(hello, now_ms)
         slot.submit_at_ms = slot.lost_ms = None
@@ -437,7 +441,7 @@ class JobCore(Generic[Own]):
     ) -> Sequence[JobInstruction | Own]:
         if event.attempt != slot.attempt:
             return []
-        if self._stopping():
+        if self.is_stopping:
             slot.submitted = False
             return []
         error = self._upkeep.ended(slot, event)
@@ -451,7 +455,7 @@ class JobCore(Generic[Own]):
     def _check_silence(self, now_ms: int) -> Sequence[JobInstruction | Own]:
         limit = self._options.heartbeat_timeout_ms
         instructions: list[JobInstruction | Own] = []
-        for slot in () if self._stopping() else self.slots:
+        for slot in () if self.is_stopping else self.slots:
             if slot.running and now_ms - slot.heard_ms >= limit:
                 instructions += self._lose(slot, f"it was not heard of for {limit} ms", now_ms)
                 instructions += self._upkeep.cancel(slot, now_ms)
@@ -464,7 +468,7 @@ class JobCore(Generic[Own]):
         busy = "" if slot.heartbeat is None else slot.heartbeat.busy
         instance = "" if slot.hello is None else slot.hello.instance
         self._crew.drop(slot, now_ms)
-        if self._stopping():
+        if self.is_stopping:
             return []
         slot.failure = with_spark_error(f"slot {slot.number}: {reason}", slot.spark_error)
         self._note(slot.failure, now_ms, slot.number)
@@ -484,9 +488,9 @@ class JobCore(Generic[Own]):
 
     def _advance(self, now_ms: int) -> Sequence[JobInstruction | Own]:
         instructions = [*self._mind_the_session(now_ms)]
-        if not self._stopping():
+        if not self.is_stopping:
             instructions += self._keep_slots_up(now_ms)
-        if not self._stopping():
+        if not self.is_stopping:
             instructions += self._carried_out(self._mode.go_on(now_ms), now_ms)
         if self._end is not None:
             instructions += self._end.advance(now_ms)
@@ -497,8 +501,8 @@ class JobCore(Generic[Own]):
     def _keep_slots_up(self, now_ms: int) -> Sequence[JobInstruction | Own]:
         instructions = [*self._mind_the_start(now_ms)]
         for slot in self.slots:
-            if slot.hello is None and not self._stopping():
-                due = self._upkeep.keep_up(slot, now_ms)
+            if slot.hello is None and not self.is_stopping:
+                due = self._upkeep.keep_up(slot, now_ms, self.restarts)
                 instructions += (
                     due if isinstance(due, list) else self._fail(self._mode.explained(due), now_ms)
                 )
@@ -519,14 +523,14 @@ class JobCore(Generic[Own]):
         return late and not all(slot.hello for slot in self.slots)
 
     def _end_late(self, counts: TaskCounts | None, now_ms: int) -> Sequence[JobInstruction | Own]:
-        if not self._is_late(now_ms) or self._stopping():
+        if not self._is_late(now_ms) or self.is_stopping:
             return []
         return self._fail(not_up(self.slots, self._options.start_timeout_ms, counts), now_ms)
 
     def _mind_the_session(self, now_ms: int) -> Sequence[JobInstruction | Own]:
         """Ask for the session where a slot has no instance, or a Spark job does not end: it may be gone."""
         missing = any(slot.hello is None and not slot.ended for slot in self.slots)
-        if (missing or self._stopping()) and now_ms - self._asked_session_ms >= ASK_SESSION_MS:
+        if (missing or self.is_stopping) and now_ms - self._asked_session_ms >= ASK_SESSION_MS:
             self._asked_session_ms = now_ms
             return [AskSession()]
         return []
@@ -542,7 +546,7 @@ class JobCore(Generic[Own]):
     @property
     def is_stopping(self) -> bool:
         """Whether the job comes to its end: its slots are told to, or have."""
-        return self._stopping()
+        return self._end is not None
 
     def _fail(self, error: FTLayerError, now_ms: int) -> Sequence[JobInstruction | Own]:
         return self._carry_out(failed(error), now_ms)
@@ -554,9 +558,6 @@ class JobCore(Generic[Own]):
             return []
         self._end = Stopping(verdict, self.slots, now_ms)
         return self._end.begin(reason)
-
-    def _stopping(self) -> bool:
-        return self._end is not None
 
     def _mind_the_gap(self, now_ms: int) -> None:
         """Where the driver itself stood still, silence says nothing of the slots: give them the time back."""

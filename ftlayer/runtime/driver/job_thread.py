@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
 from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.clock import mono_ms
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobError
 from ftlayer.functions.failures import raise_signalled
@@ -75,9 +76,10 @@ from ftlayer.runtime.protocol.messages import (
     histograms_of,
 )
 from ftlayer.topology.job_graph import JobGraph, operators_needing
-from ftlayer.vertex.calls import CheckpointDetails, HistogramDetails, StreamStatus
+from ftlayer.vertex.calls import CheckpointDetails, HistogramDetails, Incident, StreamStatus
 
 logger = logging.getLogger(__name__)
+_LEVELS = {"loss": logging.WARNING, "restart": logging.WARNING, "restore": logging.ERROR}
 
 
 class JobReport:
@@ -110,8 +112,8 @@ class JobReport:
         self._last_status: StreamStatus | None = None
         self._before = mode.vertex_status()
         if self._before is not None:
-            self._meter.update_vertex(self._before, now_ms())
-        self.started_ms, self._ended_ms = now_ms(), 0
+            self._meter.update_vertex(self._before, mono_ms())
+        self.started_ms, self._ended_ms = mono_ms(), 0
         self._to_wall_ms = time.time_ns() // 1_000_000 - self.started_ms
 
     def update(self, instance: str, counters: dict[str, int], now_ms: int) -> None:
@@ -126,7 +128,7 @@ class JobReport:
 
     def ending(self) -> None:
         """The job has come to its final state: its time stands still."""
-        self._ended_ms = now_ms()
+        self._ended_ms = mono_ms()
 
     def over(self) -> None:
         """All parts of the job are closed: the vertex is asked once more, and nothing has a rate."""
@@ -137,7 +139,7 @@ class JobReport:
         # One at a time: an older answer behind a newer one would look like a vertex that counts from 0 again.
         with self._asking:
             vertex = self._vertex_status()
-            moment_ms = now_ms()
+            moment_ms = mono_ms()
             if vertex is not None:
                 with self._lock:
                     self._meter.update_vertex(vertex, moment_ms)
@@ -190,10 +192,6 @@ class JobReport:
         if self._last_status is None:
             self._last_status = self._mode.vertex_status()
         return self._last_status
-
-
-def now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 class Stacks:
@@ -345,7 +343,6 @@ class JobThread:
         self._events.put(CancelRequested("the job was cancelled"))
 
     def interrupt(self) -> None:
-        """Have the last checkpoints stay, whatever ``retention`` says."""
         self.interrupted = True
 
     def wait_until_over(self, timeout: float | None) -> bool:
@@ -446,13 +443,16 @@ class JobThread:
             self._take(event)
 
     def _take(self, event: Event) -> None:
-        moment_ms = now_ms()
+        moment_ms = mono_ms()
         with self._lock:
             if isinstance(event, Said):
                 self._note(event, moment_ms)
             before = self._core.state
             instructions = self._core.handle(event, moment_ms)
+            news, self._core.incidents.news = self._core.incidents.news, []
             is_other = self._core.state is not before
+        for incident in news:
+            self._log(incident, event)
         if isinstance(event, DrainRequested):
             self._parts.planners.drain()
         self._do_all(instructions)
@@ -460,6 +460,12 @@ class JobThread:
         if is_other:
             # Behind all that the change brings about.
             self._tell_changed()
+
+    def _log(self, incident: Incident, event: Event) -> None:
+        if isinstance(event, Said) and isinstance(event.message, SourceFailed) and incident.kind == "loss":
+            return  # `_note` has said it, with the pause.
+        level = _LEVELS.get(incident.kind, logging.ERROR if self.state is JobState.FAILED else logging.INFO)
+        logger.log(level, "topology %r: %s", self.name, incident.text.partition("\n")[0])
 
     def _tell_changed(self) -> None:
         with self._changed:

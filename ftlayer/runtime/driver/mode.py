@@ -31,9 +31,10 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class FailureNoted:
-    """This is the job's last failure."""
+    """This is the job's last failure. ``again``: which restart comes of it, and when; "" for none that is counted."""
 
     reason: str
+    again: str = ""
 
 
 @dataclass(frozen=True, slots=True)

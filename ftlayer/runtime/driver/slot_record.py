@@ -47,6 +47,7 @@ class SlotRecord:
         silent: the last one that was lost did not say why: its process may have ended.
         was_lost: an instance was lost that ran, and nothing was started in its place yet.
         restarts: instances that were started in place of such ones.
+        again: when the last of them starts, as `restart_of` says it; "" for at once.
         failure: why the last one was lost, or why its Spark job failed before there was one.
         loss: why the last one that ran was lost, with what Spark said of it.
         loss_in: the chain it was busy with then, as far as is known.
@@ -77,6 +78,7 @@ class SlotRecord:
     silent: bool = False
     was_lost: bool = False
     restarts: int = 0
+    again: str = ""
     failure: str = ""
     loss: str = ""
     loss_in: str = ""
@@ -105,7 +107,7 @@ class SlotRecord:
         self.start_again()
         self.hello, self.greeted, self.deployed, self.started = hello, True, False, False
         self.heartbeat, self.heard_ms = None, now_ms
-        self.failure, self.spark_error = "", None
+        self.failure, self.again, self.spark_error = "", "", None
 
     def disconnect(self, patience_ms: int) -> None:
         self.hello, self.deployed, self.ended, self.heartbeat = None, False, False, None

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import ftlayer
+from ftlayer.clock import mono_ms
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.messages import FromSlot, Heartbeat
 from ftlayer.runtime.slot.core import SlotCore, Working
@@ -102,7 +103,7 @@ class Pulse:
         if core is None:
             return Heartbeat(probe, 0, False)
         working = core.working
-        uid, since = ("", 0) if working is None else (working.uid, _mono_ms() - working.since_ms)
+        uid, since = ("", 0) if working is None else (working.uid, mono_ms() - working.since_ms)
         function = function_under_way(self._loop_thread) if since >= SLOW_MS else ""
         if function and working is not None:
             function += _record_of(working)
@@ -110,14 +111,14 @@ class Pulse:
             probe,
             core.activity,
             self.quiet,
-            core.counters() | self._of_sources(_mono_ms()),
+            core.counters() | self._of_sources(mono_ms()),
             uid,
             max(0, since),
             function,
             self._subtasks,
             edge_loads(core),
             core.exemplars(),
-            circuits_of(core.seats, _mono_ms()),
+            circuits_of(core.seats, mono_ms()),
             self._transports(),
         )
 
@@ -138,11 +139,11 @@ class Pulse:
         if seen is None or seen[0] is not working:
             self._seen_since_ms = working.since_ms
         elif seen[1] != progress:
-            self._seen_since_ms = _mono_ms()
+            self._seen_since_ms = mono_ms()
         if self._timeout_ms is None:
             return True
         patience = 1 if _row_of(working) is not None else min(_rows_of(working), PATIENCE)
-        return _mono_ms() - self._seen_since_ms < self._timeout_ms * patience
+        return mono_ms() - self._seen_since_ms < self._timeout_ms * patience
 
     def _run(self) -> None:
         try:
@@ -151,9 +152,9 @@ class Pulse:
             self._on_error(error)
 
     def _beat(self) -> None:
-        beat_ms = touch_ms = sample_ms = _mono_ms()
+        beat_ms = touch_ms = sample_ms = mono_ms()
         while True:
-            now_ms = _mono_ms()
+            now_ms = mono_ms()
             meter = self._meter
             if meter is not None and now_ms >= sample_ms:
                 meter.sample()
@@ -170,7 +171,7 @@ class Pulse:
                     self._touch(self.held_roots())
                     touch_ms = now_ms + self._touch_ms
                 next_ms = min(next_ms, touch_ms)
-            if self._stop.wait(max(0, next_ms - _mono_ms()) / 1_000):
+            if self._stop.wait(max(0, next_ms - mono_ms()) / 1_000):
                 return
 
 
@@ -219,7 +220,3 @@ def _rows_of(working: Working) -> int:
     if working.lineage is not None:
         return max(1, len(working.lineage))
     return max(1, sum(len(roots) for roots in working.roots))
-
-
-def _mono_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

@@ -6,6 +6,7 @@ run until no record waits for a replay.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -23,11 +24,11 @@ from ftlayer.checks import Duration, duration_ms, not_here, wait_seconds
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.dead_letters.reader import FORMAT
-from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
+from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError, error_for_code
 from ftlayer.notebook import html_table
 from ftlayer.printable import shortened
 from ftlayer.recovery import is_programs, lasting
-from ftlayer.restart import RestartStrategy, note_success, pause_after
+from ftlayer.restart import RestartStrategy, gave_up, note_success, pause_after, restart_of
 from ftlayer.spark.batch.sinks import words_of
 from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.query.checkpoint import Drain, LogEnds
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 """How often the supervisor looks whether it was told to stop while the Spark query runs."""
@@ -70,7 +72,7 @@ class _QueryRun:
 
 
 class QuerySupervisor:
-    """Runs a wrapped query until it has ended. Thread-safe; `TrackedQuery` is its handle.
+    """Runs a wrapped query until it has ended. Thread-safe; `TrackedQuery` is its handle, and says what methods do.
 
     It is a `LetterQuery` too, and has Spark's names for what that needs.
 
@@ -131,12 +133,10 @@ class QuerySupervisor:
 
     @property
     def id(self) -> str:
-        """The id Spark keeps in the checkpoint."""
         return str(self.query.id)
 
     @property
     def runId(self) -> str:  # noqa: N802 - Spark's name
-        """The id of the current run; a restart has a new one."""
         return str(self.query.runId)
 
     @property
@@ -153,7 +153,6 @@ class QuerySupervisor:
 
     @property
     def query(self) -> StreamingQuery:
-        """The current run of the Spark query."""
         return self._run.query
 
     def wait_until_ended(self, timeout: float | None) -> bool:
@@ -163,16 +162,11 @@ class QuerySupervisor:
         return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
-        """Block until what the source has now is processed. Replays that wait for their pause are not awaited.
-
-        Waits over restarts; raises the error that ended the query for good.
-        """
         self._await_source_end()
         if self.error is not None:
             raise self.error
 
     def stop(self) -> None:
-        """Stop. What is pending or waits for replay stays in the vertex for the next start."""
         self._stopping.set()
         with self._lock:
             if self._current is not None:
@@ -218,11 +212,9 @@ class QuerySupervisor:
                 wait([source_end], POLL_S)
 
     def ft_status(self) -> QueryStatus:
-        """Ask the vertex what is still to do."""
         return self._status()
 
     def circuits(self) -> dict[str, CircuitStatus]:
-        """Return where the circuit breakers are, by operator; "" is the whole query's."""
         return {} if self._circuits is None else self._circuits.status()
 
     @property
@@ -352,29 +344,33 @@ class QuerySupervisor:
         ends = final is not None or (not self._has_succeeded and is_programs(error))
         pause = None if ends else pause_after(self._strategy, round(time.monotonic() * 1000))
         if pause is None:
-            self.error = final or error
-            if not isinstance(self.error, FTLayerError):
-                self.error = QueryError(f"{self.name}: {words_of(error)}")
-                self.error.__cause__ = error
+            said = words_of(error).removeprefix(f"{self.name}: ")
+            way = "it is not started again, for nothing was committed yet and the mistake is the program's"
+            said = f"{said} ({way})" if ends else gave_up(self.restarts, said)
+            kind = error_for_code(error.code) if isinstance(error, FTLayerError) else QueryError
+            self.error = final or kind(f"{self.name}: {said}")
+            self.error.__cause__ = self.error.__cause__ or error
             return False
         self.restarts += 1
         self.last_failure = words_of(error)
         self._is_restarting = True
-        self._happened("restart", f"restart {self.restarts}: {self.last_failure}")
+        when = restart_of(self._strategy, pause)
+        self._happened("restart", f"restart {self.restarts} {when}: {self.last_failure}")
         return not self._stopping.wait(pause / 1000)
 
     def _happened(self, kind: str, text: str) -> None:
+        level = logging.WARNING if kind == "restart" else logging.INFO
+        logger.log(
+            level if self.error is None else logging.ERROR, "query %r: %s", self.name, text.partition("\n")[0]
+        )
         incident = Incident(time.time_ns() // 1_000_000, kind, shortened(text, MAX_INCIDENT_BYTES))
         self.incidents = (*self.incidents, incident)[-KEPT_INCIDENTS:]
 
     def _named(self, final: FTLayerError | None) -> FTLayerError | None:
         """Return the error with the operators that need what could not be loaded, if that was it."""
-        needed_by = self._needed_by(str(final)) if isinstance(final, FunctionLoadError) else ""
-        if final is None or not needed_by:
-            return final
-        named = type(final)(f"{needed_by}: {final}")
-        named.__cause__ = final.__cause__
-        return named
+        if isinstance(final, FunctionLoadError) and (needed_by := self._needed_by(str(final))):
+            return FunctionLoadError(f"{needed_by}: {final}")
+        return final
 
     def _goes_on(self) -> bool:
         """After a run that ended well: whether another one follows, once there may be something for it."""

@@ -198,7 +198,7 @@ def test_the_restart_strategy_gives_up(make: Make) -> None:
     rig.tell(SparkJobEnded(0, 2, None))
     end = rig.said("0b", SlotFailed("out of memory", "count", "trace")).over
     assert isinstance(end.error, SlotLostError)
-    assert "given up. Last failure: slot 0: it failed in count: out of memory" in str(end.error)
+    assert "given up after 1 restart: slot 0: it failed in count: out of memory" in str(end.error)
     assert (rig.core.restarts, rig.core.slots[0].restarts) == (1, 1)  # the second loss was no restart
 
 
@@ -240,7 +240,7 @@ def test_a_slot_that_another_process_takes_over_has_restarted(make: Make) -> Non
         (
             2,
             3 + LEFTOVERS,
-            "the restart strategy has given up. Last failure: slot 0: gone; Spark says: crashed (while no record",
+            "the restart strategy has given up after 6 restarts: slot 0: gone; Spark says: crashed (while no record",
         ),
     ],
 )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -13,19 +17,28 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import JobError
-from ftlayer.restart import NoRestart
-from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
+from ftlayer.errors import JobError, SlotLostError
+from ftlayer.restart import FixedDelay, NoRestart
+from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver, AckerJob
+from ftlayer.runtime.driver.events import JobInstruction, RecallDone, RecallStreams
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.job_thread import JobParts, JobReport, JobThread
 from ftlayer.runtime.driver.mode import JobContext
 from ftlayer.runtime.driver.slot_record import Crew
+from ftlayer.runtime.protocol.messages import Hello, SlotFailed, TasksStarted
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex.calls import StreamStatus
 
 WAIT_S = 600
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
 
 
 def parts(**changes: Any) -> Any:
@@ -38,7 +51,7 @@ def parts(**changes: Any) -> Any:
         "mode": Mock(),
         "on_over": Mock(),
     }
-    return JobParts(graph, TopologyOptions(), NoRestart(), **made | changes)
+    return JobParts(graph, TopologyOptions(), changes.pop("restart", NoRestart()), **made | changes)
 
 
 @pytest.mark.parametrize("part", ["planners", "server", "vertex"])
@@ -62,6 +75,49 @@ def test_a_part_that_cannot_be_closed_leaves_no_one_waiting_and_nothing_open(par
     for each in (made.planners, made.server, vertex):
         each.close.assert_called_once_with()
     made.on_over.assert_called_once_with()
+
+
+def test_losses_restarts_and_the_end_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    def mode(context: JobContext) -> Any:
+        def carry_out(instruction: JobInstruction) -> None:
+            if isinstance(instruction, RecallStreams):
+                context.happened(RecallDone(instruction.number, 0))
+
+        rules = AckerJob(context.crew, run=context.run, restart=context.restart, timeout_ms=1_000)
+        return Mock(
+            rules=rules, carry_out=carry_out, vertex_status=lambda: None, when_done=lambda tell: tell()
+        )
+
+    caplog.set_level(logging.INFO, "ftlayer.runtime.driver")
+    thread = JobThread("logged-1")
+    thread.start(parts(mode=mode, restart=FixedDelay(1, "20ms")))
+    for attempt, instance in enumerate(("0a", "0b"), 1):
+        thread.slot_said(0, instance, Hello(0, instance, f"grpc://{instance}", "host", 1))
+        wait_until(lambda: thread.core.slots[0].deployed)
+        thread.slot_said(0, instance, TasksStarted())
+        assert thread.wait_until_up(WAIT_S)
+        thread.slot_said(0, instance, SlotFailed("OSError: disk full", "numbers", "a traceback"))
+        thread.spark_job_ended(0, attempt, None)
+        wait_until(lambda: not thread.state.is_up)
+    assert thread.wait_until_over(WAIT_S)
+    assert isinstance(thread.error, SlotLostError)
+    why = "slot 0: it failed in numbers: OSError: disk full"
+    lost = [
+        ("WARNING", f"topology 'ending': {why}"),
+        ("INFO", f"topology 'ending': running → recovering: {why}"),
+    ]
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("INFO", "topology 'ending': starting → initializing"),
+        ("INFO", "topology 'ending': initializing → running"),
+        *lost,
+        ("WARNING", "topology 'ending': slot 0 is started again (1) in 0.02 s, 1 of 1"),
+        ("INFO", "topology 'ending': recovering → running"),
+        lost[0],
+        ("ERROR", caplog.messages[-1]),
+    ]
+    assert re.fullmatch(
+        rf"topology 'ending': running → failed: .* given up after 1 restart: {why}", caplog.messages[-1]
+    )
 
 
 def test_two_threads_that_ask_for_the_status_count_nothing_twice() -> None:

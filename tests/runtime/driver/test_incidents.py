@@ -38,7 +38,7 @@ def test_a_loss_and_what_comes_of_it(make: Make) -> None:
     assert loss[:2] == ("loss", 1)
     assert "ValueError: no" in loss[2]
     assert recovering[2].startswith("running → recovering: slot 1: ")
-    assert restart == ("restart", 1, "slot 1 is started again (1)")
+    assert restart == ("restart", 1, "slot 1 is started again (1) in 0.05 s, 1 of 10 in a row")
     assert running[2] == "recovering → running"
     assert [each.at_ms for each in rig.core.incidents.at(1_000)][2:4] == [1_070, 1_070]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryError
+from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryError, VertexUnavailableError
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.spark.query.checkpoint import LogEnds
 from ftlayer.spark.query.supervisor import QuerySupervisor, TrackedQuery
@@ -404,13 +405,15 @@ def test_what_could_not_be_loaded_is_known_by_the_operators_that_need_it() -> No
         query.awaitTermination(WAIT_S)
 
 
-def test_restarts_and_the_end_are_told_with_their_reasons() -> None:
+def test_restarts_and_the_end_are_told_with_their_reasons(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ftlayer.spark.query")
     starter = Starter()
     supervisor = supervisor_of(starter, FixedDelay(1, "1ms"))
     assert supervisor.state == "running"
     starter.run(0).end(OSError("the first"))
-    starter.run(1).end(OSError("the second"))
-    with pytest.raises(QueryError):
+    starter.run(1).end(OSError("the second\nand its traceback"))
+    gave_up = "the restart strategy has given up after 1 restart: OSError: the second"
+    with pytest.raises(QueryError, match=f"^{supervisor.name}: {gave_up}"):
         supervisor.wait_until_ended(WAIT_S)
     assert supervisor.state == "failed"
     start, restart, end = supervisor.incidents
@@ -419,13 +422,31 @@ def test_restarts_and_the_end_are_told_with_their_reasons() -> None:
     assert "the first" in restart.text
     assert end.text.startswith("running → failed: ")
     assert "the second" in end.text
+    query = f"query {supervisor.name!r}"
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("INFO", f"{query}: started"),
+        ("WARNING", f"{query}: restart 1 in 0.001 s, 1 of 1: OSError: the first"),
+        ("ERROR", f"{query}: running → failed: {supervisor.name}: {gave_up}"),
+    ]
+
+
+def test_an_error_of_ftlayers_keeps_its_class_where_the_strategy_gives_up() -> None:
+    starter = Starter()
+    supervisor = supervisor_of(starter, NoRestart())
+    raised = VertexUnavailableError(f"{supervisor.name}: no answer")
+    starter.run(0).end(raised)
+    with pytest.raises(
+        VertexUnavailableError, match=f"^{supervisor.name}: .* given up after 0 restarts: no answer$"
+    ) as given_up:
+        supervisor.wait_until_ended(WAIT_S)
+    assert given_up.value.__cause__ is raised
 
 
 def test_a_mistake_of_the_program_ends_a_query_that_has_committed_nothing() -> None:
     starter = Starter()
     handle = handle_of(starter)
     starter.run(0).end(AttributeError("'DataFrame' object has no attribute 'wirte'"))
-    with pytest.raises(QueryError, match="wirte"):
+    with pytest.raises(QueryError, match=r"wirte.* not started again, for nothing was committed yet"):
         handle.awaitTermination()
     assert (handle.restarts, len(starter.runs)) == (0, 1)
 

@@ -504,8 +504,6 @@ class RestorePoints:
         number = 0 if checkpoint is None else checkpoint.checkpoint
         undecided = max(self._publisher.undecided, default=0)
         gone_back, self._gone_back = self._gone_back, ""
-        if gone_back:
-            logger.error("%s", gone_back)
         self._happened(RestoreReady(asked.number, number, mine, undecided, gone_back))
 
 

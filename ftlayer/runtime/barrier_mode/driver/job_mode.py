@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.errors import SlotLostError
-from ftlayer.restart import FixedDelay, RestartStrategy, note_success, pause_after
+from ftlayer.restart import FixedDelay, RestartStrategy, gave_up, note_success, pause_after, restart_of
 from ftlayer.runtime.driver.events import (
     AllRunning,
     BarrierInstruction,
@@ -280,10 +280,12 @@ class BarrierJob(JobMode[BarrierInstruction]):
             return []
         pause = 0 if excused else pause_after(self._restart, now_ms)
         if pause is None:
-            return [failed(SlotLostError(f"the restart strategy has given up. Last failure: {reason}"))]
+            return [failed(SlotLostError(gave_up(self._restarts, reason)))]
         self._restarts += 1
+        back = f"restart {self._restarts}: tasks go back to a checkpoint"
+        again = back if excused else f"{back} {restart_of(self._restart, pause)}"
         self._all_run = False
-        instructions: list[ModeInstruction[BarrierInstruction]] = [FailureNoted(reason)]
+        instructions: list[ModeInstruction[BarrierInstruction]] = [FailureNoted(reason, again)]
         for region in running:
             region.deployed = False
             region.not_before_ms = now_ms + pause
