@@ -63,6 +63,7 @@ class _Announced:
 
     telling: Telling
     orders: Orders
+    name: str  # its run's, until it is announced
     known_checkpoint: int = 0
     with_plan: bool = True
     failures: int = 0
@@ -94,7 +95,7 @@ class JobAnnouncer:
         with self._lock:
             if self._closing or self._pid != os.getpid():
                 return
-            self._jobs.append(_Announced(telling, Orders(telling.run)))
+            self._jobs.append(_Announced(telling, Orders(telling.run), telling.run))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ftlayer-announcer", daemon=True)
                 self._thread.start()
@@ -156,11 +157,11 @@ class JobAnnouncer:
             answers = job.orders.answers()
         try:
             details = job.telling.details(job.known_checkpoint, with_plan=job.with_plan)
-            job.is_final = details.final
+            job.is_final, job.name = details.final, details.name
             call = AnnounceJob(_with_failures(details, job.failures), answers)
             reply = self._board.call(call, deadline_ms=DEADLINE_MS)
         except StaleOwnerError as error:
-            logger.info("job %s is announced no more: %s", job.telling.run, error)
+            logger.info("job %r is announced no more: %s", job.name, error)
             job.is_over = True
             return False
         except Exception as error:  # noqa: BLE001 - it is counted, told, and logged
@@ -183,9 +184,9 @@ class JobAnnouncer:
         if not job.is_failing:
             job.is_failing = True
             if isinstance(error, FTLayerError):
-                logger.warning("job %s cannot be announced now: %s", job.telling.run, error)
+                logger.warning("job %r cannot be announced now: %s", job.name, error)
             else:
-                logger.exception("job %s cannot be announced now", job.telling.run)
+                logger.exception("job %r cannot be announced now", job.name)
 
     # ------------------------------------------------------------ orders
 
@@ -196,14 +197,14 @@ class JobAnnouncer:
         ).start()
 
     def _carry_out(self, job: _Announced, order: JobOrder) -> None:
-        logger.info("job %s is asked by %s to %s", job.telling.run, order.by, order.action)
+        logger.info("job %r is asked by %s to %s", job.name, order.by, order.action)
         try:
             state, text = OrderState.DONE, job.telling.carry_out(order)
         except (ConfigError, UnsupportedError) as error:
             state, text = OrderState.REFUSED, str(error)
         except Exception as error:
             state, text = OrderState.FAILED, described(error)
-            logger.warning("job %s: %s failed", job.telling.run, order.action, exc_info=True)
+            logger.warning("job %r: %s failed", job.name, order.action, exc_info=True)
         with self._lock:
             job.orders.ended(order.id, state, text[:MAX_ANSWER_CHARS], time.time_ns() // 1_000_000)
         self._wake.set()

@@ -488,6 +488,27 @@ def test_every_error_is_in_the_table() -> None:
     assert rows == errors
 
 
+def test_every_logger_is_in_the_table() -> None:
+    table = page("docs/operations/logging.md").partition("\n`ERROR`")[0]
+    listed = set()
+    for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE):
+        names = re.findall(r"`([\w.]+)`", row)
+        parent = names[0].rpartition(".")[0]
+        listed |= {f"{parent}{name}" if name.startswith(".") else name for name in names}
+    package = Path(ftlayer.__file__).parent
+    loggers = {
+        ".".join(("ftlayer", *path.relative_to(package).with_suffix("").parts))
+        for path in package.rglob("*.py")
+        if "logging.getLogger(__name__)" in path.read_text("utf-8")
+    }
+
+    def has(name: str, logger: str) -> bool:
+        return f"{logger}.".startswith(f"{name}.")
+
+    assert [each for each in sorted(loggers) if not any(has(name, each) for name in listed)] == []
+    assert [name for name in sorted(listed) if not any(has(name, each) for each in loggers)] == []
+
+
 def test_every_metric_is_listed() -> None:
     store = MemoryStore()
     now = Now(0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from typing import Any
@@ -46,8 +47,15 @@ def test_a_job_is_announced_again_and_again_and_its_last_word_once_more(
     ],
 )
 def test_an_order_is_carried_out_and_answered(
-    board: Any, announcer: JobAnnouncer, telling: Any, act: Any, state: OrderState, text: str
+    board: Any,
+    announcer: JobAnnouncer,
+    telling: Any,
+    act: Any,
+    state: OrderState,
+    text: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "ftlayer.jobs")
     telling.act = act
     announcer.add(telling)
     board.until(always)
@@ -58,6 +66,8 @@ def test_an_order_is_carried_out_and_answered(
     assert record.answer.state is state
     assert text in record.answer.text
     assert telling.carried_out == ["o1"]
+    (asked,) = [line for line in caplog.messages if "is asked by" in line]
+    assert asked.startswith(f"job {telling.owner!r} is asked by ")
 
 
 def _refuse() -> str:
