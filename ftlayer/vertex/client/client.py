@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgpack
@@ -21,6 +22,7 @@ from pyarrow import flight
 
 from ftlayer import __version__
 from ftlayer.checks import LONGEST_MS, MOST_BYTES, check_bytes, check_int, check_text, known_options
+from ftlayer.clock import mono_ms
 from ftlayer.config import CLIENT_DEADLINE_MS, check_token
 from ftlayer.errors import (
     ConfigError,
@@ -51,12 +53,14 @@ T = TypeVar("T")
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 
+SILENT_S = 10.0
+"""Where an answer is waited for longer than that, the first failure of an outage is logged."""
+
+# Vertices that gave this process no answer the last time, which was logged.
+_away: set[str] = set()
+
 # gRPC keeps threads and locks that a fork does not copy. Set by the first connection of a process.
 _grpc_process: int | None = None
-
-
-def monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 class VertexConnection:
@@ -198,19 +202,23 @@ def retried(attempt: Callable[[float], T], what: str, address: str, deadline_ms:
     """
     pause = FIRST_PAUSE_S
     while True:
-        left = (deadline_ms - monotonic_ms()) / 1_000
+        left = (deadline_ms - mono_ms()) / 1_000
         try:
-            return attempt(max(left, 0.001))
+            answer = attempt(max(left, 0.001))
+            _away.discard(address)
+            return answer
         except (*TRANSPORT_ERRORS, VertexUnavailableError) as error:
             refusal = vertex_error(error)
             if refusal is not None:
                 raise refusal from None
-            left = (deadline_ms - monotonic_ms()) / 1_000
+            left = (deadline_ms - mono_ms()) / 1_000
+            said = f"{what}: no answer from the vertex at {address}"
+            failure = f"last failure: {failure_text(error)}{possible_cause(address, str(error))}"
             if left <= pause:
-                raise VertexUnavailableError(
-                    f"{what}: no answer from the vertex at {address} before the deadline; "
-                    f"last failure: {failure_text(error)}{possible_cause(address, str(error))}"
-                ) from error
+                raise VertexUnavailableError(f"{said} before the deadline; {failure}") from error
+            if left > SILENT_S and address not in _away:
+                _away.add(address)
+                logger.warning("%s; it is tried again for up to %.0f s; %s", said, left, failure)
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
 
@@ -452,7 +460,7 @@ class Lane:
 
 def seconds_until(deadline_ms: int) -> float:
     """Return the seconds until a moment of the monotone clock, 0 if it has passed."""
-    return max(deadline_ms - monotonic_ms(), 0) / 1_000
+    return max(deadline_ms - mono_ms(), 0) / 1_000
 
 
 # The vertex keeps the replies to the latest 256 calls of a client: what is sent again has to be among them.
@@ -505,7 +513,7 @@ class Pipeline:
             VertexUnavailableError: the window stayed full until the deadline.
             UnsupportedError: this process was forked after the pipeline had been used.
         """
-        return self._lane(call).submit(call, monotonic_ms() + self._deadline_ms)
+        return self._lane(call).submit(call, mono_ms() + self._deadline_ms)
 
     def flush(self) -> None:
         """Wait until every call so far has its answer or has failed. Raises nothing: see the futures."""
@@ -545,7 +553,7 @@ class Pipeline:
     def _watch(self) -> None:
         while not self._closed.wait(_WATCH_S):
             for lane in self._all_lanes():
-                lane.fail_overdue(monotonic_ms())
+                lane.fail_overdue(mono_ms())
 
 
 PART_BYTES = 1 << 20
@@ -626,12 +634,10 @@ class VertexClient:
 
     @property
     def root_certs(self) -> bytes | None:
-        """PEM of the certificate that is trusted, None for the system's."""
         return self._connection.root_certs
 
     @property
     def client_pem(self) -> bytes | None:
-        """PEM of the certificate and key that are shown to the vertex, None for none."""
         return self._connection.client_pem
 
     @property
@@ -647,7 +653,7 @@ class VertexClient:
         `MalformedRequestError` for a call that cannot be meant, `UnreadableReplyError` where the vertex runs another
         version of ftlayer, and `VertexError` for the reply to another call.
         """
-        deadline = monotonic_ms() + (self._deadline_ms if deadline_ms is None else deadline_ms)
+        deadline = mono_ms() + (self._deadline_ms if deadline_ms is None else deadline_ms)
         if not call.enveloped:
             return self._exchange(call, encode_call(call, None), deadline)
         with self._envelope() as envelope:
@@ -658,7 +664,7 @@ class VertexClient:
 
         The vertex remembers a name for as long as it remembers a client. Raises as `call`.
         """
-        deadline = monotonic_ms() + self._deadline_ms
+        deadline = mono_ms() + self._deadline_ms
         return self._exchange(call, encode_call(call, Envelope(name, 1)), deadline)
 
     def pipeline(self, *, window: int = 64, window_bytes: int = 64 << 20) -> Pipeline:
@@ -726,7 +732,8 @@ class VertexClient:
     # ------------------------------------------------------------ requests
 
     def _exchange(self, call: AnsweredBy[R], frame: bytes, deadline: int) -> R:
-        send, what = self._send if len(frame) <= PART_BYTES else self._send_parts, type(call).__name__
+        send = partial(self._action, "call") if len(frame) <= PART_BYTES else self._send_parts
+        what = type(call).__name__
         try:
             answer, _ = retried(lambda left: decode_reply(send(frame, left)), what, self.address, deadline)
         except UnreadableReplyError as error:
@@ -745,9 +752,6 @@ class VertexClient:
             version = "of another version"
         return f"{'another build of ' if version == __version__ else ''}ftlayer {version}"
 
-    def _send(self, frame: bytes, timeout_s: float) -> bytes:
-        return self._action("call", frame, timeout_s)
-
     def _send_parts(self, frame: bytes, timeout_s: float) -> bytes:
         descriptor = flight.FlightDescriptor.for_command(b"parts")
         writer, reader = self._connection.client().do_put(
@@ -764,7 +768,7 @@ class VertexClient:
         return data
 
     def _small_action(self, kind: str, body: bytes, deadline_ms: int | None) -> dict[str, Any]:
-        deadline = monotonic_ms() + (self._deadline_ms if deadline_ms is None else deadline_ms)
+        deadline = mono_ms() + (self._deadline_ms if deadline_ms is None else deadline_ms)
         data = retried(lambda left: self._action(kind, body, left), kind, self.address, deadline)
         answer = msgpack.unpackb(data)
         if not isinstance(answer, dict):

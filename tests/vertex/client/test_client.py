@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from ftlayer.clock import mono_ms
 from ftlayer.errors import (
     ConfigError,
     MalformedRequestError,
@@ -190,6 +192,30 @@ def test_the_error_at_the_deadline_names_a_possible_cause(
     assert failure[1] in str(caught.value)
     assert said in str(caught.value)
     assert ("possible cause" in str(caught.value)) == bool(said)
+
+
+def test_an_outage_that_is_waited_for_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    address = "grpc://127.0.0.1:7999"
+    attempts = 0
+
+    def attempt(left_s: float) -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts % 4:
+            raise flight.FlightUnavailableError("failed to connect to all addresses; Connection refused")
+        return "an answer"
+
+    def call(seconds: int) -> str:
+        return retried(attempt, "Stats", address, mono_ms() + 1_000 * seconds)
+
+    assert call(5) == "an answer"
+    assert not caplog.messages  # The error would come soon enough.
+    assert [call(120) for _ in range(2)] == ["an answer"] * 2
+    warning = (
+        rf"Stats: no answer from the vertex at {address}; it is tried again for up to 120 s; last failure: .+"
+    )
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2  # One an outage.
+    assert all(re.fullmatch(warning, message) for message in caplog.messages)
 
 
 def test_a_pickled_client_has_names_of_its_own(running: Any, client: VertexClient, batches: Any) -> None:
