@@ -82,9 +82,9 @@ MAX_TRACEBACKS = 4
 """… of which so many have their traceback; the first and the newest again."""
 
 
-def with_attempt(attempts: tuple[Attempt, ...], newest: Attempt) -> tuple[Attempt, ...]:
-    """Return a record's failed attempts with one more, which is given as the first one, within their bounds."""
-    if attempts:
+def with_attempt(attempts: tuple[Attempt, ...], newest: Attempt, since_ms: int) -> tuple[Attempt, ...]:
+    """Return failed attempts, within bounds, with one more; it is given as the first of those since ``since_ms``."""
+    if attempts and attempts[-1].at_ms >= since_ms:
         newest = replace(newest, number=attempts[-1].number + 1)
     if len(attempts) >= MAX_ATTEMPTS:
         attempts = attempts[:1] + attempts[len(attempts) - MAX_ATTEMPTS + 2 :]

@@ -374,7 +374,7 @@ class StoredLetters:
             back = [
                 replace(
                     each,
-                    attempts=with_attempt(each.attempts, Attempt(1, at_ms, reason, each.operator)),
+                    attempts=with_attempt(each.attempts, Attempt(1, at_ms, reason, each.operator), at_ms),
                     died_ms=at_ms,
                 )
                 for each in order.letters

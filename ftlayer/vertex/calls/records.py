@@ -70,6 +70,7 @@ class Attempt:
     """A failed attempt of a record, its ``number``-th failure: of many, those in the middle are not kept.
 
     Attributes:
+        number: counted, in barrier mode, from where the record was requeued last.
         at_ms: when it failed, Unix time.
         reason: the exception's class and message, up to 1,024 characters.
         operator: the uid of the function that raised it, as far as it is known.

@@ -177,6 +177,19 @@ def test_a_pause_that_a_function_asks_for_is_kept_and_may_use_no_attempt() -> No
     assert len(letter.attempts) <= 17
 
 
+def test_a_letter_that_came_back_is_counted_anew() -> None:
+    chain = FailingChain(Raising(ValueError("bad")), FailurePolicy(max_attempts=2, backoff="1s", jitter=0))
+    chain.give(("a", 1))
+    chain.after(1_000)
+    (letter,) = chain.snapshot(1).letters
+    chain.after(1)
+    chain.readmit(letter)
+    chain.after(1_000)
+    chain.after(1_000)
+    (again,) = (each for each in chain.snapshot(2).letters if each.letter != letter.letter)
+    assert [attempt.number for attempt in again.attempts] == [1, 2, 1, 2]
+
+
 def test_a_restored_pause_is_no_longer_than_the_policys() -> None:
     chain = FailingChain(Raising(RetryLater("busy", after=HOUR)))
     chain.give(("a", 1))

@@ -607,7 +607,8 @@ class RecordAttempts:
     def condemned(self, given: Given, row: int, attempt: Attempt, now: Now) -> None:
         """A record is not to be given to functions again: it is a dead letter."""
         (waiting,) = self._waiting_of(given, [row], now)
-        self._bury(waiting, with_attempt(waiting.attempts, attempt), attempt.operator, now)
+        attempts = with_attempt(waiting.attempts, attempt, waiting.first_failed_ms)
+        self._bury(waiting, attempts, attempt.operator, now)
         if given.waiting:
             self.waiting.remove(waiting)
 
@@ -640,7 +641,7 @@ class RecordAttempts:
         )
         if problem:
             attempt = Attempt(1, now.wall_ms, problem, letter.operator, self._place)
-            self._bury(waiting, with_attempt(letter.attempts, attempt), letter.operator, now)
+            self._bury(waiting, with_attempt(letter.attempts, attempt, now.wall_ms), letter.operator, now)
         else:
             self.waiting.put(waiting)
 
@@ -695,6 +696,7 @@ class RecordAttempts:
         attempts = with_attempt(
             waiting.attempts,
             Attempt(1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback),
+            waiting.first_failed_ms,
         )
         ended: Ended = self._breakers.held(failure)
         seed = int.from_bytes(waiting.name[:8])
