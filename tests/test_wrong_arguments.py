@@ -131,6 +131,13 @@ def test_a_time_of_none_or_zero_is_one() -> None:
     assert job().drain()
 
 
+def test_an_ingest_is_shown_by_its_name_and_columns() -> None:
+    assert (
+        repr(IngestStream("i", StructType().add("n", LongType()), NO))
+        == "IngestStream('i', struct<n:bigint>)"
+    )
+
+
 @pytest.mark.parametrize("records", [3, {"n": 1}, "n", None])
 def test_an_ingest_takes_records(records: Any) -> None:
     ingest = IngestStream("i", StructType().add("n", LongType()), NO)

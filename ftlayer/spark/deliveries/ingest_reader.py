@@ -181,6 +181,9 @@ class IngestStream:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"IngestStream({self.name!r}, {self.schema.simpleString()})"
+
     def put(self, record: Mapping[str, Any]) -> None:
         """Accept one record (a mapping with the schema's columns); returns once it is durable.
 
