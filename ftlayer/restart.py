@@ -43,8 +43,9 @@ def restart_of(strategy: RestartStrategy, pause_ms: int) -> str:
 
 
 def gave_up(restarts: int, failure: str) -> str:
-    times = f"{restarts} restart{'' if restarts == 1 else 's'}"
-    return f"the restart strategy has given up after {times}: {failure}"
+    return (
+        f"the restart strategy has given up after {restarts} restart{'' if restarts == 1 else 's'}: {failure}"
+    )
 
 
 def note_success(strategy: RestartStrategy) -> None:
@@ -89,6 +90,7 @@ class FixedDelay:
         self._delay_ms = duration_ms(self.delay, "delay")
 
     def on_failure(self, now_ms: int) -> timedelta | None:
+        """Pause, or give up once the attempts are used."""
         self._used += 1
         return timedelta(milliseconds=self._delay_ms) if self._used <= self.attempts else None
 
@@ -125,6 +127,7 @@ class ExponentialDelay:
         check_number(self.jitter, "jitter", least=0, most=1)
 
     def on_failure(self, now_ms: int) -> timedelta | None:
+        """Pause longer than the last time, or give up."""
         if self._succeeded and self._last_ms is not None and now_ms - self._last_ms >= self._reset_ms:
             self._in_a_row = 0
         self._last_ms, self._succeeded = now_ms, False
@@ -137,6 +140,7 @@ class ExponentialDelay:
         return timedelta(milliseconds=jittered)
 
     def on_success(self) -> None:
+        """Something went well since the last failure."""
         self._succeeded = True
 
 
@@ -157,6 +161,7 @@ class FailureRate:
         self._delay_ms = duration_ms(self.delay, "delay")
 
     def on_failure(self, now_ms: int) -> timedelta | None:
+        """Pause, or give up when failures come too fast."""
         if self._succeeded:
             self._times = [time for time in self._times if now_ms - time < self._interval_ms]
         self._succeeded = False
@@ -164,6 +169,7 @@ class FailureRate:
         return timedelta(milliseconds=self._delay_ms) if len(self._times) <= self.max_failures else None
 
     def on_success(self) -> None:
+        """Something went well since the last failure."""
         self._succeeded = True
 
 

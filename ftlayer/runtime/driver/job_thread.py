@@ -301,7 +301,6 @@ class JobThread:
         return self._mode.checkpoints
 
     def status(self) -> JobStatus:
-        """Return what is known of the job now, with the vertex's answer if there is one."""
         return self._report.status()
 
     def history(self) -> tuple[CheckpointDetails, ...]:
@@ -330,7 +329,6 @@ class JobThread:
             self._stacks.forget(asked)
 
     def later(self, work: Callable[[], None]) -> None:
-        """Have something done in the job's thread."""
         self._events.put(Later(work))
 
     def drain(self) -> None:

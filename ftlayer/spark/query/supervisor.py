@@ -141,7 +141,6 @@ class QuerySupervisor:
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
-        """Whether it is at work (the Spark query itself may be between two runs)."""
         return not self._done.is_set()
 
     @property
@@ -174,7 +173,6 @@ class QuerySupervisor:
         self._thread.join()
 
     def drain(self, timeout: float) -> bool:
-        """Read what the source has, finish it, and end; return whether that is done: `TrackedQuery.drain`."""
         deadline = time.monotonic() + timeout
         readers = self._letter_queries() if self.isActive else []
         with self._lock:
@@ -191,7 +189,6 @@ class QuerySupervisor:
         return self._is_reached(drain) and self._letters_are_read(readers, deadline)
 
     def await_drained(self, timeout: float | None) -> bool:
-        """Wait until what the source has now is through; the query goes on: `TrackedQuery.await_drained`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         readers = self._letter_queries() if self.isActive else []
         drain = Drain()
@@ -349,7 +346,8 @@ class QuerySupervisor:
             said = f"{said} ({way})" if ends else gave_up(self.restarts, said)
             kind = error_for_code(error.code) if isinstance(error, FTLayerError) else QueryError
             self.error = final or kind(f"{self.name}: {said}")
-            self.error.__cause__ = self.error.__cause__ or error
+            cause = error.__cause__ if isinstance(error, FTLayerError) else None
+            self.error.__cause__ = self.error.__cause__ or cause or error
             return False
         self.restarts += 1
         self.last_failure = words_of(error)

@@ -55,9 +55,7 @@ LONGEST_PAUSE_S = 0.5
 
 SILENT_S = 10.0
 """Where an answer is waited for longer than that, the first failure of an outage is logged."""
-
-# Vertices that gave this process no answer the last time, which was logged.
-_away: set[str] = set()
+_away: set[str] = set()  # Addresses that gave this process no answer the last time, which was logged.
 
 # gRPC keeps threads and locks that a fork does not copy. Set by the first connection of a process.
 _grpc_process: int | None = None
