@@ -15,7 +15,7 @@ from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
-from ftlayer.sinks.at_least_once import Attempt, bodies_of, texts_of
+from ftlayer.sinks.at_least_once import Publishing, bodies_of, texts_of
 
 WINDOW = 1_000
 """So many messages are on their way without being confirmed."""
@@ -142,7 +142,7 @@ class AmqpSink:
         errors: dict[int, Exception] = {}
         todo, alone = [messages], 0
         while todo:
-            attempt = Attempt(todo.pop())
+            attempt = Publishing(todo.pop())
             try:
                 self._publish(attempt)
                 alone = 0
@@ -168,7 +168,7 @@ class AmqpSink:
             errors |= attempt.errors
         return errors
 
-    def _publish(self, attempt: Attempt[_Message]) -> None:
+    def _publish(self, attempt: Publishing[_Message]) -> None:
         """Publish what is left of an attempt, again where the connection is lost.
 
         Raises `SinkError` if the server stays away, and what else has closed the channel.
@@ -227,7 +227,7 @@ class _Publisher:
         self._content_type = "application/json" if is_json else None
         self._place = place
         self._tag = 0
-        self._attempt = Attempt[_Message]({})
+        self._attempt = Publishing[_Message]({})
         # Rows by the tags of their messages, in this order, and those that were returned.
         self._pending: dict[int, int] = {}
         self._returned: dict[int, str] = {}
@@ -240,7 +240,7 @@ class _Publisher:
             self._connection.close()
             raise
 
-    def publish(self, attempt: Attempt[_Message]) -> None:
+    def publish(self, attempt: Publishing[_Message]) -> None:
         """Publish what is left of an attempt, and wait until nothing is. Raises errors of pika's, and `OSError`."""
         self._attempt = attempt
         todo = iter(list(attempt.left.items()))

@@ -58,7 +58,7 @@ def _as_json(value: object) -> object:
 
 
 @dataclass(slots=True)
-class Attempt(Generic[Message]):
+class Publishing(Generic[Message]):
     """Messages by their rows. ``left``: they are not confirmed; ``errors``: why some will not be."""
 
     left: dict[int, Message]

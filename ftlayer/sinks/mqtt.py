@@ -21,7 +21,7 @@ from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError, SourceError
 from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.printable import hides_secrets
-from ftlayer.sinks.at_least_once import Attempt, bodies_of, texts_of
+from ftlayer.sinks.at_least_once import Publishing, bodies_of, texts_of
 
 WINDOW = 1_000
 """So many messages are on their way without being acknowledged, or fewer if the server says so."""
@@ -98,7 +98,7 @@ class MqttSink:
         topics: list[str | None] = [self._topic] * batch.num_rows
         if self._topic_column is not None:
             topics = texts_of(batch, self._topic_column, "topic_column")
-        attempt = Attempt(dict(enumerate(zip(topics, bodies_of(batch, self._body, "body"), strict=True))))
+        attempt = Publishing(dict(enumerate(zip(topics, bodies_of(batch, self._body, "body"), strict=True))))
         try:
             self._publish(attempt)
         except SinkError as error:
@@ -116,7 +116,7 @@ class MqttSink:
 
     # ------------------------------------------------------------ publishing
 
-    def _publish(self, attempt: Attempt[_Message]) -> None:
+    def _publish(self, attempt: Publishing[_Message]) -> None:
         """Publish what is left, by rows, until nothing is, again where the connection is lost.
 
         Raises `SinkError` if the server stays away, or refuses the connection.
@@ -134,7 +134,7 @@ class MqttSink:
                 away.wait(self._patience_ms / 1_000)
         away.works()
 
-    def _publish_once(self, session: MqttSession, attempt: Attempt[_Message]) -> None:
+    def _publish_once(self, session: MqttSession, attempt: Publishing[_Message]) -> None:
         window = min(WINDOW, session.most_unanswered)
         rows: dict[int, int] = {}
         for row, (topic, payload) in list(attempt.left.items()):
@@ -150,7 +150,7 @@ class MqttSink:
         while rows:
             self._settle(session, rows, attempt)
 
-    def _settle(self, session: MqttSession, rows: dict[int, int], attempt: Attempt[_Message]) -> None:
+    def _settle(self, session: MqttSession, rows: dict[int, int], attempt: Publishing[_Message]) -> None:
         """Wait for an answer. ``rows``: by the numbers of packets that are on their way."""
         try:
             number, reason = session.published.get(timeout=self._patience_ms / 1_000)
