@@ -64,8 +64,8 @@ class StandIns:
     def installed(self) -> Iterator[None]:
         """Have them where the real code looks."""
         told: list[tuple[Any, str, Any]] = [
-            (job_thread, "now_ms", lambda: self._world.mono),
-            (job_report, "now_ms", lambda: self._world.mono),
+            (job_thread, "mono_ms", lambda: self._world.mono),
+            (job_report, "mono_ms", lambda: self._world.mono),
             (job_thread, "threading", threads_of(IdleThread)),
             (checkpointing, "system_now", lambda: self._world.now),
             (checkpoint_io, "system_now", lambda: self._world.now),
@@ -77,7 +77,7 @@ class StandIns:
             (readmission, "ASK_EVERY_MS", 20),
             (dead_letters, "open_files", self._letter_files(dead_letters.open_files)),
             (loop, "system_now", lambda: self._world.now),
-            (pulse, "_mono_ms", lambda: self._world.mono),
+            (pulse, "mono_ms", lambda: self._world.mono),
             (main, "ControlClient", self._control),
             (main, "ListeningPlaces", lambda *_: SimpleNamespace(address="", socket="", close=lambda: None)),
             (main, "ChannelServer", self._server),
