@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ftlayer.cli.connection import confirm
 from ftlayer.cli.printing import new_table, print_json, print_long, size_text, time_text
 from ftlayer.errors import CheckpointError, ConfigError
 from ftlayer.printable import printable, printing_console, shown_url
@@ -147,7 +148,7 @@ def delete(path: One, yes: Yes = False, key_file: KeyFile = None, storage: Stora
 
     key = _opened(path, storage, key_file, one=True)
     if not yes:
-        typer.confirm(f"Delete {_shown(path)} permanently? The job must not be running.", abort=True)
+        confirm(f"Delete {_shown(path)} permanently? The job must not be running.")
     typer.echo(f"deleted {shown_url(delete_checkpoint(path, key))}")
 
 
@@ -158,7 +159,7 @@ def dispose(path: One, yes: Yes = False, storage: Storage = "") -> None:
 
     _opened(path, storage, one=True)
     if not yes:
-        typer.confirm(f"Delete the savepoint {_shown(path)} permanently?", abort=True)
+        confirm(f"Delete the savepoint {_shown(path)} permanently?")
     typer.echo(f"disposed of {shown_url(dispose_savepoint(path))}")
 
 
@@ -191,9 +192,7 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
     is_unknown = any(unknown for _, _, unknown in jobs)
     if any(found for _, found, _ in jobs):
         if not yes:
-            typer.confirm(
-                "Delete this permanently? A driver that still runs one of these jobs ends.", abort=True
-            )
+            confirm("Delete this permanently? A driver that still runs one of these jobs ends.")
         for files, found, _ in jobs:
             if found:
                 # Behind the claim no driver of before publishes anything more; what one has just published is kept.
@@ -259,7 +258,7 @@ def refused(
             what = (
                 f"{len(rows):,} rows of sink {sinks[0]!r} from what checkpoint {checkpoint.checkpoint} holds"
             )
-            typer.confirm(f"Remove {what}, for good? The job must not be running.", abort=True, err=as_json)
+            confirm(f"Remove {what}, for good? The job must not be running.")
         if divert is not None:
             _write_new(
                 divert, "".join(f'{{"why": {json.dumps(row.why)}, "row": {row.values}}}\n' for row in rows)

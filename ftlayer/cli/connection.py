@@ -271,3 +271,17 @@ def _with_options(command: Callable[..., None], *named: Callable[..., None]) -> 
 
 def warn(sentence: str) -> None:
     typer.echo(printable(f"ftlayer: {sentence}"), err=True)
+
+
+def confirm(question: str, *, ask: bool = True) -> None:
+    """Ask, or say what is going to be done. Exit code 1 where the answer is no, or there is none."""
+    if not ask:
+        warn(question.removesuffix("?"))
+        return
+    try:
+        if typer.confirm(printable(question), err=True):
+            return
+    except typer.Abort:
+        typer.echo(err=True)  # the line of the question
+    warn("nothing was changed; --yes asks nothing")
+    raise typer.Exit(EXIT_ERROR)

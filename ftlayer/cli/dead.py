@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftlayer.cli import records
-from ftlayer.cli.connection import EXIT_ERROR, Asking, asking_letters, warn
+from ftlayer.cli.connection import EXIT_ERROR, Asking, asking_letters, confirm, warn
 from ftlayer.cli.printing import Wide, print_differences, print_json, print_table
 from ftlayer.clock import system_now
 from ftlayer.errors import ConfigError, FTLayerError
@@ -292,14 +292,14 @@ def _change(
     letters = _letters(gatherer, selections, names)
     _check_keys(letters, wanted)
     count = len(letters.keys)
-    groups = _grouped(gatherer, selections, names) if ask or action == "requeue" else []
+    groups = _grouped(gatherer, selections, names)
     if action == "requeue":
         for view in gatherer.views():
             check_streams(view, {group.stream for group in groups if group.vertex == view.vertex})
-    if ask and count:
-        if not asking.as_json:
-            _print_groups(asking, groups, names)
-        typer.confirm(_question(action, count, groups, names), abort=True, err=True)
+    if ask and count and not asking.as_json:
+        _print_groups(asking, groups, names)
+    if count and (ask or not asking.as_json):
+        confirm(_question(action, count, groups, names), ask=ask)
     changed = _changed(gatherer, Carrying(Change(action), letters, user_name()))
     asked = len(wanted) or count
     if asking.as_json:
@@ -348,8 +348,8 @@ def _edit_all(
         if editing.left:
             raise typer.Exit(EXIT_ERROR)
         return
-    if ask and count:
-        typer.confirm(_question("edit", count, editing.groups, names), abort=True, err=True)
+    if count and (ask or not asking.as_json):
+        confirm(_question("edit", count, editing.groups, names), ask=ask)
     changed = _changed(gatherer, Carrying(Change.EDIT, letters, user_name(), editing.payloads))
     if asking.as_json:
         facts = {"action": "edit", "asked": len(editing.found), "changed": changed}

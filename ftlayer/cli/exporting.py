@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pyarrow as pa
 import typer
 
-from ftlayer.cli.connection import EXIT_ERROR, warn
+from ftlayer.cli.connection import EXIT_ERROR, confirm, warn
 from ftlayer.cli.printing import is_terminal
 from ftlayer.cli.records import page_of
 from ftlayer.clock import system_now
@@ -68,7 +68,7 @@ def _in_editor(row: pa.RecordBatch) -> pa.RecordBatch:
             return row_of_json(_json(edited, "the record"), row.schema, row)
         except ConfigError as error:
             warn(str(error))
-            typer.confirm("Edit it again?", abort=True, err=True)
+            confirm("Edit it again?")
             text = edited
 
 

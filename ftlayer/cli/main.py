@@ -33,6 +33,7 @@ from ftlayer.cli.connection import (
     RootCerts,
     TokenFile,
     asking,
+    confirm,
     token_of,
     warn,
 )
@@ -337,10 +338,9 @@ def _carry_out(
                 if directory
                 else f"{label} is a wrapped query, which is not cancelled: ftlayer stop gives its batch up at once"
             )
-        if question:
-            typer.confirm(question.format(f"{job.kind} {label}", place), abort=True, err=True)
-        elif action not in ("savepoint", "stack"):
-            warn(f"{action} of {job.kind} {label} of {place} …")
+        asked = question or f"{action} of {{}} of {{}} …"
+        if action not in ("savepoint", "stack"):
+            confirm(asked.format(f"{job.kind} {label}", place), ask=bool(question))
         order = JobOrder(
             id=uuid.uuid4().hex,
             owner=key.owner,

@@ -231,7 +231,7 @@ def _attempt(info: RecordInfo) -> str:
 
 
 def print_record(console: Console, record: FoundRecords, names: JobNames, *, several: bool) -> None:
-    from ftlayer.monitor.facts import FINAL, came_from, record_stream
+    from ftlayer.monitor.facts import came_from, final_of, record_stream
 
     info = record.info
     console.print(info.key.hex(), style="bold cyan", soft_wrap=True)
@@ -242,7 +242,7 @@ def print_record(console: Console, record: FoundRecords, names: JobNames, *, sev
         "state": info.state,
         "root": f"{info.root:016x}",
         "origin": f"{info.origin:016x}",
-        "attempt": _attempt(info) + (f": {FINAL}" if info.is_final else ""),
+        "attempt": _attempt(info) + (f": {final_of(info)}" if info.is_final else ""),
         "operator": info.operator,
         "reason": info.reason,
         "edited": f"{time_text(info.edited_ms)} by {info.edited_by}" if info.edited_ms else "",

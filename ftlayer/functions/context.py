@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, Sequence, ValuesView
 from contextlib import suppress
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftlayer.checks import check_runs
 from ftlayer.errors import ConfigError, UnsupportedError
@@ -382,18 +382,20 @@ class Context:
             raise UnsupportedError(f"{self.uid!r} runs where there is no operator state")
         return self._operators
 
-    def __getattr__(self, name: str) -> Any:
-        # Only reached for what is not set: it costs nothing where it is.
-        if name == "timers":
-            raise UnsupportedError(_WITHOUT_KEYS.format(uid=self.uid, what="timers"))
-        if name == "key":
-            if self._state is None:
-                raise UnsupportedError(_WITHOUT_KEYS.format(uid=self.uid, what="a key"))
-            raise UnsupportedError(
-                f"{self.uid!r} asked for a key, or its state, where there is none; "
-                "use them in process and on_timer only"
-            )
-        raise AttributeError(f"a Context has no attribute {name!r}")
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Only reached for what is not set: it costs nothing where it is.
+            if name == "timers":
+                raise UnsupportedError(_WITHOUT_KEYS.format(uid=self.uid, what="timers"))
+            if name == "key":
+                if self._state is None:
+                    raise UnsupportedError(_WITHOUT_KEYS.format(uid=self.uid, what="a key"))
+                raise UnsupportedError(
+                    f"{self.uid!r} asked for a key, or its state, where there is none; "
+                    "use them in process and on_timer only"
+                )
+            raise AttributeError(f"a Context has no attribute {name!r}")
 
 
 def _same(value: Any) -> Any:

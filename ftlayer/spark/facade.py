@@ -410,18 +410,22 @@ class FTLayer(FTLayerEngine):
 
     # ------------------------------------------------------------ what the vertex holds
 
+    @known_options
     def pending(self, spark: SparkSession) -> DataFrame:
         """Records in flight between queries, or ingested and not delivered yet."""
         return record_frame(spark, self.client, "pending")
 
+    @known_options
     def waiting(self, spark: SparkSession) -> DataFrame:
         """Failed records that wait for their replay."""
         return record_frame(spark, self.client, "waiting")
 
+    @known_options
     def deliveries(self, spark: SparkSession) -> DataFrame:
         """Records that are due, or were given to a batch that is not through."""
         return record_frame(spark, self.client, "delivery")
 
+    @known_options
     def dead_letters(self, spark: SparkSession) -> DataFrame:
         """Records whose attempts are used up."""
         return record_frame(spark, self.client, "dead")

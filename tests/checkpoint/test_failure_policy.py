@@ -52,7 +52,7 @@ def test_it_has_the_rules_and_the_limit_of_failures() -> None:
         ({"backoff": 0}, "backoff"),
         (
             {"max_attempts": 2, "backoff": ("1s", "2s", "3s")},
-            "FailurePolicy: backoff has 3 pauses, and with max_attempts=2 there are 1 further",
+            "FailurePolicy: backoff has 3 pauses, and with max_attempts=2 only 1 can follow",
         ),
         ({"jitter": 1.5}, "FailurePolicy: jitter: expected a number from 0 to 1"),
         ({"retry_on": 3}, "FailurePolicy: retry_on"),

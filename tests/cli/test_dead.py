@@ -523,7 +523,9 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(
         0,
         "  price\n  - 1.5\n  + 7.0\nedited and requeued 1 of 1\n",
     )
-    assert run("dead", "requeue", "--all", "--yes", "--store", store) == (0, "requeued 1 of 1\n")
+    assert run("dead", "requeue", "--all", "--yes", "--store", store)[1].endswith(
+        f"({store})\nrequeued 1 of 1\n"
+    )
     streams = json.loads(run("pending", "--json", "--store", store)[1])
     assert [(stream["waiting"], stream["dead"]) for stream in streams if stream["waiting"]] == [(2, 0)]
     assert (store / "vertex.access").read_text() == "left\n"

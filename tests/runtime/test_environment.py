@@ -68,14 +68,13 @@ def a_layer(status: FTStatus = FTStatus.ON) -> Any:
     def client_for(spark: Any) -> Any:
         raise AssertionError("nothing may start yet")
 
-    layer = SimpleNamespace(
+    return SimpleNamespace(
         status=status,
         stream_options=StreamOptions(),
-        retries=RetryDefaults(NO_RULES, None, None),
+        _retries=RetryDefaults(NO_RULES, None, None),
         client_for=client_for,
-        check_open=lambda: None,
+        _check_open=lambda: None,
     )
-    return SimpleNamespace(status=status, client_for=client_for, _layer=layer)
 
 
 def an_environment(spark: Any, name: str = "job", parallelism: int = 2, **options: Any) -> StreamEnvironment:

@@ -7,11 +7,11 @@ origins 16 hexadecimal digits, keys hexadecimal. With ``mask`` nothing that a re
 
 from __future__ import annotations
 
-from ftlayer.monitor.facts.common import FINAL as FINAL
 from ftlayer.monitor.facts.common import Facts as Facts
 from ftlayer.monitor.facts.common import audit_facts as audit_facts
 from ftlayer.monitor.facts.common import came_from as came_from
 from ftlayer.monitor.facts.common import explained_facts as explained_facts
+from ftlayer.monitor.facts.common import final_of as final_of
 from ftlayer.monitor.facts.common import group_facts as group_facts
 from ftlayer.monitor.facts.common import hour_facts as hour_facts
 from ftlayer.monitor.facts.common import iso as iso

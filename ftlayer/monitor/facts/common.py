@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.circuit import CircuitStatus
+from ftlayer.errors import ResultRowError
 from ftlayer.monitor.health import Judgement
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.plans import LetterGroup
@@ -196,10 +197,16 @@ def letter_group_facts(group: LetterGroup, names: JobNames, *, mask: bool = Fals
     }
 
 
-FINAL = (
-    "no further attempt, which would fail alike: dead_on names its exception, retry_on does not, it is a "
-    "PermanentFailure, a value does not fit, or it ended its process"
-)
+def final_of(info: RecordInfo) -> str:
+    """Return why a record's last failure has ruled out further attempts, by its reason; "" where it has not."""
+    kind = re.match(r"([A-Za-z_]\w*): ", info.reason)
+    if not info.is_final:
+        return ""
+    if kind is None:
+        return "no further attempt: it is a PermanentFailure, or ended its process"
+    if kind[1] == ResultRowError.__name__:
+        return "no further attempt: what does not fit would not fit again"
+    return f"no further attempt: dead_on names {kind[1]}, or retry_on does not"
 
 
 def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool = False) -> Facts:
@@ -217,7 +224,7 @@ def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool =
         "origin": root_text(info.origin),
         "attempt": info.attempt,
         "max_attempts": info.max_attempts,
-        "final": FINAL if info.is_final else None,
+        "final": final_of(info) or None,
         "operator": info.operator,
         "reason": reason,
         "next_due": iso(info.not_before_ms),

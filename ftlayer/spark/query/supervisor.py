@@ -572,7 +572,7 @@ class TrackedQuery:
             if status.state is not CircuitState.CLOSED
         )
         return html_table(
-            f"{self.name}: {state}, {self.restarts} restarts",
+            f"{self.name}: {state}, {self.restarts} restart{'' if self.restarts == 1 else 's'}",
             ("batch", "rows in", "rows out", "failed", "waiting", "dead"),
             [
                 (report.batch, report.rows_in, report.rows_out, report.failed, report.waiting, report.dead)

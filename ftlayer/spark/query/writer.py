@@ -276,7 +276,11 @@ class QueryTelling:
         batches = log.batches
         rates = rates_of(batches, now_ms)
         state = supervisor.state
-        restarts = f" · {supervisor.restarts} restarts" if supervisor.restarts else ""
+        restarts = (
+            f" · {supervisor.restarts} restart{'s'[: supervisor.restarts != 1]}"
+            if supervisor.restarts
+            else ""
+        )
         error = supervisor.error
         return calls.JobDetails(
             owner=self._owner,

@@ -88,6 +88,7 @@ def check_unheld(path: Path) -> None:
     elif (store / ACCESS_FILE).exists() and is_process((access := read_access(store / ACCESS_FILE)).pid):
         # The vertex' own process would be started again.
         who = f"process {access.pid}, whose vertex listens at {access.address}"
+        asked = "it is this program: use the FTLayer that has it" if access.pid == os.getpid() else asked
     else:
         asked = "a vertex with --listen is asked by its address"
     raise StoreLockedError(
@@ -130,4 +131,5 @@ def _fix_shards(path: Path, shards: int) -> None:
 
 
 def _unusable(path: Path, error: OSError) -> StorePathError:
-    return StorePathError(f"{path}: the store's directory cannot be used: {error.strerror}")
+    why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+    return StorePathError(f"{path}: the store's directory cannot be used: {why}")
