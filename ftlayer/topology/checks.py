@@ -17,24 +17,9 @@ from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey
 from ftlayer.partitioning.replay import replay_twin
 from ftlayer.records.keyhash import key_column
 from ftlayer.records.traced import KeySelector
+from ftlayer.topology import job_graph
 from ftlayer.topology.explain import check_iterations
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
-from ftlayer.topology.job_graph import (
-    LETTERS,
-    check_job_name,
-    check_name,
-    declared_inputs,
-    emits_roots,
-    gives_times,
-    has_timers,
-    inputs_of,
-    is_volatile,
-    keeps_state,
-    keys_of,
-    needs_watermarks,
-    outputs_of,
-    side_outputs_of,
-)
 from ftlayer.topology.operators import (
     AssignWatermarks,
     CoProcess,
@@ -128,7 +113,7 @@ def check_graph(graph: StreamGraph, *, tracked: bool) -> None:
         InvalidTopologyError: operators that don't fit together; names them.
         ConfigError, UnhashableKeyError: a name, a column or a key of one operator; names both.
     """
-    check_job_name(graph.name)
+    job_graph.check_job_name(graph.name)
     _check_uids(graph)
     for node in graph.nodes:
         check_parallelism(node.parallelism, repr(node.uid))
@@ -157,13 +142,13 @@ def check_parallelism(parallelism: object, what: str) -> None:
 def check_operator(operator: Operator) -> None:
     """Check what an operator says of itself: names, columns, times, timers."""
     uid = operator.uid
-    check_name(uid, "uid")
-    for tag, schema in outputs_of(operator).items():
+    job_graph.check_name(uid, "uid")
+    for tag, schema in job_graph.outputs_of(operator).items():
         output = repr(uid) if tag == MAIN else f"side output {tag!r} of {uid!r}"
         if tag != MAIN:
-            check_name(tag, f"side output of {uid!r}")
+            job_graph.check_name(tag, f"side output of {uid!r}")
         check_columns(schema, output)
-    if len(outputs_of(operator)) != 1 + len(side_outputs_of(operator)):
+    if len(job_graph.outputs_of(operator)) != 1 + len(job_graph.side_outputs_of(operator)):
         raise InvalidTopologyError(f"{uid!r}: two side outputs have the same tag, or one has the empty tag")
     for switch in ("volatile_state", "tagged"):
         check_bool(getattr(operator, switch, False), f"{switch} of {uid!r}")
@@ -171,7 +156,7 @@ def check_operator(operator: Operator) -> None:
         _check_time_column(operator)
     if isinstance(operator, CoProcess | Join):
         _check_equal_keys(operator)
-    if has_timers(operator) and not keeps_state(operator):
+    if job_graph.has_timers(operator) and not job_graph.keeps_state(operator):
         raise InvalidTopologyError(
             f"{uid!r}: its function has timers, which belong to a key, and the stream has none; use key_by before it"
         )
@@ -272,15 +257,17 @@ def _check_ends(graph: StreamGraph) -> None:
         source, target = graph.node(edge.source).operator, graph.node(edge.target).operator
         if isinstance(source, Sink):
             raise InvalidTopologyError(f"{edge.source!r} is a sink and {edge.target!r} comes behind it")
-        if edge.tag != LETTERS and edge.tag not in outputs_of(source):
+        if edge.tag != job_graph.LETTERS and edge.tag not in job_graph.outputs_of(source):
             raise InvalidTopologyError(f"{edge.source!r} has no side output {edge.tag!r} for {edge.target!r}")
-        if not 0 <= edge.input < inputs_of(target):
+        if not 0 <= edge.input < job_graph.inputs_of(target):
             raise InvalidTopologyError(
-                f"{edge.target!r} has {inputs_of(target)} inputs, and {edge.source!r} goes to number {edge.input}"
+                f"{edge.target!r} has {job_graph.inputs_of(target)} inputs; {edge.source!r} goes to number {edge.input}"
             )
     for node in graph.nodes:
         connected = {edge.input for edge in graph.edges_into(node.uid) if not edge.feedback}
-        open_inputs = [str(number) for number in range(inputs_of(node.operator)) if number not in connected]
+        open_inputs = [
+            str(number) for number in range(job_graph.inputs_of(node.operator)) if number not in connected
+        ]
         if open_inputs:
             raise InvalidTopologyError(
                 f"{node.uid!r} gets no records: input {', '.join(open_inputs)} is open"
@@ -345,8 +332,8 @@ def _check_edge(graph: StreamGraph, edge: StreamEdge) -> None:
 
 def _check_inputs(graph: StreamGraph, node: StreamNode) -> None:
     """Check that the edges of each input carry the same columns, and come by the input's key if it has one."""
-    declared = declared_inputs(node.operator)
-    for number, keys in enumerate(keys_of(node.operator)):
+    declared = job_graph.declared_inputs(node.operator)
+    for number, keys in enumerate(job_graph.keys_of(node.operator)):
         edges = [edge for edge in graph.edges_into(node.uid) if edge.input == number]
         expected = declared[number] if declared else graph.schema_of(edges[0])
         if isinstance(node.operator, Reduce | KeyedAggregate | Process | CoProcess):
@@ -386,9 +373,9 @@ def _check_watermarks(graph: StreamGraph) -> None:
     timed: set[str] = set()
     for node in graph.in_order:
         edges = [edge for edge in graph.edges_into(node.uid) if not edge.feedback]
-        if gives_times(node.operator) or (edges and all(edge.source in timed for edge in edges)):
+        if job_graph.gives_times(node.operator) or (edges and all(edge.source in timed for edge in edges)):
             timed.add(node.uid)
-        if needs_watermarks(node.operator):
+        if job_graph.needs_watermarks(node.operator):
             for edge in edges:
                 if edge.source not in timed:
                     raise InvalidTopologyError(
@@ -401,7 +388,7 @@ def _check_volatile(graph: StreamGraph) -> None:
     names = [
         f"{node.uid!r} ({node.name})"
         for node in graph.nodes
-        if keeps_state(node.operator) and not is_volatile(node.operator)
+        if job_graph.keeps_state(node.operator) and not job_graph.is_volatile(node.operator)
     ]
     if names:
         raise InvalidTopologyError(
@@ -413,7 +400,7 @@ def _check_volatile(graph: StreamGraph) -> None:
 
 def _check_twins(graph: StreamGraph) -> None:
     for edge in graph.edges:
-        if emits_roots(graph.node(edge.source).operator):
+        if job_graph.emits_roots(graph.node(edge.source).operator):
             try:
                 replay_twin(graph.partitioner_of(edge))
             except UnsupportedError as error:

@@ -10,20 +10,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checks import duration_ms
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.partitioning.partitioners import Broadcast, Forward
+from ftlayer.topology import job_graph
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
-from ftlayer.topology.job_graph import (
-    JobEdge,
-    JobGraph,
-    JobVertex,
-    display_name,
-    emitter_of,
-    original_edges,
-    partitioner_name,
-    persisted_name,
-    replay_of,
-    rules_of_operator,
-    stored_name,
-)
 from ftlayer.topology.operators import IterationHead, IterationTail, Source
 
 logger = logging.getLogger(__name__)
@@ -179,7 +167,7 @@ class _Arrow:
     back: bool = False
 
 
-def to_mermaid(graph: JobGraph) -> str:
+def to_mermaid(graph: job_graph.JobGraph) -> str:
     """Return a Mermaid flowchart: a box a chain, an arrow an edge.
 
     Dotted ones lead to and from the vertex, and from the end of an iteration back to its head.
@@ -197,7 +185,7 @@ def to_mermaid(graph: JobGraph) -> str:
     return "\n".join(lines)
 
 
-def to_dot(graph: JobGraph) -> str:
+def to_dot(graph: job_graph.JobGraph) -> str:
     names = _node_names(graph)
     lines = [f'digraph "{_dot_text(graph.name)}" {{', "    rankdir=LR;", "    node [shape=box];"]
     for vertex in _chains(graph):
@@ -212,44 +200,44 @@ def to_dot(graph: JobGraph) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _chains(graph: JobGraph) -> list[JobVertex]:
-    return [vertex for vertex in graph.vertices if replay_of(vertex) is None]
+def _chains(graph: job_graph.JobGraph) -> list[job_graph.JobVertex]:
+    return [vertex for vertex in graph.vertices if job_graph.replay_of(vertex) is None]
 
 
-def _node_names(graph: JobGraph) -> dict[str, str]:
+def _node_names(graph: job_graph.JobGraph) -> dict[str, str]:
     """Name the boxes by number: a uid may be a word of the language, or have letters that it does not know."""
     return {vertex.uid: f"c{number}" for number, vertex in enumerate(_chains(graph))}
 
 
-def _box(vertex: JobVertex) -> list[str]:
+def _box(vertex: job_graph.JobVertex) -> list[str]:
     return [
         f"{vertex.uid} ×{vertex.parallelism}",
-        *(display_name(operator) for operator in vertex.operators),
+        *(job_graph.display_name(operator) for operator in vertex.operators),
     ]
 
 
-def _arrows(graph: JobGraph, names: dict[str, str]) -> Iterator[_Arrow]:
+def _arrows(graph: job_graph.JobGraph, names: dict[str, str]) -> Iterator[_Arrow]:
     for edge in graph.edges:
         if edge.source in names:
             yield _Arrow(names[edge.source], names[edge.target], _label(edge), edge.feedback, edge.feedback)
     for vertex in graph.vertices:
-        replay = replay_of(vertex)
+        replay = job_graph.replay_of(vertex)
         if replay is None:
             continue
         tag = f"[{replay.tag}] " if replay.tag else ""
-        label = f"{tag}persist {persisted_name(graph, replay)}"
-        yield _Arrow(names[emitter_of(graph, replay).uid], "ft", label, dotted=True)
+        label = f"{tag}persist {job_graph.persisted_name(graph, replay)}"
+        yield _Arrow(names[job_graph.emitter_of(graph, replay).uid], "ft", label, dotted=True)
         for edge in graph.edges_from(vertex.uid):
             label = f"replay {replay.of}: {_label(edge)}"
             yield _Arrow("ft", names[edge.target], label, dotted=True)
 
 
-def _label(edge: JobEdge) -> str:
+def _label(edge: job_graph.JobEdge) -> str:
     if edge.feedback:
         return "feedback"
     tag = f"[{edge.tag}] " if edge.tag else ""
     which = f", input {edge.input}" if edge.input else ""
-    return f"{tag}{partitioner_name(edge.partitioner, edge.routing)}{which}"
+    return f"{tag}{job_graph.partitioner_name(edge.partitioner, edge.routing)}{which}"
 
 
 def _mermaid_text(text: str) -> str:
@@ -261,15 +249,15 @@ def _dot_text(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def explain(graph: JobGraph) -> str:
+def explain(graph: job_graph.JobGraph) -> str:
     """Return the graph as text of several lines, without a newline at the end.
 
     It has the chains, the edges, the vertex's part, and in barrier mode what becomes of records that fail by chain.
     """
-    chains = [vertex for vertex in graph.vertices if replay_of(vertex) is None]
+    chains = [vertex for vertex in graph.vertices if job_graph.replay_of(vertex) is None]
     status = "on" if graph.tracked else "by checkpoints" if graph.checkpointed else "off"
     slots = f"{graph.slots} slot{'s' * (graph.slots != 1)}"
-    replays = {vertex.uid for vertex in graph.vertices if replay_of(vertex) is not None}
+    replays = {vertex.uid for vertex in graph.vertices if job_graph.replay_of(vertex) is not None}
     edges = [edge for edge in graph.edges if edge.source not in replays]
     lines = [
         f"topology {graph.name!r}: {len(chains)} chains on {slots}, fault tolerance {status}",
@@ -288,31 +276,36 @@ def explain(graph: JobGraph) -> str:
     return "\n".join(lines)
 
 
-def _operators(vertex: JobVertex) -> str:
+def _operators(vertex: job_graph.JobVertex) -> str:
     return " → ".join(
         name if operator.uid == vertex.uid else f"{operator.uid} {name}"
         for operator in vertex.operators
-        for name in [display_name(operator)]
+        for name in [job_graph.display_name(operator)]
     )
 
 
-def _edge(edge: JobEdge) -> list[str]:
+def _edge(edge: job_graph.JobEdge) -> list[str]:
     source = f"{edge.source}[{edge.tag}]" if edge.tag else edge.source
     stored = "" if edge.routing is None else f"key_hash[{edge.routing}]"
     if edge.feedback:
-        return [f"{source} ↩ {edge.target}", "feedback", partitioner_name(edge.partitioner), stored]
-    return [f"{source} → {edge.target}", f"input {edge.input}", partitioner_name(edge.partitioner), stored]
+        return [f"{source} ↩ {edge.target}", "feedback", job_graph.partitioner_name(edge.partitioner), stored]
+    return [
+        f"{source} → {edge.target}",
+        f"input {edge.input}",
+        job_graph.partitioner_name(edge.partitioner),
+        stored,
+    ]
 
 
 def _attempts(most: int | None) -> str:
     return "any number of attempts" if most is None else f"{most} attempt{'s' * (most != 1)}"
 
 
-def _is_source(vertex: JobVertex) -> bool:
+def _is_source(vertex: job_graph.JobVertex) -> bool:
     return isinstance(vertex.operators[0], Source)
 
 
-def _failing(graph: JobGraph, vertex: JobVertex) -> str:
+def _failing(graph: job_graph.JobGraph, vertex: job_graph.JobVertex) -> str:
     """Say what becomes of a record that fails in a chain of barrier mode."""
     policy = vertex.failures
     if policy is None:
@@ -328,16 +321,18 @@ def _failing(graph: JobGraph, vertex: JobVertex) -> str:
     if policy.max_attempts is not None:
         where = ", a record of dead_letters()" if graph.sends_letters(vertex.uid) else ""
         said += f", then a dead letter{where}"
-    own = [(f" of {operator.uid}", rules_of_operator(operator).limit) for operator in vertex.operators]
+    own = [
+        (f" of {operator.uid}", job_graph.rules_of_operator(operator).limit) for operator in vertex.operators
+    ]
     for of, limit in [("", policy.rules.limit), *own]:
         if limit is not None:
             said += f"; pauses while more than {limit}{of} fail"
     return said + ("; holds the watermark" if policy.hold_watermark else "")
 
 
-def _vertex(graph: JobGraph) -> list[str]:
+def _vertex(graph: job_graph.JobGraph) -> list[str]:
     lines: list[str] = []
-    replays = {replay.stream: replay for vertex in graph.vertices if (replay := replay_of(vertex))}
+    replays = {replay.stream: replay for vertex in graph.vertices if (replay := job_graph.replay_of(vertex))}
     for stream, options in graph.options:
         lines.append(
             f"  stream {stream!r}: {_attempts(options.max_attempts)} of {options.timeout_ms} ms, "
@@ -348,13 +343,15 @@ def _vertex(graph: JobGraph) -> list[str]:
             lines.append("    no chain reads it: nothing to replay")
             continue
         twins = graph.edges_from(replay.uid)
-        originals = original_edges(graph, replay)
+        originals = job_graph.original_edges(graph, replay)
         numbers = ", ".join(f"#{edge.number}" for edge in originals)
         lines.append(
-            f"    persists {persisted_name(graph, replay)} of {replay.of!r} before they go by {numbers}"
+            f"    persists {job_graph.persisted_name(graph, replay)} of {replay.of!r} before they go by {numbers}"
         )
         columns = {
-            edge.routing: stored_name(edge.partitioner) for edge in originals if edge.routing is not None
+            edge.routing: job_graph.stored_name(edge.partitioner)
+            for edge in originals
+            if edge.routing is not None
         }
         for column in sorted(columns):
             lines.append(f"    stores key_hash[{column}] = {columns[column]}")
@@ -362,7 +359,7 @@ def _vertex(graph: JobGraph) -> list[str]:
         pairs = zip(twins, originals, strict=True)
         rows = [
             [f"#{twin.number}", f"as #{edge.number} to {twin.target}", f"input {twin.input}",
-             partitioner_name(twin.partitioner, twin.routing)]
+             job_graph.partitioner_name(twin.partitioner, twin.routing)]
             for twin, edge in pairs
         ]  # fmt: skip
         lines += [f"    {line}" for line in _table(rows)]

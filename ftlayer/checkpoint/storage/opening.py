@@ -19,29 +19,10 @@ from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.custom_storage import serve
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Piece, Scope, SubtaskSnapshot
+from ftlayer.checkpoint.storage import layout
 from ftlayer.checkpoint.storage.contract import DriverStorage, PieceWriter, SlotStorage
 from ftlayer.checkpoint.storage.files import Files, LocalFiles, StoragePool, raise_together
 from ftlayer.checkpoint.storage.keys import Signer, key_of, packed_key
-from ftlayer.checkpoint.storage.layout import (
-    KEY,
-    METADATA,
-    NEVER,
-    SHARED,
-    FileName,
-    checkpoint_name,
-    checkpoint_number,
-    is_local,
-    job_directory,
-    join,
-    last_name,
-    new_unique,
-    normal,
-    parent,
-    parse_file_name,
-    part,
-    pieces_directory,
-    run_directory,
-)
 from ftlayer.checkpoint.storage.loading import (
     all_pieces,
     check_present,
@@ -93,24 +74,24 @@ class LocalCopies:
     """The directory of one slot. Raises OSError if it cannot be made."""
 
     def __init__(self, directory: str, job: str, run: str, slot: int) -> None:
-        own_run = Path(run_directory(directory, job, run))
+        own_run = Path(layout.run_directory(directory, job, run))
         self._root = own_run / f"slot-{slot}"
         self._root.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self._root)
         self.files = LocalFiles(str(self._root))
-        _remove_dead(Path(job_directory(directory, job)), except_run=part(run))
+        _remove_dead(Path(layout.job_directory(directory, job)), except_run=layout.part(run))
 
     def completed(self, checkpoint: int, shared: Iterable[str]) -> None:
         """Remove copies for older checkpoints, and of shared files but those of these paths."""
         kept = set(shared)
         for entry in self.files.walk():
             directory, _, _ = entry.path.rpartition("/")
-            number = checkpoint_number(directory)
+            number = layout.checkpoint_number(directory)
             is_old = number is not None and number < checkpoint
-            if is_old or (directory == SHARED and entry.path not in kept):
+            if is_old or (directory == layout.SHARED and entry.path not in kept):
                 self.files.delete(entry.path)
         for path in self._root.iterdir():
-            number = checkpoint_number(path.name)
+            number = layout.checkpoint_number(path.name)
             if number is not None and number < checkpoint:
                 self.files.delete_empty(path.name)
 
@@ -183,7 +164,7 @@ class WriterName:
 
     def file_name(self, first: int = 0, last: int = 0) -> str:
         """Return a new name, unique over all processes and runs."""
-        return str(FileName(self.slot, self.epoch, self.instance, new_unique(), first, last))
+        return str(layout.FileName(self.slot, self.epoch, self.instance, layout.new_unique(), first, last))
 
 
 class SlotStorageBase:
@@ -316,7 +297,7 @@ class SlotStorageBase:
     def _source(self, location: str) -> tuple[Files | None, Signer]:
         if not location:
             return None, self._signer
-        location = normal(location)
+        location = layout.normal(location)
         with self._lock:
             known = self._sources.get(location)
         if known is None:
@@ -330,7 +311,7 @@ class SlotStorageBase:
 class FileSlotStorage(SlotStorageBase):
     def __init__(self, config: CheckpointConfig, job: str, run: str, seat: WriterName, key: bytes) -> None:
         assert config.directory is not None
-        super().__init__(config, seat, key, run_directory(config.directory, job, run))
+        super().__init__(config, seat, key, layout.run_directory(config.directory, job, run))
         self._files = open_files(self.location)
         self._copies = _local_copies(config, job, run, seat.slot)
         self._copy_files = None if self._copies is None else self._copies.files
@@ -368,7 +349,9 @@ class FileSlotStorage(SlotStorageBase):
         number = barrier.checkpoint
 
         def new_lane() -> FileLane:
-            return self._lane(lambda _first, _last: join(checkpoint_name(number), self._seat.file_name()))
+            return self._lane(
+                lambda _first, _last: layout.join(layout.checkpoint_name(number), self._seat.file_name())
+            )
 
         exclusive = new_lane()
         shared = self._across or self._shared_lane()
@@ -386,7 +369,7 @@ class FileSlotStorage(SlotStorageBase):
 
     def _shared_lane(self, span: int = 0, reach: int = 0, max_bytes: int | None = None) -> FileLane:
         def name(first: int, last: int) -> str:
-            return join(SHARED, self._seat.file_name(first, last))
+            return layout.join(layout.SHARED, self._seat.file_name(first, last))
 
         return self._lane(name, span=span, reach=reach, max_bytes=max_bytes)
 
@@ -413,27 +396,31 @@ class FileSlotStorage(SlotStorageBase):
         return size
 
     def _log_path(self, first: int, last: int) -> str:
-        return join(SHARED, self._seat.file_name(first, last if first else NEVER))
+        return layout.join(layout.SHARED, self._seat.file_name(first, last if first else layout.NEVER))
 
     def adopt(self, location: str, pieces: Sequence[Piece]) -> list[Piece] | None:
         if location == self.location:
             return list(pieces)
         _, signer = self._source(location)
-        if parent(location) != parent(self.location) or not signer.is_like(self._signer):
+        if layout.parent(location) != layout.parent(self.location) or not signer.is_like(self._signer):
             return None
-        job, mine, theirs = open_files(parent(location)), last_name(self.location), last_name(location)
+        job, mine, theirs = (
+            open_files(layout.parent(location)),
+            layout.last_name(self.location),
+            layout.last_name(location),
+        )
         here: dict[str, str] = {}
         try:
             for path in {piece.path for piece in pieces if piece.inline is None}:
-                name = parse_file_name(last_name(path))
+                name = layout.parse_file_name(layout.last_name(path))
                 if name is None:
                     return None
                 # Under its own mark: who looks for checkpoints that share nothing knows it by that.
                 seat = replace(
                     name, slot=self._seat.slot, epoch=self._seat.epoch, instance=self._seat.instance
                 )
-                here[path] = join(SHARED, str(replace(seat, first=0, last=NEVER)))
-                if not job.copy(join(theirs, path), join(mine, here[path])):
+                here[path] = layout.join(layout.SHARED, str(replace(seat, first=0, last=layout.NEVER)))
+                if not job.copy(layout.join(theirs, path), layout.join(mine, here[path])):
                     return None
         except CheckpointError as error:
             logger.info("state is written anew, as what it was restored from cannot be taken over: %s", error)
@@ -441,13 +428,13 @@ class FileSlotStorage(SlotStorageBase):
         return [replace(piece, path=here.get(piece.path, piece.path)) for piece in pieces]
 
     def _local(self, location: str, piece: Piece) -> Files | None:
-        if piece.inline is not None or normal(location) != self.location:
+        if piece.inline is not None or layout.normal(location) != self.location:
             return None
         return self._copy_files
 
     def _tidy(self, checkpoint: int) -> None:
         if self._copies is not None:
-            self._copies.completed(checkpoint, (entry.path for entry in self._files.walk(SHARED)))
+            self._copies.completed(checkpoint, (entry.path for entry in self._files.walk(layout.SHARED)))
 
 
 def _local_copies(config: CheckpointConfig, job: str, run: str, slot: int) -> LocalCopies | None:
@@ -457,7 +444,9 @@ def _local_copies(config: CheckpointConfig, job: str, run: str, slot: int) -> Lo
         return LocalCopies(config.local_recovery, job, run, slot)
     except OSError as error:
         logger.warning(
-            "no local copies (local_recovery): %s: %s", job_directory(config.local_recovery, job), error
+            "no local copies (local_recovery): %s: %s",
+            layout.job_directory(config.local_recovery, job),
+            error,
         )
         return None
 
@@ -532,7 +521,7 @@ class DriverStorageBase:
         self._key = key
         self._signer = Signer(key)
         self._crew = StoragePool()
-        self._own = None if config.directory is None else job_directory(config.directory, job)
+        self._own = None if config.directory is None else layout.job_directory(config.directory, job)
         self._undecided: dict[int, tuple[Files, str]] = {}
 
     def publish(self, checkpoint: Checkpoint, location: str = "") -> Checkpoint:
@@ -544,8 +533,8 @@ class DriverStorageBase:
         check_present(files, savepoint, self._crew)
         if self._config.key is None:
             # It has to be readable wherever it is moved to.
-            files.put_new(KEY, packed_key(self._key))
-        self._write_metadata(files, METADATA, savepoint)
+            files.put_new(layout.KEY, packed_key(self._key))
+        self._write_metadata(files, layout.METADATA, savepoint)
         return savepoint
 
     def undecided(self) -> dict[int, CheckpointStorageError]:
@@ -553,7 +542,7 @@ class DriverStorageBase:
         for number, (files, path) in list(self._undecided.items()):
             try:
                 files.delete(path)
-                _make_deletion_last(files, parent(path))
+                _make_deletion_last(files, layout.parent(path))
             except CheckpointStorageError as error:
                 left[number] = error
             else:
@@ -561,7 +550,7 @@ class DriverStorageBase:
         return left
 
     def load(self, location: str) -> Checkpoint:
-        return load_checkpoint(location, self._key_of(normal(location)))
+        return load_checkpoint(location, self._key_of(layout.normal(location)))
 
     def verify(self, checkpoint: Checkpoint) -> None:
         verify_checkpoint(checkpoint, self._key_of(checkpoint.location), self._crew)
@@ -620,7 +609,7 @@ class FileDriverStorage(DriverStorageBase):
         assert config.directory is not None
         super().__init__(config, job, key)
         self._directory = config.directory
-        self._run = run_directory(config.directory, job, run)
+        self._run = layout.run_directory(config.directory, job, run)
         self._files = open_files(self._run)
         self._lock = threading.Lock()
         self._published: dict[int, set[str]] = {}
@@ -628,10 +617,10 @@ class FileDriverStorage(DriverStorageBase):
         self._unsettled: set[str] = set()
 
     def completed(self, job: str) -> list[str]:
-        return find_checkpoints(job_directory(self._directory, job))
+        return find_checkpoints(layout.job_directory(self._directory, job))
 
     def discard(self, checkpoint: Checkpoint, keep: Iterable[Checkpoint]) -> None:
-        if pieces_directory(checkpoint) != self._run:
+        if layout.pieces_directory(checkpoint) != self._run:
             super().discard(checkpoint, keep)
             return
         with self._lock:
@@ -639,7 +628,7 @@ class FileDriverStorage(DriverStorageBase):
             self._latest = max(self._latest, checkpoint.checkpoint)
             self._unsettled |= shared_paths(all_pieces(checkpoint))
             shared = self._take_settled(keep)
-        name = checkpoint_name(checkpoint.checkpoint)
+        name = layout.checkpoint_name(checkpoint.checkpoint)
         errors = delete_directory(self._files, name, self._crew)
         errors += self._crew.delete(self._files, shared)
         raise_together(errors, checkpoint.location)
@@ -656,18 +645,18 @@ class FileDriverStorage(DriverStorageBase):
         if location:
             self._discard_savepoint(location)
             return
-        shared = shared_paths(piece for part in parts for piece in part.pieces())
+        shared = shared_paths(piece for snapshot in parts for piece in snapshot.pieces())
         with self._lock:
             used = self._used(keep)
             bound = [path for path in shared - used if is_bound(path, checkpoint)]
             # Later checkpoints may refer to the others: a changelog goes on after a checkpoint was given up.
             self._unsettled |= shared - used - set(bound)
-        errors = delete_directory(self._files, checkpoint_name(checkpoint), self._crew)
+        errors = delete_directory(self._files, layout.checkpoint_name(checkpoint), self._crew)
         errors += self._crew.delete(self._files, bound)
-        raise_together(errors, join(self._run, checkpoint_name(checkpoint)))
+        raise_together(errors, layout.join(self._run, layout.checkpoint_name(checkpoint)))
 
     def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
-        kept = [one for one in keep if pieces_directory(one) == self._run]
+        kept = [one for one in keep if layout.pieces_directory(one) == self._run]
         entries = self._files.walk()
         with self._lock:
             used = self._used(kept)
@@ -680,22 +669,22 @@ class FileDriverStorage(DriverStorageBase):
             if not failed:
                 yield path
         for name in {path.partition("/")[0] for path in found}:
-            number = checkpoint_number(name)
+            number = layout.checkpoint_number(name)
             if number is not None and number not in completed:
                 self._files.delete_empty(name)
         raise_together(errors, self._run)
 
     def close(self, keep: Iterable[Checkpoint]) -> None:
         """See `DriverStorage.close`. The job's key stays: other runs have it too."""
-        kept = [one for one in keep if pieces_directory(one) == self._run]
+        kept = [one for one in keep if layout.pieces_directory(one) == self._run]
         try:
             used = {path for one in kept for path in paths_of(all_pieces(one))}
-            used |= {join(checkpoint_name(one.checkpoint), METADATA) for one in kept}
+            used |= {layout.join(layout.checkpoint_name(one.checkpoint), layout.METADATA) for one in kept}
             entries = [entry.path for entry in self._files.walk() if entry.path not in used]
             # Without its metadata a checkpoint is none: a half-removed one is not found.
-            entries.sort(key=lambda path: not path.endswith(f"/{METADATA}"))
+            entries.sort(key=lambda path: not path.endswith(f"/{layout.METADATA}"))
             errors = self._crew.delete(self._files, entries)
-            directories = {checkpoint_name(one) for one in self._published} | {SHARED}
+            directories = {layout.checkpoint_name(one) for one in self._published} | {layout.SHARED}
             directories |= {path.partition("/")[0] for path in entries if "/" in path}
             for name in directories - {path.partition("/")[0] for path in used}:
                 self._files.delete_empty(name)
@@ -707,13 +696,13 @@ class FileDriverStorage(DriverStorageBase):
 
     def _publish(self, checkpoint: Checkpoint) -> Checkpoint:
         number = checkpoint.checkpoint
-        name = checkpoint_name(number)
-        located = replace(checkpoint, location=join(self._run, name))
+        name = layout.checkpoint_name(number)
+        located = replace(checkpoint, location=layout.join(self._run, name))
         with self._lock:
             self._published[number] = paths_of(all_pieces(checkpoint))
         try:
             check_present(self._files, located, self._crew)
-            self._write_metadata(self._files, join(name, METADATA), located)
+            self._write_metadata(self._files, layout.join(name, layout.METADATA), located)
         except BaseException:
             if number not in self._undecided:
                 with self._lock:
@@ -739,7 +728,7 @@ class FileDriverStorage(DriverStorageBase):
     def _used(self, keep: Iterable[Checkpoint]) -> set[str]:
         used: set[str] = set().union(*self._published.values())
         for one in keep:
-            if pieces_directory(one) == self._run:
+            if layout.pieces_directory(one) == self._run:
                 used |= paths_of(all_pieces(one))
                 self._latest = max(self._latest, one.checkpoint)
         return used
@@ -784,10 +773,10 @@ def absolute(config: CheckpointConfig) -> CheckpointConfig:
     """
     return replace(
         config,
-        directory=None if config.directory is None else normal(config.directory),
+        directory=None if config.directory is None else layout.normal(config.directory),
         savepoint_directory=None
         if config.savepoint_directory is None
-        else normal(config.savepoint_directory),
+        else layout.normal(config.savepoint_directory),
     )
 
 
@@ -808,7 +797,7 @@ def slot_storage(
     seat = WriterName(slot, epoch, instance)
     if config.directory is None:
         return MemorySlotStorage(config, seat, key)
-    if is_local(config.directory) and normal(config.directory) != config.directory:
+    if layout.is_local(config.directory) and layout.normal(config.directory) != config.directory:
         raise ConfigError(
             f"directory: {config.directory!r} means another place in each process; expected an absolute path"
         )
