@@ -8,23 +8,10 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
+from ftlayer import checks
 from ftlayer.checkpoint.custom_storage import CheckpointStorage, installed, serve, served
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.migration import StateMigration
-from ftlayer.checks import (
-    MOST_BYTES,
-    Duration,
-    check_bool,
-    check_bytes,
-    check_choice,
-    check_instance,
-    check_int,
-    check_number,
-    check_path,
-    duration_ms,
-    known_options,
-    member,
-)
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
 from ftlayer.printable import shown_url
@@ -56,7 +43,7 @@ class Retention(StrEnum):
     NO_EXTERNALIZED_CHECKPOINTS = "no-externalized-checkpoints"
 
 
-@known_options
+@checks.known_options
 @dataclass(frozen=True)
 class CheckpointConfig:
     """Switches barrier mode on: `StreamEnvironment(spark, checkpointing=CheckpointConfig(…))`.
@@ -112,17 +99,17 @@ class CheckpointConfig:
             ``on_failure``. One whose input is broadcast fails the job all the same.
     """
 
-    interval: Duration | None = "10s"
+    interval: checks.Duration | None = "10s"
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
-    timeout: Duration = "10m"
-    min_pause: Duration = 0
+    timeout: checks.Duration = "10m"
+    min_pause: checks.Duration = 0
     max_concurrent: int = 1
     tolerable_failures: int = 0
-    interval_during_backlog: Duration | None = None
+    interval_during_backlog: checks.Duration | None = None
     retained: int = 1
     retention: Retention | None = None
     unaligned: bool = False
-    aligned_timeout: Duration = 0
+    aligned_timeout: checks.Duration = 0
     force_iterations: bool = False
     force_unaligned: bool = False
     max_subtasks_per_channel_state_file: int = 5
@@ -136,7 +123,7 @@ class CheckpointConfig:
     backend: Literal["heap", "lmdb"] = "heap"
     incremental: bool = False
     changelog: bool = False
-    materialization_interval: Duration = "10m"
+    materialization_interval: checks.Duration = "10m"
     max_parallelism: int = 128
     file_merging_across: bool = False
     max_file_size: int = 32 * MIB
@@ -146,44 +133,46 @@ class CheckpointConfig:
     migrations: tuple[StateMigration, ...] = ()
     key: bytes | None = field(default=None, repr=False)
     debloating: bool = False
-    debloat_target: Duration = "1s"
+    debloat_target: checks.Duration = "1s"
     state_directory: str | None = None
     failures: FailurePolicy | None = None
 
     def __post_init__(self) -> None:
         self._check_durations()
-        check_int(self.max_concurrent, "max_concurrent", least=1)
-        check_int(self.tolerable_failures, "tolerable_failures", least=0)
-        check_int(self.retained, "retained", least=1)
-        check_int(self.memory_threshold, "memory_threshold", least=0, most=MAX_MEMORY_THRESHOLD)
-        check_int(self.write_buffer_size, "write_buffer_size", least=1, most=MAX_WRITE_BUFFER_SIZE)
-        check_int(self.max_memory_state, "max_memory_state", least=1, most=MOST_BYTES)
-        check_int(self.max_subtasks_per_channel_state_file, "max_subtasks_per_channel_state_file", least=1)
-        check_int(self.max_parallelism, "max_parallelism", least=1, most=MAX_PARALLELISM_LIMIT)
-        check_int(self.max_file_size, "max_file_size", least=4 * KIB, most=MOST_BYTES)
+        checks.check_int(self.max_concurrent, "max_concurrent", least=1)
+        checks.check_int(self.tolerable_failures, "tolerable_failures", least=0)
+        checks.check_int(self.retained, "retained", least=1)
+        checks.check_int(self.memory_threshold, "memory_threshold", least=0, most=MAX_MEMORY_THRESHOLD)
+        checks.check_int(self.write_buffer_size, "write_buffer_size", least=1, most=MAX_WRITE_BUFFER_SIZE)
+        checks.check_int(self.max_memory_state, "max_memory_state", least=1, most=checks.MOST_BYTES)
+        checks.check_int(
+            self.max_subtasks_per_channel_state_file, "max_subtasks_per_channel_state_file", least=1
+        )
+        checks.check_int(self.max_parallelism, "max_parallelism", least=1, most=MAX_PARALLELISM_LIMIT)
+        checks.check_int(self.max_file_size, "max_file_size", least=4 * KIB, most=checks.MOST_BYTES)
         if type(self.max_space_amplification) is not int or self.max_space_amplification:
             # 0 is no bound.
-            check_number(
+            checks.check_number(
                 self.max_space_amplification, "max_space_amplification (0: no bound)", least=1, most=1e6
             )
         for option in fields(self):
             if option.type == "bool":
-                check_bool(getattr(self, option.name), option.name)
+                checks.check_bool(getattr(self, option.name), option.name)
         for name in ("directory", "savepoint_directory", "local_recovery", "state_directory"):
-            check_path(getattr(self, name), name)
+            checks.check_path(getattr(self, name), name)
         for name in ("directory", "savepoint_directory"):
             _check_slashes(getattr(self, name) or "", name)
         if self.storage is not None:
             serve(self.storage, self.directory)
         for name in ("directory", "savepoint_directory"):
             _check_scheme(getattr(self, name), name)
-        object.__setattr__(self, "mode", member(self.mode, "mode", CheckpointingMode))
+        object.__setattr__(self, "mode", checks.member(self.mode, "mode", CheckpointingMode))
         if self.retention is not None:
-            object.__setattr__(self, "retention", member(self.retention, "retention", Retention))
-        check_choice(self.backend, "backend", ("heap", "lmdb"))
-        check_bytes(self.key, "key", least=MIN_KEY_BYTES)
+            object.__setattr__(self, "retention", checks.member(self.retention, "retention", Retention))
+        checks.check_choice(self.backend, "backend", ("heap", "lmdb"))
+        checks.check_bytes(self.key, "key", least=MIN_KEY_BYTES)
         if self.failures is not None:
-            check_instance(self.failures, "failures", FailurePolicy)
+            checks.check_instance(self.failures, "failures", FailurePolicy)
         self._check_names()
         self._check_combinations()
 
@@ -261,38 +250,38 @@ class CheckpointConfig:
     @property
     def interval_ms(self) -> int | None:
         """``interval`` in ms."""
-        return None if self.interval is None else duration_ms(self.interval, "interval")
+        return None if self.interval is None else checks.duration_ms(self.interval, "interval")
 
     @property
     def interval_during_backlog_ms(self) -> int | None:
         """``interval_during_backlog`` in ms; None: as ``interval``."""
         value = self.interval_during_backlog
-        return None if value is None else duration_ms(value, "interval_during_backlog", least=0)
+        return None if value is None else checks.duration_ms(value, "interval_during_backlog", least=0)
 
     @property
     def timeout_ms(self) -> int:
         """``timeout`` in ms."""
-        return duration_ms(self.timeout, "timeout")
+        return checks.duration_ms(self.timeout, "timeout")
 
     @property
     def min_pause_ms(self) -> int:
         """``min_pause`` in ms."""
-        return duration_ms(self.min_pause, "min_pause", least=0)
+        return checks.duration_ms(self.min_pause, "min_pause", least=0)
 
     @property
     def aligned_timeout_ms(self) -> int:
         """``aligned_timeout`` in ms."""
-        return duration_ms(self.aligned_timeout, "aligned_timeout", least=0)
+        return checks.duration_ms(self.aligned_timeout, "aligned_timeout", least=0)
 
     @property
     def materialization_interval_ms(self) -> int:
         """``materialization_interval`` in ms."""
-        return duration_ms(self.materialization_interval, "materialization_interval")
+        return checks.duration_ms(self.materialization_interval, "materialization_interval")
 
     @property
     def debloat_target_ms(self) -> int:
         """``debloat_target`` in ms."""
-        return duration_ms(self.debloat_target, "debloat_target")
+        return checks.duration_ms(self.debloat_target, "debloat_target")
 
 
 def _check_slashes(url: str, name: str) -> None:

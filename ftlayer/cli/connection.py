@@ -117,6 +117,9 @@ class Asking:
         stored = tuple(StoredReports(url, key) for url in self.checkpoints or checkpoints)
         sources: tuple[VertexSource, ...] = ()
         is_named = bool(self.vertex or self.store)
+        named = self.vertex if self.vertex != [os.environ.get("FTLAYER_ADDRESS")] else None
+        if self.store and (named or stored):
+            raise ConfigError("--store: it alone is asked: leave --vertex and --checkpoints out")
 
         def look() -> tuple[VertexSource | StoredReports, ...]:
             return (*(_sources_now() if follows else sources), *stored)
@@ -135,6 +138,10 @@ class Asking:
             said = [f"{view.silence}{way if view.is_unreadable else ''}" for view in silent]
             if errors and not any(view.is_up or (view.is_killed and shows_killed) for view in views):
                 raise UnreadableReplyError(said[0]) if silent and silent[0].is_unreadable else errors[0]
+            far = [] if is_named or shows_killed or len(views) > 1 else [view for view in views if view.path]
+            for view in far:
+                if not Path(view.path).is_relative_to(Path.cwd()):
+                    warn(f"{view.place} is asked, which is the only one that runs")
             for sentence in () if is_named else said:
                 warn(sentence)
             yield gatherer

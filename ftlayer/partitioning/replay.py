@@ -14,20 +14,7 @@ import numpy as np
 
 from ftlayer.checks import fast_dataclass
 from ftlayer.errors import CodecError, ConfigError, UnsupportedError
-from ftlayer.partitioning.partitioners import (
-    ALL_CHANNELS,
-    Broadcast,
-    Custom,
-    Forward,
-    Global,
-    HashByKey,
-    OutgoingRows,
-    Partitioner,
-    Rebalance,
-    Shuffle,
-    check_channels,
-    spread,
-)
+from ftlayer.partitioning import partitioners
 from ftlayer.records.ids import I32Array, U64Array
 from ftlayer.records.keyhash import partition_of
 from ftlayer.records.traced import KeySelector
@@ -64,12 +51,12 @@ class HashByKeyGroup:
     selector: KeySelector
     max_parallelism: int
 
-    def select(self, rows: OutgoingRows, channels: int) -> I32Array:
+    def select(self, rows: partitioners.OutgoingRows, channels: int) -> I32Array:
         """Return the subtask of each row's key group.
 
         Raises ConfigError or UnhashableKeyError from the selector, and ConfigError for more channels than groups.
         """
-        check_channels(channels)
+        partitioners.check_channels(channels)
         if channels > self.max_parallelism:
             raise ConfigError(
                 f"{channels} subtasks cannot share {self.max_parallelism} key groups; raise max_parallelism"
@@ -77,7 +64,7 @@ class HashByKeyGroup:
         groups = key_groups(self.selector.hash(rows.payload), self.max_parallelism)
         return subtasks_of(groups, channels, self.max_parallelism)
 
-    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
+    def routing(self, rows: partitioners.OutgoingRows, channels: int) -> I32Array | None:
         """Nothing is stored: nothing is replayed record by record."""
         return None
 
@@ -114,7 +101,7 @@ class ReplayByRouting:
     """
 
     def select(self, rows: StoredRows, channels: int) -> I32Array:
-        check_channels(channels)
+        partitioners.check_channels(channels)
         if rows.routing is None:
             raise CodecError(
                 "the records were stored without the key hash or channel that this edge is replayed by"
@@ -129,7 +116,7 @@ class ReplayAnywhere:
     seed: int = 0
 
     def select(self, rows: StoredRows, channels: int) -> I32Array:
-        return spread(rows.record_ids, channels, self.seed)
+        return partitioners.spread(rows.record_ids, channels, self.seed)
 
 
 @dataclass(frozen=True)
@@ -137,29 +124,29 @@ class ReplayEverywhere:
     """Every channel, since the failed attempt may have reached any of them."""
 
     def select(self, rows: StoredRows, channels: int) -> I32Array:
-        check_channels(channels)
-        return np.full(len(rows.record_ids), ALL_CHANNELS, np.int32)
+        partitioners.check_channels(channels)
+        return np.full(len(rows.record_ids), partitioners.ALL_CHANNELS, np.int32)
 
 
 @dataclass(frozen=True)
 class ReplayGlobal:
     def select(self, rows: StoredRows, channels: int) -> I32Array:
-        check_channels(channels)
+        partitioners.check_channels(channels)
         return np.zeros(len(rows.record_ids), np.int32)
 
 
-def replay_twin(partitioner: Partitioner) -> ReplayPartitioner:
+def replay_twin(partitioner: partitioners.Partitioner) -> ReplayPartitioner:
     """Return the twin of a partitioner; UnsupportedError for a class that this module does not know."""
     match partitioner:
-        case Forward() | HashByKey() | Custom():
+        case partitioners.Forward() | partitioners.HashByKey() | partitioners.Custom():
             return ReplayByRouting()
-        case Rebalance():
+        case partitioners.Rebalance():
             return ReplayAnywhere()
-        case Shuffle():
+        case partitioners.Shuffle():
             return ReplayAnywhere(partitioner.seed)
-        case Broadcast():
+        case partitioners.Broadcast():
             return ReplayEverywhere()
-        case Global():
+        case partitioners.Global():
             return ReplayGlobal()
     raise UnsupportedError(
         f"{type(partitioner).__name__} has no replay twin; use Custom for a partitioning of your own"

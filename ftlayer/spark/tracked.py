@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from ftlayer.checks import (
-    Duration,
-    Unstarted,
-    check_bool,
-    check_choice,
-    check_function,
-    check_int,
-    check_text,
-    duration_ms,
-    known_options,
-    not_here,
-    rate_per_second,
-    takes_options,
-)
+from ftlayer import checks
 from ftlayer.circuit import Limit
 from ftlayer.data_sources import from_arrow_schema, to_arrow_schema
 from ftlayer.errors import ConfigError, InvalidTopologyError
@@ -78,7 +65,7 @@ class TrackedStream:
     def __init__(self, plan: StreamPlan) -> None:
         """For `FTLayer.source` and `FTLayer.resume`."""
         self._plan = plan
-        self._unstarted = Unstarted(
+        self._unstarted = checks.Unstarted(
             "the stream that was made here has no end, so nothing runs. Each method returns a new stream: end the last "
             "in .sink(…), .write_stream(…) or .emit(…), and .start() what that returns"
         )
@@ -86,7 +73,7 @@ class TrackedStream:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise not_here(self, name, _WORDS)
+            raise checks.not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         source = self._plan.source
@@ -110,7 +97,7 @@ class TrackedStream:
 
     # ------------------------------------------------------------ functions of a record
 
-    @takes_options(StepOptions)
+    @checks.takes_options(StepOptions)
     def map(
         self,
         function: Callable[[Record], Record],
@@ -132,7 +119,7 @@ class TrackedStream:
         to = struct_of(schema, uid)
         return self._each(Map, uid, function, to, options)
 
-    @takes_options(StepOptions)
+    @checks.takes_options(StepOptions)
     def flat_map(
         self,
         function: Callable[[Record], Any],
@@ -146,7 +133,7 @@ class TrackedStream:
         to = struct_of(schema, uid)
         return self._each(FlatMap, uid, function, to, options)
 
-    @takes_options(StepOptions)
+    @checks.takes_options(StepOptions)
     def filter(
         self,
         function: Callable[[Record], Any],
@@ -160,7 +147,7 @@ class TrackedStream:
             raise ConfigError("filter: extra_keys: it is of operators that return records")
         return self._each(Filter, uid, function, self.schema, options)
 
-    @takes_options(FailureOptions)
+    @checks.takes_options(FailureOptions)
     def map_batches(
         self,
         function: Callable[[Any], Any],
@@ -181,8 +168,8 @@ class TrackedStream:
         ``schema`` may be left out for a function that has a method ``result_schema(schema)``, as
         `ftlayer.sources.FromJson` has.
         """
-        check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
-        check_bool(tagged, "map_batches: tagged")
+        checks.check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
+        checks.check_bool(tagged, "map_batches: tagged")
         uid = self._uid("map_batches", function, name)
         if schema is None:
             own = result_schema(function, to_arrow_schema(self.schema))
@@ -197,14 +184,14 @@ class TrackedStream:
             MapBatches(uid, function, to_arrow_schema(struct), kind, tagged, rules=rules), struct
         )
 
-    @takes_options(StepOptions)
+    @checks.takes_options(StepOptions)
     def map_async(
         self,
         function: Callable[[Record], Awaitable[Record]],
         schema: StructType | str,
         *,
         in_flight: int = 200,
-        timeout: Duration = "5s",
+        timeout: checks.Duration = "5s",
         ordered: bool = True,
         name: str = "",
         **options: Unpack[StepOptions],
@@ -215,12 +202,12 @@ class TrackedStream:
         all calls for an Arrow batch have ended. ``ordered`` False: rows may come in another order than their records;
         they never do as yet, since nothing leaves a task before its batch is through.
         """
-        check_bool(ordered, "map_async: ordered")
+        checks.check_bool(ordered, "map_async: ordered")
         uid = self._uid("map_async", function, name)
         struct = struct_of(schema, uid)
         rules = self._rules(options, uid)
-        limit_ms = duration_ms(timeout, f"{uid}: timeout")
-        rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
+        limit_ms = checks.duration_ms(timeout, f"{uid}: timeout")
+        rate = checks.rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
         return self._limited(uid, options)._then(
             MapAsync(
                 uid, function, to_arrow_schema(struct), in_flight, limit_ms, rules=rules, rate_limit=rate
@@ -237,13 +224,13 @@ class TrackedStream:
         options: StepOptions,
     ) -> TrackedStream:
         rules = self._rules(options, uid)
-        rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
+        rate = checks.rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
         step = kind(uid, function, to_arrow_schema(to), rules=rules, rate_limit=rate)
         return self._limited(uid, options)._then(step, to)
 
     # ------------------------------------------------------------ Spark's own operators
 
-    @known_options
+    @checks.known_options
     def transform(
         self, function: Callable[[DataFrame], DataFrame], *, drops: bool = False, name: str = ""
     ) -> TrackedStream:
@@ -254,7 +241,7 @@ class TrackedStream:
         say for which record. Refused: operators that keep state over batches (watermarks, …). With
         `FTStatus.OFF` there is no ``_ft``; a function that names it gets a null, which is taken off again.
         """
-        check_bool(drops, "transform: drops")
+        checks.check_bool(drops, "transform: drops")
         uid = self._uid("transform", function, name)
         check_transform(function, uid)
         step = Transform(uid, function, drops)
@@ -264,14 +251,14 @@ class TrackedStream:
             )
         return self._then(step, transformed_schema(self._spark, self.schema, step))
 
-    @known_options
+    @checks.known_options
     def repartition(self, partitions: int | None = None, *columns: str) -> TrackedStream:
         """Spark's repartition, by number, columns, or both."""
         if partitions is None and not columns:
             raise ConfigError("repartition: give a number of partitions, columns, or both")
         return self._repartition(partitions, columns, "repartition")
 
-    @known_options
+    @checks.known_options
     def key_by(self, *columns: str, partitions: int | None = None) -> TrackedStream:
         """Bring rows with equal keys into one partition (Spark's hash partitioning)."""
         if not columns:
@@ -280,13 +267,13 @@ class TrackedStream:
 
     def _repartition(self, partitions: int | None, columns: tuple[str, ...], what: str) -> TrackedStream:
         if partitions is not None:
-            check_int(partitions, f"{what}: partitions", least=1)
+            checks.check_int(partitions, f"{what}: partitions", least=1)
         found = check_columns(self._spark, self.schema, columns, what)
         return self._then(Repartition(partitions, found, is_hashable(self.schema, found)), self.schema)
 
     # ------------------------------------------------------------ ends
 
-    @known_options
+    @checks.known_options
     def sink(
         self,
         function: Callable[[DataFrame, int], Any],
@@ -308,13 +295,13 @@ class TrackedStream:
         from ftlayer.spark.query.writer import TrackedWriter
 
         self._unstarted.settle()
-        check_bool(tagged, "sink: tagged")
+        checks.check_bool(tagged, "sink: tagged")
         name = name or self._plan.source.name
         return TrackedWriter(
             self._plan, checkpoint, name, lambda: function_ending(self._plan, name, function, tagged)
         )
 
-    @known_options
+    @checks.known_options
     def write_stream(
         self, source: str | type, *, checkpoint: str, name: str = "", bisect: bool = False, **options: str
     ) -> TrackedWriter:
@@ -328,13 +315,13 @@ class TrackedStream:
         from ftlayer.spark.query.writer import TrackedWriter
 
         self._unstarted.settle()
-        check_bool(bisect, "write_stream: bisect")
+        checks.check_bool(bisect, "write_stream: bisect")
         name = name or self._plan.source.name
         return TrackedWriter(
             self._plan, checkpoint, name, lambda: writer_ending(self._plan, name, source, options, bisect)
         )
 
-    @known_options
+    @checks.known_options
     def emit(
         self,
         function: Callable[[DataFrame, int], Any],
@@ -354,7 +341,7 @@ class TrackedStream:
         from ftlayer.spark.query.writer import TrackedWriter
 
         self._unstarted.settle()
-        check_text(carrier, "emit: carrier", "the name of a column")
+        checks.check_text(carrier, "emit: carrier", "the name of a column")
         if carrier in self.schema.names:
             raise ConfigError(
                 f"emit: the rows have a column {carrier!r} already; name another with carrier=…"
@@ -362,7 +349,7 @@ class TrackedStream:
         name = name or self._plan.source.name
         return TrackedWriter(self._plan, checkpoint, name, lambda: emit_ending(name, function, carrier))
 
-    @known_options
+    @checks.known_options
     def dead_letters(self, checkpoint: str = "") -> DataFrame:
         """Return the dead letters of this source as a streaming DataFrame (`FTLayer.dead_letter_stream`).
 
@@ -377,7 +364,9 @@ class TrackedStream:
         elif checkpoint == "":
             raise ConfigError("dead_letters: checkpoint: give that of the query whose dead letters are meant")
         else:
-            check_text(checkpoint, "dead_letters: checkpoint", "the path or URL of a query's checkpoint")
+            checks.check_text(
+                checkpoint, "dead_letters: checkpoint", "the path or URL of a query's checkpoint"
+            )
             query = CheckpointDirectory(self._spark, checkpoint).claim(self._plan.source.name).query
         return self._plan.layer._letters_of(self._spark, [stream_of_source(self._plan.source, query)])
 
@@ -410,9 +399,11 @@ class TrackedStream:
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
         if not callable(function):
             raise InvalidTopologyError(f"{kind}: expected a function, got {type(function).__name__}")
-        check_function(function, kind, takes=1, may_yield=kind == "flat_map", is_async=kind == "map_async")
+        checks.check_function(
+            function, kind, takes=1, may_yield=kind == "flat_map", is_async=kind == "map_async"
+        )
         if name != "":
-            check_text(name, f"{kind}: name")
+            checks.check_text(name, f"{kind}: name")
         uid = name or getattr(function, "__name__", kind)
         if not name and any(getattr(step, "uid", None) == uid for step in self._plan.steps):
             uid = f"{uid}-{len(self._plan.steps)}"

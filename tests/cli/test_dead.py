@@ -518,6 +518,8 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(
         (store / left).write_text("left\n")
     code, output = run("dead", "list", "--store", store / "shard-000")
     assert (code, "is a shard of a store" in output) == (2, True), output
+    code, output = run("dead", "list", "--store", store, "--vertex", store)
+    assert (code, "--store: it alone is asked" in output) == (2, True)
     monkeypatch.setenv("FTLAYER_ADDRESS", "grpc://127.0.0.1:1")
     assert run("dead", "edit", first, "--set", "price=7", "--store", store) == (
         0,

@@ -210,6 +210,18 @@ def test_without_a_place_all_of_this_user_are_found(
     assert "clean-orders" in output
 
 
+def test_the_only_vertex_that_runs_is_named_where_it_is_another_directory_s(
+    vertex: EmbeddedVertex, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "sockets"
+    directory.mkdir()
+    link_access(directory, store / ACCESS_FILE)
+    monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", lambda: (directory,))
+    assert ftlayer("pending")[2] == f"ftlayer: ft ({store}) is asked, which is the only one that runs\n"
+    monkeypatch.chdir(store)
+    assert ftlayer("pending")[2] == ""
+
+
 def test_without_any_vertex_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", tuple)
     code, _, errors = ftlayer("jobs")
