@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ftlayer.errors import ConfigError, FTLayerError, StaleOwnerError, UnsupportedError
@@ -70,7 +70,6 @@ class _Announced:
     is_failing: bool = False
     is_final: bool = False
     is_over: bool = False
-    answered_s: float | None = field(default=None)
 
 
 class JobAnnouncer:
@@ -85,6 +84,7 @@ class JobAnnouncer:
         self._every_s, self._end_s = every_s, end_s
         self._lock = threading.Lock()  # guards what follows, and the orders of all jobs
         self._jobs: list[_Announced] = []
+        self._answered_s: float | None = None  # when an answer was told last; its job may be over by the end
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -147,9 +147,8 @@ class JobAnnouncer:
         for job in jobs:
             # What was ordered in the meantime is not carried out: it expires.
             self._announce(job, carry_out=False)
-        heard_s = [job.answered_s for job in jobs if job.answered_s is not None]
-        if heard_s:
-            threading.Event().wait(max(0.0, max(heard_s) + self._end_s - time.monotonic()))
+        if self._answered_s is not None:
+            threading.Event().wait(max(0.0, self._answered_s + self._end_s - time.monotonic()))
 
     def _announce(self, job: _Announced, *, carry_out: bool = True) -> bool:
         """Announce one job; return whether it has news for the board at once. Failures are counted."""
@@ -172,7 +171,7 @@ class JobAnnouncer:
         with self._lock:
             begin = job.orders.heard(reply.orders, answers, time.time_ns() // 1_000_000) if carry_out else ()
             if any(answer.state is not OrderState.TAKEN for answer in answers):
-                job.answered_s = time.monotonic()
+                self._answered_s = time.monotonic()
             job.is_over = job.is_final and job.orders.is_idle
             news = job.orders.has_news
         for order in begin:

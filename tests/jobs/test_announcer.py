@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -117,6 +118,29 @@ def test_a_final_job_is_announced_until_its_order_has_been_answered(
     board.until(lambda call: call.answers and call.answers[0].text == "/savepoint-1")
     announcer.close()
     assert board.state("o1") is OrderState.DONE
+
+
+def test_who_asked_can_hear_the_answer_of_a_job_that_is_over_before_the_program_ends(
+    board: Any, telling: Any
+) -> None:
+    def act(order: Any) -> str:
+        telling.final = True
+        return "it is stopped"
+
+    telling.act = act
+    announcer = JobAnnouncer(board, every_s=0.01, end_s=0.5)
+    announcer.add(telling)
+    board.until(always)
+    board.ask("o1", OrderAction.STOP)
+    board.until(lambda call: call.answers and call.answers[0].text == "it is stopped")
+    answered_s = time.monotonic()
+    # The next round takes note that the first job is over.
+    announcer.add(type(telling)("other", "run-2"))
+    for _ in range(2):
+        board.until(lambda call: call.job.owner == "other")
+    announcer.close()
+    assert time.monotonic() - answered_s >= 0.5
+    assert board.announcements[-1].job.owner == "other"
 
 
 @pytest.mark.parametrize("fault", [VertexUnavailableError("no answer"), RuntimeError("a fault")])
