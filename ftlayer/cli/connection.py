@@ -72,8 +72,9 @@ def token_of(token_file: Path | None) -> str:
     token = os.environ.get("FTLAYER_TOKEN", "")
     if not token:
         raise ConfigError(
-            "a vertex has a token: name the file it is in with --token-file, or set FTLAYER_TOKEN. Make one with: "
-            "python -c 'import secrets; print(secrets.token_urlsafe())' > token; chmod 600 token"
+            "a vertex has a token: name the file that has the one it was started with by --token-file, or set "
+            "FTLAYER_TOKEN. Make one for a new vertex with: python -c 'import secrets; print(secrets.token_urlsafe())' "
+            "> token; chmod 600 token"
         )
     return token
 

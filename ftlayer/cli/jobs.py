@@ -353,5 +353,8 @@ def _incidents(announced: AnnouncedJob) -> Iterator[PrintedLine]:
     if announced.incidents:
         yield PrintedLine("what happened", "bold")
     for incident in announced.incidents[-SHOWN:]:
-        where = f"slot {incident.slot}: " if incident.slot >= 0 else ""
+        # What a loss says begins with its slot.
+        where = (
+            f"slot {incident.slot}: " if incident.slot >= 0 and not incident.text.startswith("slot ") else ""
+        )
         yield PrintedLine(f"  {time_text(incident.at_ms)}  {incident.kind}  {where}{incident.text}")

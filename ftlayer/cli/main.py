@@ -327,7 +327,9 @@ def _carry_out(
         key = names.find(name)
         label = names.label(key.vertex, key.owner)
         job, place = gatherer.job(key.vertex, key.owner).job, names.place(key.vertex)
-        if asking.store and not job.final:
+        if job.final:
+            raise UnknownJobError(f"{action}: {job.kind} {label} of {place} has ended ({job.state})")
+        if asking.store:
             raise UnknownJobError(
                 f"{action}: {job.kind} {label} of {place} does not run, since its program has ended: start that again, "
                 "and ask it without --store"

@@ -142,7 +142,7 @@ def test_a_job_is_shown_in_full(vertex: EmbeddedVertex, store: Path) -> None:
         "1, the last one: slot 1 was lost",
         "parse (job.py:3) for 1 s",
         "checkpoints: 3 completed, 0 failed, 0 under way",
-        "restart  slot 1: slot 1 was lost",
+        "restart  slot 1 was lost",
         "99 % within",
         "150 ms",
     ):

@@ -314,7 +314,7 @@ def test_many_letters_are_edited_by_a_function_that_the_console_was_started_with
         path = visitor.post("/dead/plans", fields).headers["location"]
         page = settled(visitor, path)
         assert "<strong>10 letters</strong>" in page
-        assert "of 12; 1 stays as it is, 1 is left:" in page
+        assert "Of 12, 1 stays as it is; the function failed for 1:" in page
         assert "KeyError: &#39;who&#39;" in page
         assert page.count("<tbody>") == 10
         assert "&#34;0<del>,</del>5&#34;" in page
