@@ -139,10 +139,6 @@ class Asking:
             said = [f"{view.silence}{way if view.is_unreadable else ''}" for view in silent]
             if errors and not any(view.is_up or (view.is_killed and shows_killed) for view in views):
                 raise UnreadableReplyError(said[0]) if silent and silent[0].is_unreadable else errors[0]
-            far = [] if is_named or shows_killed or len(views) > 1 else [view for view in views if view.path]
-            for view in far:
-                if not Path(view.path).is_relative_to(Path.cwd()):
-                    warn(f"{view.place} is asked, which is the only one that runs")
             for sentence in () if is_named else said:
                 warn(sentence)
             yield gatherer
@@ -161,6 +157,9 @@ class Asking:
             found = sources_here()
             for sentence in found.left_out:
                 warn(sentence)
+            if len(found.sources) == 1 and not shows_killed and not found.sources[0].is_near:
+                (only,) = found.sources
+                warn(f"{only.name} ({only.path or only.address}) is asked, which is the only one that runs")
             if found.sources or (found.killed and shows_killed):
                 return (*found.sources, *found.killed)
             if not os.environ.get("FTLAYER_TOKEN"):
@@ -289,7 +288,8 @@ def confirm(question: str, *, ask: bool = True) -> None:
     try:
         if typer.confirm(printable(question), err=True):
             return
+        warn("nothing was changed")
     except typer.Abort:
         typer.echo(err=True)  # the line of the question
-    warn("nothing was changed; --yes asks nothing")
+        warn("nobody has answered, and nothing was changed; --yes asks nothing")
     raise typer.Exit(EXIT_ERROR)

@@ -292,13 +292,14 @@ def _change(
     letters = _letters(gatherer, selections, names)
     _check_keys(letters, wanted)
     count = len(letters.keys)
-    groups = _grouped(gatherer, selections, names)
+    is_said = ask or not asking.as_json
+    groups = _grouped(gatherer, selections, names) if count and (is_said or action == "requeue") else []
     if action == "requeue":
         for view in gatherer.views():
             check_streams(view, {group.stream for group in groups if group.vertex == view.vertex})
     if ask and count and not asking.as_json:
         _print_groups(asking, groups, names)
-    if count and (ask or not asking.as_json):
+    if count and is_said:
         confirm(_question(action, count, groups, names), ask=ask)
     changed = _changed(gatherer, Carrying(Change(action), letters, user_name()))
     asked = len(wanted) or count

@@ -58,6 +58,12 @@ class VertexSource:
         """What stays the same when its driver is started again: the store, or else the address."""
         return self.path or self.address
 
+    @property
+    def is_near(self) -> bool:
+        """Whether its driver was started in the directory that is looked from, above or below it."""
+        here, there = Path(working_directory()), Path(self.directory)
+        return here.is_relative_to(there) or there.is_relative_to(here)
+
     def refreshed(self) -> VertexSource | None:
         """Return it as its access file has it now; None where its driver has ended and has removed that.
 
@@ -162,14 +168,9 @@ def sources_here() -> FoundSources:
         found[source.identity] = source
     killed = tuple(source for source in found.values() if source.killed is not None)
     there = tuple(source for source in found.values() if source not in killed)
-    here = Path(working_directory())
-    of_here = tuple(source for source in killed if _is_near(here, Path(source.directory)))
+    of_here = tuple(source for source in killed if source.is_near)
     elsewhere = tuple(source for source in killed if source not in of_here)
     return FoundSources(there, of_here, elsewhere, tuple(left_out))
-
-
-def _is_near(here: Path, there: Path) -> bool:
-    return here.is_relative_to(there) or there.is_relative_to(here)
 
 
 def _at_address(address: str, token: str, root_certs: bytes | None, client_pem: bytes | None) -> VertexSource:

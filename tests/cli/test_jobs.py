@@ -217,9 +217,9 @@ def test_the_only_vertex_that_runs_is_named_where_it_is_another_directory_s(
     directory.mkdir()
     link_access(directory, store / ACCESS_FILE)
     monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", lambda: (directory,))
-    assert ftlayer("pending")[2] == f"ftlayer: ft ({store}) is asked, which is the only one that runs\n"
-    monkeypatch.chdir(store)
     assert ftlayer("pending")[2] == ""
+    monkeypatch.chdir(store)  # Its program was started where these tests were.
+    assert ftlayer("pending")[2] == f"ftlayer: ft ({store}) is asked, which is the only one that runs\n"
 
 
 def test_without_any_vertex_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

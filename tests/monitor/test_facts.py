@@ -5,9 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from ftlayer import sources
+from ftlayer import FailException, PermanentFailure, sources
 from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.errors import ResultRowError
+from ftlayer.functions.failures import failure_of
 from ftlayer.monitor import facts
 from ftlayer.monitor.facts.common import masked_failure, masked_reason, masked_traceback
 from ftlayer.monitor.names import JobNames
@@ -100,6 +103,44 @@ def a_record(made: Any) -> RecordInfo:
             {"price": [SECRET], "tags": [[SECRET]], "none": pa.nulls(1, pa.string()), "n": [4711]}
         ),
     )
+
+
+class OrderError(ValueError):
+    pass
+
+
+class Spoilt(PermanentFailure):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("k"), "dead_on names KeyError, or retry_on does not"),
+        (OrderError("no price\nof it"), "dead_on names OrderError, or retry_on does not"),
+        (ResultRowError("column 'n'"), "the same function would fail alike"),
+        (PermanentFailure("order: no price"), "it is a PermanentFailure"),
+        (PermanentFailure(), "it is a PermanentFailure"),
+        (Spoilt("order: no price"), "or it ended its process"),
+        (FailException("no price"), "or it ended its process"),
+    ],
+)
+def test_a_letter_says_why_its_attempts_were_not_used_up(made: Any, error: Exception, said: str) -> None:
+    try:
+        raise error
+    except type(error) as raised:
+        failure = failure_of(0, "parse", raised)
+    attempt = Attempt(1, made.now_ms, failure.reason, "parse", "", failure.traceback)
+    letter = replace(a_record(made), attempt=1, max_attempts=3, history=(attempt,))
+    shown = facts.record_facts("local", letter, JobNames([]))
+    assert (shown["attempt"], shown["max_attempts"]) == (1, 3)
+    assert shown["final"].endswith(said)
+    for other in (
+        replace(letter, attempt=3),
+        replace(letter, max_attempts=None),
+        replace(letter, state="waiting"),
+    ):
+        assert facts.record_facts("local", other, JobNames([]))["final"] is None
 
 
 def everything(made: Any, *, mask: bool) -> Any:

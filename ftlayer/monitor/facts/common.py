@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.circuit import CircuitStatus
-from ftlayer.errors import ResultRowError
+from ftlayer.errors import ConfigError, ResultRowError
+from ftlayer.failures import PermanentFailure
 from ftlayer.monitor.health import Judgement
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.plans import LetterGroup
@@ -198,15 +199,22 @@ def letter_group_facts(group: LetterGroup, names: JobNames, *, mask: bool = Fals
 
 
 def final_of(info: RecordInfo) -> str:
-    """Return why a record's last failure has ruled out further attempts, by its reason; "" where it has not."""
-    kind = re.match(r"([A-Za-z_]\w*): ", info.reason)
+    """Return why a record's last failure has ruled out further attempts; "" where it has not.
+
+    By what is kept of it: its traceback ends with the exception's class, as a reason begins, but for a `FailException`.
+    """
+    kind = re.match(r"\w+", info.reason)
     if not info.is_final:
         return ""
-    if kind is None:
-        return "no further attempt: it is a PermanentFailure, or ended its process"
-    if kind[1] == ResultRowError.__name__:
-        return "no further attempt: what does not fit would not fit again"
-    return f"no further attempt: dead_on names {kind[1]}, or retry_on does not"
+    if re.search(rf"^{PermanentFailure.__module__}.PermanentFailure\b", info.traceback, re.M):
+        why = "it is a PermanentFailure"
+    elif kind is None or re.search(rf"^([\w.]+\.)?{kind[0]}(:|$)", info.traceback, re.M) is None:
+        why = "dead_on names its exception, retry_on does not, it is a PermanentFailure, or it ended its process"
+    elif kind[0] in (ResultRowError.__name__, ConfigError.__name__):
+        why = "the same function would fail alike"
+    else:
+        why = f"dead_on names {kind[0]}, or retry_on does not"
+    return f"no further attempt, unless max_attempts was less then: {why}"
 
 
 def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool = False) -> Facts:

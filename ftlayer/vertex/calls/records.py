@@ -102,7 +102,7 @@ class RecordInfo:
         title, source: the query or topology, as people call it, and its source.
         registered_ms: of a pending record when its attempt began; 0 where that is not known.
         edited_ms, edited_by: when its payload was changed last, and by whom; 0 and "" if it was not.
-        max_attempts: of its stream; None: without end, or not known.
+        max_attempts: of its stream, as it is now; None: without end, or not known.
     """
 
     key: bytes
@@ -123,7 +123,7 @@ class RecordInfo:
 
     @property
     def is_final(self) -> bool:
-        """Whether its last failure has ruled out the attempts that were left."""
+        """Whether its last failure has ruled out the attempts that its stream leaves now."""
         return self.state == "dead" and self.attempt < (self.max_attempts or 0)
 
     @property
