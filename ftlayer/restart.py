@@ -42,10 +42,12 @@ def restart_of(strategy: RestartStrategy, pause_ms: int) -> str:
     return when
 
 
+def restarts_text(count: int) -> str:
+    return "1 restart" if count == 1 else f"{count:,} restarts"
+
+
 def gave_up(restarts: int, failure: str) -> str:
-    return (
-        f"the restart strategy has given up after {restarts} restart{'' if restarts == 1 else 's'}: {failure}"
-    )
+    return f"the restart strategy has given up after {restarts_text(restarts)}: {failure}"
 
 
 def note_success(strategy: RestartStrategy) -> None:

@@ -13,6 +13,7 @@ from ftlayer.histogram import BATCH_BOUNDS, Histogram
 from ftlayer.notebook import html_table
 from ftlayer.printable import shown_url
 from ftlayer.records.beside import MISFITS
+from ftlayer.restart import restarts_text
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Heartbeat
@@ -270,7 +271,7 @@ class JobStatus:
                 f"{self.isolation.group:,} let out, {self.isolation.suspects:,} suspects, {self.isolation.found} found"
             )
         if self.restarts:
-            parts.append("1 restart" if self.restarts == 1 else f"{self.restarts:,} restarts")
+            parts.append(restarts_text(self.restarts))
         busiest = max(self.slots, key=lambda slot: slot.busy_ms, default=None)
         if busiest is not None and busiest.busy_ms >= 1_000 and not self.state.is_final:
             where = busiest.function or busiest.busy

@@ -28,7 +28,7 @@ from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError, error_fo
 from ftlayer.notebook import html_table
 from ftlayer.printable import shortened
 from ftlayer.recovery import is_programs, lasting
-from ftlayer.restart import RestartStrategy, gave_up, note_success, pause_after, restart_of
+from ftlayer.restart import RestartStrategy, gave_up, note_success, pause_after, restart_of, restarts_text
 from ftlayer.spark.batch.sinks import words_of
 from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.query.checkpoint import Drain, LogEnds
@@ -572,7 +572,7 @@ class TrackedQuery:
             if status.state is not CircuitState.CLOSED
         )
         return html_table(
-            f"{self.name}: {state}, {self.restarts} restart{'' if self.restarts == 1 else 's'}",
+            f"{self.name}: {state}, {restarts_text(self.restarts)}",
             ("batch", "rows in", "rows out", "failed", "waiting", "dead"),
             [
                 (report.batch, report.rows_in, report.rows_out, report.failed, report.waiting, report.dead)

@@ -37,7 +37,7 @@ from ftlayer.histogram import BATCH_BOUNDS, Histogram
 from ftlayer.jobs.local_board import local_announcer
 from ftlayer.printable import shortened
 from ftlayer.records.traced import Sampler, record_span, span_within, trace_of
-from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
+from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy, restarts_text
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.batch.sinks import StoppedError, hide_stops, words_of
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
@@ -276,11 +276,7 @@ class QueryTelling:
         batches = log.batches
         rates = rates_of(batches, now_ms)
         state = supervisor.state
-        restarts = (
-            f" · {supervisor.restarts} restart{'s'[: supervisor.restarts != 1]}"
-            if supervisor.restarts
-            else ""
-        )
+        restarts = f" · {restarts_text(supervisor.restarts)}" if supervisor.restarts else ""
         error = supervisor.error
         return calls.JobDetails(
             owner=self._owner,
