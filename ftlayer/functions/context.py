@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, Sequence, ValuesView
 from contextlib import suppress
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ftlayer.checks import check_runs
 from ftlayer.errors import ConfigError, UnsupportedError
@@ -20,11 +20,15 @@ from ftlayer.functions.handles import (
     MapHandle,
     Own,
     ReducingHandle,
+    Result,
+    Value,
     ValueHandle,
 )
 from ftlayer.functions.keyed import Key, KeyedState, ListTable, MapTable, OperatorStates, Timers, owned_all
 from ftlayer.functions.ttl import Stamped, StateTtl, is_expired, lifetime_ms, table_name
 from ftlayer.functions.undo.backend import value_handle
+
+Aggregated = TypeVar("Aggregated")
 
 
 class ExpiringValue(ValueHandle):
@@ -248,6 +252,12 @@ class Context:
         """When the current record first failed (UTC), None if it has not; UnsupportedError where there is none."""
         return current_record().first_failed_at
 
+    @overload
+    def value(self, name: str, default: None = None, *, ttl: StateTtl | None = None) -> ValueHandle: ...
+
+    @overload
+    def value(self, name: str, default: Value, *, ttl: StateTtl | None = None) -> ValueHandle[Value]: ...
+
     def value(self, name: str, default: Any = None, *, ttl: StateTtl | None = None) -> ValueHandle:
         """Return the handle of a single value; ``default`` is what it has where nothing is set, or left."""
         handle = self._values.get(name)
@@ -285,8 +295,8 @@ class Context:
         return handle
 
     def reducing(
-        self, name: str, function: Callable[[Any, Any], Any], *, ttl: StateTtl | None = None
-    ) -> ReducingHandle:
+        self, name: str, function: Callable[[Value, Value], Value], *, ttl: StateTtl | None = None
+    ) -> ReducingHandle[Value]:
         """Return the handle of a value that others are added to: the first one, then ``function(value, other)``.
 
         It lies where `value` of this name does.
@@ -297,12 +307,12 @@ class Context:
     def aggregating(
         self,
         name: str,
-        create: Callable[[], Any],
-        add: Callable[[Any, Any], Any],
-        result: Callable[[Any], Any] | None = None,
+        create: Callable[[], Aggregated],
+        add: Callable[[Aggregated, Value], Aggregated],
+        result: Callable[[Aggregated], Result] | None = None,
         *,
         ttl: StateTtl | None = None,
-    ) -> AggregatingHandle:
+    ) -> AggregatingHandle[Value, Result]:
         """Return the handle of an aggregate: ``add(create(), value)``, then ``add(aggregate, value)``.
 
         ``result(aggregate)`` is what its ``get`` returns, without it the aggregate. It lies where `value` of this

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ftlayer.backoff import BACKOFF
 from ftlayer.checks import (
@@ -304,6 +304,28 @@ class FTLayer(FTLayerEngine):
 
     # ------------------------------------------------------------ sources
 
+    @overload
+    def source(
+        self,
+        frame: DataFrame,
+        *,
+        name: str,
+        key: str | Sequence[str] = (),
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+    ) -> TrackedStream: ...
+
+    @overload
+    def source(
+        self,
+        frame: IngestStream,
+        *,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+    ) -> TrackedStream: ...
+
     @known_options
     def source(
         self,
@@ -319,7 +341,7 @@ class FTLayer(FTLayerEngine):
 
         Args:
             frame: ``spark.readStream.….load()``, or what `ingest` returned.
-            name: the source's name; it has to stay the same over restarts.
+            name: the source's name; it has to stay the same over restarts. An ingest has one already.
             key: columns whose hash, Spark's own, is stored with a record.
             retry_on: as for `embedded`, for what this source's records fail with.
             dead_on: the same.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from ftlayer import checks
 from ftlayer.circuit import Limit
@@ -250,6 +250,12 @@ class TrackedStream:
                 step, transform_plain(self._spark.createDataFrame([], self.schema), step).schema
             )
         return self._then(step, transformed_schema(self._spark, self.schema, step))
+
+    @overload
+    def repartition(self, partitions: int, *columns: str) -> TrackedStream: ...
+
+    @overload
+    def repartition(self, partitions: None, column: str, /, *columns: str) -> TrackedStream: ...
 
     @checks.known_options
     def repartition(self, partitions: int | None = None, *columns: str) -> TrackedStream:

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -488,6 +488,12 @@ class TrackedWriter:
         return f"TrackedWriter({self._name!r}, not started: .start() does)"
 
     # ------------------------------------------------------------ how it runs
+
+    @overload
+    def trigger(self, *, processingTime: str) -> TrackedWriter: ...  # noqa: N803 - Spark's name
+
+    @overload
+    def trigger(self, *, availableNow: Literal[True]) -> TrackedWriter: ...  # noqa: N803 - Spark's name
 
     @takes_options(TriggerOptions)
     def trigger(self, **trigger: Unpack[TriggerOptions]) -> TrackedWriter:
