@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ftlayer.checks import fast_dataclass
-from ftlayer.handler.xor import IdBook, RecordIds
+from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array, child_ids, join_ids, tries_or_first
 from ftlayer.records.kernels import native
+from ftlayer.vertex.persister import IdBook
 
 NOTHING_OWED: U64Array = np.zeros(0, np.uint64)
 """Nothing is owed with fault tolerance off."""

@@ -7,51 +7,11 @@ from typing import Protocol
 import numpy as np
 
 from ftlayer.handler.children import Derived, FTDerived, FTPairs, OnlyCopies, Pairs, Site, UntrackedChildren
-from ftlayer.handler.xor import FTXorHandler, IdBook, NonFTXorHandler, RecordIds, XorHandler
-from ftlayer.records.ids import (
-    I64Array,
-    RootRange,
-    RootSeed,
-    U64Array,
-    operator_key,
-    root_ids,
-    root_range,
-)
+from ftlayer.handler.xor import FTXorHandler, NonFTXorHandler, RecordIds, XorHandler
+from ftlayer.records.ids import I64Array, U64Array, operator_key
 from ftlayer.records.kernels import native
 from ftlayer.vertex.calls import EventIds
-
-
-class Persister:
-    """Gives roots: none, with fault tolerance off."""
-
-    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array | None:
-        """Name ``n`` records of a source by their place: ordinals from ``first_ordinal`` on.
-
-        ``batch`` and ``partition`` (0 or more) together name what is counted in. Returns uint64[n], None with
-        fault tolerance off. Unique as far as the arguments (and the handler's job and run) are: see `RootSeed`.
-        """
-        return None
-
-    def root_range(
-        self, source: str, batch: int, partition: int, first_ordinal: int, n: int
-    ) -> RootRange | None:
-        """Name ``n`` records of a source by a range: that of a first id, which `roots` gives the first of them."""
-        return None
-
-
-class FTPersister(Persister):
-    def __init__(self, job: str, run: str, shard: int, shards: int) -> None:
-        self._job, self._run = job, run
-        self._shard, self._shards = shard, shards
-
-    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array:
-        seed = RootSeed(self._job, self._run, source, batch, partition)
-        return root_ids(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
-
-    def root_range(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> RootRange:
-        seed = RootSeed(self._job, self._run, source, batch, partition)
-        return root_range(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
-
+from ftlayer.vertex.persister import FTPersister, IdBook, Persister
 
 # Ids of what a task emits, derived from the ids of what it was given (the anchors), a batch at a time.
 #

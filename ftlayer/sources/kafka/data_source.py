@@ -30,8 +30,7 @@ from ftlayer.data_sources import DataSourceOptions, OptionsDataSource, from_arro
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.printable import hides_secrets
 from ftlayer.records import beside
-from ftlayer.sinks import KafkaSink
-from ftlayer.sinks.kafka.sink import REMEMBER
+from ftlayer.sinks.kafka.sink import REMEMBER, KafkaSink
 from ftlayer.sources.from_json import JSON_OPTIONS, with_schema
 from ftlayer.sources.logs import LogReader, Offsets
 

@@ -34,7 +34,7 @@ from ftlayer.clients.nats import (
 from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
-from ftlayer.sinks import NatsSink
+from ftlayer.sinks.nats import NatsSink
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
 from ftlayer.sources.server_reader import ServerReader

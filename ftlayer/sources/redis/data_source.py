@@ -20,7 +20,7 @@ from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_libra
 from ftlayer.errors import ConfigError, SourceChangedError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
-from ftlayer.sinks import RedisSink
+from ftlayer.sinks.redis import RedisSink
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
 from ftlayer.sources.server_reader import ServerReader

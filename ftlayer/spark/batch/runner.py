@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from ftlayer.data_sources import to_arrow_schema
 from ftlayer.errors import CodecError, QueryError, StaleIncarnationError
-from ftlayer.handler.xor import IdBook
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.traced import KeySelector
 from ftlayer.spark.batch.sinks import BatchSink, unknown_row
@@ -33,6 +32,7 @@ from ftlayer.spark.stages.run import (
 )
 from ftlayer.spark.stages.task import FT, RootGiver, Skip
 from ftlayer.vertex import calls
+from ftlayer.vertex.persister import IdBook
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

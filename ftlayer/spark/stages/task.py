@@ -21,7 +21,6 @@ from ftlayer.functions.chains.chain import CHUNK_ROWS, Chain, ChainResult, RowFa
 from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.functions.failures import this_process
 from ftlayer.functions.steps import FunctionStep
-from ftlayer.handler.handler import FTPersister
 from ftlayer.records.failures import FailedRow
 from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
 from ftlayer.records.keyhash import key_column, partition_of, spark_hash
@@ -39,6 +38,7 @@ from ftlayer.spark.stages.pages import (
     rows_to_ipc,
     with_roots,
 )
+from ftlayer.vertex.persister import FTPersister
 
 # The recorded steps of a wrapped query, and the stages they run as.
 #
