@@ -7,16 +7,17 @@ for AMQP and MQTT write, too.
 """
 
 from ftlayer.sinks.amqp import AmqpSink
-from ftlayer.sinks.data_sources import DeltaDataSource, FileDataSource, IcebergDataSource, PostgresDataSource
-from ftlayer.sinks.delta import DeltaMessage, DeltaSink
-from ftlayer.sinks.files import FileMessage, FileSink
+from ftlayer.sinks.delta.message import DeltaMessage
+from ftlayer.sinks.delta.sink import DeltaDataSource, DeltaSink
+from ftlayer.sinks.files import FileDataSource, FileMessage, FileSink
 from ftlayer.sinks.http import HttpSink
-from ftlayer.sinks.iceberg import IcebergMessage, IcebergSink
+from ftlayer.sinks.iceberg.message import IcebergMessage
+from ftlayer.sinks.iceberg.sink import IcebergDataSource, IcebergSink
 from ftlayer.sinks.kafka.messages import KafkaMessage
 from ftlayer.sinks.kafka.sink import KafkaSink
 from ftlayer.sinks.mqtt import MqttSink
 from ftlayer.sinks.nats import NatsMessage, NatsSink
-from ftlayer.sinks.postgres import PostgresMessage, PostgresSink
+from ftlayer.sinks.postgres import PostgresDataSource, PostgresMessage, PostgresSink
 from ftlayer.sinks.redis import RedisMessage, RedisSink
 
 __all__ = [

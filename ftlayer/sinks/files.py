@@ -30,7 +30,7 @@ from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus, Stor
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checks import LONGEST_MS, Duration, duration_ms
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.data_sources import DataSourceOptions, DataSourceStreamArrowWriter, OptionsDataSource
 from ftlayer.errors import ConfigError, FTLayerError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import MISFITS, whole_or_refused
@@ -338,3 +338,16 @@ def delete_paths(files: Files, paths: list[str]) -> None:
     with contextlib.closing(StoragePool()) as crew:
         errors = crew.delete(files, paths)
     raise_together(errors, files.url)
+
+
+class FileDataSource(OptionsDataSource):
+    """``spark.dataSource.register(FileDataSource)``, then ``df.writeStream.format("ftlayer-files")``.
+
+    Options: ``path``, ``fileFormat`` (parquet). A batch that Spark runs again after a restart from the query's
+    checkpoint adds nothing.
+    """
+
+    format = "ftlayer-files"
+
+    def sink(self, options: DataSourceOptions) -> FileSink:
+        return options.made(FileSink, {"format": "fileFormat"}, path=options.required("path"))

@@ -24,7 +24,7 @@ from ftlayer.clients.postgres import (
     reason,
     refusal,
 )
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.data_sources import DataSourceOptions, DataSourceStreamArrowWriter, OptionsDataSource
 from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hidden, hides_secrets, secrets_of
@@ -347,3 +347,16 @@ class PostgresSink(DataSourceStreamArrowWriter):
             kind = SinkTargetError if fault in (Fault.CLOSED, Fault.TARGET) else SinkError
             said = (refusal if fault is Fault.ROW else reason)(error)
             raise kind(f"{self._place}: rows cannot be {doing}: {said}") from error
+
+
+class PostgresDataSource(OptionsDataSource):
+    """``spark.dataSource.register(PostgresDataSource)``, then ``df.writeStream.format("ftlayer-postgres")``.
+
+    Options: ``dsn``, ``table``, ``name``; see `PostgresSink`.
+    """
+
+    format = "ftlayer-postgres"
+
+    def sink(self, options: DataSourceOptions) -> PostgresSink:
+        dsn, table = options.required("dsn"), options.required("table")
+        return options.made(PostgresSink, dsn=dsn, table=table)

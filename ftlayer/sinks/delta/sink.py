@@ -32,7 +32,7 @@ from ftlayer.checks import (
     duration_ms,
 )
 from ftlayer.clients.delta import SCHEMES, check_can_add, check_s3_options, delta_library, s3_file_system
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.data_sources import DataSourceOptions, DataSourceStreamArrowWriter, OptionsDataSource
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import WriterNumbers
@@ -746,3 +746,18 @@ def _reason(error: Exception) -> str:
 
 def _as_created(rows: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, as_column(field.type)) for field in rows])
+
+
+class DeltaDataSource(OptionsDataSource):
+    """``spark.dataSource.register(DeltaDataSource)``, then ``df.writeStream.format("ftlayer-delta")``.
+
+    Options: ``path``, ``partitionBy`` (names with commas between them), and those of the storage behind ``storage.``
+    (``storage.AWS_REGION``), see `DeltaSink`. A batch that Spark runs again after a restart from the query's checkpoint
+    adds nothing.
+    """
+
+    format = "ftlayer-delta"
+
+    def sink(self, options: DataSourceOptions) -> DeltaSink:
+        path, storage = options.required("path"), options.below("storage.")
+        return options.made(DeltaSink, path=path, storage_options=storage)

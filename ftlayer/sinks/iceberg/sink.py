@@ -24,7 +24,7 @@ from ftlayer.clients.iceberg import (
     make_local_files_last,
     without_retries,
 )
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.data_sources import DataSourceOptions, DataSourceStreamArrowWriter, OptionsDataSource
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_in
@@ -432,3 +432,18 @@ def _size(io: Any, path: str) -> int | None:
         return len(io.new_input(path))
     except FileNotFoundError:
         return None
+
+
+class IcebergDataSource(OptionsDataSource):
+    """``spark.dataSource.register(IcebergDataSource)``, then ``df.writeStream.format("ftlayer-iceberg")``.
+
+    Options: ``table``, ``partitionBy`` (names with commas between them), ``remember``, and ``catalog``, the name of a
+    configured one, or properties of one behind ``catalog.`` (``catalog.uri``), see `IcebergSink`. A batch that Spark
+    runs again after a restart from the query's checkpoint adds nothing.
+    """
+
+    format = "ftlayer-iceberg"
+
+    def sink(self, options: DataSourceOptions) -> IcebergSink:
+        table, catalog = options.required("table"), options.below("catalog.") or options.required("catalog")
+        return options.made(IcebergSink, table=table, catalog=catalog)

@@ -33,7 +33,7 @@ from ftlayer.data_sources import (
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.printable import described, hides_secrets, shown_url, without_secrets
 from ftlayer.records.beside import note, valid
-from ftlayer.sinks.data_sources import FileDataSource
+from ftlayer.sinks.files import FileDataSource
 from ftlayer.sources.files.formats import FORMATS, OFFSET, PATH, VALUE, FileFormat
 from ftlayer.sources.files.listing import Listing
 from ftlayer.sources.files.pieces import Entry, FilePieces, FoundFile, Piece, limited, packed_splits, unpacked
