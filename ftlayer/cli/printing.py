@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 WIDEST = 100_000
 """Columns of a terminal that no row fills."""
 
-LEAST_CUT = 16
 LEAST_BROKEN = 10
-"""Columns that are cut, and those whose cells are broken, keep so many characters; else a table has a line a cell."""
+"""Columns whose cells are broken keep so many characters; else a table has a line a cell."""
 
 Wide = Annotated[
-    bool, typer.Option("--wide", help="Print rows in full; a terminal has them cut to its width otherwise.")
+    bool,
+    typer.Option("--wide", help="Print a row a line; a terminal has them cut or broken otherwise."),
 ]
 
 
@@ -51,10 +51,10 @@ def print_json(facts: Any) -> None:
     typer.echo(printable_json(facts))
 
 
-def new_table(*columns: str, numbers: tuple[str, ...] = (), cut: str = "", title: str | None = None) -> Table:
+def new_table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None) -> Table:
     """Return a table without lines; columns of ``numbers`` are to the right.
 
-    A terminal too narrow for it cuts the cells of the column ``cut``; where there is none, cells are broken.
+    A terminal too narrow for it has the cells of the others broken.
     """
     from rich.table import Table
     from rich.text import Text
@@ -63,13 +63,7 @@ def new_table(*columns: str, numbers: tuple[str, ...] = (), cut: str = "", title
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=shown, title_justify="left")
     for column in columns:
         is_number = column in numbers
-        is_cut = column == cut
-        table.add_column(
-            column,
-            justify="right" if is_number else "left",
-            no_wrap=is_number or bool(cut),
-            overflow="ellipsis" if is_cut else "fold",
-        )
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     return table
 
 
@@ -85,7 +79,7 @@ def print_table(console: Console, table: Table, *, wide: bool = False) -> None:
 
 
 def fitting(console: Console, table: Table) -> Table:
-    """Return a table as it fits a terminal: as it is, with a column cut or cells broken, or a line a cell."""
+    """Return a table as it fits a terminal: as it is, with cells broken, or a line a cell."""
     from rich.measure import Measurement
 
     unlimited = console.options.update(max_width=WIDEST)
@@ -99,10 +93,7 @@ def fitting(console: Console, table: Table) -> Table:
     spare = 0
     for column in table.columns:
         widest = max(width_of(shown) for shown in (column.header, *column.cells))
-        if column.overflow == "ellipsis":
-            column.max_width = max(widest - too_wide, LEAST_CUT)
-            spare += widest - column.max_width
-        elif not column.no_wrap:
+        if not column.no_wrap:
             spare += max(widest - LEAST_BROKEN, 0)
     return table if spare >= too_wide else _a_line_a_cell(table)
 

@@ -295,9 +295,7 @@ def table_of_groups(groups: list[LetterGroup], names: JobNames, now_ms: int) -> 
     from ftlayer.monitor.names import spoken
 
     vertex = ("vertex",) if len({group.vertex for group in groups}) > 1 else ()
-    table = new_table(
-        "count", *vertex, "stream", "operator", "last", "reason", numbers=("count",), cut="reason"
-    )
+    table = new_table("count", *vertex, "stream", "operator", "last", "reason", numbers=("count",))
     for group in groups:
         stream = names.stream(group.vertex, group.stream)
         last = f"{spoken(now_ms - group.last_seen_ms)} ago"
