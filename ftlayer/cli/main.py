@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -416,7 +417,7 @@ class State(StrEnum):
 def pending(
     oldest: Annotated[bool, typer.Option("--oldest", help="List the oldest records.")] = False,
     where: WhereText = "",
-    state: Annotated[State, typer.Option(help="With --oldest or --where: which records.")] = State.PENDING,
+    state: Annotated[State | None, typer.Option(help="With --oldest or --where: these alone.")] = None,
     limit: Limit = 20,
     wide: Wide = False,
     *,
@@ -432,8 +433,9 @@ def pending(
         if not oldest and not where:
             _print_streams(asking, views, names)
             return
-        listing = _oldest(gatherer, names, where, state, limit)
-    total = sum(_count(view, state) for view in views)
+        listing = _oldest(gatherer, names, where, (state,) if state else tuple(State), limit)
+    counts = {each: sum(_count(view, each) for view in views) for each in State}
+    total = counts[state] if state else sum(counts.values())
     if not where:
         listing = replace(listing, count=max(total, listing.count), is_all=True)
     if asking.as_json:
@@ -443,9 +445,8 @@ def pending(
         print_json({"items": items, "examined": listing.examined, "total": total})
     else:
         print_listing(printing_console(), listing, names, system_now().wall_ms, total, wide=wide)
-        others = {other: sum(_count(view, other) for view in views) for other in State if other is not state}
-        there = [f"{count:,} with --state {other}" for other, count in others.items() if count]
-        if not listing.records and there:
+        there = [f"{count:,} with --state {other}" for other, count in counts.items() if count]
+        if state and not counts[state] and there:
             typer.echo(f"none of state {state}; there are {', '.join(there)}")
 
 
@@ -469,7 +470,9 @@ def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobName
         console.print(f"{sum(getattr(stream, name) for _, stream in found):,} {name.replace('_', ' ')}")
 
 
-def _oldest(gatherer: Gatherer, names: JobNames, where: str, state: State, limit: int) -> RecordListing:
+def _oldest(
+    gatherer: Gatherer, names: JobNames, where: str, states: tuple[State, ...], limit: int
+) -> RecordListing:
     """Find the oldest of each stream, which is listed from its oldest on, and of all these the oldest."""
     from ftlayer.monitor.plans import Search, Selection
 
@@ -477,7 +480,7 @@ def _oldest(gatherer: Gatherer, names: JobNames, where: str, state: State, limit
     found: list[FoundRecords] = []
     examined, is_all = 0, True
     for view in gatherer.views():
-        for stream in view.streams if view.is_up else ():
+        for stream, state in product(view.streams if view.is_up else (), states):
             selection = Selection(view.vertex, str(state), filter_, stream_id=stream.stream)
             search = Search(selection, names, now_ms)
             found += _first(gatherer, view.vertex, search, limit)

@@ -217,7 +217,8 @@ def print_head(
     info = record.info
     stream = record_stream(record.vertex, info, names)
     attempt = f"attempt {_attempt(info)}{', final' if info.is_final else ''}"
-    parts = [info.key.hex(), *((record.vertex,) if several else ()), stream, attempt]
+    state = () if info.state == "dead" else (info.state,)
+    parts = [info.key.hex(), *((record.vertex,) if several else ()), stream, *state, attempt]
     since_ms = _failed_ms(record) or info.registered_ms
     if since_ms:
         parts.append(f"{spoken(now_ms - since_ms)} ago")

@@ -296,13 +296,33 @@ def test_what_is_not_done_is_counted_by_stream_and_listed_from_the_oldest_on(let
     assert code == 0
     row = next(line for line in output.splitlines() if line.startswith("clean-orders/orders"))
     assert int(row.split()[1]) >= 3
-    code, output = letters.run("pending", "--oldest", "--where", "record.price > 2", "--limit", 1)
+    where = ("--where", "record.price > 2", "--state", "pending")
+    code, output = letters.run("pending", "--oldest", *where, "--limit", 1)
     assert code == 0
     assert '{"price": 2.5}' in output
     assert "3.5" not in output
-    items = letters.json("pending", "--oldest")["items"]
+    items = letters.json("pending", "--oldest", "--state", "pending")["items"]
     assert [item["record"]["price"] for item in items][-3:] == [1.5, 2.5, 3.5]
     assert {stream["stream"] for stream in letters.json("pending")} >= {"clean-orders/orders"}
+
+
+def test_the_oldest_are_of_every_state_unless_one_is_named(letters: Letters) -> None:
+    root = np.array([next(ROOTS)], np.uint64)
+    letters.client.call(calls.Persist(STREAM, pa.record_batch({"price": [0.5]}), root, root))
+    (key,) = letters.make([9.5])
+    assert letters.run("dead", "requeue", key)[0] == 0
+    waiting = letters.json("pending", "--oldest", "--state", "waiting")["items"]
+    everything = letters.json("pending", "--oldest", "--limit", 1_000)
+    assert waiting[-1]["record"]["price"] == 9.5
+    assert {item["state"] for item in everything["items"]} == {"pending", "waiting"}
+    assert {item["key"] for item in waiting} <= {item["key"] for item in everything["items"]}
+    assert len(everything["items"]) == everything["total"]
+    code, output = letters.run("pending", "--oldest", "--state", "delivery")
+    assert (code, output.splitlines()[0]) == (0, "none")
+    assert "none of state delivery; there are" in output
+    assert f"{len(waiting):,} with --state waiting" in output
+    code, output = letters.run("pending", "--oldest")
+    assert "  waiting  attempt 1" in output
 
 
 def test_a_record_is_changed_and_tried_again(
