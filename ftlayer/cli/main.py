@@ -294,7 +294,7 @@ def cancel(
 @asking
 def stack(
     name: JobName,
-    slot: Annotated[int, typer.Option(min=0, help="Which slot.")],
+    slot: Annotated[int | None, typer.Option(min=0, help="Which slot; else the only one.")] = None,
     wait: Wait = "1m",
     *,
     asking: Asking,
@@ -311,7 +311,7 @@ def _carry_out(
     *,
     directory: str = "",
     timeout_ms: int = 0,
-    slot: int = -1,
+    slot: int | None = None,
     question: str = "",
 ) -> None:
     """Order it, wait until it has come to an end, and print that; exit code 1 unless it is done."""
@@ -341,6 +341,11 @@ def _carry_out(
                 if directory
                 else f"{label} is a wrapped query, which is not cancelled: ftlayer stop gives its batch up at once"
             )
+        if action == "stack" and slot is None:
+            slots = [each.slot for each in job.slots]
+            if len(slots) != 1:
+                raise ConfigError(f"--slot: say which; {label} has {', '.join(map(str, slots)) or 'none'}")
+            slot = slots[0]
         asked = question or f"{action} of {{}} of {{}} …"
         if action not in ("savepoint", "stack"):
             confirm(asked.format(f"{job.kind} {label}", place), ask=bool(question))
@@ -353,7 +358,7 @@ def _carry_out(
             asked_ms=system_now().wall_ms,
             directory=directory,
             timeout_ms=timeout_ms,
-            slot=slot,
+            slot=-1 if slot is None else slot,
         )
         record = await_end(gatherer, key, order, wait_ms)
     answer = record.answer

@@ -484,6 +484,18 @@ def test_a_savepoint_is_taken_from_outside_and_its_place_printed(vertex: Embedde
     assert stack.by
 
 
+def test_without_a_slot_the_stack_is_of_the_only_one(vertex: EmbeddedVertex, store: Path) -> None:
+    with driver(vertex, topology("alone"), ends(calls.OrderState.DONE, "main")) as orders:
+        assert ftlayer("stack", "alone", "--vertex", store)[:2] == (0, "main\n")
+    assert [order.slot for order in orders] == [0]
+    two = replace(topology("two"), slots=tuple(calls.SlotDetails(slot, "running") for slot in (0, 3)))
+    with vertex.client() as client:
+        client.call(calls.AnnounceJob(two))
+    for name, there in (("two", "0, 3"), ("clean-orders", "none")):
+        code, _, errors = ftlayer("stack", name, "--vertex", store)
+        assert (code, errors) == (2, f"ftlayer: --slot: say which; {name} has {there}\n")
+
+
 def test_an_order_that_is_refused_has_exit_code_1(vertex: EmbeddedVertex, store: Path) -> None:
     with driver(
         vertex, topology("acker"), ends(calls.OrderState.REFUSED, "acker mode has no savepoints")
