@@ -217,6 +217,7 @@ def job_parts(
         "mode": job.mode,
         "vertex": view.place,
         "driver": f"process {job.pid} on {job.host}" if job.pid else "",
+        "ftlayer": job.version,
         "restarts": f"{job.restarts:,}" + (f", the last one: {job.last_failure}" if job.last_failure else ""),
         "limited": found.text if found else "",
         "now" if state_of(view, announced) == job.state else "said last": job.line,

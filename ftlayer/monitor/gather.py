@@ -433,8 +433,9 @@ def jobs_in_store(path: str, now: Now) -> tuple[calls.AnnouncedJob, ...]:
 def _announced(report: LastReport, now_ms: int) -> calls.AnnouncedJob:
     job = report.job
     ago_ms = max(now_ms - job.at_ms, 0)
-    is_silent = not job.final and (ago_ms >= SILENT_MS or _has_ended(job))
-    return calls.AnnouncedJob(job, ago_ms, is_silent, job.incidents)
+    is_gone = not job.final and _has_ended(job)
+    is_silent = is_gone or (not job.final and ago_ms >= SILENT_MS)
+    return calls.AnnouncedJob(job, ago_ms, is_silent, job.incidents, is_gone=is_gone)
 
 
 def _has_ended(job: calls.JobDetails) -> bool:

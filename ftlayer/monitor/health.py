@@ -250,6 +250,8 @@ def _unheard(view: VertexView, announced: calls.AnnouncedJob) -> Finding:
         return Finding(Health.BROKEN, text, place)
     if announced.is_silent:
         text = f"the driver of {job.name}{where} has not been heard for {ago}: if it is gone, start it again"
+        if announced.is_gone:
+            text = f"the driver of {job.name}{where} has ended without a last word, heard {ago} ago: start it again"
         return Finding(Health.BROKEN, text, place)
     health = Health.BROKEN if view.asked_ms - view.as_of_ms >= SILENT_MS else Health.LOOK
     return Finding(health, f"{job.name} was heard {ago} ago: its vertex gives no answer", place)

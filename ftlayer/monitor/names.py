@@ -125,7 +125,7 @@ def state_of(view: VertexView, announced: AnnouncedJob) -> str:
     if view.left or view.is_gone or view.is_killed:
         return view.state
     if announced.is_silent:
-        return "silent"
+        return "gone" if announced.is_gone else "silent"
     return announced.job.state if view.is_up else view.state
 
 

@@ -79,6 +79,7 @@ def topology(name: str = "orders") -> calls.JobDetails:
         at_ms=NOW_MS,
         host="w1",
         pid=4711,
+        version="9.9.0",
         line="orders: running",
         restarts=1,
         last_failure="slot 1 was lost",
@@ -99,9 +100,7 @@ def topology(name: str = "orders") -> calls.JobDetails:
 
 
 def query() -> calls.JobDetails:
-    job = replace(
-        topology(), owner="3f2a" + "0" * 28, name="clean-orders", kind=calls.JobKind.QUERY, mode="acker"
-    )
+    job = replace(topology(), owner="3f2a" + "0" * 28, name="clean-orders", kind=calls.JobKind.QUERY, mode="")
     batch = calls.BatchDetails(7, NOW_MS, 100, 98, 2, 0, 1_500.0, {"run": 1_000.0, "commit": 20.0})
     return replace(
         job,
@@ -139,6 +138,8 @@ def test_a_job_is_shown_in_full(vertex: EmbeddedVertex, store: Path) -> None:
         "topology orders: running",
         "parse is what limits orders: busy 97% in slot 0; lines before it waits 88% of its time",
         "process 4711 on w1",
+        "  mode       barrier",
+        "  ftlayer    9.9.0",
         "1, the last one: slot 1 was lost",
         "parse (job.py:3) for 1 s",
         "checkpoints: 3 completed, 0 failed, 0 under way",
@@ -151,6 +152,7 @@ def test_a_job_is_shown_in_full(vertex: EmbeddedVertex, store: Path) -> None:
     assert code == 0
     assert "run 1 s, commit 20 ms" in output
     assert "Spark UI   http://w1:4040" in output
+    assert "  mode " not in output
 
 
 def test_what_failed_in_a_chain_is_shown_where_there_is_a_policy(tmp_path: Path) -> None:
@@ -186,7 +188,8 @@ def test_json_has_the_same(vertex: EmbeddedVertex, store: Path) -> None:
     assert {job["name"] for job in overview["jobs"]} >= {"orders", "clean-orders"}
     assert overview["vertices"][0]["state"] == "up"
     job = json.loads(ftlayer("jobs", "orders", "--json", "--vertex", store)[1])
-    assert job["bottleneck"]["operator"] == "parse"
+    assert (job["mode"], job["version"], job["bottleneck"]["operator"]) == ("barrier", "9.9.0", "parse")
+    assert json.loads(ftlayer("jobs", "clean-orders", "--json", "--vertex", store)[1])["mode"] is None
     assert [operator["uid"] for operator in job["operators"]] == ["lines", "parse"]
     (latency,) = job["latencies"]
     assert (latency["source"], latency["sink"], latency["count"]) == ("lines", "out", 10)

@@ -65,10 +65,11 @@ def test_what_a_killed_driver_said_last_is_shown(made: Any, tmp_path: Path) -> N
     (view,) = gathering.gather()
     assert (view.vertex, view.state, view.has_records) == (tmp_path.name.replace("[", "-"), "stored", False)
     (announced,) = view.jobs
-    assert state_of(view, announced) == "silent"
+    assert (state_of(view, announced), announced.is_silent) == ("gone", True)
     judged = job_health(view, announced)
     assert judged.health is Health.BROKEN
     assert f"(process {GONE_PID} on" in judged.findings[0].text
+    assert "has ended without a last word" in judged.findings[0].text
     assert gathering.job(view.vertex, announced.job.owner).job == announced.job
     assert gathering.hour(view.vertex, announced.job.owner).series == {}
     with pytest.raises(UnknownJobError):

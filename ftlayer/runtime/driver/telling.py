@@ -7,6 +7,7 @@ import socket
 import time
 from dataclasses import dataclass, field, replace
 
+from ftlayer import __version__
 from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.errors import UnsupportedError
@@ -75,6 +76,7 @@ class TopologyTelling:
             ended_ms=self.since_ms + int(status.uptime_s * 1_000) if final else 0,
             host=socket.gethostname(),
             pid=os.getpid(),
+            version=__version__,
             line=shortened(status.line().removeprefix(f"{self.graph.name}: "), MAX_TEXT),
             restarts=status.restarts,
             last_failure=shortened(status.last_failure, MAX_TEXT),

@@ -240,7 +240,7 @@ class BatchHistory:
 class QueryTelling:
     """`ftlayer.jobs.announcer.Telling` of a wrapped query, over all runs of its Spark query."""
 
-    _mode = "acker"
+    _mode = ""
 
     def __init__(
         self,
@@ -291,6 +291,7 @@ class QueryTelling:
             ended_ms=self._ended_ms,
             host=socket.gethostname(),
             pid=os.getpid(),
+            version=__version__,
             line=(
                 f"{state} · {counters.get('batches', 0):,} batches · "
                 f"{counters.get('records_in', 0):,} rows ({rates.get('records_in', 0):,.0f}/s)"

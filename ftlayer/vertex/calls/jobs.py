@@ -363,9 +363,10 @@ class JobDetails:
         state: ``"running"`` and so on, as `JobState` says; of a query ``"running"``, ``"restarting"``, ``"ended"``,
             ``"failed"``.
         final: it has come to its end, and this is the last that is heard of the run.
-        mode: ``"acker"``, ``"barrier"`` or ``"off"``.
+        mode: ``"acker"``, ``"barrier"`` or ``"off"``; a wrapped query that is tracked is in none.
         since_ms: when the run began; ``ended_ms`` is 0 before its end.
         at_ms: the moment, by the driver's clock.
+        version: of the ftlayer that its driver runs, "" where that is not known.
         line: all of it in one line, without its name.
         restarts: how often something of it was started again; ``last_failure`` is why.
         checkpoint_location: where a query keeps Spark's checkpoint, "" for a topology.
@@ -408,6 +409,7 @@ class JobDetails:
     circuits: dict[str, CircuitStatus] = field(default_factory=dict)
     batches: tuple[BatchDetails, ...] = ()
     links: dict[str, str] = field(default_factory=dict)
+    version: str = ""
 
     @property
     def kept_in(self) -> str:
@@ -558,6 +560,7 @@ class AnnouncedJob(Reply):
 
     Attributes:
         is_silent: its driver has not been heard for 30 s, and said no last word.
+        is_gone: and its process is there no more; False where that is not known.
         incidents: of all its runs that are known, oldest first.
         orders: the last ones.
         died_ago_ms: how long ago its run's count of dead letters rose last, -1 where it did not: of a job in barrier
@@ -570,6 +573,7 @@ class AnnouncedJob(Reply):
     incidents: tuple[Incident, ...] = ()
     orders: tuple[OrderRecord, ...] = ()
     died_ago_ms: int = -1
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

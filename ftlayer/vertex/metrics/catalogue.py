@@ -491,7 +491,7 @@ def _add_job(families: Families, announced: AnnouncedJob) -> None:
     _add_batches(families, job, labels)
     _add_checkpoints(families, job, labels)
     _add_histograms(families, job, labels)
-    if job.mode != "acker":  # the vertex tells of those that it has
+    if job.mode not in ("acker", ""):  # the vertex tells of those that it has
         add_circuits(families, {job.owner: job.circuits}, {job.owner: labels})
 
 
