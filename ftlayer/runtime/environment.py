@@ -81,10 +81,11 @@ from ftlayer.runtime.driver.session import (
     place_of,
     taken_task_slots,
 )
-from ftlayer.runtime.driver.slot_record import Crew, SlotRecord, untracked
+from ftlayer.runtime.driver.slot_record import Crew, SlotRecord, died, untracked
 from ftlayer.runtime.driver.telling import TopologyTelling
 from ftlayer.runtime.protocol.elements import SlotOrder
 from ftlayer.runtime.protocol.messages import KEY_BYTES, Deploy, Heartbeat, LoopWaits, SlotFailed
+from ftlayer.runtime.slot.black_box import last_words
 from ftlayer.runtime.slot.main import run_slot
 from ftlayer.runtime.slot.mode import Order, SlotModeFactory, UntrackedSlotFactory
 from ftlayer.spark.sessions import check_is_session, links_of, prepare_workers, tells_of_its_end
@@ -147,7 +148,10 @@ class LoopWatch:
 class BarrierDriver(DriverMode[BarrierInstruction]):
     def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
         super().__init__(job)
-        self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
+        searches = any(vertex.failures is not None for vertex in job.graph.vertices)
+        self.rules = BarrierJob(
+            job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart, searches=searches
+        )
         self._checkpoints = JobCheckpoints(parts, job)
         self._crew, self._tell = job.crew, job.tell
         self._loops = LoopWatch(job.graph)
@@ -667,7 +671,8 @@ class StreamEnvironment:
             slots = AckerSlotFactory(client)
         # Before anything is open: its variables may be wrong.
         tracing = tracing_of(os.environ) if client is not None else None
-        server, order = open_server(job, graph, place, self._options, slots, key)
+        boxes = None if self._checkpointing is None else self._checkpointing.state_directory
+        server, order = open_server(job, graph, place, self._options, slots, key, boxes)
         try:
             runner = SlotRunner(pickled_order(replace(order, tracing=tracing)), run_slot)
             if vertex is not None:
@@ -759,8 +764,16 @@ def open_server(
     options: TopologyOptions,
     mode: SlotModeFactory,
     key: bytes,
+    boxes: str | None = None,
 ) -> tuple[ControlServer, Order]:
-    """Listen for slots, and return what the first one has to know."""
+    """Listen for slots, and return what the first one has to know; ``boxes`` as for `last_words`."""
+    uids = [vertex.uid for vertex in graph.vertices]
+    noted = [vertex.uid for vertex in graph.vertices if vertex.failures is not None] or uids
+
+    def lost(slot: int, instance: str, reason: str) -> None:
+        death = last_words(boxes, job.job, instance, noted)
+        job.slot_lost(slot, instance, reason if death is None else died(death).partition(": ")[2])
+
     token = secrets.token_urlsafe(32)
     certificate = None
     if not place.is_local:
@@ -778,7 +791,7 @@ def open_server(
             slots=graph.slots,
             certificate=None if certificate is None else (certificate.cert, certificate.key),
             on_message=job.slot_said,
-            on_lost=job.slot_lost,
+            on_lost=lost,
             sockets=sockets,
         )
     except (pa.ArrowException, OSError) as error:

@@ -143,7 +143,7 @@ class ControlServer(TokenServer):
         slot, instance = self._caller(descriptor)
         outbox = self._admit(instance)
         outbox.start(lambda message: writer.write_metadata(encode(message)), _left_early)
-        reason = "its process has ended the control stream"
+        reason = "it has ended, and nothing here says how (SIGKILL leaves no word)"
         try:
             self._receive(slot, instance, reader)
         except FTLayerError as error:

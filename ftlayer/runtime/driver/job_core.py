@@ -118,6 +118,8 @@ class Incidents:
 
 # A slot that has never come up is tried a few times: its reason is the machine's or the plan's.
 START_ATTEMPTS = 2
+# All that Spark says of a Python process that has ended in whatever way.
+PROCESS_GONE = "Python worker exited unexpectedly"
 # How long a cancelled Spark job may take to end (ms): Spark kills a Python worker after 2 s.
 CANCEL_GRACE_MS = 10_000
 
@@ -152,7 +154,9 @@ class Upkeep:
         """The slot's Spark job has ended; return an error if there is no use in another one."""
         slot.submitted = slot.cancelled = False
         slot.spark_error = event.error
-        if slot.hello is None and event.error is not None:
+        # That the process of a slot that is lost is gone is no news.
+        is_news = not (slot.was_lost and PROCESS_GONE in (event.error or ""))
+        if slot.hello is None and event.error is not None and is_news:
             slot.failure = with_spark_error(slot.failure or f"slot {slot.number}", event.error)
             final = lasting_in_text(event.error)
             if final is not None:
@@ -369,7 +373,10 @@ class JobCore(Generic[Own]):
             case StopJob(verdict, reason):
                 return self._stop(verdict, reason, now_ms)
             case FailureNoted(reason, again):
-                self._note(reason, now_ms)
+                what = reason.partition(": ")[2]
+                # How a process has ended itself may stand in its loss already.
+                if again or not what or all(what not in slot.loss for slot in self.slots):
+                    self._note(reason, now_ms)
                 if again:
                     self.incidents.add("restart", again, now_ms)
             case LossesForgiven():
@@ -467,10 +474,13 @@ class JobCore(Generic[Own]):
         was_deployed, alone = slot.deployed, self._crew.all_deployed
         busy = "" if slot.heartbeat is None else slot.heartbeat.busy
         instance = "" if slot.hello is None else slot.hello.instance
+        which = (
+            f" (process {slot.hello.pid} on {slot.hello.host})" if slot.hello is not None and silent else ""
+        )
         self._crew.drop(slot, now_ms)
         if self.is_stopping:
             return []
-        slot.failure = with_spark_error(f"slot {slot.number}: {reason}", slot.spark_error)
+        slot.failure = with_spark_error(f"slot {slot.number}{which}: {reason}", slot.spark_error)
         self._note(slot.failure, now_ms, slot.number)
         if not was_deployed:
             self._mode.lost_before()

@@ -273,7 +273,7 @@ def untracked(failure: str) -> SlotLostError:
 
 def conviction(root: int, slot: SlotRecord) -> Failure:
     """Return what becomes of a record that ended the process of ``slot``, alone, twice."""
-    cause = slot.loss.removeprefix(f"slot {slot.number}: ").partition("\n")[0]
+    cause = slot.loss.partition(": ")[2].partition("\n")[0]
     operator, trace = slot.loss_in, slot.loss
     if (death := slot.death) is not None:
         cause, operator, trace = death.cause, death.chain or operator, death.stack or trace
@@ -301,7 +301,7 @@ def convicted_by_deaths(death: Death) -> Conviction:
 def died(death: Death) -> str:
     in_hand = f", with a record of {death.chain!r} in hand" if death.digest else ""
     stack = f"\n{death.stack}" if death.stack else ""
-    return f"slot {death.slot}: its process ended itself{in_hand}: {death.cause}{stack}"
+    return f"slot {death.slot}: it ended itself{in_hand}: {death.cause}{stack}"
 
 
 def given_up(error: FTLayerError, quick_losses: int) -> FTLayerError:

@@ -185,6 +185,20 @@ def deaths_of(parent: str | None, job: str, chains: Sequence[str]) -> tuple[Deat
     return tuple(death for death in found if death is not None)
 
 
+def last_words(parent: str | None, job: str, instance: str, chains: Sequence[str]) -> Death | None:
+    """Return how the process of this instance has ended itself, for who heard that it is gone; forget nothing.
+
+    None: it runs on another host, or ended in a way that leaves nothing in writing.
+    """
+    for directory in filter(is_private, Path(parent or tempfile.gettempdir()).glob(f"{_name_of(job)}*")):
+        for box in directory.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError), open(box, "rb") as file:
+                death = _death(file.read(_PAGE), file.read(4 * MAX_STACK), chains)
+                if death is not None and death.instance == instance:
+                    return death
+    return None
+
+
 def _read_of_black_box(path: Path, chains: Sequence[str]) -> Death | None:
     """Take the box away, if its process is gone; return how that has ended, None where it did not end itself."""
     try:
@@ -258,7 +272,7 @@ class SlotBox:
     """The box of one instance, where one can be had. What cannot be kept, or read, is a warning.
 
     Attributes:
-        chains: those whose records may be noted. None: there is no box.
+        chains: those whose records may be noted.
         notes: take what is in hand, from the moment that it is made.
     """
 
@@ -272,8 +286,6 @@ class SlotBox:
 
     def deaths(self) -> tuple[Death, ...]:
         """Return how processes of the job on this host have ended themselves, as far as nobody has asked yet."""
-        if not self.chains:
-            return ()
         try:
             return deaths_of(self._directory, self._slot.order.job, self.chains)
         except OSError as error:
@@ -282,8 +294,6 @@ class SlotBox:
 
     def open(self) -> bool:
         """The tasks begin: from now on the process writes down how it ends itself. Return whether it can."""
-        if not self.chains:
-            return False
         order = self._slot.order
         try:
             directory = box_directory(self._directory, order.job)

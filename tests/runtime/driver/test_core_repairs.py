@@ -61,7 +61,7 @@ def test_a_repair(make: Make) -> None:
     assert rig.core.state is JobState.RECOVERING
     rig.started("1b")
     assert rig.core.state is JobState.RUNNING
-    assert rig.core.last_failure.startswith("slot 1: gone")
+    assert rig.core.last_failure.startswith("slot 1 (process 1 on host): gone")
 
 
 def test_a_second_loss_during_a_repair_begins_it_again(make: Make) -> None:
@@ -240,7 +240,8 @@ def test_a_slot_that_another_process_takes_over_has_restarted(make: Make) -> Non
         (
             2,
             3 + LEFTOVERS,
-            "the restart strategy has given up after 6 restarts: slot 0: gone; Spark says: crashed (while no record",
+            "the restart strategy has given up after 6 restarts: slot 0 (process 1 on host): gone; Spark says: crashed "
+            "(while no record",
         ),
     ],
 )

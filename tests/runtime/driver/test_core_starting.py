@@ -99,7 +99,7 @@ def test_a_failure_says_once_what_spark_said(make: Make) -> None:
     for attempt in range(1, 9):
         rig.tell(SparkJobEnded(1, attempt, f"refused {attempt}"))
         rig.pass_ms(50, ("0a",))
-    assert rig.core.slots[1].failure == "slot 1: gone; Spark says: refused 8"
+    assert rig.core.slots[1].failure == "slot 1 (process 1 on host): gone; Spark says: refused 8"
 
 
 def test_slots_that_do_not_come_up(make: Make) -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import FixedDelay
-from ftlayer.runtime.driver.events import Broken, JobState, SparkJobEnded
-from ftlayer.runtime.driver.job_core import KEPT, Incidents
+from ftlayer.runtime.driver.events import Broke, Broken, JobState, SparkJobEnded
+from ftlayer.runtime.driver.job_core import KEPT, PROCESS_GONE, Incidents
 from ftlayer.runtime.driver.slot_record import SlotRecord
-from ftlayer.runtime.protocol.messages import PeersDropped, SlotFailed, SourceFailed
+from ftlayer.runtime.protocol.messages import Death, Hello, PeersDropped, SlotFailed, SourceFailed
 
 Make = Any
 
@@ -41,6 +41,31 @@ def test_a_loss_and_what_comes_of_it(make: Make) -> None:
     assert restart == ("restart", 1, "slot 1 is started again (1) in 0.05 s, 1 of 10 in a row")
     assert running[2] == "recovering → running"
     assert [each.at_ms for each in rig.core.incidents.at(1_000)][2:4] == [1_070, 1_070]
+
+
+def test_a_process_that_is_gone_is_one_loss_that_names_it(make: Make) -> None:
+    rig = make(1)
+    rig.up()
+    rig.tell(Broke(0, "0a", "it ended itself: it called os._exit(7)\nin f"))
+    rig.tell(SparkJobEnded(0, 1, f"{PROCESS_GONE} (crashed)."))
+    rig.pass_ms(50)
+    rig.said(
+        "0b", Hello(0, "0b", "grpc://0b", "host", 2, (Death("0a", 0, "it called os._exit(7)", stack="in f"),))
+    )
+    (loss,) = [each for each in told(rig) if each[0] == "loss"]
+    assert loss == ("loss", 0, "slot 0 (process 1 on host): it ended itself: it called os._exit(7)\nin f")
+    rig.recalled()
+    rig.started("0b")
+    # On another host only the next process can tell.
+    rig.lose("0b")
+    rig.tell(SparkJobEnded(0, 2, "ExecutorLostFailure: exit code 137"))
+    rig.pass_ms(1_000)
+    rig.said("0c", Hello(0, "0c", "grpc://0c", "host", 3, (Death("0b", 0, "Aborted"),)))
+    assert [text for kind, _, text in told(rig) if kind == "loss"][1:] == [
+        "slot 0 (process 2 on host): gone",
+        "slot 0 (process 2 on host): gone; Spark says: ExecutorLostFailure: exit code 137",
+        "slot 0: it ended itself: Aborted",
+    ]
 
 
 def test_a_source_that_fails_is_a_loss_and_the_end_says_why(make: Make) -> None:

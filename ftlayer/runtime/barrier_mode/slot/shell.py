@@ -290,7 +290,7 @@ def _measured(snapshot: SubtaskSnapshot, checkpoint: int) -> SubtaskSnapshot:
 
 
 class Suspecting:
-    """One instance's. Chains without a failure policy have no suspects, and a job without any has no boxes."""
+    """One instance's. Chains without a failure policy have no suspects."""
 
     def __init__(self, slot: SlotContext, directory: str | None) -> None:
         """``directory`` is for local files; None: the system's for temporary ones."""

@@ -393,7 +393,7 @@ def test_all_slots_are_armed_behind_a_death_and_told_who_is_convicted() -> None:
     assert [(deploy.armed, deploy.convictions) for deploy in second] == [(True, ())] * 2
     assert job.core.isolation is not None
     assert job.core.isolation.suspects == 1
-    assert "its process ended itself, with a record of 'explode' in hand: Aborted" in job.core.last_failure
+    assert "it ended itself, with a record of 'explode' in hand: Aborted" in job.core.last_failure
     third = job.end_process(death("0c", b"1"))
     assert "'explode' makes a record a dead letter" in job.core.last_failure
     assert [deploy.armed for deploy in third] == [True] * 2

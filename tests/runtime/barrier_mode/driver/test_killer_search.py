@@ -34,8 +34,7 @@ def test_two_deaths_over_one_record_convict_it() -> None:
     assert search.convictions == ()
     (news,) = search.died([death("b", b"1")])
     assert (
-        news
-        == "slot 0: its process ended itself, with a record of 'explode' in hand: Segmentation fault\nin explode"
+        news == "slot 0: it ended itself, with a record of 'explode' in hand: Segmentation fault\nin explode"
     )
     assert search.convictions == ()
     _, news = search.died([death("c", b"1", "os._exit(3)")])
@@ -335,3 +334,10 @@ def test_a_convict_is_kept_from_the_chain_until_a_checkpoint_that_holds_it_is_co
     assert suspects.snapshot(4) == ()
     assert suspects.convicted(rows) == ()
     assert not suspects.one_at_a_time
+
+
+def test_where_no_record_may_be_made_a_dead_letter_deaths_are_news_alone() -> None:
+    search = KillerSearch(searches=False)
+    assert search.died([death("a")]) == ["slot 0: it ended itself: Segmentation fault\nin explode"]
+    assert not search.active
+    assert not search.lost()

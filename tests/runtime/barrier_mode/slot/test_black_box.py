@@ -14,7 +14,7 @@ import pytest
 
 from ftlayer import _native
 from ftlayer.runtime.protocol.messages import Death
-from ftlayer.runtime.slot.black_box import FORGOTTEN_S, BlackBox, box_directory, deaths_of
+from ftlayer.runtime.slot.black_box import FORGOTTEN_S, BlackBox, box_directory, deaths_of, last_words
 
 CHAINS = ("first", "explode")
 DIGEST = b"0123456789abcdef"
@@ -57,7 +57,10 @@ def ended(directory: Path, how: str, *, in_hand: bool = True) -> tuple[Death, ..
     arguments = [sys.executable, "-c", PROGRAM, str(directory), how, "in hand" if in_hand else "nothing"]
     process = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in process.stderr, process.stderr
+    at_once = last_words(str(directory), "job", "instance", CHAINS)
+    assert last_words(str(directory), "job", "another", CHAINS) is None
     found = deaths_of(str(directory), "job", CHAINS)
+    assert found == (() if at_once is None else (at_once,))
     assert deaths_of(str(directory), "job", CHAINS) == ()
     assert list(directory.iterdir()) == []
     return found

@@ -208,7 +208,7 @@ class Control:
     up: deque[bytes | None] = field(default_factory=deque)
     down: deque[bytes] = field(default_factory=deque)
     closed: bool = False
-    reason: str = "its process has ended the control stream"
+    reason: str = "it has ended"
     process: Any = None
 
     def start(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
