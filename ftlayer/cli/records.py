@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ftlayer.monitor.names import JobNames, VertexView
     from ftlayer.monitor.plans import LetterGroup, Search
     from ftlayer.monitor.where import Where
-    from ftlayer.vertex.calls import Attempt, RecordInfo, RecordPage, SelectRecords
+    from ftlayer.vertex.calls import RecordInfo, RecordPage, SelectRecords
 
 COUNTING_S = 2.0
 """So long a listing goes on to count what it does not show."""
@@ -252,7 +253,7 @@ def print_record(console: Console, record: FoundRecords, names: JobNames, *, sev
     for name, value in lines.items():
         if value:
             console.print(f"  {name:9}{value}", soft_wrap=True)
-    _print_attempts(console, info.history)
+    _print_attempts(console, info)
 
 
 def _structured_text(info: RecordInfo) -> str:
@@ -267,10 +268,13 @@ def _structured_text(info: RecordInfo) -> str:
     return json.dumps(row, indent=2, ensure_ascii=False).replace("\n", "\n" + " " * 11)
 
 
-def _print_attempts(console: Console, attempts: tuple[Attempt, ...]) -> None:
-    """Print failed attempts with their tracebacks; one that is as that before is not printed again."""
+def _print_attempts(console: Console, info: RecordInfo) -> None:
+    """Print failed attempts with their tracebacks; one that is as that before is not printed again.
+
+    Between two of them is when the record was given its attempts back, and by whom, as far as that is known.
+    """
     before = ""
-    for attempt in attempts:
+    for attempt, behind in zip_longest(info.history, info.history[1:]):
         where = f"  ({attempt.place})" if attempt.place else ""
         said = f"{attempt.operator}: {attempt.reason}" if attempt.operator else attempt.reason
         head = f"  failed   {attempt.number:<3} {time_text(attempt.at_ms)}  {said}{where}"
@@ -280,6 +284,12 @@ def _print_attempts(console: Console, attempts: tuple[Attempt, ...]) -> None:
         elif attempt.traceback:
             console.print(attempt.traceback.rstrip(), style="dim", soft_wrap=True)
         before = attempt.traceback
+        if attempt.requeued_ms:
+            back = "edited" if attempt.requeued_ms == info.edited_ms else "requeued"
+            by = f"  by {attempt.requeued_by}" if attempt.requeued_by else ""
+            console.print(f"  {back:13}{time_text(attempt.requeued_ms)}{by}", soft_wrap=True)
+        elif behind is not None and behind.number <= attempt.number:
+            console.print("  requeued", soft_wrap=True)
 
 
 def payload_text(info: RecordInfo, longest: int | None = None) -> str:

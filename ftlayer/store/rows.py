@@ -32,7 +32,8 @@ class StoredAttempt(NamedTuple):
     """A failed attempt: the ``number``-th failure of its record, at ``wall_ms``.
 
     Its traceback is the text of the digest ``frames`` (see `ftlayer.store.rows`; b"" is none), and then ``last_line``;
-    None stands for the reason and a line's end, which it mostly is.
+    None stands for the reason and a line's end, which it mostly is. ``requeued_ms`` and ``requeued_by`` are there
+    where its record died of it and was given its attempts back.
     """
 
     number: int
@@ -42,6 +43,8 @@ class StoredAttempt(NamedTuple):
     place: str = ""
     frames: bytes = b""
     last_line: str | None = ""
+    requeued_ms: int = 0
+    requeued_by: str = ""
 
 
 History: TypeAlias = tuple[StoredAttempt, ...]

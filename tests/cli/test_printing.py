@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from ftlayer.cli.printing import new_table, print_differences, print_line, print_table, time_text
-from ftlayer.cli.records import listed, print_listing, table_of_groups
+from ftlayer.cli.records import FoundRecords, listed, print_listing, print_record, table_of_groups
 from ftlayer.monitor.differences import differences
 from ftlayer.monitor.names import JobNames, VertexView
 from ftlayer.monitor.plans import LetterGroup, Search, Selection
@@ -162,6 +163,23 @@ def test_records_in_lists_are_cut_to_a_terminal_s_width() -> None:
     wide = printed(lambda console: listing_of(console, wide=True))
     assert "x" * 200 in wide[1]
     assert "y" * 300 in wide[2]
+
+
+def test_between_two_attempts_is_when_the_record_was_requeued_or_edited() -> None:
+    def shown(*attempts: Attempt) -> list[str]:
+        info = replace(letter(NOW_MS), history=attempts, edited_ms=NOW_MS - 5_000)
+        record = FoundRecords("a", info)
+        lines = printed(lambda console: print_record(console, record, JobNames([]), several=False), width=200)
+        return [line for line in lines if line.startswith(("  failed", "  requeued", "  edited  "))]
+
+    first = Attempt(1, NOW_MS - 9_000, "no", requeued_ms=NOW_MS - 8_000, requeued_by="anna")
+    second = Attempt(2, NOW_MS - 6_000, "no", requeued_ms=NOW_MS - 5_000, requeued_by="bert")
+    third = Attempt(3, NOW_MS - 4_000, "no")
+    failed, back, again, changed, last = shown(first, second, third)[-5:]
+    assert [line.split()[:2] for line in (failed, again, last)] == [["failed", str(n)] for n in (1, 2, 3)]
+    assert back == f"  requeued     {time_text(NOW_MS - 8_000)}  by anna"
+    assert changed == f"  edited       {time_text(NOW_MS - 5_000)}  by bert"
+    assert shown(replace(third, number=1), replace(third, number=1))[-2:][0] == "  requeued"
 
 
 def test_differences_are_coloured_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,8 @@ ATTEMPT_TYPE = pa.struct(
         ("operator", pa.string()),
         ("place", pa.string()),
         ("traceback", pa.string()),
+        ("requeued_ms", pa.int64()),
+        ("requeued_by", pa.string()),
     ]
 )
 LETTERS_SCHEMA = pa.schema(

@@ -299,6 +299,8 @@ def _attempts(info: RecordInfo, *, mask: bool) -> list[Facts]:
             "operator": attempt.operator,
             "place": attempt.place,
             "traceback": masked_traceback(attempt.traceback) if mask else attempt.traceback,
+            "requeued": iso(attempt.requeued_ms),
+            "requeued_by": attempt.requeued_by or None,
         }
         for attempt in info.history
     ]

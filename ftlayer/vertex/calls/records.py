@@ -77,6 +77,8 @@ class Attempt:
         place: which process that was, in words: the slot, or the Spark task, its host and pid; "" if not known. Behind
             `READ_AS` there may be where it was in its source.
         traceback: up to 4,096 characters; of the first attempt and the last three. Others say that it is not kept.
+        requeued_ms, requeued_by: when the record was given its attempts back behind it, and by whom; 0 and "" where it
+            was not, or that is not known.
     """
 
     number: int
@@ -85,6 +87,8 @@ class Attempt:
     operator: str = ""
     place: str = ""
     traceback: str = ""
+    requeued_ms: int = 0
+    requeued_by: str = ""
 
     @property
     def read_as(self) -> str:

@@ -124,7 +124,7 @@ class BarrierLetters:
                 each.at_ms,
                 calls.Failure(0, each.reason, each.operator, each.traceback, place=each.place),
                 hold,
-            )
+            )._replace(requeued_ms=each.requeued_ms, requeued_by=each.requeued_by)
             for each in attempts
         )
 

@@ -158,7 +158,7 @@ class DeadLetters:
         """Give dead letters their attempts back; they are due at once and keep their history."""
         taken = self._take_all(txn, call.keys)
         for stream, record in taken:
-            self._wait(txn, stream, record, now)
+            self._wait(txn, stream, record, call.by, now)
         return self._changed(txn, "requeue", call.by, call.keys, taken, now)
 
     @calls.handles(calls.Purge)
@@ -186,7 +186,7 @@ class DeadLetters:
                 digest, body = self._state.payloads.write(txn, payload)
                 edit = now.wall_ms, call.by
                 record = replace(record, digest=digest, body=bytes(body), edit=edit)
-                self._wait(txn, stream, record, now)
+                self._wait(txn, stream, record, call.by, now)
                 taken.append((stream, record))
         return self._changed(txn, "edit", call.by, tuple(new), taken, now)
 
@@ -197,9 +197,11 @@ class DeadLetters:
         schema = self._state.payloads.schema(txn, record.digest)
         return as_stored(edit.payload, schema, f"EditAndRequeue.edits[{index}].payload")
 
-    def _wait(self, txn: WriteTransaction, stream: Stream, record: FailedRecord, now: Now) -> None:
+    def _wait(self, txn: WriteTransaction, stream: Stream, record: FailedRecord, by: str, now: Now) -> None:
         key = failed.key_of(stream.number, now.wall_ms, self._state.new_serial())
-        failed.put(txn, FailedTable.WAITING, key, replace(record, attempt=1))
+        *earlier, last = record.history
+        history = (*earlier, last._replace(requeued_ms=now.wall_ms, requeued_by=by))
+        failed.put(txn, FailedTable.WAITING, key, replace(record, attempt=1, history=history))
         stream.waiting += 1
         stream.counters.requeued += 1
 

@@ -131,6 +131,8 @@ class RecordContents:
                 attempt.place,
                 self._text(attempt.frames, known)
                 + (f"{attempt.reason}\n" if attempt.last_line is None else attempt.last_line),
+                attempt.requeued_ms,
+                attempt.requeued_by,
             )
             for attempt in history
         )

@@ -74,7 +74,27 @@ def test_an_edited_letter_is_tried_again_with_its_new_payload_and_its_history(le
     letters.call(calls.Fail((failure,), letters.layer.incarnation))
     again = next(letter for letter in letters.list("dead") if letter.edited_by)
     assert [each.reason for each in again.history] == ["no", "still no"]
+    assert [(each.requeued_ms, each.requeued_by) for each in again.history] == [
+        (again.edited_ms, "anna"),
+        (0, ""),
+    ]
     assert again.payload.to_pylist() == [{"name": "A", "price": 2.5}]
+
+
+def test_each_time_that_a_letter_was_requeued_stays_in_its_history(letters: Any) -> None:
+    key = keys(letters)[0]
+    times = []
+    for who in ("anna", "bert"):
+        letters.call(Requeue((key,), who))
+        times.append((letters.wall, who))
+        letters.restart()
+        (batch,) = letters.call(calls.TakeReplays("orders/lines", 10)).batches
+        letters.wall += 1_000
+        letters.call(calls.Fail((calls.Failure(int(batch.roots[0]), "no"),), letters.layer.incarnation))
+        key = next(letter.key for letter in letters.list("dead") if len(letter.history) > 1)
+    (again,) = (letter for letter in letters.list("dead") if letter.key == key)
+    found = [(each.number, each.requeued_ms, each.requeued_by) for each in again.history]
+    assert found == [(1, *times[0]), (2, *times[1]), (3, 0, "")]
 
 
 def test_edited_and_other_records_do_not_share_a_batch(letters: Any) -> None:
