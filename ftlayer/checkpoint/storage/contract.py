@@ -1,14 +1,13 @@
-"""The interfaces of the storage of checkpoints, for slots and for the driver."""
+"""The interfaces of the storage of checkpoints, for slots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.snapshots import Checkpoint, Piece, Scope, SubtaskSnapshot
-from ftlayer.errors import CheckpointStorageError
+from ftlayer.checkpoint.snapshots import Piece, Scope
 
 
 class PieceWriter(Protocol):
@@ -96,59 +95,3 @@ class SlotStorage(Protocol):
 
         ``over``: the job is over, so that local copies are of no use to the next instance.
         """
-
-
-class DriverStorage(Protocol):
-    """The storage as the driver sees it: publishes, finds and removes whole checkpoints."""
-
-    def publish(self, checkpoint: Checkpoint, location: str = "") -> Checkpoint:
-        """Write the metadata, atomically; returns the checkpoint with its location.
-
-        ``location``: directory of a savepoint. Raises `CheckpointStorageError`; then it is not there, unless it is
-        `undecided`.
-        """
-
-    def undecided(self) -> dict[int, CheckpointStorageError]:
-        """Return the ids of what `publish` has failed to write, and which may be there all the same, with the reason.
-
-        Tries again to remove their metadata. One that is not returned any more will never be there. Until then its
-        files stay: a user may find it, and restore it.
-        """
-
-    def completed(self, job: str) -> list[str]:
-        """Return the locations of the checkpoints of a job (of all its runs), the latest first."""
-
-    def load(self, location: str) -> Checkpoint:
-        """Read a checkpoint or savepoint; `CheckpointDamagedError`, `CheckpointStorageError` if that cannot be."""
-
-    def verify(self, checkpoint: Checkpoint) -> None:
-        """Read everything that it refers to; `CheckpointDamagedError` names what is missing or does not fit."""
-
-    def discard(self, checkpoint: Checkpoint, keep: Iterable[Checkpoint]) -> None:
-        """Remove a checkpoint: its own files, and shared ones that none of ``keep`` refers to.
-
-        Missing files are fine. What cannot be removed is raised as one `CheckpointStorageError`, when everything
-        else is removed; `sweep` tries again.
-        """
-
-    def discard_parts(
-        self,
-        checkpoint: int,
-        parts: Iterable[SubtaskSnapshot],
-        keep: Iterable[Checkpoint],
-        location: str = "",
-    ) -> None:
-        """Remove what was written for a checkpoint, or a savepoint at ``location``, that was given up.
-
-        Slots remove what they have written when they are told so; this finds what dead ones have left. What is
-        `undecided` is left alone.
-        """
-
-    def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
-        """Remove unreferenced files of this run; yields their paths.
-
-        ``keep``: all completed checkpoints. ``is_alive(instance)``: whether an instance of a slot may still write.
-        """
-
-    def close(self, keep: Iterable[Checkpoint]) -> None:
-        """The run is over: remove everything of it but ``keep``."""

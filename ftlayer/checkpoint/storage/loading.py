@@ -219,6 +219,11 @@ def all_pieces(checkpoint: Checkpoint) -> list[Piece]:
     return [piece for subtask in checkpoint.subtasks for piece in subtask.pieces()]
 
 
+def files_of(checkpoints: Iterable[Checkpoint]) -> set[str]:
+    """Return the paths of all files that checkpoints refer to."""
+    return paths_of(piece for one in checkpoints for piece in all_pieces(one))
+
+
 def _distinct(checkpoint: Checkpoint) -> list[Piece]:
     return list(dict.fromkeys(all_pieces(checkpoint)))
 

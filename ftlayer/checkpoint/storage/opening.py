@@ -13,24 +13,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.custom_storage import serve
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Piece, Scope, SubtaskSnapshot
 from ftlayer.checkpoint.storage import layout
-from ftlayer.checkpoint.storage.contract import DriverStorage, PieceWriter, SlotStorage
+from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
 from ftlayer.checkpoint.storage.files import Files, LocalFiles, StoragePool, raise_together
 from ftlayer.checkpoint.storage.keys import Signer, key_of, packed_key
 from ftlayer.checkpoint.storage.loading import (
     all_pieces,
     check_present,
     fetch_piece,
+    files_of,
     find_checkpoints,
     load_checkpoint,
     open_piece,
-    paths_of,
     verify_checkpoint,
 )
 from ftlayer.checkpoint.storage.metadata import encode
@@ -44,7 +44,7 @@ from ftlayer.checkpoint.storage.removing import (
     orphans,
     shared_paths,
 )
-from ftlayer.checkpoint.storage.writer import Amplification, FileLane, FileWriter, NamePath, given_up
+from ftlayer.checkpoint.storage.writer import Amplification, FileLane, FileWriter, given_up
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -53,6 +53,8 @@ from ftlayer.errors import (
     FTLayerError,
 )
 from ftlayer.secret_files import unused
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -201,24 +203,10 @@ class SlotStorageBase:
             return self._writers[number][1]
 
     def open(self, location: str, piece: Piece) -> BinaryIO:
-        files, signer = self._source(location)
-        local = self._local(location, piece)
-        if local is not None:
-            try:
-                return open_piece(local, piece, signer)
-            except (CheckpointDamagedError, CheckpointStorageError) as error:
-                logger.info("restoring from the checkpoint itself: %s", error)
-        return open_piece(files, piece, signer)
+        return self._read(open_piece, location, piece)
 
     def fetch(self, location: str, piece: Piece, path: Path) -> None:
-        files, signer = self._source(location)
-        local = self._local(location, piece)
-        if local is not None:
-            try:
-                return fetch_piece(local, piece, signer, path)
-            except (CheckpointDamagedError, CheckpointStorageError) as error:
-                logger.info("restoring from the checkpoint itself: %s", error)
-        return fetch_piece(files, piece, signer, path)
+        self._read(functools.partial(fetch_piece, path=path), location, piece)
 
     def adopt(self, location: str, pieces: Sequence[Piece]) -> list[Piece] | None:
         return None
@@ -294,6 +282,18 @@ class SlotStorageBase:
 
     # ---------------------------------------------------------------- reading
 
+    def _read(
+        self, read: Callable[[Files | None, Piece, Signer], Result], location: str, piece: Piece
+    ) -> Result:
+        files, signer = self._source(location)
+        local = self._local(location, piece)
+        if local is not None:
+            try:
+                return read(local, piece, signer)
+            except (CheckpointDamagedError, CheckpointStorageError) as error:
+                logger.info("restoring from the checkpoint itself: %s", error)
+        return read(files, piece, signer)
+
     def _source(self, location: str) -> tuple[Files | None, Signer]:
         if not location:
             return None, self._signer
@@ -315,16 +315,16 @@ class FileSlotStorage(SlotStorageBase):
         self._files = open_files(self.location)
         self._copies = _local_copies(config, job, run, seat.slot)
         self._copy_files = None if self._copies is None else self._copies.files
+        self._lane = functools.partial(
+            FileLane, self._files, self._copy_files, buffer_bytes=self._buffer_bytes
+        )
         self._sizes: dict[str, int] = {}
         self._amplification = Amplification(self._size_of, config.max_space_amplification)
         self._across: FileLane | None = None
+        most = config.max_file_size
         if config.file_merging_across and self._files.appends:
-            self._across = self._shared_lane(
-                span=ACROSS_SPAN, reach=ACROSS_SPAN, max_bytes=config.max_file_size
-            )
-        self._log_lane = self._lane(
-            self._log_path, span=LOG_SPAN, reach=LOG_REACH, max_bytes=config.max_file_size
-        )
+            self._across = self._lane(self._shared_path, span=ACROSS_SPAN, reach=ACROSS_SPAN, max_bytes=most)
+        self._log_lane = self._lane(self._log_path, span=LOG_SPAN, reach=LOG_REACH, max_bytes=most)
 
     def log_writer(self) -> PieceWriter:
         return FileWriter(
@@ -354,7 +354,7 @@ class FileSlotStorage(SlotStorageBase):
             )
 
         exclusive = new_lane()
-        shared = self._across or self._shared_lane()
+        shared = self._across or self._lane(self._shared_path)
         return FileWriter(
             lambda: number,
             exclusive,
@@ -367,25 +367,6 @@ class FileSlotStorage(SlotStorageBase):
             share_in_flight=self._config.max_subtasks_per_channel_state_file,
         )
 
-    def _shared_lane(self, span: int = 0, reach: int = 0, max_bytes: int | None = None) -> FileLane:
-        def name(first: int, last: int) -> str:
-            return layout.join(layout.SHARED, self._seat.file_name(first, last))
-
-        return self._lane(name, span=span, reach=reach, max_bytes=max_bytes)
-
-    def _lane(
-        self, name: NamePath, *, span: int = 0, reach: int = 0, max_bytes: int | None = None
-    ) -> FileLane:
-        return FileLane(
-            self._files,
-            self._copy_files,
-            name,
-            span=span,
-            reach=reach,
-            max_bytes=max_bytes,
-            buffer_bytes=self._buffer_bytes,
-        )
-
     def _size_of(self, path: str) -> int | None:
         size = self._sizes.get(path)
         if size is None:
@@ -395,8 +376,11 @@ class FileSlotStorage(SlotStorageBase):
                 self._sizes[path] = size
         return size
 
+    def _shared_path(self, first: int, last: int) -> str:
+        return layout.join(layout.SHARED, self._seat.file_name(first, last))
+
     def _log_path(self, first: int, last: int) -> str:
-        return layout.join(layout.SHARED, self._seat.file_name(first, last if first else layout.NEVER))
+        return self._shared_path(first, last if first else layout.NEVER)
 
     def adopt(self, location: str, pieces: Sequence[Piece]) -> list[Piece] | None:
         if location == self.location:
@@ -513,8 +497,11 @@ def too_large(what: str, length: int, most: int) -> CheckpointStorageError:
     )
 
 
-class DriverStorageBase:
-    """The part that driver memory and directories share: savepoints, and all that is named by its URL."""
+class DriverStorage:
+    """The storage as the driver sees it: publishes, finds and removes whole checkpoints.
+
+    Here is what driver memory and directories share: savepoints, and all that is named by its URL.
+    """
 
     def __init__(self, config: CheckpointConfig, job: str, key: bytes) -> None:
         self._config = config
@@ -525,7 +512,11 @@ class DriverStorageBase:
         self._undecided: dict[int, tuple[Files, str]] = {}
 
     def publish(self, checkpoint: Checkpoint, location: str = "") -> Checkpoint:
-        """See `DriverStorage.publish`. It makes sure that all files are there that it refers to."""
+        """Write the metadata, atomically, once all files are there; returns the checkpoint with its location.
+
+        ``location``: directory of a savepoint. Raises `CheckpointStorageError`; then it is not there, unless it is
+        `undecided`.
+        """
         if checkpoint.kind != SnapshotKind.SAVEPOINT:
             return self._publish(checkpoint)
         files = open_files(location)
@@ -538,6 +529,11 @@ class DriverStorageBase:
         return savepoint
 
     def undecided(self) -> dict[int, CheckpointStorageError]:
+        """Return the ids of what `publish` has failed to write, and which may be there all the same, with the reason.
+
+        Tries again to remove their metadata. One that is not returned any more will never be there. Until then its
+        files stay: a user may find it, and restore it.
+        """
         left: dict[int, CheckpointStorageError] = {}
         for number, (files, path) in list(self._undecided.items()):
             try:
@@ -549,18 +545,64 @@ class DriverStorageBase:
                 self._is_decided(number)
         return left
 
+    def completed(self, job: str) -> list[str]:
+        """Return the locations of the checkpoints of a job (of all its runs), the latest first."""
+        raise NotImplementedError
+
     def load(self, location: str) -> Checkpoint:
+        """Read a checkpoint or savepoint; `CheckpointDamagedError`, `CheckpointStorageError` if that cannot be."""
         return load_checkpoint(location, self._key_of(layout.normal(location)))
 
     def verify(self, checkpoint: Checkpoint) -> None:
+        """Read everything that it refers to; `CheckpointDamagedError` names what is missing or does not fit."""
         verify_checkpoint(checkpoint, self._key_of(checkpoint.location), self._crew)
 
     def discard(self, checkpoint: Checkpoint, keep: Iterable[Checkpoint]) -> None:
+        """Remove a checkpoint: its own files, and shared ones that none of ``keep`` refers to.
+
+        Missing files are fine. What cannot be removed is raised as one `CheckpointStorageError`, when everything
+        else is removed; `sweep` tries again.
+        """
         if checkpoint.location:
             discard_checkpoint(checkpoint, keep, self._crew)
 
+    def discard_parts(
+        self,
+        checkpoint: int,
+        parts: Iterable[SubtaskSnapshot],
+        keep: Iterable[Checkpoint],
+        location: str = "",
+    ) -> None:
+        """Remove what was written for a checkpoint, or a savepoint at ``location``, that was given up.
+
+        Slots remove what they have written when they are told so; this finds what dead ones have left. What is
+        `undecided` is left alone.
+        """
+        if checkpoint in self._undecided:
+            return
+        if location:
+            raise_together(delete_savepoint(open_files(location), self._crew), location)
+        else:
+            self._discard_parts(checkpoint, parts, keep)
+
+    def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
+        """Remove unreferenced files of this run; yields their paths.
+
+        ``keep``: all completed checkpoints. ``is_alive(instance)``: whether an instance of a slot may still write.
+        """
+        raise NotImplementedError
+
+    def close(self, keep: Iterable[Checkpoint]) -> None:
+        """The run is over: remove everything of it but ``keep``."""
+        self._crew.close()
+
     def _publish(self, checkpoint: Checkpoint) -> Checkpoint:
         raise NotImplementedError
+
+    def _discard_parts(
+        self, checkpoint: int, parts: Iterable[SubtaskSnapshot], keep: Iterable[Checkpoint]
+    ) -> None:
+        """As `discard_parts` for a checkpoint."""
 
     def _write_metadata(self, files: Files, path: str, checkpoint: Checkpoint) -> None:
         """Publish it. Where that fails it may be there all the same: remove it, or remember that it may be."""
@@ -574,10 +616,6 @@ class DriverStorageBase:
     def _is_decided(self, checkpoint: int) -> None:
         """It is not there, and will not be."""
         del self._undecided[checkpoint]
-
-    def _discard_savepoint(self, location: str) -> None:
-        files = open_files(location)
-        raise_together(delete_savepoint(files, self._crew), location)
 
     def _key_of(self, location: str) -> bytes | None:
         """Return the key of what lies there; None: the one that is kept with it."""
@@ -598,7 +636,7 @@ def _make_deletion_last(files: Files, directory: str) -> None:
         files.sync_names("")
 
 
-class FileDriverStorage(DriverStorageBase):
+class FileDriverStorage(DriverStorage):
     """Below ``config.directory``.
 
     What this object has published and not discarded is kept whatever ``keep`` says, so that a list of the kept ones
@@ -633,18 +671,9 @@ class FileDriverStorage(DriverStorageBase):
         errors += self._crew.delete(self._files, shared)
         raise_together(errors, checkpoint.location)
 
-    def discard_parts(
-        self,
-        checkpoint: int,
-        parts: Iterable[SubtaskSnapshot],
-        keep: Iterable[Checkpoint],
-        location: str = "",
+    def _discard_parts(
+        self, checkpoint: int, parts: Iterable[SubtaskSnapshot], keep: Iterable[Checkpoint]
     ) -> None:
-        if checkpoint in self._undecided:
-            return
-        if location:
-            self._discard_savepoint(location)
-            return
         shared = shared_paths(piece for snapshot in parts for piece in snapshot.pieces())
         with self._lock:
             used = self._used(keep)
@@ -678,7 +707,7 @@ class FileDriverStorage(DriverStorageBase):
         """See `DriverStorage.close`. The job's key stays: other runs have it too."""
         kept = [one for one in keep if layout.pieces_directory(one) == self._run]
         try:
-            used = {path for one in kept for path in paths_of(all_pieces(one))}
+            used = files_of(kept)
             used |= {layout.join(layout.checkpoint_name(one.checkpoint), layout.METADATA) for one in kept}
             entries = [entry.path for entry in self._files.walk() if entry.path not in used]
             # Without its metadata a checkpoint is none: a half-removed one is not found.
@@ -691,7 +720,7 @@ class FileDriverStorage(DriverStorageBase):
             if not used:
                 self._files.delete_empty("")
         finally:
-            self._crew.close()
+            super().close(keep)
         raise_together(errors, self._run)
 
     def _publish(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -699,7 +728,7 @@ class FileDriverStorage(DriverStorageBase):
         name = layout.checkpoint_name(number)
         located = replace(checkpoint, location=layout.join(self._run, name))
         with self._lock:
-            self._published[number] = paths_of(all_pieces(checkpoint))
+            self._published[number] = files_of([checkpoint])
         try:
             check_present(self._files, located, self._crew)
             self._write_metadata(self._files, layout.join(name, layout.METADATA), located)
@@ -729,33 +758,20 @@ class FileDriverStorage(DriverStorageBase):
         used: set[str] = set().union(*self._published.values())
         for one in keep:
             if layout.pieces_directory(one) == self._run:
-                used |= paths_of(all_pieces(one))
+                used |= files_of([one])
                 self._latest = max(self._latest, one.checkpoint)
         return used
 
 
-class MemoryDriverStorage(DriverStorageBase):
+class MemoryDriverStorage(DriverStorage):
     """Without a directory: the coordinator itself holds the checkpoints, there is nothing to find or to remove."""
 
     def completed(self, job: str) -> list[str]:
         """See `DriverStorage.completed`: none that a later run could find."""
         return []
 
-    def discard_parts(
-        self,
-        checkpoint: int,
-        parts: Iterable[SubtaskSnapshot],
-        keep: Iterable[Checkpoint],
-        location: str = "",
-    ) -> None:
-        if location and checkpoint not in self._undecided:
-            self._discard_savepoint(location)
-
     def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
         return iter(())
-
-    def close(self, keep: Iterable[Checkpoint]) -> None:
-        self._crew.close()
 
     def _publish(self, checkpoint: Checkpoint) -> Checkpoint:
         for subtask in checkpoint.subtasks:

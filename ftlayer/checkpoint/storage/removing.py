@@ -11,6 +11,7 @@ from ftlayer.checkpoint.storage import layout
 from ftlayer.checkpoint.storage.files import Files, StoragePool, raise_together
 from ftlayer.checkpoint.storage.loading import (
     all_pieces,
+    files_of,
     find_checkpoints,
     load_checkpoint,
     located,
@@ -76,6 +77,12 @@ def _is_orphan(path: str, completed: Collection[int], latest: int, is_alive: IsA
     return number <= latest or not is_alive(name.instance)
 
 
+def _unreferenced(paths: Iterable[str], kept: Collection[Checkpoint]) -> list[str]:
+    """Return what none of the ``kept`` checkpoints of a run that is over needs, of ``paths`` in its directory."""
+    completed = {one.checkpoint for one in kept}
+    return orphans(paths, files_of(kept), completed, layout.NEVER, lambda _instance: False)
+
+
 def delete_checkpoint(url: str, key: bytes | None = None) -> str:
     """Remove a checkpoint of a run that is over, damaged or not, and what is unreferenced then; returns where it was.
 
@@ -84,7 +91,7 @@ def delete_checkpoint(url: str, key: bytes | None = None) -> str:
     ``key``: as for `load_checkpoint`.
     """
     location = _checked(url, is_savepoint=False)
-    base, number = layout.parent(location), layout.checkpoint_number(layout.last_name(location))
+    base = layout.parent(location)
     others = []
     beside = (other for other in find_checkpoints(base) if other != location)
     for other, found in read_each(beside, lambda each: load_checkpoint(each, key)):
@@ -99,10 +106,7 @@ def delete_checkpoint(url: str, key: bytes | None = None) -> str:
     files, crew = open_files(base), StoragePool()
     try:
         errors = delete_directory(files, layout.last_name(location), crew)
-        used = {path for one in others for path in paths_of(all_pieces(one))}
-        completed = {one.checkpoint for one in others} - {number}
-        paths = [entry.path for entry in files.walk()]
-        left = orphans(paths, used, completed, layout.NEVER, lambda _instance: False)
+        left = _unreferenced((entry.path for entry in files.walk()), others)
         errors += crew.delete(files, left)
     finally:
         crew.close()
@@ -179,10 +183,7 @@ def left_behind(
             else:
                 kept.append(read)
         if name not in unknown:
-            used = {path for one in kept for path in paths_of(all_pieces(one))}
-            completed = {one.checkpoint for one in kept}
-            left = orphans(sizes, used, completed, layout.NEVER, lambda _instance: False)
-            found.update((layout.join(name, path), sizes[path]) for path in left)
+            found.update((layout.join(name, path), sizes[path]) for path in _unreferenced(sizes, kept))
     return found, unknown
 
 
@@ -219,9 +220,7 @@ def discard_checkpoint(checkpoint: Checkpoint, keep: Iterable[Checkpoint], crew:
         return
     base = layout.pieces_directory(checkpoint)
     files = open_files(base)
-    used = {
-        path for one in keep if layout.pieces_directory(one) == base for path in paths_of(all_pieces(one))
-    }
+    used = files_of(one for one in keep if layout.pieces_directory(one) == base)
     errors = delete_directory(files, layout.last_name(location), crew)
     errors += crew.delete(files, shared_paths(all_pieces(checkpoint)) - used)
     files.delete_empty(layout.SHARED)

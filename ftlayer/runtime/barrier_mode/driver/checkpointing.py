@@ -49,10 +49,10 @@ from ftlayer.checkpoint.coordinator.events import (
 )
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore, SubtaskSnapshot
-from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.keys import Ownership
 from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory
 from ftlayer.checkpoint.storage.metadata import JobResult, put_result
+from ftlayer.checkpoint.storage.opening import DriverStorage
 from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
 from ftlayer.clock import system_now
 from ftlayer.errors import (
