@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -208,9 +209,7 @@ def edit(
         if not found:
             warn(f"there is no dead letter {key}")
             raise typer.Exit(EXIT_ERROR)
-        if len(found) > 1:
-            names = " and ".join(record.vertex for record in found)
-            raise ConfigError(f"--vertex: {names} each have a dead letter {key}: say which")
+        _check_keys([(record.vertex, wanted) for record in found], (wanted,))
         (view,) = (each for each in gatherer.views() if each.vertex == found[0].vertex)
         check_way_back(view, found[0].info, edited=True)
         row = edited_row(found[0].info, values or [], file)
@@ -290,7 +289,7 @@ def _change(
         _print_groups(asking, _grouped(gatherer, selections, names), names)
         return
     letters = _letters(gatherer, selections, names)
-    _check_keys(letters, wanted)
+    _check_keys(letters.keys, wanted)
     count = len(letters.keys)
     is_said = ask or not asking.as_json
     groups = _grouped(gatherer, selections, names) if count and (is_said or action == "requeue") else []
@@ -338,7 +337,7 @@ def _edit_all(
             editing.take(
                 views[selection.vertex], search.take(records.page_of(gatherer.client(selection.vertex), call))
             )
-    _check_keys(Letters(tuple(editing.found), 0, now_ms), wanted)
+    _check_keys(editing.found, wanted)
     letters = Letters(tuple(editing.payloads), 0, now_ms)
     count = len(letters.keys)
     if not asking.as_json:
@@ -456,10 +455,10 @@ _QUESTIONS = {
 _DONE = {"purge": "purged", "requeue": "requeued", "edit": "edited and requeued"}
 
 
-def _check_keys(letters: Letters, wanted: tuple[bytes, ...]) -> None:
+def _check_keys(letters: Collection[tuple[str, bytes]], wanted: tuple[bytes, ...]) -> None:
     """Refuse keys that two vertices have: which letter is meant cannot be known."""
     for key in wanted:
-        vertices = [vertex for vertex, found in letters.keys if found == key]
+        vertices = [vertex for vertex, found in letters if found == key]
         if len(vertices) > 1:
             raise ConfigError(
                 f"--vertex: {' and '.join(vertices)} each have a dead letter {key.hex()}: say which"
@@ -529,12 +528,10 @@ def _whole_groups(
 
 
 def _changed(gatherer: Gatherer, carrying: Carrying) -> int:
-
     try:
         while (asked := carrying.next_call()) is not None:
             vertex, call = asked
-            reply = gatherer.client(vertex).call(call)
-            carrying.take(reply)
+            carrying.take(gatherer.client(vertex).call(call))
     except FTLayerError:
         if carrying.changed:
             warn(f"{carrying.changed:,} of {carrying.total:,} letters were changed before this:")

@@ -51,16 +51,14 @@ def print_json(facts: Any) -> None:
     typer.echo(printable_json(facts))
 
 
-def new_table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None) -> Table:
+def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
     """Return a table without lines; columns of ``numbers`` are to the right.
 
     A terminal too narrow for it has the cells of the others broken.
     """
     from rich.table import Table
-    from rich.text import Text
 
-    shown = None if title is None else Text(title, style="bold")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=shown, title_justify="left")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in columns:
         is_number = column in numbers
         table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
@@ -101,14 +99,7 @@ def fitting(console: Console, table: Table) -> Table:
 def _a_line_a_cell(table: Table) -> Table:
     from rich.table import Table as RichTable
 
-    lines = RichTable(
-        box=None,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-        show_header=False,
-        title=table.title,
-        title_justify="left",
-    )
+    lines = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     lines.add_column(no_wrap=True)
     lines.add_column(overflow="fold")
     cells = [list(column.cells) for column in table.columns]

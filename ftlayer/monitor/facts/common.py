@@ -172,23 +172,20 @@ def _latencies(job: JobDetails) -> Iterator[Facts]:
 
 def group_facts(vertex: str, group: DeadGroup, names: JobNames, *, mask: bool = False) -> Facts:
     return {
-        "vertex": vertex,
-        "stream": names.stream(vertex, group.stream),
-        "stream_id": group.stream,
+        **_group(vertex, group, names, mask=mask),
         "group": group.number,
-        "operator": group.operator,
-        "reason": masked_reason(group.kind) if mask else group.kind,
         "example": masked_reason(group.example) if mask else group.example,
-        "count": group.count,
-        "first_seen": iso(group.first_seen_ms),
-        "last_seen": iso(group.last_seen_ms),
     }
 
 
 def letter_group_facts(group: LetterGroup, names: JobNames, *, mask: bool = False) -> Facts:
+    return _group(group.vertex, group, names, mask=mask)
+
+
+def _group(vertex: str, group: DeadGroup | LetterGroup, names: JobNames, *, mask: bool) -> Facts:
     return {
-        "vertex": group.vertex,
-        "stream": names.stream(group.vertex, group.stream),
+        "vertex": vertex,
+        "stream": names.stream(vertex, group.stream),
         "stream_id": group.stream,
         "operator": group.operator,
         "reason": masked_reason(group.kind) if mask else group.kind,

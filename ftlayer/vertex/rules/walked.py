@@ -18,7 +18,7 @@ from ftlayer.store import rows as texts
 from ftlayer.store.dead_index import FailedRecord, FailedTable
 from ftlayer.store.kept import ReadTransaction
 from ftlayer.store.meta import get_query
-from ftlayer.store.rows import I64, History, RowInfo
+from ftlayer.store.rows import I64, Edit, History, RowInfo
 from ftlayer.store.streams import Head, Mask, get_bounds, log_entries
 from ftlayer.vertex.calls import Attempt, JobKind, RecordInfo
 from ftlayer.vertex.rules.live import LiveSegment, by_segment
@@ -91,6 +91,23 @@ class Record(ABC):
     @abstractmethod
     def info(self) -> RecordInfo:
         """Return it as a reply has it."""
+
+    def _info(
+        self,
+        contents: RecordContents,
+        state: str,
+        attempt: int,
+        due_ms: int,
+        history: tuple[Attempt, ...],
+        registered_ms: int,
+        edit: Edit,
+    ) -> RecordInfo:
+        stream, (title, source), (edited_ms, edited_by) = self.stream, contents.names(self.stream), edit
+        key, root, origin, payload = self.key, self.root, self.origin, self.payload()
+        most, named = stream.options.max_attempts, (title, source, registered_ms, edited_ms, edited_by)
+        return RecordInfo(
+            key, stream.name, state, root, origin, attempt, due_ms, history, payload, *named, most
+        )
 
     @property
     def last_failure(self) -> tuple[str, str]:
@@ -188,24 +205,10 @@ class FailedEntry(Record):
         return self._contents.payload_of(self._record)
 
     def info(self) -> RecordInfo:
-        record, contents = self._record, self._contents
-        title, source = contents.names(self.stream)
-        return RecordInfo(
-            key=self.key,
-            stream=self.stream.name,
-            state=str(self._table),
-            root=record.root,
-            origin=record.origin,
-            attempt=record.attempt,
-            not_before_ms=self.time_ms if self._table is FailedTable.WAITING else 0,
-            history=contents.attempts(record.history),
-            payload=self.payload(),
-            title=title,
-            source=source,
-            edited_ms=record.edit[0],
-            edited_by=record.edit[1],
-            max_attempts=self.stream.options.max_attempts,
-        )
+        record = self._record
+        due_ms = self.time_ms if self._table is FailedTable.WAITING else 0
+        history = self._contents.attempts(record.history)
+        return self._info(self._contents, str(self._table), record.attempt, due_ms, history, 0, record.edit)
 
 
 class SegmentRows:
@@ -270,26 +273,10 @@ class SegmentRow(Record):
         return self._rows.payload.slice(self._index, 1)
 
     def info(self) -> RecordInfo:
-        rows = self._rows
-        edited_ms, edited_by = rows.info.edit(self._index)
-        title, source = rows.contents.names(self.stream)
-        return RecordInfo(
-            key=self.key,
-            stream=self.stream.name,
-            state=rows.state,
-            root=self.root,
-            origin=self.origin,
-            attempt=int(rows.info.attempts[self._index]),
-            not_before_ms=0,
-            history=rows.contents.attempts(self.history, rows.info.texts),
-            payload=self.payload(),
-            title=title,
-            source=source,
-            registered_ms=rows.registered_ms,
-            edited_ms=edited_ms,
-            edited_by=edited_by,
-            max_attempts=self.stream.options.max_attempts,
-        )
+        rows, info = self._rows, self._rows.info
+        history = rows.contents.attempts(self.history, info.texts)
+        attempt, edit = int(info.attempts[self._index]), info.edit(self._index)
+        return self._info(rows.contents, rows.state, attempt, 0, history, rows.registered_ms, edit)
 
 
 # Walks through the records of a state, in the order of their keys, from behind a key on.
