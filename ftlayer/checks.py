@@ -488,26 +488,59 @@ def _tells_enough(of: object) -> None:
 
 
 def not_here(of: object, name: str, words: Mapping[str, str]) -> AttributeError:
-    """Return what ``__getattr__`` raises for an attribute that ``of`` does not have.
+    """Return what ``__getattr__`` raises for an attribute that ``of``, an object or a class, does not have.
 
     ``words``: what to call instead, by names of other systems, in lower case and without ``_``, several in one text.
     """
-    kind = type(of).__name__
-    if hasattr(type(of), name):  # a property that raised an AttributeError of its own, which is to be seen
+    kind = of if isinstance(of, type) else type(of)
+    if kind is not of and hasattr(
+        kind, name
+    ):  # a property that raised an AttributeError of its own, to be seen
         object.__getattribute__(of, name)
     if not name.startswith("_"):
         plain = name.replace("_", "").lower()
         own = (
-            each
-            for each in dir(type(of))
-            if not each.startswith("_") and each.replace("_", "").lower() == plain
+            each for each in dir(kind) if not each.startswith("_") and each.replace("_", "").lower() == plain
         )
         same = next((f"it is called {each}" for each in own), None)
         said = next((text for names, text in words.items() if plain in names.split()), same)
         if said is not None:
             _tells_enough(of)
-            return NotHereError(f"{kind} has no {name!r}: {said.replace('{name}', name)}")
-    return AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=of)
+            return NotHereError(f"{kind.__name__} has no {name!r}: {said.replace('{name}', name)}")
+    return AttributeError(f"{kind.__name__!r} object has no attribute {name!r}", name=name, obj=of)
+
+
+class _Asked(type):
+    """A class that is asked for what it has not says what its objects say: ``FTLayer.builder``."""
+
+    _words: Mapping[str, str] = {}
+
+    if not typing.TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise not_here(cls, name, cls._words)
+
+
+class UserFacing(metaclass=_Asked):
+    """What users hold: its methods take `known_options` alone, and what it has not says what to call (`not_here`)."""
+
+    def __init_subclass__(cls, words: Mapping[str, str] | None = None) -> None:
+        super().__init_subclass__()
+        cls._words = cls._words if words is None else words
+        for name in dir(cls):
+            method = inspect.getattr_static(cls, name)
+            if (
+                not name.startswith("_")
+                and inspect.isfunction(method)
+                and not hasattr(method, "__signature__")
+            ):
+                checked = _checked(method, f"{cls.__name__}.{name}", inspect.signature(method))
+                setattr(cls, name, checked)
+
+    if not typing.TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_here(self, name, self._words)
 
 
 # ---------------------------------------------------------------- durations

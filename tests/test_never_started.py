@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from ftlayer import FTLayer, StreamEnvironment, tumbling
+from ftlayer import Context, FTLayer, KeyedStream, StreamEnvironment, TrackedWriter, tumbling
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.checks import Unstarted
@@ -291,6 +291,31 @@ def test_what_other_systems_have_says_what_to_call(make: Callable[[], Any], word
             getattr(made, name)
         assert not isinstance(error.value, NotHereError)
     copy.copy(made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [
+        (StreamEnvironment, "get_execution_environment", "make one: StreamEnvironment(spark, layer, name=…)"),
+        (FTLayer, "builder", "make one with FTLayer.embedded"),
+        (KeyedStream, "keyBy", "KeyedStream has no 'keyBy': it is called key_by"),
+        (TrackedWriter, "awaitTermination", ".start() returns the query"),
+    ],
+)
+def test_a_class_says_it_as_its_objects_do(kind: type, name: str, said: str) -> None:
+    with pytest.raises(NotHereError, match=re.escape(said)):
+        getattr(kind, name)
+    assert not hasattr(kind, "nothing_like_it")
+    assert pickle.loads(pickle.dumps(kind)) is kind
+
+
+def test_a_context_says_what_flink_calls_otherwise() -> None:
+    ctx = Context("count", ())
+    for name, said in {"get_state": ".value(", "timer_service": ".timers.event(", "sum": None}.items():
+        with pytest.raises(
+            AttributeError, match=re.escape(said or "'Context' object has no attribute 'sum'")
+        ):
+            getattr(ctx, name)
 
 
 def test_an_attribute_that_is_missing_within_a_property_is_what_is_told() -> None:

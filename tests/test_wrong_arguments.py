@@ -75,6 +75,14 @@ def job() -> Any:
         (lambda: NoRestart(3), "NoRestart: too many positional arguments"),  # type: ignore[call-arg]
         (lambda: RowsRejected(), "RowsRejected: missing a required argument: 'errors'"),  # type: ignore[call-arg]
         (lambda: StateMigration("a", "b", renamed_from="b"), "renamed_from is the name that it has"),
+        (
+            lambda: FTLayer.console(NO, prot=3),
+            "FTLayer.console: there is no option 'prot': did you mean 'port'",
+        ),  # type: ignore[call-arg]
+        (lambda: FTLayer.dead_letters(NO), "missing a required argument: 'spark'"),  # type: ignore[call-arg]
+        (lambda: FTLayer.close(NO, now=True), "FTLayer.close: there is no option 'now'"),  # type: ignore[call-arg]
+        (lambda: stream().union(other=3), "DataStream.union: there is no option 'other'"),
+        (lambda: job().wait(timeuot=3), "Job.wait: there is no option 'timeuot': did you mean 'timeout'"),
         (lambda: FTLayer(), "FTLayer: missing a required argument: 'vertex'"),  # type: ignore[call-arg]
         (
             lambda: TrackedStream.sink(NO, NO, "checkpoint"),  # type: ignore[call-arg, misc]

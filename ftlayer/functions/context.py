@@ -8,7 +8,7 @@ from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ftlayer.checks import check_runs
+from ftlayer.checks import check_runs, not_here
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.conversion import NO_RECORDS
 from ftlayer.functions.current import current_record
@@ -166,6 +166,15 @@ SideRows = tuple[list[Any], list[int]]
 """Records of a side output, and the place in its input that each was emitted at."""
 
 Items = list[Any]
+
+
+_WORDS = {
+    "state getstate getliststate getmapstate getreducingstate getaggregatingstate getbroadcaststate": "state is "
+    ".value(name, default), .list(name), .map(name), .reducing(…), .aggregating(…) or .broadcast(name)",
+    "timer timerservice registereventtimetimer registerprocessingtimetimer": ".timers.event(time_ms) and "
+    ".timers.processing(time_ms); .watermark and .now_ms are the times now",
+    "emit collect sideoutput": "return or yield records; .output(tag, record) is for side outputs",
+}
 
 
 class Context:
@@ -405,7 +414,7 @@ class Context:
                     f"{self.uid!r} asked for a key, or its state, where there is none; "
                     "use them in process and on_timer only"
                 )
-            raise AttributeError(f"a Context has no attribute {name!r}")
+            raise not_here(self, name, _WORDS)
 
 
 def _same(value: Any) -> Any:

@@ -20,12 +20,12 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.checks import (
     Unstarted,
+    UserFacing,
     check_bool,
     check_instance,
     check_int,
     check_text,
     known_options,
-    not_here,
     shown,
     users_line,
 )
@@ -371,11 +371,13 @@ _WORDS = {
     "enablecheckpointing getcheckpointconfig setstatebackend": "give StreamEnvironment "
     "checkpointing=CheckpointConfig(interval=…, directory=…)",
     "setparallelism setrestartstrategy": "give StreamEnvironment parallelism=… or restart=…",
+    "getexecutionenvironment createlocalenvironment create getorcreate builder": "make one: StreamEnvironment(spark, "
+    "layer, name=…), or with checkpointing=CheckpointConfig(…) in place of the layer",
     "stop cancel drain savepoint state status wait result": "it belongs to the Job that .execute_async() returns",
 }
 
 
-class StreamEnvironment:
+class StreamEnvironment(UserFacing, words=_WORDS):
     """A topology of long-lived Python operators in a Spark session, tracked by an `FTLayer` or with checkpoints.
 
     Several environments may run in one session at a time, beside ordinary jobs. Their names have to differ: a
@@ -455,11 +457,6 @@ class StreamEnvironment:
         self._built = users_line()
         self._unstarted: Unstarted | None = None
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise not_here(self, name, _WORDS)
-
     @property
     def name(self) -> str:
         """The topology's name."""
@@ -470,7 +467,6 @@ class StreamEnvironment:
         mode = tracked if self._checkpointing is None else "barrier mode"
         return f"StreamEnvironment({self.name!r}, {mode})"
 
-    @known_options
     def source(
         self,
         source: Any,
@@ -546,7 +542,6 @@ class StreamEnvironment:
 
     # ------------------------------------------------------------ running it
 
-    @known_options
     def execute(
         self, *, stop_at_latest: bool = False, restore_from: str | None = None, console: int | None = None
     ) -> Job:
@@ -559,7 +554,6 @@ class StreamEnvironment:
             self.execute_async(stop_at_latest=stop_at_latest, restore_from=restore_from, console=console)
         )
 
-    @known_options
     def execute_async(
         self, *, stop_at_latest: bool = False, restore_from: str | None = None, console: int | None = None
     ) -> Job:

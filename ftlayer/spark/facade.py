@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from ftlayer.backoff import BACKOFF
 from ftlayer.checks import (
     Duration,
+    UserFacing,
     check_bool,
     check_int,
     check_known,
     forgive_unstarted,
     known_options,
-    not_here,
     shown,
 )
 from ftlayer.circuit import Limit, limit_of
@@ -121,7 +121,7 @@ _WORDS = {
 
 
 @known_options
-class FTLayer(FTLayerEngine):
+class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
     """A vertex, and how records are retried. Make one with `embedded` or `connect`; close it at the end."""
 
     @classmethod
@@ -228,11 +228,6 @@ class FTLayer(FTLayerEngine):
             limit=limit_of(max_failing, "FTLayer.connect"),
         )
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise not_here(self, name, _WORDS)
-
     def __enter__(self) -> FTLayer:
         self._check_open()
         return self
@@ -326,7 +321,6 @@ class FTLayer(FTLayerEngine):
         max_failing: str | int | None = None,
     ) -> TrackedStream: ...
 
-    @known_options
     def source(
         self,
         frame: DataFrame | IngestStream,
@@ -366,7 +360,6 @@ class FTLayer(FTLayerEngine):
         prepare_workers(frame.sparkSession)
         return self._wrapped(SourceSpec(frame, name, keys, rules=rules, limit=limit), frame.schema)
 
-    @known_options
     def resume(
         self,
         frame: DataFrame,
@@ -397,7 +390,6 @@ class FTLayer(FTLayerEngine):
         prepare_workers(frame.sparkSession)
         return self._wrapped(SourceSpec(frame, name, carrier=carrier, rules=rules, limit=limit), frame.schema)
 
-    @known_options
     def ingest(self, name: str, schema: StructType | str) -> IngestStream:
         """Return an intake for records that no source can give again; pass it to `source` to process them."""
         from ftlayer.spark.tracked import struct_of
@@ -432,22 +424,18 @@ class FTLayer(FTLayerEngine):
 
     # ------------------------------------------------------------ what the vertex holds
 
-    @known_options
     def pending(self, spark: SparkSession) -> DataFrame:
         """Records in flight between queries, or ingested and not delivered yet."""
         return record_frame(spark, self.client, "pending")
 
-    @known_options
     def waiting(self, spark: SparkSession) -> DataFrame:
         """Failed records that wait for their replay."""
         return record_frame(spark, self.client, "waiting")
 
-    @known_options
     def deliveries(self, spark: SparkSession) -> DataFrame:
         """Records that are due, or were given to a batch that is not through."""
         return record_frame(spark, self.client, "delivery")
 
-    @known_options
     def dead_letters(self, spark: SparkSession) -> DataFrame:
         """Records whose attempts are used up."""
         return record_frame(spark, self.client, "dead")
@@ -456,7 +444,6 @@ class FTLayer(FTLayerEngine):
         """List dead letters without Spark."""
         return map(letter_of, list_records(self.client, "dead"))
 
-    @known_options
     def dead_letter_stream(self, spark: SparkSession, *streams: str) -> DataFrame:
         """Return the dead letters of streams as a streaming DataFrame: those that are there, then those to come.
 
@@ -477,12 +464,10 @@ class FTLayer(FTLayerEngine):
         check_streams(streams, "dead_letter_reader")
         return DeadLetterReader(self._another_client(self.client_for(spark), "dead-letters"), streams)
 
-    @known_options
     def requeue(self, keys: Iterable[str | bytes]) -> int:
         """Give dead letters (by their ``key``) their attempts back; return how many there were."""
         return self._change(calls.Requeue(_keys(keys), user_name()))
 
-    @known_options
     def purge(self, keys: Iterable[str | bytes]) -> int:
         """Delete dead letters permanently; return how many there were."""
         return self._change(calls.Purge(_keys(keys), user_name()))

@@ -59,7 +59,7 @@ class StepOptions(FailureOptions, total=False):
     rate_limit: float | None
 
 
-class TrackedStream:
+class TrackedStream(checks.UserFacing, words=_WORDS):
     """A source and the steps asked for so far. Immutable: each method returns a new one."""
 
     def __init__(self, plan: StreamPlan) -> None:
@@ -69,11 +69,6 @@ class TrackedStream:
             "the stream that was made here has no end, so nothing runs. Each method returns a new stream: end the last "
             "in .sink(…), .write_stream(…) or .emit(…), and .start() what that returns"
         )
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise checks.not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         source = self._plan.source
@@ -230,7 +225,6 @@ class TrackedStream:
 
     # ------------------------------------------------------------ Spark's own operators
 
-    @checks.known_options
     def transform(
         self, function: Callable[[DataFrame], DataFrame], *, drops: bool = False, name: str = ""
     ) -> TrackedStream:
@@ -257,14 +251,12 @@ class TrackedStream:
     @overload
     def repartition(self, partitions: None, column: str, /, *columns: str) -> TrackedStream: ...
 
-    @checks.known_options
     def repartition(self, partitions: int | None = None, *columns: str) -> TrackedStream:
         """Spark's repartition, by number, columns, or both."""
         if partitions is None and not columns:
             raise ConfigError("repartition: give a number of partitions, columns, or both")
         return self._repartition(partitions, columns, "repartition")
 
-    @checks.known_options
     def key_by(self, *columns: str, partitions: int | None = None) -> TrackedStream:
         """Bring rows with equal keys into one partition (Spark's hash partitioning)."""
         if not columns:
@@ -279,7 +271,6 @@ class TrackedStream:
 
     # ------------------------------------------------------------ ends
 
-    @checks.known_options
     def sink(
         self,
         function: Callable[[DataFrame, int], Any],
@@ -307,7 +298,6 @@ class TrackedStream:
             self._plan, checkpoint, name, lambda: function_ending(self._plan, name, function, tagged)
         )
 
-    @checks.known_options
     def write_stream(
         self, source: str | type, *, checkpoint: str, name: str = "", bisect: bool = False, **options: str
     ) -> TrackedWriter:
@@ -327,7 +317,6 @@ class TrackedStream:
             self._plan, checkpoint, name, lambda: writer_ending(self._plan, name, source, options, bisect)
         )
 
-    @checks.known_options
     def emit(
         self,
         function: Callable[[DataFrame, int], Any],
@@ -355,7 +344,6 @@ class TrackedStream:
         name = name or self._plan.source.name
         return TrackedWriter(self._plan, checkpoint, name, lambda: emit_ending(name, function, carrier))
 
-    @checks.known_options
     def dead_letters(self, checkpoint: str = "") -> DataFrame:
         """Return the dead letters of this source as a streaming DataFrame (`FTLayer.dead_letter_stream`).
 

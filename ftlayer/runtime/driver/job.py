@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from ftlayer.checkpoint.coordinator.events import (
     CheckpointEvent,
@@ -15,7 +15,7 @@ from ftlayer.checkpoint.coordinator.events import (
 )
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
-from ftlayer.checks import Duration, check_text, not_here, wait_seconds
+from ftlayer.checks import Duration, UserFacing, check_text, wait_seconds
 from ftlayer.errors import CheckpointError, FTLayerError
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job_status import JobStatus
@@ -95,16 +95,11 @@ _WORDS = {
 }
 
 
-class Job:
+class Job(UserFacing, words=_WORDS):
     """The handle of a running topology. Any thread may use it. Made by `StreamEnvironment.execute_async`."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise not_here(self, name, _WORDS)
 
     @property
     def job(self) -> str:

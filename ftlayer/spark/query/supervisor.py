@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from pyspark.errors import StreamingQueryException
 
-from ftlayer.checks import Duration, duration_ms, not_here, wait_seconds
+from ftlayer.checks import Duration, UserFacing, duration_ms, wait_seconds
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.dead_letters.reader import FORMAT
@@ -438,16 +438,11 @@ _WORDS = {
 }
 
 
-class TrackedQuery:
+class TrackedQuery(UserFacing, words=_WORDS):
     """A wrapped query that was started. Thread-safe; the properties of Spark's own are there by name."""
 
     def __init__(self, supervisor: QuerySupervisor) -> None:
         self._supervisor = supervisor
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         state = "active" if self.isActive else "ended" if self.exception() is None else "failed"

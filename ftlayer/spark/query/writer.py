@@ -21,10 +21,9 @@ import numpy as np
 from ftlayer import __version__
 from ftlayer.checks import (
     Unstarted,
+    UserFacing,
     check_instance,
     check_text,
-    known_options,
-    not_here,
     shown,
     takes_options,
 )
@@ -459,7 +458,7 @@ class TriggerOptions(TypedDict, total=False):
     availableNow: Literal[True]
 
 
-class TrackedWriter:
+class TrackedWriter(UserFacing, words=_WORDS):
     """A wrapped query that is ready to start. Its methods return it, as those of a DataStreamWriter do."""
 
     def __init__(self, plan: StreamPlan, checkpoint: str, name: str, end: Callable[[], Ending]) -> None:
@@ -479,11 +478,6 @@ class TrackedWriter:
             f"query {name!r} was built here and never started: call .start() on it, and .awaitTermination() on what "
             "that returns"
         )
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         return f"TrackedWriter({self._name!r}, not started: .start() does)"
@@ -523,7 +517,6 @@ class TrackedWriter:
         except (Py4JError, PySparkException) as error:
             raise ConfigError(f"{option}: expected {expected}, got {shown(interval)}") from error
 
-    @known_options
     def option(self, key: str, value: str) -> TrackedWriter:
         """Set an option of Spark's DataStreamWriter."""
         if key == "checkpointLocation":
@@ -533,14 +526,12 @@ class TrackedWriter:
         self._options[key] = value
         return self
 
-    @known_options
     def restart(self, strategy: RestartStrategy) -> TrackedWriter:
         """Set what happens when the query fails (default: `ExponentialDelay`)."""
         check_strategy(strategy, "restart")
         self._restart = strategy
         return self
 
-    @known_options
     def listener(self, listener: TrackedQueryListener) -> TrackedWriter:
         """Tell ``listener`` of each batch; one may be given to many queries, and a query may have several.
 
@@ -550,7 +541,6 @@ class TrackedWriter:
         self._listeners.append(listener)
         return self
 
-    @known_options
     def start(self) -> TrackedQuery:
         """Start the query and its supervisor.
 

@@ -16,14 +16,13 @@ from ftlayer.checkpoint.failure_policy import OnFailure
 from ftlayer.checks import (
     Duration,
     Unstarted,
+    UserFacing,
     check_bool,
     check_choice,
     check_function,
     check_int,
     check_text,
     duration_ms,
-    known_options,
-    not_here,
     rate_per_second,
     takes_options,
 )
@@ -112,7 +111,7 @@ WORDS = {
 """What Flink's and Spark's users look for, and what there is."""
 
 
-class DataStream:
+class DataStream(UserFacing, words=WORDS):
     """Records of one schema, from one operator or (`union`) several.
 
     Attributes:
@@ -128,11 +127,6 @@ class DataStream:
         self._legs = legs
         self.schema = schema
         self._unstarted: Unstarted | None = None
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise not_here(self, name, WORDS)
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{field.name} {field.type}" for field in self.schema)
@@ -315,7 +309,6 @@ class DataStream:
 
     # ------------------------------------------------------------ partitioners
 
-    @known_options
     def key_by(self, *columns: str) -> KeyedStream:
         """Send equal keys to the same subtask, and let what follows keep state for each.
 
@@ -345,7 +338,6 @@ class DataStream:
         """Send to the subtasks in turn."""
         return self._by(Rebalance())
 
-    @known_options
     def shuffle(self, seed: int = 0) -> DataStream:
         """Send each record to a random subtask, drawn from its id and ``seed`` (0 to 2**64-1)."""
         check_int(seed, "shuffle: seed", least=0, most=(1 << 64) - 1)
@@ -359,7 +351,6 @@ class DataStream:
         """Send every record to the first subtask."""
         return self._by(Global())
 
-    @known_options
     def partition_custom(self, function: Callable[[Any, int], int], *columns: str) -> DataStream:
         """Send where ``function(key, channels)`` says: a channel in 0..channels-1. It has to be pure.
 
@@ -399,7 +390,6 @@ class DataStream:
         self._graph.set_on_failure(self._own_leg("on_failure").node, policy)
         return self
 
-    @known_options
     def dead_letters(self, *, uid: str | None = None) -> DataStream:
         """Begin a stream of dead letters. Columns: `ftlayer.dead_letters.letter.LETTER_SCHEMA`.
 

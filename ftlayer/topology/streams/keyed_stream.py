@@ -11,9 +11,9 @@ from ftlayer.checks import (
     LONGEST_MS,
     Duration,
     Unstarted,
+    UserFacing,
     check_function,
     duration_ms,
-    not_here,
     takes_options,
 )
 from ftlayer.errors import ConfigError, InvalidTopologyError
@@ -73,7 +73,7 @@ _CONNECTED_WORDS = {
 }
 
 
-class KeyedStream(DataStream):
+class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
     """A stream whose equal keys meet in one subtask. An operator without keys behind it gets them the same way.
 
     Attributes:
@@ -85,11 +85,6 @@ class KeyedStream(DataStream):
     ) -> None:
         super().__init__(graph, legs, schema)
         self.keys = keys
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise not_here(self, name, _KEYED_WORDS | WORDS)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}; by {', '.join(self.keys)})"
@@ -235,18 +230,13 @@ class KeyedStream(DataStream):
         )
 
 
-class ConnectedStreams:
+class ConnectedStreams(UserFacing, words=_CONNECTED_WORDS):
     """Two streams in front of one operator. They share keys where both have some; otherwise there are none."""
 
     def __init__(self, left: DataStream, right: DataStream) -> None:
         self._left = left
         self._right = right
         self._unstarted = Unstarted(f"streams were connected here and never used: {_CONNECTED}")
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise not_here(self, name, _CONNECTED_WORDS)
 
     @takes_options(FunctionOptions)
     def process(

@@ -12,10 +12,10 @@ from ftlayer.checks import (
     LONGEST_MS,
     Duration,
     Unstarted,
+    UserFacing,
     check_function,
     duration_ms,
     known_options,
-    not_here,
     takes_options,
 )
 from ftlayer.errors import ConfigError
@@ -83,7 +83,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class WindowedStream:
+class WindowedStream(UserFacing, words=_WORDS):
     """A keyed stream cut into windows: `KeyedStream.window`. Nothing runs until one of the three last methods.
 
     Each of them gives one record a key and window, when the watermark reaches the window's end (a result's event
@@ -96,11 +96,6 @@ class WindowedStream:
     _lateness_ms: int = 0
     _late_tag: str | None = None
     _unstarted: Unstarted | None = field(default=None, compare=False)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise not_here(self, name, _WORDS)
 
     def __repr__(self) -> str:
         return f"WindowedStream({self._windows})"
