@@ -726,7 +726,7 @@ def test_files_that_pages_name_exist() -> None:
             assert (ROOT / path).exists(), f"{name}: {path}"
 
 
-@pytest.mark.parametrize("name", ["architecture", "way-of-a-batch", "way-of-a-record", "way-of-a-barrier"])
+@pytest.mark.parametrize("name", ["architecture", "ways"])
 def test_paths_and_names_of_the_architecture_exist(name: str) -> None:
     """Paths are below ``ftlayer/``; names in brackets behind one are in that file."""
     prose = re.sub(
