@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -14,6 +16,7 @@ from ftlayer.functions.failures import failure_of
 from ftlayer.monitor import facts
 from ftlayer.monitor.facts.common import masked_failure, masked_reason, masked_traceback
 from ftlayer.monitor.names import JobNames
+from ftlayer.runtime.driver.slot_record import conviction
 from ftlayer.sources import PolledJsonSource, SseSource, TailSource, WebhookSource
 from ftlayer.sources.amqp import data_source as amqp
 from ftlayer.sources.files.formats import POSITION
@@ -22,6 +25,7 @@ from ftlayer.sources.mqtt import data_source as mqtt
 from ftlayer.sources.nats import data_source as nats
 from ftlayer.sources.postgres.catalog import schema_of_changes
 from ftlayer.sources.redis import data_source as redis
+from ftlayer.spark.stages.known import run_isolated
 from ftlayer.vertex.calls import Attempt, RecordInfo
 from ftlayer.vertex.calls.jobs import (
     AuditEntry,
@@ -121,8 +125,8 @@ class Spoilt(PermanentFailure):
         (ResultRowError("column 'n'"), "the same function would fail alike"),
         (PermanentFailure("order: no price"), "it is a PermanentFailure"),
         (PermanentFailure(), "it is a PermanentFailure"),
-        (Spoilt("order: no price"), "or it ended its process"),
-        (FailException("no price"), "or it ended its process"),
+        (Spoilt("order: no price"), "or it is a PermanentFailure"),
+        (FailException("no price"), "or it is a PermanentFailure"),
     ],
 )
 def test_a_letter_says_why_its_attempts_were_not_used_up(made: Any, error: Exception, said: str) -> None:
@@ -141,6 +145,22 @@ def test_a_letter_says_why_its_attempts_were_not_used_up(made: Any, error: Excep
         replace(letter, state="waiting"),
     ):
         assert facts.record_facts("local", other, JobNames([]))["final"] is None
+
+
+def test_of_a_letter_that_no_exception_made_it_says_what_did(made: Any) -> None:
+    def final(reason: str, traceback: str = "") -> str:
+        attempt = Attempt(1, made.now_ms, reason, "parse", "", traceback)
+        return facts.final_of(replace(a_record(made), attempt=1, max_attempts=3, history=(attempt,)))
+
+    def killing(batch: pa.RecordBatch) -> NoReturn:
+        os._exit(7)
+
+    (killer,) = run_isolated(pa.record_batch({"n": [1]}), killing).failures
+    slot = Mock(number=1, loss="slot 1: its process has ended", loss_in="parse", death=None)
+    other = conviction(1, slot)
+    assert final(killer.reason, killer.traceback).endswith(": it ended its process")
+    assert final(other.reason, other.traceback).endswith(": it ended its process")
+    assert final("column 'price': text").endswith(": its row does not fit")
 
 
 def everything(made: Any, *, mask: bool) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -151,23 +150,17 @@ def latency_facts(job: JobDetails) -> list[Facts]:
 
     Durations are in seconds; quantiles are as exact as the histogram's buckets.
     """
-    return list(_latencies(job))
-
-
-def _latencies(job: JobDetails) -> Iterator[Facts]:
+    found = []
     for name, details in sorted(job.histograms.items()):
         metric, *parts = name.split("|")
         if metric != END_TO_END or len(parts) != 2 or not any(details.counts):
             continue
         histogram = details.histogram()
-        yield {
-            "source": parts[0],
-            "sink": parts[1],
-            "count": histogram.count,
-            "mean_seconds": histogram.total / histogram.count,
-            "p50_seconds": histogram.quantile(0.5),
-            "p99_seconds": histogram.quantile(0.99),
-        }
+        facts: Facts = {"source": parts[0], "sink": parts[1], "count": histogram.count}
+        facts["mean_seconds"] = histogram.total / histogram.count
+        facts |= {f"p{share}_seconds": histogram.quantile(share / 100) for share in (50, 99)}
+        found.append(facts)
+    return found
 
 
 def group_facts(vertex: str, group: DeadGroup, names: JobNames, *, mask: bool = False) -> Facts:
@@ -203,10 +196,14 @@ def final_of(info: RecordInfo) -> str:
     kind = re.match(r"\w+", info.reason)
     if not info.is_final:
         return ""
-    if re.search(rf"^{PermanentFailure.__module__}.PermanentFailure\b", info.traceback, re.M):
+    if re.match(r"killed the process it ran in \(|the process of (a slot|slot \d+) ended while", info.reason):
+        why = "it ended its process"
+    elif not info.traceback:
+        why = "its row does not fit"
+    elif re.search(rf"^{PermanentFailure.__module__}.PermanentFailure\b", info.traceback, re.M):
         why = "it is a PermanentFailure"
     elif kind is None or re.search(rf"^([\w.]+\.)?{kind[0]}(:|$)", info.traceback, re.M) is None:
-        why = "dead_on names its exception, retry_on does not, it is a PermanentFailure, or it ended its process"
+        why = "dead_on names its exception, retry_on does not, or it is a PermanentFailure"
     elif kind[0] in (ResultRowError.__name__, ConfigError.__name__):
         why = "the same function would fail alike"
     else:
