@@ -325,29 +325,24 @@ def known_options(target: Target) -> Target:
     return typing.cast("Target", _checked(target, target.__qualname__, inspect.signature(target)))
 
 
-def takes_options(options: type) -> Callable[[Target], Target]:
-    """Make a method with ``**options`` of a TypedDict refuse others, as `known_options` does; none is required.
-
-    Its signature shows each option by name, None by default.
-    """
-
-    def decorate(function: Target) -> Target:
-        signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        named = [
+def _signature(method: types.FunctionType) -> inspect.Signature:
+    """Return a method's signature, with each option of ``**options: Unpack[…]`` by name, None by default."""
+    signature = inspect.signature(method)
+    given: list[inspect.Parameter] = []
+    for each in signature.parameters.values():
+        unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(each.annotation))
+        options = method.__globals__[unpacked[1]].__annotations__ if unpacked else {}
+        given += [
             # As it is written there, which is how the others' annotations are shown.
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
+            each.replace(
+                name=name,
+                kind=each.KEYWORD_ONLY,
                 default=None,
                 annotation=getattr(kind, "__forward_arg__", kind),
             )
-            for name, kind in options.__annotations__.items()
-        ]
-        checked = _checked(function, function.__qualname__, signature.replace(parameters=[*own, *named]))
-        return typing.cast("Target", checked)
-
-    return decorate
+            for name, kind in options.items()
+        ] or [each]
+    return signature.replace(parameters=given)
 
 
 def check_known(given: Iterable[str], known: Collection[str], what: str) -> None:
@@ -534,7 +529,7 @@ class UserFacing(metaclass=_Asked):
                 and inspect.isfunction(method)
                 and not hasattr(method, "__signature__")
             ):
-                checked = _checked(method, f"{cls.__name__}.{name}", inspect.signature(method))
+                checked = _checked(method, f"{cls.__name__}.{name}", _signature(method))
                 setattr(cls, name, checked)
 
     if not typing.TYPE_CHECKING:
@@ -589,6 +584,13 @@ def _check_between(milliseconds: int, value: object, option: str, least: int, mo
         raise ConfigError(
             f"{option}: expected at most {most} ms, which is {_spelled(most)}, got {shown(value)}"
         )
+
+
+def in_words(milliseconds: int) -> str:
+    """Return a duration in the longest unit that it has whole ones of: ``10 minutes``."""
+    unit, size = [each for each in _UNITS_MS.items() if not milliseconds % each[1]][-1]
+    count = milliseconds // size
+    return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
 def _spelled(milliseconds: int) -> str:

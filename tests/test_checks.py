@@ -201,15 +201,18 @@ def test_the_words_of_other_systems_lead_to_options_that_there_are() -> None:
     assert not [word for word, names in checks._SYNONYMS.items() if word in names]
 
 
-def test_a_method_takes_and_shows_the_options_of_its_kind() -> None:
-    class Options(TypedDict, total=False):
-        uid: str | None
-        rate: float | None
+class Options(TypedDict, total=False):
+    uid: str | None
+    rate: float | None
 
-    @checks.takes_options(Options)
-    def grow(by: int, *, twice: bool = False, **options: Unpack[Options]) -> dict[str, Any]:
+
+class Grower(checks.UserFacing):
+    def grow(self, by: int, *, twice: bool = False, **options: Unpack[Options]) -> dict[str, Any]:
         return {"by": by, "twice": twice, **options}
 
+
+def test_a_method_takes_and_shows_the_options_of_its_kind() -> None:
+    grow = Grower().grow
     shown = str(inspect.signature(grow)).replace("'", "")
     assert shown == (
         "(by: int, *, twice: bool = False, uid: str | None = None, rate: float | None = None) -> dict[str, Any]"

@@ -10,7 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import ftlayer
-from ftlayer import CheckpointConfig, FTLayer, FTStatus, Job, JobState, StreamEnvironment
+from ftlayer import (
+    CheckpointConfig,
+    FTLayer,
+    FTStatus,
+    Job,
+    JobState,
+    StreamEnvironment,
+    session,
+    sliding,
+    tumbling,
+)
 from ftlayer.spark.query.supervisor import TrackedQuery
 
 PACKAGE = Path(ftlayer.__file__).parent
@@ -52,6 +62,15 @@ def test_what_users_hold_says_name_mode_and_state() -> None:
     stream = barriers.source([{"id": 1}], "id long", uid="ids")
     assert repr(stream) == "DataStream('ids': id int64)"
     assert repr(stream.key_by("id")) == "KeyedStream('ids': id int64; by id)"
+    keyed = stream.key_by("id")
+    assert repr(stream.connect(keyed)) == f"ConnectedStreams({stream!r}, {keyed!r})"
+    windows = keyed.window(tumbling("10 minutes", offset="-5m"))
+    assert repr(windows) == "WindowedStream('ids' by id; tumbling 10 minutes from -5 minutes on)"
+    hops = keyed.window(sliding("90s", every="1.5s")).allowed_lateness("1 hour").late_to("late")
+    assert repr(hops) == (
+        "WindowedStream('ids' by id; sliding 90 seconds every 1500 milliseconds; 1 hour late; too late to 'late')"
+    )
+    assert repr(session("1d")) == "session 1 day"
     running: Any = SimpleNamespace(name="totals", state=JobState.RUNNING)
     assert repr(Job(running)) == "Job('totals', running)"
     query: Any = SimpleNamespace(name="clean", isActive=False, error=ValueError())

@@ -92,7 +92,6 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
 
     # ------------------------------------------------------------ functions of a record
 
-    @checks.takes_options(StepOptions)
     def map(
         self,
         function: Callable[[Record], Record],
@@ -114,7 +113,6 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
         to = struct_of(schema, uid)
         return self._each(Map, uid, function, to, options)
 
-    @checks.takes_options(StepOptions)
     def flat_map(
         self,
         function: Callable[[Record], Any],
@@ -128,7 +126,6 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
         to = struct_of(schema, uid)
         return self._each(FlatMap, uid, function, to, options)
 
-    @checks.takes_options(StepOptions)
     def filter(
         self,
         function: Callable[[Record], Any],
@@ -142,7 +139,6 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
             raise ConfigError("filter: extra_keys: it is of operators that return records")
         return self._each(Filter, uid, function, self.schema, options)
 
-    @checks.takes_options(FailureOptions)
     def map_batches(
         self,
         function: Callable[[Any], Any],
@@ -179,7 +175,6 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
             MapBatches(uid, function, to_arrow_schema(struct), kind, tagged, rules=rules), struct
         )
 
-    @checks.takes_options(StepOptions)
     def map_async(
         self,
         function: Callable[[Record], Awaitable[Record]],

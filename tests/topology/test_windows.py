@@ -130,9 +130,9 @@ def test_what_windows_are_called(off: GraphBuilder, keyed: KeyedStream) -> None:
     keyed.window(session("1s")).reduce(nothing).sink(print)
     names = {node.uid: node.name for node in off.build().nodes if node.uid.startswith("window")}
     assert names == {
-        "window-1": "window(tumbling 1000 ms by user)",
-        "window-2": "window(sliding 1000 ms every 100 ms by user)",
-        "window-3": "window(session 1000 ms by user)",
+        "window-1": "window(tumbling 1 second by user)",
+        "window-2": "window(sliding 1 second every 100 milliseconds by user)",
+        "window-3": "window(session 1 second by user)",
     }
 
 

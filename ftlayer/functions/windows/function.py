@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.checks import in_words
 from ftlayer.errors import UnsupportedError
 from ftlayer.failures import PermanentFailure
 from ftlayer.functions.aggregates.per_record import AggregatePlan, AggregatesPerRecord
@@ -44,10 +45,11 @@ class Fixed:
     every_ms: int
     offset_ms: int = 0
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        offset = f" from {in_words(self.offset_ms)} on" if self.offset_ms else ""
         if self.every_ms == self.size_ms:
-            return f"tumbling {self.size_ms} ms"
-        return f"sliding {self.size_ms} ms every {self.every_ms} ms"
+            return f"tumbling {in_words(self.size_ms)}{offset}"
+        return f"sliding {in_words(self.size_ms)} every {in_words(self.every_ms)}{offset}"
 
     def starts(self, time_ms: int) -> list[int]:
         """Return the starts of the windows that a time lies in, ascending."""
@@ -64,8 +66,8 @@ class Session:
 
     gap_ms: int
 
-    def __str__(self) -> str:
-        return f"session {self.gap_ms} ms"
+    def __repr__(self) -> str:
+        return f"session {in_words(self.gap_ms)}"
 
 
 WindowKind = Fixed | Session

@@ -25,7 +25,6 @@ from ftlayer.checks import (
     check_instance,
     check_text,
     shown,
-    takes_options,
 )
 from ftlayer.circuit import CircuitStatus
 from ftlayer.data_sources import HAS_LIMITS
@@ -490,7 +489,6 @@ class TrackedWriter(UserFacing, words=_WORDS):
     @overload
     def trigger(self, *, availableNow: Literal[True]) -> TrackedWriter: ...  # noqa: N803 - Spark's name
 
-    @takes_options(TriggerOptions)
     def trigger(self, **trigger: Unpack[TriggerOptions]) -> TrackedWriter:
         """Set the trigger, as in Spark: ``processingTime="1 second"`` or ``availableNow=True``."""
         if len(trigger) != 1:

@@ -24,7 +24,6 @@ from ftlayer.checks import (
     check_text,
     duration_ms,
     rate_per_second,
-    takes_options,
 )
 from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
@@ -134,7 +133,6 @@ class DataStream(UserFacing, words=WORDS):
 
     # ------------------------------------------------------------ functions
 
-    @takes_options(RatedOptions)
     def map(
         self,
         function: Callable[[Any], Any],
@@ -154,7 +152,6 @@ class DataStream(UserFacing, words=WORDS):
         check_function(function, "map", takes=1)
         return self._step(Map, "map", function, self._output(schema, "map"), options)
 
-    @takes_options(RatedOptions)
     def flat_map(
         self,
         function: Callable[[Any], Any],
@@ -165,7 +162,6 @@ class DataStream(UserFacing, words=WORDS):
         check_function(function, "flat_map", takes=1, may_yield=True)
         return self._step(FlatMap, "flat_map", function, self._output(schema, "flat_map"), options)
 
-    @takes_options(RatedOptions)
     def filter(
         self,
         function: Callable[[Any], Any],
@@ -175,7 +171,6 @@ class DataStream(UserFacing, words=WORDS):
         check_function(function, "filter", takes=1)
         return self._step(Filter, "filter", function, self.schema, options)
 
-    @takes_options(FunctionOptions)
     def map_batches(
         self,
         function: Callable[[Any], Any],
@@ -199,7 +194,6 @@ class DataStream(UserFacing, words=WORDS):
         to = self._output(schema, "map_batches") if own is None else own
         return self._step(MapBatches, "map_batches", function, to, options, kind, tagged)
 
-    @takes_options(RatedOptions)
     def map_async(
         self,
         function: Callable[[Any], Awaitable[Any]],
@@ -221,7 +215,6 @@ class DataStream(UserFacing, words=WORDS):
         limit_ms = duration_ms(timeout, "map_async: timeout")
         return self._step(MapAsync, "map_async", function, to, options, in_flight, limit_ms)
 
-    @takes_options(RatedOptions)
     def process(
         self,
         function: Any,
@@ -233,7 +226,6 @@ class DataStream(UserFacing, words=WORDS):
         """Run a `ProcessFunction` without keys: with side outputs (`side_output`), without state and timers."""
         return self._process((), function, schema, side, False, options)
 
-    @takes_options(OperatorOptions)
     def assign_watermarks(
         self,
         column: str,
@@ -290,7 +282,6 @@ class DataStream(UserFacing, words=WORDS):
             raise InvalidTopologyError(f"{operator.uid!r} has no side output {tag!r}; {declared}")
         return DataStream(self._graph, (replace(leg, tag=tag),), sides[tag])._waiting()
 
-    @takes_options(OperatorOptions)
     def iterate(self, max_wait: Duration = "5s", **options: Unpack[OperatorOptions]) -> IterativeStream:
         """Begin an iteration: `IterativeStream.close_with` says what, once, comes back to here.
 
@@ -415,7 +406,6 @@ class DataStream(UserFacing, words=WORDS):
 
     # ------------------------------------------------------------ the end
 
-    @takes_options(FunctionOptions)
     def sink(
         self,
         sink: Any,

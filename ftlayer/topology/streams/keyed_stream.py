@@ -14,7 +14,6 @@ from ftlayer.checks import (
     UserFacing,
     check_function,
     duration_ms,
-    takes_options,
 )
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
@@ -89,7 +88,6 @@ class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}; by {', '.join(self.keys)})"
 
-    @takes_options(FunctionOptions)
     def reduce(
         self,
         function: Callable[[Any, Any], Any],
@@ -125,7 +123,6 @@ class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
         self, *aggregates: Aggregate, volatile_state: bool = False, **options: Unpack[FunctionOptions]
     ) -> DataStream: ...
 
-    @takes_options(FunctionOptions)
     def aggregate(
         self,
         create: Any = None,
@@ -161,7 +158,6 @@ class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
         kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
         return self._step(Reduce, "aggregate", add, to, options, self.keys, create, **kept)
 
-    @takes_options(RatedOptions)
     def process(
         self,
         function: Any,
@@ -194,7 +190,6 @@ class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
         said = "windows were made here and never used: call .reduce(…), .aggregate(…) or .process(…) on them"
         return WindowedStream(self, windows, _unstarted=Unstarted(said))
 
-    @takes_options(FunctionOptions)
     def join(
         self,
         other: KeyedStream,
@@ -238,7 +233,9 @@ class ConnectedStreams(UserFacing, words=_CONNECTED_WORDS):
         self._right = right
         self._unstarted = Unstarted(f"streams were connected here and never used: {_CONNECTED}")
 
-    @takes_options(FunctionOptions)
+    def __repr__(self) -> str:
+        return f"ConnectedStreams({self._left!r}, {self._right!r})"
+
     def process(
         self,
         function: Any,

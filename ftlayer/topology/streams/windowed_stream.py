@@ -15,8 +15,8 @@ from ftlayer.checks import (
     UserFacing,
     check_function,
     duration_ms,
+    in_words,
     known_options,
-    takes_options,
 )
 from ftlayer.errors import ConfigError
 from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
@@ -98,7 +98,10 @@ class WindowedStream(UserFacing, words=_WORDS):
     _unstarted: Unstarted | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        return f"WindowedStream({self._windows})"
+        late = f"; {in_words(self._lateness_ms)} late" if self._lateness_ms else ""
+        tag = f"; too late to {self._late_tag!r}" if self._late_tag else ""
+        by = ", ".join(self._stream.keys)
+        return f"WindowedStream({self._stream._described()} by {by}; {self._windows}{late}{tag})"
 
     def allowed_lateness(self, lateness: Duration) -> WindowedStream:
         """Keep windows for so long behind their end, in event time, and emit them again for what still comes.
@@ -112,7 +115,6 @@ class WindowedStream(UserFacing, words=_WORDS):
         check_name(tag, "late_to")
         return replace(self, _late_tag=tag)
 
-    @takes_options(FunctionOptions)
     def reduce(
         self,
         function: Callable[[Any, Any], Any],
@@ -152,7 +154,6 @@ class WindowedStream(UserFacing, words=_WORDS):
         self, *aggregates: Aggregate, volatile_state: bool = False, **options: Unpack[FunctionOptions]
     ) -> DataStream: ...
 
-    @takes_options(FunctionOptions)
     def aggregate(
         self,
         create: Any = None,
@@ -189,7 +190,6 @@ class WindowedStream(UserFacing, words=_WORDS):
         content = Aggregated(create, add, merge, result)
         return self._add(content, schema, volatile_state, options)
 
-    @takes_options(FunctionOptions)
     def process(
         self,
         function: Callable[[Any, Window, list[Any]], Iterable[Any] | None],
