@@ -29,13 +29,12 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus, StoragePool, raise_together
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checks import LONGEST_MS, Duration, duration_ms
-from ftlayer.data_sources import DataSourceOptions, DataSourceStreamArrowWriter, OptionsDataSource
+from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
 from ftlayer.errors import ConfigError, FTLayerError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import MISFITS, whole_or_refused
 from ftlayer.sinks.formats import format_named
-from ftlayer.sinks.postgres import by_query, streaming_query
+from ftlayer.sinks.table_commits import CleaningSink, by_query, streaming_query
 
 # Which files belong to which batch of a streaming query: a batch that is run again must not add others.
 #
@@ -109,7 +108,7 @@ class FileMessage(WriterCommitMessage):
 
 
 @hides_secrets(lambda sink: secrets_of(sink._path))
-class FileSink(DataSourceStreamArrowWriter):
+class FileSink(CleaningSink[FileMessage]):
     """Writes rows into files of a directory.
 
     The rows of one ``write`` are one file. It gets the name that readers see when it is committed, by a rename (on an
@@ -121,6 +120,8 @@ class FileSink(DataSourceStreamArrowWriter):
     files.
     """
 
+    _kind = FileMessage
+
     def __init__(self, path: str | os.PathLike[str], format: str = "parquet", **options: Any) -> None:
         """Make the sink; nothing is touched before the first rows come.
 
@@ -131,6 +132,7 @@ class FileSink(DataSourceStreamArrowWriter):
 
         Raises `ConfigError` for a format or an option that is none, or an unreadable URL.
         """
+        super().__init__()
         if not (isinstance(path, (str, os.PathLike)) and (where := os.fspath(path))):
             raise ConfigError(f"path: expected a path or URL of a directory, got {path!r}")
         check_location(where, "path")
@@ -138,8 +140,6 @@ class FileSink(DataSourceStreamArrowWriter):
         self._options = options
         self._format = format_named(format, options)
         open_files(self._path)
-        # Copies of this object in slots and driver share it: what other executions have left is told by it.
-        self._execution = secrets.token_hex(8)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FileMessage:
         """Write rows into a new hidden file. Raises `CheckpointStorageError` and `RowsRejected`, and leaves nothing."""
@@ -186,26 +186,16 @@ class FileSink(DataSourceStreamArrowWriter):
             _name(files, found)
             _delete(files, set(written) - set(found))
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Remove what was written and is not committed."""
+    def _abort(self, written: list[FileMessage], batch_id: int) -> None:
         files = self._files()
-        for query, written in _by_query(messages).items():
+        for query, mine in _by_query(written).items():
             # Spark aborts after a commit that failed, too; what was begun is finished when the batch runs again.
             logged = BatchLog(files, query).find(batch_id) if query else None
-            _delete(files, set(written) - set(logged or ()))
+            _delete(files, set(mine) - set(logged or ()))
 
-    def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
-    ) -> list[str]:
-        """Remove what writers have left that died before they could abort; returns the paths.
-
-        That is: files in progress of other executions than this object's, written longer ago than ``older_than``,
-        which neither ``keep`` (messages of checkpoints that may still be restored) nor the log of a query names.
-        Checkpoints and savepoints that hold other files cannot be restored any more, if their commit had not come.
-        """
-        older_than_ms = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS)
+    def _clean(self, keep: list[FileMessage], older_than_ms: int) -> list[str]:
         files = self._files()
-        kept = {one.temporary for written in _by_query(keep).values() for one in written} | all_logged(files)
+        kept = {one.file.temporary for one in keep if one.file is not None} | all_logged(files)
         horizon_ms = time.time() * 1_000 - older_than_ms
         dead = [
             entry.path

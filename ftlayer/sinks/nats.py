@@ -20,7 +20,7 @@ import msgpack
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import LONGEST_MS, Duration, check_text, duration_ms
+from ftlayer.checks import Duration, check_text, duration_ms
 from ftlayer.clients.nats import (
     TIMEOUT_S,
     NatsAwayError,
@@ -31,13 +31,12 @@ from ftlayer.clients.nats import (
     check_subject,
     nats_library,
 )
-from ftlayer.data_sources import DataSourceStreamArrowWriter
-from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
+from ftlayer.errors import ConfigError, SinkError, SinkTargetError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import bodies_of, column_of, texts_of
 from ftlayer.sinks.fitting import whole_or_refused
-from ftlayer.sinks.postgres import by_query, streaming_query, uncommittable
+from ftlayer.sinks.table_commits import CleaningSink, by_query, commits_of, streaming_query, uncommittable
 
 logger = logging.getLogger(__name__)
 
@@ -475,7 +474,7 @@ class NatsMessage(WriterCommitMessage):
 
 
 @hides_secrets(lambda sink: secrets_of(sink._url))
-class NatsSink(DataSourceStreamArrowWriter):
+class NatsSink(CleaningSink[NatsMessage]):
     """Publishes each row as a message of JetStream.
 
     ``write`` stages rows in a stream beside the target; the commit publishes them, each under an id of its own
@@ -486,6 +485,8 @@ class NatsSink(DataSourceStreamArrowWriter):
     Exactly once is as much as the server keeps of what it has answered, and see ``docs/connectors/nats.md`` for streams
     whose messages are removed while a commit is interrupted.
     """
+
+    _kind = NatsMessage
 
     def __init__(
         self,
@@ -519,6 +520,7 @@ class NatsSink(DataSourceStreamArrowWriter):
 
         Raises `ConfigError` if nats-py is missing, and for an option that will not do.
         """
+        super().__init__()
         check_nats_url(url)
         check_credentials(credentials)
         check_name(stream, "stream", "the name of a stream")
@@ -535,7 +537,7 @@ class NatsSink(DataSourceStreamArrowWriter):
         """Of a message, once the streams are there."""
         self._columns = NatsColumns(value, id_column, headers)
         self._base = f"{stream}_ftlayer" + (f"_{name}" if name else "")
-        self._execution = secrets.token_hex(8)
+        self._place = f"stream {stream!r} of {shown_url(url)}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> NatsMessage:
         """Stage rows. Raises `SinkError` and `RowsRejected`; what was staged is removed then."""
@@ -566,38 +568,23 @@ class NatsSink(DataSourceStreamArrowWriter):
             return
         try:
             with self._session("committed") as session:
-                for query, written in found.items():
-                    if query:
-                        self._commit(session, f"{query}/{batch_id}", written)
-                        continue
-                    for message in written:
-                        self._commit(session, message.id, [message])
+                for commit_id, written in commits_of(found, batch_id):
+                    ids, rows = [one.id for one in written], sum(one.rows for one in written)
+                    session.do(partial(self._commit, commit_id, ids, rows))
         except SinkTargetError as error:
             raise uncommittable(
                 str(error), found, batch_id, f" in {self._base}_rows; then start again"
             ) from error
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Remove the staged rows of messages; what is committed stays."""
-        ids = [one.id for written in by_query(messages, NatsMessage).values() for one in written]
-        if ids:
-            with self._session("aborted") as session:
-                session.do(lambda streams: streams.drop(ids))
+    def _abort(self, written: list[NatsMessage], batch_id: int) -> None:
+        with self._session("aborted") as session:
+            session.do(lambda streams: streams.drop(one.id for one in written))
 
-    def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
-    ) -> list[str]:
-        """Remove rows that writers have staged that died before they could abort; returns their messages' ids.
-
-        That is: what other executions than this object's have staged under the sink's name, longer ago than
-        ``older_than``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
-        Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
-        """
-        older_than_s = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS) / 1_000
-        kept = {one.id for written in by_query(keep, NatsMessage).values() for one in written}
+    def _clean(self, keep: list[NatsMessage], older_than_ms: int) -> list[str]:
+        kept = {one.id for one in keep}
         with self._session("cleaned") as session:
             session.do(lambda streams: streams.make(self._remember_s))
-            found = session.do(lambda streams: streams.messages(older_than_s))
+            found = session.do(lambda streams: streams.messages(older_than_ms / 1_000))
             dead = [each for each in found if each not in kept and not each.startswith(f"{self._execution}-")]
             session.do(lambda streams: streams.drop(dead))
         return dead
@@ -618,11 +605,7 @@ class NatsSink(DataSourceStreamArrowWriter):
             rows, chunks = rows + batch.num_rows, chunks + len(packed)
         return rows
 
-    def _commit(self, session: _Session, commit_id: str, written: list[NatsMessage]) -> None:
-        ids, rows = [one.id for one in written], sum(one.rows for one in written)
-        session.do(lambda streams: self._committed(streams, commit_id, ids, rows))
-
-    async def _committed(self, streams: NatsStreams, commit_id: str, ids: list[str], rows: int) -> None:
+    async def _commit(self, commit_id: str, ids: list[str], rows: int, streams: NatsStreams) -> None:
         note, is_new = await streams.note(commit_id), False
         if note is None:
             await self._rows_of(streams, Note(ids, rows, 0))
@@ -649,12 +632,7 @@ class NatsSink(DataSourceStreamArrowWriter):
             for place, row in enumerate(await streams.staged(message))
         ]
         if len(named) != note.rows:
-            raise UncommittableError(
-                f"{self._place}: {note.rows:,} rows were staged and {len(named):,} are there, which were not "
-                "committed: did something else remove them (NatsSink.clean with a checkpoint that was kept, say), were "
-                "they committed longer ago than remember says, or had the sink another name than "
-                f"{self._name!r} then?"
-            )
+            raise self._lost(note.rows, len(named), ", were they committed longer ago than remember says")
         return named
 
     def _session(self, doing: str) -> _Session:
@@ -664,10 +642,6 @@ class NatsSink(DataSourceStreamArrowWriter):
             partial(NatsStreams, self._stream, self._subject, self._base),
             doing,
         )
-
-    @property
-    def _place(self) -> str:
-        return f"stream {self._stream!r} of {shown_url(self._url)}"
 
 
 class _Session:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import LONGEST_MS, Duration, check_text, duration_ms
+from ftlayer.checks import check_text
 from ftlayer.clients.postgres import (
     Fault,
     check_dsn,
@@ -24,85 +22,24 @@ from ftlayer.clients.postgres import (
     reason,
     refusal,
 )
-from ftlayer.data_sources import DataSourceOptions, DataSourceStreamArrowWriter, OptionsDataSource
-from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
+from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
+from ftlayer.errors import SinkError, SinkTargetError
 from ftlayer.failures import RowsRejected
-from ftlayer.printable import hidden, hides_secrets, secrets_of
+from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sinks.copying import SUFFIX
 from ftlayer.sinks.fitting import chunked
+from ftlayer.sinks.table_commits import (
+    CleaningSink,
+    Result,
+    by_query,
+    streaming_batch,
+    streaming_query,
+    tried,
+    uncommittable,
+)
 
 if TYPE_CHECKING:
     from ftlayer.sinks.staging import Tables
-
-logger = logging.getLogger(__name__)
-
-
-class StagedRows(Protocol):
-    """A message of a sink. ``query``: see `streaming_query`."""
-
-    @property
-    def rows(self) -> int:
-        """How many rows it is about."""
-
-    @property
-    def query(self) -> str:
-        """Of which query they are."""
-
-
-Message = TypeVar("Message", bound=StagedRows)
-
-
-def by_query(messages: Iterable[Any], kind: type[Message]) -> dict[str, list[Message]]:
-    """Return the messages that have rows, by query; tasks that failed have no message.
-
-    Raises `UncommittableError` for what is no message of this ``kind``.
-    """
-    found: dict[str, list[Message]] = {}
-    for message in messages:
-        if message is None:
-            continue
-        if not isinstance(message, kind):
-            raise UncommittableError(
-                f"expected messages of {kind.__name__.replace('Message', 'Sink')}, got a {type(message).__name__}"
-            )
-        if message.rows:
-            found.setdefault(message.query, []).append(message)
-    return found
-
-
-def uncommittable(
-    said: str, found: Mapping[str, Sequence[StagedRows]], number: int, way: str
-) -> UncommittableError:
-    """Return the error for what was ``found`` by query and has no place to go any more; ``way`` says where it is."""
-    rows = sum(one.rows for written in found.values() for one in written)
-    of = "batch" if any(found) else "checkpoint"
-    return UncommittableError(f"{said}. {rows:,} rows of {of} {number} are staged{way}")
-
-
-def streaming_query() -> str:
-    """Return the id of the Structured Streaming query that this task belongs to; "" for a topology's.
-
-    It stays the same over restarts from the query's checkpoint. Within a query a batch id says what is committed: a
-    batch that is run again writes the same rows, with other messages. Without a query the messages say it.
-    """
-    return _property("sql.streaming.queryId")
-
-
-def streaming_batch() -> str:
-    return _property("streaming.sql.batchId")
-
-
-def _property(name: str) -> str:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return "" if context is None else context.getLocalProperty(name) or ""
-
-
-TRIES = 3
-"""How often a commit or abort is tried whose connection is lost; each has its effect once."""
-TRY_AGAIN_S = 0.2
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -126,7 +63,7 @@ class RefusedRow:
 
 
 @hides_secrets(lambda sink: secrets_of(sink._dsn))
-class PostgresSink(DataSourceStreamArrowWriter):
+class PostgresSink(CleaningSink[PostgresMessage]):
     """Writes rows into a table of PostgreSQL.
 
     ``write`` copies them into a staging table, in a transaction of its own; the commit moves them into the table and
@@ -139,6 +76,8 @@ class PostgresSink(DataSourceStreamArrowWriter):
     with an `UncommittableError`.
     """
 
+    _kind = PostgresMessage
+
     def __init__(self, dsn: str, table: str, *, name: str = "") -> None:
         """Make the sink; nothing is connected to before the first rows come.
 
@@ -150,6 +89,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
 
         Raises `ConfigError` if psycopg is missing, or a name that will not do.
         """
+        super().__init__()
         check_dsn(dsn)
         if name != "":
             check_text(name, "name")
@@ -157,7 +97,6 @@ class PostgresSink(DataSourceStreamArrowWriter):
         self._table = table
         self._name = name or table
         self._place = f"table {table} of {database_of(dsn)}"
-        self._execution = secrets.token_hex(8)
         self._tables()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PostgresMessage:
@@ -206,7 +145,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
         if not found:
             return
         try:
-            self._trying(lambda: self._commit(found, batch_id))
+            self._trying("committed", lambda connection: self._commit(connection, found, batch_id))
         except SinkError as error:
             if fault_of(error.__cause__) not in (Fault.TARGET, Fault.ROW):
                 raise
@@ -216,37 +155,19 @@ class PostgresSink(DataSourceStreamArrowWriter):
             )
             raise uncommittable(str(error), found, batch_id, way) from error.__cause__
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Remove the staged rows of messages; what is committed stays."""
+    def _abort(self, written: list[PostgresMessage], batch_id: int) -> None:
         from ftlayer.sinks.staging import drop
 
-        ids = [one.id for written in by_query(messages, PostgresMessage).values() for one in written]
-        if not ids:
-            return
+        ids = [one.id for one in written]
+        self._trying("aborted", lambda connection: drop(connection, self._tables(), ids))
 
-        def abort() -> None:
-            with self._transaction("aborted") as connection:
-                drop(connection, self._tables(), ids)
-
-        self._trying(abort)
-
-    def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
-    ) -> list[str]:
-        """Remove rows that writers have staged that died before they could abort; returns their messages' ids.
-
-        That is: what other executions than this object's have staged under the sink's name, longer ago than
-        ``older_than``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
-        Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
-        """
-        older_than_s = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS) / 1_000
+    def _clean(self, keep: list[PostgresMessage], older_than_ms: int) -> list[str]:
         from ftlayer.sinks.staging import dead_messages, drop, prepare
 
-        kept = {one.id for written in by_query(keep, PostgresMessage).values() for one in written}
+        kept, tables = {one.id for one in keep}, self._tables()
         with self._transaction("cleaned") as connection:
-            tables = self._tables()
             prepare(connection, tables)
-            found = dead_messages(connection, tables, self._name, self._execution, older_than_s)
+            found = dead_messages(connection, tables, self._name, self._execution, older_than_ms / 1_000)
             dead = [message for message in found if message not in kept]
             drop(connection, tables, dead)
         return dead
@@ -280,28 +201,20 @@ class PostgresSink(DataSourceStreamArrowWriter):
                 staging.take_out(connection, tables, why)
         return refused
 
-    def _commit(self, found: dict[str, list[PostgresMessage]], batch_id: int) -> None:
-        with self._transaction("committed") as connection:
-            for query, written in found.items():
-                if query:
-                    self._commit_batch(connection, f"{query}/{batch_id}", written, batch_id)
-                else:
-                    self._commit_messages(connection, written, batch_id)
-
-    def _commit_messages(self, connection: Any, written: list[PostgresMessage], checkpoint: int) -> None:
-        from ftlayer.sinks.staging import enter
-
-        new = enter(connection, self._tables(), self._name, [one.id for one in written], checkpoint)
-        self._move(connection, [one for one in written if one.id in new])
-
-    def _commit_batch(self, connection: Any, batch: str, written: list[PostgresMessage], number: int) -> None:
-        """A batch that is run again has other messages, of the same rows: they are dropped."""
+    def _commit(self, connection: Any, found: dict[str, list[PostgresMessage]], number: int) -> None:
         from ftlayer.sinks.staging import drop, enter
 
-        if enter(connection, self._tables(), self._name, [batch], number):
-            self._move(connection, written)
-        else:
-            drop(connection, self._tables(), [one.id for one in written])
+        tables = self._tables()
+        for query, written in found.items():
+            ids = [one.id for one in written]
+            if not query:
+                new = enter(connection, tables, self._name, ids, number)
+                self._move(connection, [one for one in written if one.id in new])
+            elif enter(connection, tables, self._name, [f"{query}/{number}"], number):
+                self._move(connection, written)
+            else:
+                # A batch that is run again has other messages, of the same rows.
+                drop(connection, tables, ids)
 
     def _move(self, connection: Any, written: list[PostgresMessage]) -> None:
         from ftlayer.sinks.staging import move
@@ -313,28 +226,25 @@ class PostgresSink(DataSourceStreamArrowWriter):
             moved, noted = move(connection, self._tables(), list(columns), [one.id for one in alike])
             expected = sum(noted.get(one.id, one.rows) for one in alike)
             if moved != expected:
-                raise UncommittableError(
-                    f"{self._place}: {expected:,} rows were staged and {moved:,} are there, which were not committed: "
-                    "did something else remove them (PostgresSink.clean with a checkpoint that was kept, say), or had "
-                    f"the sink another name than {self._name!r} when they were committed?"
-                )
+                raise self._lost(expected, moved)
 
     def _tables(self) -> Tables:
         from ftlayer.sinks.staging import tables_of
 
         return tables_of(self._table)
 
-    def _trying(self, work: Callable[[], Result]) -> Result:
-        """Do it, again if the connection is lost: each transaction has its effect once."""
-        for left in reversed(range(TRIES)):
-            try:
-                return work()
-            except SinkError as error:
-                if not left or fault_of(error.__cause__) not in (Fault.AWAY, Fault.PASSES):
-                    raise
-                logger.warning("%s; it is tried again", hidden(error, secrets_of(self._dsn)))
-                time.sleep(TRY_AGAIN_S)
-        raise AssertionError
+    def _trying(self, doing: str, work: Callable[[Any], Result]) -> Result:
+        """Do it in a transaction, again if the connection is lost: each has its effect once."""
+
+        def transacted() -> Result:
+            with self._transaction(doing) as connection:
+                return work(connection)
+
+        return tried(
+            transacted,
+            secrets_of(self._dsn),
+            may_help=lambda error: fault_of(error.__cause__) in (Fault.AWAY, Fault.PASSES),
+        )
 
     @contextlib.contextmanager
     def _transaction(self, doing: str) -> Iterator[Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,17 +12,20 @@ import msgpack
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import LONGEST_MS, Duration, check_int, check_text, duration_ms
+from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
-from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
-from ftlayer.printable import described, hidden, hides_secrets, secrets_of, shown_url
+from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import whole_or_refused
-from ftlayer.sinks.postgres import by_query, streaming_query, uncommittable
-
-logger = logging.getLogger(__name__)
-
+from ftlayer.sinks.table_commits import (
+    CleaningSink,
+    by_query,
+    commits_of,
+    streaming_query,
+    tried,
+    uncommittable,
+)
 
 Pairs = list[bytes]
 """Name, value, name, value, …"""
@@ -92,9 +93,6 @@ def _bytes(value: Any) -> bytes:
 
 PUSHED_ROWS = 1_000
 """Rows are staged so many a command."""
-TRIES = 3
-"""How often a commit or abort is tried whose connection is lost; each has its effect once."""
-TRY_AGAIN_S = 0.2
 
 _CLOSED = re.compile(r"\b(WRONGTYPE|NOPERM|NoPermissionError|can't run this command)\b")
 
@@ -139,7 +137,7 @@ class RedisMessage(WriterCommitMessage):
 
 
 @hides_secrets(lambda sink: secrets_of(sink._url))
-class RedisSink(DataSourceStreamArrowWriter):
+class RedisSink(CleaningSink[RedisMessage]):
     """Appends rows to a stream of Redis, each an entry with a field for each column.
 
     ``write`` puts them into a list beside the stream (``<stream>:ftlayer:…``); the commit moves a message's rows into
@@ -150,6 +148,9 @@ class RedisSink(DataSourceStreamArrowWriter):
     A row whose columns are all null is refused by `RowsRejected`. Exactly once is as much as the server keeps of what
     it has answered (``appendfsync always``). Redis Cluster is not supported.
     """
+
+    _kind = RedisMessage
+    _connections = ("_client",)
 
     def __init__(
         self,
@@ -174,6 +175,7 @@ class RedisSink(DataSourceStreamArrowWriter):
 
         Raises `ConfigError` if redis-py is missing, and for an option that will not do.
         """
+        super().__init__()
         check_redis_url(url)
         check_text(stream, "stream", "the key of a stream")
         if name != "":
@@ -185,7 +187,7 @@ class RedisSink(DataSourceStreamArrowWriter):
         self._name = name or stream
         self._commits = f"{stream}:ftlayer:commits:{self._name}"
         self._staged = f"{stream}:ftlayer:staged:{self._name}"
-        self._execution = secrets.token_hex(8)
+        self._place = f"stream {stream!r} of {shown_url(url)}"
         self._client: Any = None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RedisMessage:
@@ -217,40 +219,23 @@ class RedisSink(DataSourceStreamArrowWriter):
         """
         found = by_query(messages, RedisMessage)
         try:
-            for query, written in found.items():
-                if query:
-                    self._commit(f"{query}/{batch_id}", written)
-                    continue
-                for message in written:
-                    self._commit(message.id, [message])
+            for commit_id, written in commits_of(found, batch_id):
+                self._commit(commit_id, written)
         except SinkError as error:
             if isinstance(error, UncommittableError) or not _CLOSED.search(str(error)):
                 raise
             way = ": make the key a stream that the user may write, and start again"
             raise uncommittable(str(error), found, batch_id, way) from error.__cause__
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Remove the staged rows of messages; what is committed stays."""
-        ids = [one.id for written in by_query(messages, RedisMessage).values() for one in written]
-        if ids:
-            self._trying("aborted", lambda: self._remove(ids))
+    def _abort(self, written: list[RedisMessage], batch_id: int) -> None:
+        self._trying("aborted", lambda: self._remove([one.id for one in written]))
 
-    def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
-    ) -> list[str]:
-        """Remove rows that writers have staged that died before they could abort; returns their messages' ids.
-
-        That is: what other executions than this object's have staged under the sink's name, longer ago than
-        ``older_than``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
-        Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
-        """
-        older_than_ms = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS)
-        kept = {one.id for written in by_query(keep, RedisMessage).values() for one in written}
+    def _clean(self, keep: list[RedisMessage], older_than_ms: int) -> list[str]:
+        kept = {one.id for one in keep}
 
         def clean() -> list[str]:
             client = self._connected()
-            seconds, microseconds = client.time()
-            horizon_ms = seconds * 1_000 + microseconds // 1_000 - older_than_ms
+            horizon_ms = self._now_ms(client) - older_than_ms
             found = [each.decode() for each in client.zrangebyscore(self._staged, "-inf", horizon_ms)]
             dead = [each for each in found if each not in kept and not each.startswith(f"{self._execution}-")]
             if dead:
@@ -286,11 +271,7 @@ class RedisSink(DataSourceStreamArrowWriter):
 
         moved = self._trying("committed", commit)
         if moved not in (-1, expected):
-            raise UncommittableError(
-                f"{self._place}: {expected:,} rows were staged and {moved:,} are there, which were not committed: did "
-                "something else remove them (RedisSink.clean with a checkpoint that was kept, say), were they "
-                f"committed longer ago than remember says, or had the sink another name than {self._name!r} then?"
-            )
+            raise self._lost(expected, moved, ", were they committed longer ago than remember says")
 
     def _remove(self, ids: list[str]) -> None:
         pipeline = self._connected().pipeline(transaction=True)
@@ -307,10 +288,6 @@ class RedisSink(DataSourceStreamArrowWriter):
 
     # ------------------------------------------------------------ connection
 
-    @property
-    def _place(self) -> str:
-        return f"stream {self._stream!r} of {shown_url(self._url)}"
-
     def _connected(self) -> Any:
         if self._client is None:
             self._client = connect(self._url)
@@ -324,17 +301,8 @@ class RedisSink(DataSourceStreamArrowWriter):
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
         """Do it, again if the connection is lost: each has its effect once."""
-        for left in reversed(range(TRIES)):
-            try:
-                return self._doing(doing, work)
-            except SinkError as error:
-                cause = error.__cause__
-                if not left or not isinstance(cause, Exception) or not is_away(cause):
-                    raise
-                logger.warning("%s; it is tried again", hidden(error, secrets_of(self._url)))
-                time.sleep(TRY_AGAIN_S)
-        raise AssertionError
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy connects by itself.
-        return {**self.__dict__, "_client": None}
+        return tried(
+            lambda: self._doing(doing, work),
+            secrets_of(self._url),
+            may_help=lambda error: isinstance(error.__cause__, Exception) and is_away(error.__cause__),
+        )

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ftlayer import RowsRejected
 from ftlayer.clients.kafka import Brokers
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
-from ftlayer.sinks import FileMessage, KafkaSink
+from ftlayer.sinks import FileMessage, KafkaSink, table_commits
 from ftlayer.sinks.kafka import messages as messages_module
 from ftlayer.sinks.kafka import sink as sink_module
 
@@ -35,7 +35,7 @@ def topic(kafka_server: Any) -> str:
 
 @pytest.fixture
 def sink(kafka_server: Any, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KafkaSink:
-    monkeypatch.setattr(sink_module, "TRY_AGAIN_S", 0)
+    monkeypatch.setattr(table_commits, "TRY_AGAIN_S", 0)
     return KafkaSink(kafka_server.url, topic, staging=tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_one_who_was_replaced_in_a_transaction_commits_nothing(
         return metadata(group)
 
     monkeypatch.setattr(producing, "group_metadata", replace)
-    monkeypatch.setattr(sink_module, "TRIES", 1)
+    monkeypatch.setattr(table_commits, "TRIES", 1)
     with pytest.raises(SinkError, match="another sink with the name of this one"):
         zombie.commit([message], 1)
     assert replaced

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
-from ftlayer.sinks import FileMessage, RedisSink
+from ftlayer.sinks import FileMessage, RedisSink, table_commits
 from ftlayer.sinks import redis as sink_module
 from ftlayer.sinks.redis import MAX_FIELDS
 
@@ -30,7 +30,7 @@ def stream() -> str:
 
 @pytest.fixture
 def sink(redis_server: Any, stream: str, monkeypatch: pytest.MonkeyPatch) -> RedisSink:
-    monkeypatch.setattr(sink_module, "TRY_AGAIN_S", 0)
+    monkeypatch.setattr(table_commits, "TRY_AGAIN_S", 0)
     return RedisSink(redis_server.url, stream)
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from ftlayer.clients.postgres import Fault, fault_of
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
-from ftlayer.sinks import FileMessage, PostgresSink, postgres, staging
+from ftlayer.sinks import FileMessage, PostgresSink, postgres, staging, table_commits
 
 _tables = itertools.count()
 
@@ -39,7 +39,7 @@ def table(server: Any) -> str:
 
 @pytest.fixture
 def sink(server: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> PostgresSink:
-    monkeypatch.setattr(postgres, "TRY_AGAIN_S", 0)
+    monkeypatch.setattr(table_commits, "TRY_AGAIN_S", 0)
     return PostgresSink(server.dsn, table)
 
 
@@ -520,7 +520,7 @@ def test_what_another_try_may_mend_is_no_end(
         with pytest.raises(SinkError, match=state) as caught:
             sink.commit([message], 1)
         assert (type(caught.value) is UncommittableError) is is_final, state
-        assert pauses.call_count == (0 if is_final else postgres.TRIES - 1)
+        assert pauses.call_count == (0 if is_final else table_commits.TRIES - 1)
         refusing.execute(f"DROP TRIGGER r ON {table}")
     sink.commit([message], 1)
     assert numbers_in(refusing, table) == [1]
@@ -650,14 +650,14 @@ MOMENTS: dict[str, Callable[[Losing], None]] = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", [1, table_commits.TRIES])
 def test_a_connection_that_is_lost_in_a_commit(
     server: Any, sink: PostgresSink, table: str, monkeypatch: pytest.MonkeyPatch, moment: str, times: int
 ) -> None:
     messages = [sink.write(rows(1, 2)), sink.write(rows(3))]
     with monkeypatch.context() as patch:
         MOMENTS[moment](Losing(server, patch, times))
-        if times < postgres.TRIES:
+        if times < table_commits.TRIES:
             sink.commit(messages, 1)
         else:
             with pytest.raises(SinkError, match="rows cannot be committed"):

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -22,17 +21,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import sync_directory
 from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
-from ftlayer.checks import (
-    LONGEST_MS,
-    Duration,
-    check_choice,
-    check_instance,
-    check_text,
-    check_texts,
-    duration_ms,
-)
+from ftlayer.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.clients.delta import SCHEMES, check_can_add, check_s3_options, delta_library, s3_file_system
-from ftlayer.data_sources import DataSourceOptions, DataSourceStreamArrowWriter, OptionsDataSource
+from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import WriterNumbers
@@ -46,8 +37,15 @@ from ftlayer.sinks.fitting import (
     refuse_nulls,
     whole_or_refused,
 )
-from ftlayer.sinks.postgres import by_query, streaming_query, uncommittable
-from ftlayer.sinks.table_commits import TRIES, for_all, tried
+from ftlayer.sinks.table_commits import (
+    TRIES,
+    CleaningSink,
+    by_query,
+    for_all,
+    streaming_query,
+    tried,
+    uncommittable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -468,7 +466,7 @@ Result = TypeVar("Result")
 
 
 @hides_secrets(lambda sink: sink._secrets)
-class DeltaSink(DataSourceStreamArrowWriter):
+class DeltaSink(CleaningSink[DeltaMessage]):
     """Appends rows to a Delta table.
 
     ``write`` puts them into Parquet files in the table's directory, which no reader sees; the commit adds those of all
@@ -480,6 +478,9 @@ class DeltaSink(DataSourceStreamArrowWriter):
     that its column cannot hold, are refused by `RowsRejected`. Tables with constraints, generated or identity columns,
     or mapped columns are refused.
     """
+
+    _kind = DeltaMessage
+    _connections = ("_log",)
 
     def __init__(
         self,
@@ -498,6 +499,7 @@ class DeltaSink(DataSourceStreamArrowWriter):
 
         Raises `ConfigError` if deltalake is missing, and for an option that will not do.
         """
+        super().__init__()
         delta_library()
         where = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
         check_text(where, "path", "a path or URL of a table")
@@ -516,8 +518,6 @@ class DeltaSink(DataSourceStreamArrowWriter):
         self._partition_by = tuple(partition_by)
         self._options = dict(storage_options or {})
         self._secrets = [*secrets_in(self._options), *secrets_of(self._url)]
-        # Copies of this object share it: what other executions have left is told by it.
-        self._execution = secrets.token_hex(8)
         self._numbers = WriterNumbers()
         self._log: DeltaLog | None = None
 
@@ -583,32 +583,12 @@ class DeltaSink(DataSourceStreamArrowWriter):
                 f"{self._place} is not there any more", found, batch_id, way
             ) from error.__cause__
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Remove the staged files of messages; what is committed stays, and what may be."""
-        written = [one for found in by_query(messages, DeltaMessage).values() for one in found]
-        if not written:
-            return
+    def _abort(self, written: list[DeltaMessage], batch_id: int) -> None:
+        self._trying("aborted", lambda: self._remove_uncommitted(self._fresh(), written))
 
-        def abort() -> None:
-            log = self._fresh()
-            self._remove(
-                file.path for message in written if log.has(message) is False for file in message.files
-            )
-
-        self._trying("aborted", abort)
-
-    def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
-    ) -> list[str]:
-        """Remove files that writers have staged that died before they could abort; returns their names.
-
-        That is: files of a sink's in the table's directory, of other copies than this object, staged longer ago than
-        ``older_than``, which no commit has and ``keep`` (messages of checkpoints that may still be restored) does not
-        name. Those that are older than the table's log are left to ``VACUUM``. Checkpoints and savepoints that hold
-        other files cannot be restored any more, if their commit had not come.
-        """
-        older_than_ms = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS)
-        kept = {one.id for found in by_query(keep, DeltaMessage).values() for one in found}
+    def _clean(self, keep: list[DeltaMessage], older_than_ms: int) -> list[str]:
+        """Leave those that are older than the table's log to ``VACUUM``."""
+        kept = {one.id for one in keep}
 
         def clean() -> list[str]:
             horizon_ms = int(time.time() * 1_000 - older_than_ms)
@@ -656,7 +636,7 @@ class DeltaSink(DataSourceStreamArrowWriter):
             for version in range(before + 1, log.version + 1):
                 self._files().sync_commit(version)
         # A batch that is run again has other messages, of the same rows.
-        self._remove(file.path for one in again if log.has(one) is False for file in one.files)
+        self._remove_uncommitted(log, again)
 
     def _check_there(self, messages: list[DeltaMessage]) -> None:
         staged = [file for message in messages for file in message.files]
@@ -716,6 +696,9 @@ class DeltaSink(DataSourceStreamArrowWriter):
     def _remove(self, paths: Iterable[str]) -> None:
         for_all(self._files().delete, paths)
 
+    def _remove_uncommitted(self, log: DeltaLog, written: Iterable[DeltaMessage]) -> None:
+        self._remove(file.path for one in written if log.has(one) is False for file in one.files)
+
     # ------------------------------------------------------------ errors
 
     def _doing(self, doing: str, work: Callable[[], Result]) -> Result:
@@ -730,13 +713,8 @@ class DeltaSink(DataSourceStreamArrowWriter):
             ) from error
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
-        return tried(
-            lambda: self._doing(doing, work), delta_library().exceptions.CommitFailedError, self._secrets
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy reads the table by itself.
-        return {**self.__dict__, "_log": None}
+        conflict = delta_library().exceptions.CommitFailedError
+        return tried(lambda: self._doing(doing, work), self._secrets, conflict=conflict)
 
 
 def _reason(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,18 +23,21 @@ from ftlayer.clients.iceberg import (
     make_local_files_last,
     without_retries,
 )
-from ftlayer.data_sources import DataSourceOptions, DataSourceStreamArrowWriter, OptionsDataSource
+from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_in
 from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
 from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, staged
-from ftlayer.sinks.postgres import by_query, streaming_query, uncommittable
-from ftlayer.sinks.table_commits import for_all, tried
-
-logger = logging.getLogger(__name__)
-
+from ftlayer.sinks.table_commits import (
+    StagingSink,
+    by_query,
+    for_all,
+    streaming_query,
+    tried,
+    uncommittable,
+)
 
 # What is committed, in the table's own properties: they change in the commit that adds the rows.
 #
@@ -145,7 +147,7 @@ Result = TypeVar("Result")
 
 
 @hides_secrets(lambda sink: secrets_in(sink._properties))
-class IcebergSink(DataSourceStreamArrowWriter):
+class IcebergSink(StagingSink[IcebergMessage]):
     """Appends rows to an Iceberg table.
 
     ``write`` puts them into data files of the table, which no reader sees; the commit adds those of all messages in
@@ -159,6 +161,9 @@ class IcebergSink(DataSourceStreamArrowWriter):
 
     Files that a killed process has staged stay, and are in no snapshot: Iceberg's ``remove_orphan_files`` removes them.
     """
+
+    _kind = IcebergMessage
+    _connections = ("_catalog",)
 
     def __init__(
         self,
@@ -181,6 +186,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
 
         Raises `ConfigError` if pyiceberg is missing, and for an option that will not do.
         """
+        super().__init__()
         iceberg_library()
         check_text(table, "table", "'namespace.table'")
         if not all(table.split(".")) or "." not in table:
@@ -237,23 +243,12 @@ class IcebergSink(DataSourceStreamArrowWriter):
         if found:
             self._trying("committed", lambda: self._commit(found, batch_id))
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Remove the staged files of messages; what is committed stays, and what may be."""
-        found = by_query(messages, IcebergMessage)
-
+    def _abort(self, written: list[IcebergMessage], batch_id: int) -> None:
         def abort() -> None:
             table = self._load()
-            commits = self._commits(table)
-            dead = [
-                message
-                for written in found.values()
-                for message in written
-                if _is_uncommitted(message, commits, batch_id)
-            ]
-            self._remove(table, (file.path for message in dead for file in message.files))
+            self._remove_uncommitted(table, self._commits(table), written, batch_id)
 
-        if found:
-            self._trying("aborted", abort)
+        self._trying("aborted", abort)
 
     # ------------------------------------------------------------ steps
 
@@ -288,8 +283,7 @@ class IcebergSink(DataSourceStreamArrowWriter):
             self._check_there(table, adding)
             self._add(table, commits, adding, number)
         # A batch that is run again has other messages, of the same rows.
-        dead = [message for message in again if _is_uncommitted(message, commits, number)]
-        self._remove(table, (file.path for message in dead for file in message.files))
+        self._remove_uncommitted(table, commits, again, number)
 
     def _add(self, table: Any, commits: Commits, messages: list[IcebergMessage], number: int) -> None:
         merges = str(table.properties.get("commit.manifest-merge.enabled", "false")).lower() == "true"
@@ -364,6 +358,12 @@ class IcebergSink(DataSourceStreamArrowWriter):
             self._catalog = load_catalog(self._properties)
         return without_retries(self._catalog.load_table(self._table))
 
+    def _remove_uncommitted(
+        self, table: Any, commits: Commits, written: Iterable[IcebergMessage], number: int
+    ) -> None:
+        dead = [message for message in written if _is_uncommitted(message, commits, number)]
+        self._remove(table, (file.path for message in dead for file in message.files))
+
     def _remove(self, table: Any, paths: Iterable[str]) -> None:
         def remove(path: str) -> None:
             if _size(table.io, path) is not None:
@@ -383,15 +383,8 @@ class IcebergSink(DataSourceStreamArrowWriter):
             raise SinkError(f"{self._place}: rows cannot be {doing}: {described(error)}") from error
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
-        return tried(
-            lambda: self._doing(doing, work),
-            iceberg_library().exceptions.CommitFailedException,
-            secrets_in(self._properties),
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy connects by itself.
-        return {**self.__dict__, "_catalog": None}
+        conflict, secrets = iceberg_library().exceptions.CommitFailedException, secrets_in(self._properties)
+        return tried(lambda: self._doing(doing, work), secrets, conflict=conflict)
 
 
 def _is_uncommitted(message: IcebergMessage, commits: Commits, batch: int) -> bool:

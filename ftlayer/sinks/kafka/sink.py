@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import secrets
@@ -22,7 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import join, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checks import LONGEST_MS, Duration, check_bool, check_text, duration_ms
+from ftlayer.checks import Duration, check_bool, check_text, duration_ms
 from ftlayer.clients.kafka import (
     CALL_S,
     Brokers,
@@ -36,17 +35,13 @@ from ftlayer.clients.kafka import (
     refused_by_brokers,
     way_out,
 )
-from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
-from ftlayer.printable import hidden, hides_secrets
+from ftlayer.printable import hides_secrets
 from ftlayer.sinks.files import delete_paths
 from ftlayer.sinks.fitting import whole_or_refused
 from ftlayer.sinks.kafka.messages import KafkaMessage, StagedMessages, batches_of, content_of, encode
-from ftlayer.sinks.postgres import by_query, streaming_query
-
-logger = logging.getLogger(__name__)
-
+from ftlayer.sinks.table_commits import CleaningSink, by_query, streaming_query, tried
 
 # Which messages of a sink are committed, as a few short texts that are written in the transaction of their rows.
 #
@@ -621,13 +616,9 @@ REMEMBER = "6d"
 MOST_MESSAGE_BYTES = 1_000_000
 """``message.max.bytes`` of librdkafka, where nothing else is given."""
 
-TRIES = 3
-"""How often a commit is tried; the marks say each time what it has to do still."""
-TRY_AGAIN_S = 0.5
-
 
 @hides_secrets(lambda sink: sink._brokers.secrets)
-class KafkaSink(DataSourceStreamArrowWriter):
+class KafkaSink(CleaningSink[KafkaMessage]):
     """Produces rows as messages of Kafka.
 
     Columns of a row: ``value`` (bytes or text; null is a tombstone), and where they are wanted ``key``, ``topic``,
@@ -643,6 +634,8 @@ class KafkaSink(DataSourceStreamArrowWriter):
     With ``exactly_once=False`` ``write`` produces at once, and returns when brokers have all rows; a commit does
     nothing. `send` does the same for a topology that does not want to wait for a checkpoint.
     """
+
+    _kind = KafkaMessage
 
     def __init__(
         self,
@@ -673,6 +666,7 @@ class KafkaSink(DataSourceStreamArrowWriter):
 
         Raises `ConfigError` if confluent-kafka is missing, and for an option that will not do.
         """
+        super().__init__()
         check_text(servers, "servers", "brokers like 'host:9092'")
         if topic is not None:
             check_text(topic, "topic", "the name of a topic, or None where rows have a column of it")
@@ -704,8 +698,6 @@ class KafkaSink(DataSourceStreamArrowWriter):
             open_files(self._staging)
         self._remember_ms = duration_ms(remember, "remember")
         self.needs_checkpoints = exactly_once
-        # Copies of this object in slots and driver share it.
-        self._execution = secrets.token_hex(8)
         self._forget_connections()
 
     def _forget_connections(self) -> None:
@@ -813,30 +805,25 @@ class KafkaSink(DataSourceStreamArrowWriter):
             return
         found = by_query(messages, KafkaMessage)
         for query, written in found.items():
-            self._trying(partial(self._commit, query, written, batch_id))
+            # The marks say each time what it has to do still.
+            work = partial(self._commit, query, written, batch_id)
+            tried(work, self._brokers.secrets, may_help=lambda _: True)
         self._remove(one.path for written in found.values() for one in written)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Remove the staged rows of messages; what is committed stays."""
         # Its numbers would have a gap.
         self._writer, self._written = secrets.token_hex(6), 0
-        found = by_query(messages, KafkaMessage)
-        self._remove(one.path for written in found.values() for one in written)
+        super().abort(messages, batch_id)
 
-    def clean(
-        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than: Duration = "1d"
-    ) -> list[str]:
-        """Remove files that writers have staged that died before they could abort; returns their paths.
+    def _abort(self, written: list[KafkaMessage], batch_id: int) -> None:
+        self._remove(one.path for one in written)
 
-        That is: what other executions than this object's have staged under the sink's name, longer ago than
-        ``older_than``, and what ``keep`` (messages of checkpoints that may still be restored) does not name.
-        Checkpoints and savepoints that hold other rows cannot be restored any more, if their commit had not come.
-        """
-        older_than_ms = duration_ms(older_than, "clean: older_than", least=-LONGEST_MS)
+    def _clean(self, keep: list[KafkaMessage], older_than_ms: int) -> list[str]:
         if not self._staging:
             return []
         files = self._files()
-        kept = {one.path for written in by_query(keep, KafkaMessage).values() for one in written}
+        kept = {one.path for one in keep}
         own = join(self._directory, self._execution)
         horizon_ms = time.time() * 1_000 - older_than_ms
         dead = [
@@ -862,19 +849,6 @@ class KafkaSink(DataSourceStreamArrowWriter):
             own = f"ftlayer-{self._name}" + (f"-{query}" if query else "")
             self._transactions[query] = KafkaTransactions(self._brokers, own, self._files())
         return self._transactions[query]
-
-    def _trying(self, work: Callable[[], None]) -> None:
-        for left in reversed(range(TRIES)):
-            try:
-                work()
-                return
-            except UncommittableError:
-                raise
-            except SinkError as error:
-                if not left:
-                    raise
-                logger.warning("%s; it is tried again", hidden(error, self._brokers.secrets))
-                time.sleep(TRY_AGAIN_S)
 
     # ------------------------------------------------------------ staging
 
