@@ -69,6 +69,11 @@ def printable_json(value: object) -> str:
     return "".join(_escaped_for_json(char) if _is_obeyed(char) else char for char in text)
 
 
+def letters_text(count: int) -> str:
+    see = ": ftlayer dead list, with --store or --checkpoints once the program has ended" if count else ""
+    return f"{count:,} dead letters{see}"
+
+
 def shortened(text: str, most_bytes: int = LONGEST_ANSWER_BYTES) -> str:
     """Return ``text``, its middle left out where it has more than ``most_bytes`` in UTF-8; says how much."""
     data = text.encode("utf-8", "backslashreplace")

@@ -148,10 +148,7 @@ class LoopWatch:
 class BarrierDriver(DriverMode[BarrierInstruction]):
     def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
         super().__init__(job)
-        searches = any(vertex.failures is not None for vertex in job.graph.vertices)
-        self.rules = BarrierJob(
-            job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart, searches=searches
-        )
+        self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
         self._checkpoints = JobCheckpoints(parts, job)
         self._crew, self._tell = job.crew, job.tell
         self._loops = LoopWatch(job.graph)
@@ -761,12 +758,11 @@ def open_server(
     boxes: str | None = None,
 ) -> tuple[ControlServer, Order]:
     """Listen for slots, and return what the first one has to know; ``boxes`` as for `last_words`."""
-    uids = [vertex.uid for vertex in graph.vertices]
-    noted = [vertex.uid for vertex in graph.vertices if vertex.failures is not None] or uids
+    noted = [each.uid for each in graph.vertices if each.failures] or [each.uid for each in graph.vertices]
 
     def lost(slot: int, instance: str, reason: str) -> None:
-        death = last_words(boxes, job.job, instance, noted)
-        job.slot_lost(slot, instance, reason if death is None else died(death).partition(": ")[2])
+        deaths = last_words(boxes, job.job, instance, noted)
+        job.slot_lost(slot, instance, died(deaths[0]).partition(": ")[2] if deaths else reason)
 
     token = secrets.token_urlsafe(32)
     certificate = None

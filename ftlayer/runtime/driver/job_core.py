@@ -99,8 +99,10 @@ class Incidents:
         self._last.append(Incident(now_ms, kind, text, slot))
         self.news.append(self._last[-1])
 
-    def look(self, state: JobState, slots: Sequence[SlotRecord], reason: str, now_ms: int) -> None:
-        """See what has changed; ``reason`` is the last failure, "" for none."""
+    def look(
+        self, state: JobState, slots: Sequence[SlotRecord], reason: str, restarts: int, now_ms: int
+    ) -> None:
+        """See what has changed; ``reason`` is the last failure, "" for none, ``restarts`` how many there were."""
         for slot in slots:
             if slot.restarts > self._restarts.get(slot.number, 0):
                 self._restarts[slot.number] = slot.restarts
@@ -109,6 +111,8 @@ class Incidents:
                 self.add("restart", text, now_ms, slot.number)
         if state is not self._state:
             why = f": {reason}" if reason and state in (JobState.RECOVERING, JobState.FAILED) else ""
+            if self._state is JobState.RECOVERING and state is JobState.RUNNING:
+                why = f": runs again, restart {restarts}"
             self.add("state", f"{self._state} → {state}{why}", now_ms)
             self._state = state
 
@@ -311,7 +315,7 @@ class JobCore(Generic[Own]):
             return []
         self._mind_the_gap(now_ms)
         instructions = [*self._happened(event, now_ms), *self._advance(now_ms)]
-        self.incidents.look(self.state, self.slots, self.last_failure, now_ms)
+        self.incidents.look(self.state, self.slots, self.last_failure, self.restarts, now_ms)
         return instructions
 
     def _happened(self, event: Event, now_ms: int) -> Sequence[JobInstruction | Own]:

@@ -20,6 +20,7 @@ from ftlayer.errors import ConfigError, FTLayerError, JobError
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.pickling import missing_in
 from ftlayer.histogram import LATENCY_BOUNDS, Exemplar
+from ftlayer.printable import letters_text
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.events import (
@@ -535,6 +536,10 @@ class JobThread:
         self._report.ending()
         try:
             self._close()
+            self._report.over()
+            status = self._report.status()
+            dead = sum(chain.dead for chain in status.chains) + (status.vertex.dead if status.vertex else 0)
+            logger.info("topology %s · %s", status.line(), letters_text(dead))
         except BaseException as error:
             raise_signalled(error)
             # Callers that wait for the job have to hear of it.

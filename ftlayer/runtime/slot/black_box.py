@@ -179,24 +179,23 @@ def deaths_of(parent: str | None, job: str, chains: Sequence[str]) -> tuple[Deat
 
     ``parent`` as for `box_directory`. To be called while no box of this process is open.
     """
-    directories = filter(is_private, Path(parent or tempfile.gettempdir()).glob(f"{_name_of(job)}*"))
-    boxes = [box for directory in directories for box in directory.glob(f"*{_SUFFIX}")]
-    found = [_read_of_black_box(box, chains) for box in sorted(boxes, key=lambda box: box.name)]
+    found = [_read_of_black_box(box, chains) for box in _boxes(parent, job)]
     return tuple(death for death in found if death is not None)
 
 
-def last_words(parent: str | None, job: str, instance: str, chains: Sequence[str]) -> Death | None:
-    """Return how the process of this instance has ended itself, for who heard that it is gone; forget nothing.
+def last_words(parent: str | None, job: str, instance: str, chains: Sequence[str]) -> list[Death]:
+    """Return how this instance's process has ended itself, as `deaths_of`, and forget nothing; for who lost it."""
+    with contextlib.suppress(OSError):
+        boxes = [box.read_bytes() for box in _boxes(parent, job) if box.stem == instance]
+        deaths = [_death(box[:_PAGE], box[_PAGE:][: 4 * MAX_STACK], chains) for box in boxes]
+        return [death for death in deaths if death is not None]
+    return []  # the slot's next process was quicker
 
-    None: it runs on another host, or ended in a way that leaves nothing in writing.
-    """
-    for directory in filter(is_private, Path(parent or tempfile.gettempdir()).glob(f"{_name_of(job)}*")):
-        for box in directory.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError), open(box, "rb") as file:
-                death = _death(file.read(_PAGE), file.read(4 * MAX_STACK), chains)
-                if death is not None and death.instance == instance:
-                    return death
-    return None
+
+def _boxes(parent: str | None, job: str) -> list[Path]:
+    directories = filter(is_private, Path(parent or tempfile.gettempdir()).glob(f"{_name_of(job)}*"))
+    boxes = [box for directory in directories for box in directory.glob(f"*{_SUFFIX}")]
+    return sorted(boxes, key=lambda box: box.name)
 
 
 def _read_of_black_box(path: Path, chains: Sequence[str]) -> Death | None:
@@ -287,10 +286,12 @@ class SlotBox:
     def deaths(self) -> tuple[Death, ...]:
         """Return how processes of the job on this host have ended themselves, as far as nobody has asked yet."""
         try:
-            return deaths_of(self._directory, self._slot.order.job, self.chains)
+            found = deaths_of(self._directory, self._slot.order.job, self.chains)
         except OSError as error:
             logger.warning("slot %d: how others have ended cannot be read: %s", self._slot.order.slot, error)
             return ()
+        # To the driver a death is the begin of a search for a record.
+        return found if self.chains else ()
 
     def open(self) -> bool:
         """The tasks begin: from now on the process writes down how it ends itself. Return whether it can."""

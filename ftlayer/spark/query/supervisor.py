@@ -26,7 +26,7 @@ from ftlayer.data_sources import HAS_LIMITS
 from ftlayer.dead_letters.reader import FORMAT
 from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError, error_for_code
 from ftlayer.notebook import html_table
-from ftlayer.printable import shortened
+from ftlayer.printable import letters_text, shortened
 from ftlayer.recovery import is_programs, lasting
 from ftlayer.restart import RestartStrategy, gave_up, note_success, pause_after, restart_of, restarts_text
 from ftlayer.spark.batch.sinks import words_of
@@ -124,7 +124,8 @@ class QuerySupervisor:
         self.last_failure = ""
         self.reports: deque[BatchDetails] = deque(maxlen=KEPT_REPORTS)
         self.incidents: tuple[Incident, ...] = ()
-        self._is_restarting = False
+        self._restart = ""  # which one it is; of what runs, ""
+        self._records_done = self._records_dead = 0
         self._has_succeeded = self._repeats = False
         self._first = self._begin()
         self._happened("state", "started")
@@ -148,7 +149,7 @@ class QuerySupervisor:
         """``"running"``, ``"restarting"`` (behind a failure, up to the next run), ``"ended"`` or ``"failed"``."""
         if self._done.is_set():
             return "ended" if self.error is None else "failed"
-        return "restarting" if self._is_restarting else "running"
+        return "restarting" if self._restart else "running"
 
     @property
     def query(self) -> StreamingQuery:
@@ -230,6 +231,8 @@ class QuerySupervisor:
     def report(self, report: BatchDetails) -> None:
         """Take note of a batch that is through (called by the query's own batches)."""
         self.reports.append(report)
+        self._records_done += report.rows_in - report.failed
+        self._records_dead += report.dead
         self._note_success()
 
     def _note_success(self) -> None:
@@ -251,11 +254,12 @@ class QuerySupervisor:
         self._repeats = log is not None and log.planned > log.committed
         run = _QueryRun(self._start(self))
         with self._lock:
-            self._current = run
-            self._is_restarting = False
+            self._current, restart, self._restart = run, self._restart, ""
             if self.interrupted:
                 # What was asked while it started found the run before, if any, to stop.
                 run.query.stop()
+        if restart:
+            self._happened("state", f"runs again, {restart}")
         return run
 
     def _await_source_end(self) -> bool:
@@ -314,6 +318,9 @@ class QuerySupervisor:
             self._run.over.set()
             why = "" if self.error is None else f": {words_of(self.error)}"
             self._happened("state", f"running → {'ended' if self.error is None else 'failed'}{why}")
+            if self.reports:
+                done, dead = self._records_done, letters_text(self._records_dead)
+                logger.info("query %r: %s records done, %s", self.name, f"{done:,}", dead)
             self._done.set()
 
     def _await_end(self, run: _QueryRun) -> None:
@@ -351,8 +358,8 @@ class QuerySupervisor:
             return False
         self.restarts += 1
         self.last_failure = words_of(error)
-        self._is_restarting = True
         when = restart_of(self._strategy, pause)
+        self._restart = f"restart {self.restarts}{when[len(when.partition(',')[0]) :]}"
         self._happened("restart", f"restart {self.restarts} {when}: {self.last_failure}")
         return not self._stopping.wait(pause / 1000)
 

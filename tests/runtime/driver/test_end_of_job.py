@@ -85,7 +85,13 @@ def test_losses_restarts_and_the_end_are_logged_once_each(caplog: pytest.LogCapt
 
         rules = AckerJob(context.crew, run=context.run, restart=context.restart, timeout_ms=1_000)
         return Mock(
-            rules=rules, carry_out=carry_out, vertex_status=lambda: None, when_done=lambda tell: tell()
+            rules=rules,
+            carry_out=carry_out,
+            vertex_status=lambda: None,
+            when_done=lambda tell: tell(),
+            stopped_with=None,
+            checkpoint_counts=None,
+            breakers={},
         )
 
     caplog.set_level(logging.INFO, "ftlayer.runtime.driver")
@@ -111,13 +117,16 @@ def test_losses_restarts_and_the_end_are_logged_once_each(caplog: pytest.LogCapt
         ("INFO", "topology 'ending': initializing → running"),
         *lost,
         ("WARNING", "topology 'ending': slot 0 is started again (1) in 0.02 s, 1 of 1"),
-        ("INFO", "topology 'ending': recovering → running"),
+        ("INFO", "topology 'ending': recovering → running: runs again, restart 1"),
         lost[0],
-        ("ERROR", caplog.messages[-1]),
+        ("ERROR", caplog.messages[-2]),
+        ("INFO", caplog.messages[-1]),
     ]
     assert re.fullmatch(
-        rf"topology 'ending': running → failed: .* given up after 1 restart: {why}", caplog.messages[-1]
+        rf"topology 'ending': running → failed: .* given up after 1 restart: {why}", caplog.messages[-2]
     )
+    end = r"topology ending: failed after .* s · 0 in · 0 out · .* · 1 restart · 0 dead letters"
+    assert re.fullmatch(end, caplog.messages[-1])
 
 
 def test_two_threads_that_ask_for_the_status_count_nothing_twice() -> None:

@@ -39,7 +39,7 @@ def test_a_loss_and_what_comes_of_it(make: Make) -> None:
     assert "ValueError: no" in loss[2]
     assert recovering[2].startswith("running → recovering: slot 1: ")
     assert restart == ("restart", 1, "slot 1 is started again (1) in 0.05 s, 1 of 10 in a row")
-    assert running[2] == "recovering → running"
+    assert running[2] == "recovering → running: runs again, restart 1"
     assert [each.at_ms for each in rig.core.incidents.at(1_000)][2:4] == [1_070, 1_070]
 
 
@@ -87,7 +87,7 @@ def test_what_is_said_again_of_one_failure_is_no_second_loss() -> None:
     incidents.loss("slot 1: gone", 6)
     assert [(each.at_ms, each.slot) for each in incidents.at(0)] == [(5, 1)]
     slot = SlotRecord(1, restarts=1)
-    incidents.look(JobState.STARTING, [slot], "", 7)
+    incidents.look(JobState.STARTING, [slot], "", 1, 7)
     incidents.loss("slot 1: gone", 8, 1)
     assert [each.kind for each in incidents.at(0)] == ["loss", "restart", "loss"]
 
@@ -105,10 +105,10 @@ def test_the_last_ones_are_kept_in_their_order(events: list[tuple[str, int]]) ->
         elif kind == "restart":
             slots[0].restarts += 1
             lost = ""
-            incidents.look(state, slots, "", now)
+            incidents.look(state, slots, "", 0, now)
             expected.append((now, kind))
         else:
             before, state = state, states[number]
-            incidents.look(state, slots, "", now)
+            incidents.look(state, slots, "", 0, now)
             expected += [(now, kind)] if state is not before else []
     assert [(each.at_ms, each.kind) for each in incidents.at(0)] == expected[-KEPT:]

@@ -416,8 +416,9 @@ def test_restarts_and_the_end_are_told_with_their_reasons(caplog: pytest.LogCapt
     with pytest.raises(QueryError, match=f"^{supervisor.name}: {gave_up}"):
         supervisor.wait_until_ended(WAIT_S)
     assert supervisor.state == "failed"
-    start, restart, end = supervisor.incidents
+    start, restart, again, end = supervisor.incidents
     assert (start.text, restart.kind, end.kind) == ("started", "restart", "state")
+    assert (again.kind, again.text) == ("state", "runs again, restart 1, 1 of 1")
     assert "restart 1" in restart.text
     assert "the first" in restart.text
     assert end.text.startswith("running → failed: ")
@@ -426,7 +427,30 @@ def test_restarts_and_the_end_are_told_with_their_reasons(caplog: pytest.LogCapt
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("INFO", f"{query}: started"),
         ("WARNING", f"{query}: restart 1 in 0.001 s, 1 of 1: OSError: the first"),
+        ("INFO", f"{query}: runs again, restart 1, 1 of 1"),
         ("ERROR", f"{query}: running → failed: {supervisor.name}: {gave_up}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dead", "left"),
+    [
+        (0, "0 dead letters"),
+        (2, "2 dead letters: ftlayer dead list, with --store or --checkpoints once the program has ended"),
+    ],
+)
+def test_the_end_says_what_was_done_and_what_is_dead(
+    dead: int, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ftlayer.spark.query")
+    starter = Starter()
+    supervisor = supervisor_of(starter)
+    supervisor.report(BatchDetails(0, rows_in=1_500, failed=10, waiting=10 - dead, dead=dead))
+    supervisor.report(BatchDetails(1, rows_in=10, delivered=10))
+    supervisor.stop()
+    assert caplog.messages[-2:] == [
+        f"query {supervisor.name!r}: running → ended",
+        f"query {supervisor.name!r}: 1,500 records done, {left}",
     ]
 
 

@@ -71,10 +71,8 @@ class KillerSearch:
         active: whether tasks that begin now are to be armed.
     """
 
-    def __init__(self, *, searches: bool = True) -> None:
-        """``searches``: records may be made dead letters; else deaths are news, and nothing more."""
+    def __init__(self) -> None:
         self.active = False
-        self._searches = searches
         self._known: set[str] = set()  # instances whose deaths are reported
         self._accused: set[_Record] = set()  # one process has ended over each
         self._convicted: dict[_Record, Conviction] = {}
@@ -137,7 +135,7 @@ class KillerSearch:
         assert not both, f"{both} are convicted, and accused as well"
 
     def _look_into(self, death: Death) -> list[str]:
-        self.active = self._searches
+        self.active = True
         record = death.chain, death.digest
         # It may have died before its process knew of the conviction.
         if not death.digest or record in self._convicted:
@@ -182,13 +180,7 @@ class BarrierJob(JobMode[BarrierInstruction]):
     slot_restart = _AT_ONCE
 
     def __init__(
-        self,
-        crew: Crew,
-        *,
-        regions: Sequence[frozenset[int]],
-        run: str,
-        restart: RestartStrategy,
-        searches: bool = True,
+        self, crew: Crew, *, regions: Sequence[frozenset[int]], run: str, restart: RestartStrategy
     ) -> None:
         """``regions`` cover all slots; ``run`` names the execution. ``restart`` judges losses of regions."""
         super().__init__(crew, run)
@@ -200,7 +192,7 @@ class BarrierJob(JobMode[BarrierInstruction]):
         self._restore_fails = False
         self._restarts = 0
         self._succeeded = False
-        self._search = KillerSearch(searches=searches)
+        self._search = KillerSearch()
 
     @property
     def restarts(self) -> int:

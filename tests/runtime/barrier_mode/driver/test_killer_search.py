@@ -334,10 +334,3 @@ def test_a_convict_is_kept_from_the_chain_until_a_checkpoint_that_holds_it_is_co
     assert suspects.snapshot(4) == ()
     assert suspects.convicted(rows) == ()
     assert not suspects.one_at_a_time
-
-
-def test_where_no_record_may_be_made_a_dead_letter_deaths_are_news_alone() -> None:
-    search = KillerSearch(searches=False)
-    assert search.died([death("a")]) == ["slot 0: it ended itself: Segmentation fault\nin explode"]
-    assert not search.active
-    assert not search.lost()
