@@ -55,6 +55,7 @@ from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import (
     ConfigError,
     FTLayerError,
+    MachineError,
     UnauthorizedError,
     UnknownJobError,
     VertexUnavailableError,
@@ -549,7 +550,7 @@ def _in_words_of_options(error: FTLayerError) -> str:
             "FTLAYER_TOKEN"
         )
     text = str(error)
-    if not isinstance(error, ConfigError | VertexUnavailableError):
+    if not isinstance(error, ConfigError | MachineError | VertexUnavailableError):
         return text
     text = re.sub(r"\b(\w+_\w+)\b", lambda found: _ANYWHERE.get(found[1], found[1]), text)
     return re.sub(r"^(\w+)(?=:)", lambda found: _IN_FRONT.get(found[1], found[1]), text)

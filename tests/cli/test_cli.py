@@ -302,6 +302,16 @@ main()
     ), line
 
 
+def test_a_store_that_is_held_is_said_before_a_port_that_is_taken(served: Served, tmp_path: Path) -> None:
+    place = served.address.removeprefix("grpc://")
+    options = ("--listen", place, "--token-file", served.token_file)
+    code, output = ftlayer("serve", served.store, *options)
+    assert (code, output.split(": ")[1]) == (1, f"{served.store} is held by process {served.process.pid}")
+    code, output = ftlayer("serve", tmp_path / "other", *options)
+    said = f"ftlayer: --listen: cannot listen on {place}: another process does; stop that, or name another port\n"
+    assert (code, output) == (1, said)
+
+
 def test_inspect_works_beside_a_live_vertex_and_after_it(served: Served) -> None:
     keys = served.make_dead_letters(["one", "two"])
     code, output = ftlayer("inspect", served.store)
