@@ -704,7 +704,7 @@ def serve(
     shards: Annotated[int, typer.Option(help="A power of two; fixed when the store is made.")] = 1,
     durability: Annotated[
         str,
-        typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/guarantees/durability.md.'),
+        typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/guarantees/README.md.'),
     ] = "batch",
     max_store: Annotated[
         str,

@@ -351,7 +351,7 @@ def signatures_of(method: Any) -> list[str]:
         (KeyedStream, "topologies", "## KeyedStream"),
         (WindowedStream, "topologies", "## WindowedStream"),
         (Job, "job", "## Job"),
-        (ProcessFunction, "functions", "## ProcessFunction"),
+        (ProcessFunction, "topologies", "## ProcessFunction"),
     ],
 )
 def test_signatures(owner: type, name: str, heading: str) -> None:
