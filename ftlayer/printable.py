@@ -300,9 +300,11 @@ def _hidden_part(part: Any, secrets: Sequence[str], seen: set[int]) -> Any:
 
 
 def hides_secrets(secrets: Callable[[Any], Sequence[str]]) -> Callable[[type[Class]], type[Class]]:
-    """Let no public method or property of a class raise an error that has one of its secrets: see `hidden`."""
+    """Let no error of public methods and properties of a class, nor its repr, have one of its secrets: see `hidden`."""
 
     def decorated(made: type[Class]) -> type[Class]:
+        if made.__repr__ is object.__repr__:
+            made.__repr__ = _places  # type: ignore[method-assign]
         for name in dir(made):
             method = inspect.getattr_static(made, name)
             within = getattr(method, "fget", None) or getattr(method, "func", method)
@@ -319,6 +321,17 @@ def hides_secrets(secrets: Callable[[Any], Sequence[str]]) -> Callable[[type[Cla
         return made
 
     return decorated
+
+
+def _places(self: object) -> str:
+    """Return a source or sink with the texts that it needs: ``RedisSink(url='redis://h', stream='s')``."""
+    shown = []
+    for name, each in inspect.signature(type(self)).parameters.items():
+        text = vars(self).get(name, vars(self).get(f"_{name}"))
+        if each.default is each.empty and isinstance(text, str):
+            plain = name in ("group", "listen", "queue", "servers", "stream", "topic")
+            shown.append(f"{name}={text if plain else shown_url(text)!r}")
+    return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _hiding(method: Callable[..., Any], secrets: Callable[[Any], Sequence[str]]) -> Callable[..., Any]:

@@ -21,6 +21,8 @@ from ftlayer import (
     sliding,
     tumbling,
 )
+from ftlayer.sinks import HttpSink, KafkaSink, PostgresSink
+from ftlayer.sources import RedisSource
 from ftlayer.spark.query.supervisor import TrackedQuery
 
 PACKAGE = Path(ftlayer.__file__).parent
@@ -75,3 +77,14 @@ def test_what_users_hold_says_name_mode_and_state() -> None:
     assert repr(Job(running)) == "Job('totals', running)"
     query: Any = SimpleNamespace(name="clean", isActive=False, error=ValueError())
     assert repr(TrackedQuery(query)) == "TrackedQuery('clean', failed)"
+
+
+def test_a_source_or_sink_says_where_it_is_and_no_secret() -> None:
+    assert (
+        repr(RedisSource("redis://u:pw@h", "a:b", "g"))
+        == "RedisSource(url='redis://h', stream='a:b', group='g')"
+    )
+    assert repr(HttpSink("https://u:pw@h/p?key=pw", headers={"k": "pw"})) == "HttpSink(url='https://h/p')"
+    assert repr(PostgresSink("host=h password=pw", "t")) == "PostgresSink(dsn='…', table='t')"
+    kafka = KafkaSink("h:1", "t", exactly_once=False, config={"sasl.password": "pw"})
+    assert repr(kafka) == "KafkaSink(servers='h:1')"
