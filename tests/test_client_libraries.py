@@ -40,11 +40,11 @@ print(json.dumps(failed))
 
 def test_a_library_that_is_missing_is_named_with_its_extra() -> None:
     with pytest.raises(ConfigError, match=r"Redis needs redis-py .* pip install '\.\[redis\]'"):
-        client_library("no_such_library", "Redis", "redis-py", "redis")
+        client_library("Redis", "redis-py", "redis", "no_such_library")
 
 
 def test_a_module_of_a_package_is_given() -> None:
-    assert client_library("email.message", "Mail", "email", "mail").EmailMessage
+    assert client_library("Mail", "email", "mail", "email.message", "email.mime").EmailMessage
 
 
 def test_nothing_but_what_an_extra_is_for_needs_it() -> None:

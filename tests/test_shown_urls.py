@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.cli.main import app
 from ftlayer.clients import amqp, mqtt, nats, postgres, redis
-from ftlayer.clients.kafka import Brokers, check_producer_properties, check_properties
+from ftlayer.clients.kafka import Brokers, check_properties
 from ftlayer.errors import ConfigError
 from ftlayer.printable import secrets_of, shown_url, without_secrets
 from ftlayer.sinks import (
@@ -167,11 +167,11 @@ def test_an_answer_that_repeats_what_was_sent(monkeypatch: pytest.MonkeyPatch) -
         assert not [each for each in (SECRET, token, "secret", "s%65cret") if each in said]
 
 
-@pytest.mark.parametrize("check", [check_properties, check_producer_properties])
+@pytest.mark.parametrize("what", ["source", "sink"])
 @pytest.mark.parametrize("value", [SECRET, "a b"])
-def test_librdkafka_quotes_values(check: Callable[[Any], None], value: str) -> None:
+def test_librdkafka_quotes_values(what: Any, value: str) -> None:
     with pytest.raises(ConfigError, match=r"security\.protocol") as raised:
-        check({"security.protocol": value})
+        check_properties({"security.protocol": value}, what)
     assert value not in all_that_is_said(raised.value)
 
 

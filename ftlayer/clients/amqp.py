@@ -27,7 +27,7 @@ _REFUSED = 406  # Of a channel: among others that acknowledgements took longer t
 
 
 def amqp_library() -> Any:
-    return client_library("pika", "AMQP", "pika", "amqp")
+    return client_library("AMQP", "pika", "amqp", "pika")
 
 
 def check_amqp_url(url: object) -> None:

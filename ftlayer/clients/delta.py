@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ftlayer.errors import ConfigError, SinkError, install
+from ftlayer.clients.libraries import client_library
+from ftlayer.errors import ConfigError, SinkError
 
 SCHEMES = frozenset({"s3", "s3a"})
 
@@ -109,15 +110,8 @@ _SIGNS = {
 
 
 def delta_library() -> Any:
-    try:
-        import deltalake
-        import deltalake.exceptions
-        import deltalake.transaction
-    except ImportError as error:
-        raise ConfigError(
-            f"Delta tables need deltalake where driver and slots run: {install('delta')} ({error})"
-        ) from error
-    return deltalake
+    modules = ("deltalake", "deltalake.exceptions", "deltalake.transaction")
+    return client_library("a Delta table", "deltalake", "delta", *modules)
 
 
 def check_can_add(table: Any, place: str) -> None:

@@ -9,21 +9,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ftlayer.checks import check_choice, check_instance, check_text, check_texts
-from ftlayer.errors import ConfigError, install
+from ftlayer.clients.libraries import client_library
+from ftlayer.errors import ConfigError
 
 RETRIES = "commit.retry.num-retries"
 
 
 def iceberg_library() -> Any:
-    try:
-        import pyiceberg
-        import pyiceberg.catalog
-        import pyiceberg.exceptions
-    except ImportError as error:
-        raise ConfigError(
-            f"Iceberg tables need pyiceberg where driver and slots run: {install('iceberg')} ({error})"
-        ) from error
-    return pyiceberg
+    modules = ("pyiceberg", "pyiceberg.catalog", "pyiceberg.exceptions")
+    return client_library("an Iceberg table", "pyiceberg", "iceberg", *modules)
 
 
 def check_catalog(catalog: object) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from ftlayer.clients.libraries import client_library
 from ftlayer.errors import ConfigError
@@ -37,31 +36,22 @@ OURS_OF_PRODUCERS = frozenset(
 
 
 def kafka_library() -> Any:
-    return client_library("confluent_kafka", "Kafka", "confluent-kafka", "kafka")
+    return client_library("Kafka", "confluent-kafka", "kafka", "confluent_kafka", "confluent_kafka.admin")
 
 
-def check_properties(properties: Mapping[str, Any]) -> None:
+def check_properties(properties: Mapping[str, Any], what: Literal["source", "sink"]) -> None:
     kafka = kafka_library()
-    taken = OURS & set(properties)
+    taken = (OURS if what == "source" else OURS_OF_PRODUCERS) & set(properties)
     if taken:
-        raise ConfigError(f"config: {min(taken)!r} is set by the source itself")
+        raise ConfigError(f"config: {min(taken)!r} is set by the {what} itself")
     try:
-        # Without servers it does not connect.
-        kafka.Consumer({"group.id": "ftlayer", **properties}, logger=logger).close()
+        # Without servers they do not connect.
+        if what == "source":
+            kafka.Consumer({"group.id": "ftlayer", **properties}, logger=logger).close()
+        else:
+            kafka.Producer({**properties, "enable.idempotence": True}, logger=logger)
         return
     except (kafka.KafkaException, TypeError, ValueError) as error:
-        refused = _refused(error, properties)
-    raise refused  # Out here it has no context, which would quote values too.
-
-
-def check_producer_properties(properties: Mapping[str, Any]) -> None:
-    taken = OURS_OF_PRODUCERS & set(properties)
-    if taken:
-        raise ConfigError(f"config: {min(taken)!r} is set by the sink itself")
-    try:
-        kafka_library().Producer({**properties, "enable.idempotence": True}, logger=logger)
-        return
-    except (kafka_library().KafkaException, TypeError, ValueError) as error:
         refused = _refused(error, properties)
     raise refused  # Out here it has no context, which would quote values too.
 
@@ -111,21 +101,18 @@ class Brokers:
         return kafka_library().Producer({**_stays(), **dict(self.properties), **fixed, **own}, logger=logger)
 
     def admin(self) -> Any:
-        return _admin_library().AdminClient(
+        return kafka_library().admin.AdminClient(
             {**dict(self.properties), "bootstrap.servers": self.servers}, logger=logger
         )
 
-    @property
-    def reads_committed(self) -> bool:
-        return bool(dict(self.properties).get("isolation.level", "read_committed") == "read_committed")
-
 
 def ask_offsets(
-    admin: Any, earliest: Iterable[Any], latest: Iterable[Any], *, committed: bool
+    brokers: Brokers, admin: Any, earliest: Iterable[Any], latest: Iterable[Any]
 ) -> dict[Any, Any]:
-    """Ask for first and last offsets of partitions; returns a future by partition. ``committed``: of transactions."""
-    spec = _admin_library().OffsetSpec
+    """Ask for first and last offsets of partitions; returns a future by partition."""
+    spec = kafka_library().admin.OffsetSpec
     level = kafka_library().IsolationLevel
+    committed = dict(brokers.properties).get("isolation.level", "read_committed") == "read_committed"
     asked = dict.fromkeys(earliest, spec.earliest()) | dict.fromkeys(latest, spec.latest())
     found: dict[Any, Any] = admin.list_offsets(
         asked,
@@ -172,11 +159,6 @@ def group_metadata(group: str) -> Any:
         return consumer.consumer_group_metadata()
     finally:
         consumer.close()
-
-
-def _admin_library() -> Any:
-    kafka_library()
-    return importlib.import_module("confluent_kafka.admin")
 
 
 def reason(error: Any) -> str:

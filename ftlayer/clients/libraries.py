@@ -6,14 +6,15 @@ from typing import Any
 from ftlayer.errors import ConfigError, install
 
 
-def client_library(module: str, system: str, library: str, extra: str) -> Any:
-    """Return a module. Raises `ConfigError`, which names the extra, if it is missing.
+def client_library(system: str, library: str, extra: str, *modules: str) -> Any:
+    """Return the first of these modules; the others are imported too. Raises `ConfigError`, which names the extra.
 
-    ``system`` is what needs it, ``library`` its name for people: ``"Redis"``, ``"redis-py"``.
+    ``system`` is what needs them, ``library`` their name for people: ``"Redis"``, ``"redis-py"``.
     """
     try:
-        return import_module(module)
+        first, *_ = map(import_module, modules)
     except ImportError as error:
         raise ConfigError(
             f"{system} needs {library} where driver and slots run: {install(extra)} ({error})"
         ) from error
+    return first

@@ -35,7 +35,7 @@ _SOON = frozenset(
 
 
 def mqtt_library() -> Any:
-    client = client_library("paho.mqtt.client", "MQTT", "paho-mqtt 2", "mqtt")
+    client = client_library("MQTT", "paho-mqtt 2", "mqtt", "paho.mqtt.client")
     if not hasattr(client, "CallbackAPIVersion"):
         raise ConfigError(f"MQTT needs paho-mqtt 2: {install('mqtt')}")
     return client

@@ -26,8 +26,7 @@ Result = TypeVar("Result")
 
 
 def nats_library() -> Any:
-    client_library("nats.js.errors", "NATS", "nats-py", "nats")
-    return client_library("nats", "NATS", "nats-py", "nats")
+    return client_library("NATS", "nats-py", "nats", "nats", "nats.js.errors")
 
 
 def check_nats_url(url: object) -> None:
@@ -44,7 +43,7 @@ def check_credentials(credentials: object) -> None:
     """Raise `ConfigError` unless it is a path or None, and where nkeys is missing for one."""
     check_path(credentials, "credentials")
     if credentials is not None:
-        client_library("nkeys", "NATS with credentials", "nkeys", "nats")
+        client_library("NATS with credentials", "nkeys", "nats", "nkeys")
 
 
 def check_name(name: object, option: str, expected: str) -> None:

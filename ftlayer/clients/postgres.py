@@ -62,8 +62,7 @@ _UNSTATED = {
 
 
 def psycopg_library() -> Any:
-    client_library("psycopg.conninfo", "PostgreSQL", "psycopg 3", "postgres")
-    return client_library("psycopg", "PostgreSQL", "psycopg 3", "postgres")
+    return client_library("PostgreSQL", "psycopg 3", "postgres", "psycopg", "psycopg.conninfo")
 
 
 def check_dsn(dsn: object) -> None:

@@ -15,7 +15,7 @@ TIMEOUT_S = 10.0
 
 
 def redis_library() -> Any:
-    return client_library("redis", "Redis", "redis-py", "redis")
+    return client_library("Redis", "redis-py", "redis", "redis")
 
 
 def check_redis_url(url: object) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +18,12 @@ from ftlayer.checks import check_text, check_texts
 from ftlayer.data_sources import (
     DataSourceOptions,
     DataSourceStreamReader,
-    ReadLimit,
     SupportsTriggerAvailableNow,
     from_arrow_schema,
     to_arrow_schema,
 )
 from ftlayer.errors import ConfigError
-from ftlayer.sources.logs import LogReader
-from ftlayer.sources.queue_stream import QueueStreamReader
+from ftlayer.sinks.fitting import is_any
 from ftlayer.topology.ddl import parse_ddl
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 CORRUPT = "_corrupt_record"
 """A column of the schema that gets the text of what cannot be read, as Spark calls it."""
+
+_TEXT = ("string", "large_string", "binary", "large_binary")
 
 SHOWN_BYTES = 200
 """An error shows so much of a message."""
@@ -133,7 +135,7 @@ class FromJson:
                     f"FromJson: there is no column {name!r}; messages have {', '.join(messages.names)}"
                 )
         kind = messages.field(self._column).type
-        if not _is_text(kind):
+        if not is_any(kind, *_TEXT):
             raise ConfigError(f"FromJson: column {self._column!r} is {kind}: JSON is text or binary")
         return pa.schema([*self._objects, *(messages.field(name) for name in self._keep)])
 
@@ -207,18 +209,6 @@ def _text(value: pa.Scalar) -> str | None:
     return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-        )
-    )
-
-
 def _readable(field: pa.Field, path: str) -> pa.Field:
     return pa.field(field.name, _readable_type(field.type, path))
 
@@ -231,14 +221,7 @@ def _readable_type(kind: pa.DataType, path: str) -> pa.DataType:
     if pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.tz is None):
         # Of which Arrow's reader would turn a time with a zone into one of UTC.
         return pa.string()
-    if (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_decimal128(kind)
-        or pa.types.is_timestamp(kind)
-        or _is_text(kind)
-    ):
+    if is_any(kind, "integer", "floating", "boolean", "decimal128", "timestamp", *_TEXT):
         return kind
     raise ConfigError(f"schema: {path} is {kind}, which cannot be read from JSON: use a function of your own")
 
@@ -247,56 +230,35 @@ JSON_OPTIONS = ("column", "keep")
 """The options of `with_schema`."""
 
 
-class JsonReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader of messages whose rows are the JSON objects in them."""
+class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A reader of messages, whose rows are these, or the JSON objects in them, see `with_schema`."""
 
-    def __init__(self, messages: LogReader | QueueStreamReader, from_json: FromJson) -> None:
-        self._messages = messages
-        self._from_json = from_json
+    from_json: FromJson | None = None
 
-    def initialOffset(self) -> Any:  # noqa: N802 - Spark's name
-        """As the reader of messages does, here and below."""
-        return self._messages.initialOffset()
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        return self._messages.getDefaultReadLimit()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        self._messages.prepareForTriggerAvailableNow()
-
-    def latestOffset(self, start: Any, limit: ReadLimit) -> Any:  # noqa: N802 - Spark's name
-        return self._messages.latestOffset(start, limit)
-
-    def reportLatestOffset(self) -> Any:  # noqa: N802 - Spark's name
-        return self._messages.reportLatestOffset()
-
-    def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
-        return self._messages.partitions(start, end)
+    @abstractmethod
+    def read_messages(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the messages of a partition."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the objects of a partition's messages. Raises `ValueError` for the first one that does not fit."""
-        return map(self._objects, self._messages.read(partition))
+        """Yield messages, or their objects. Raises `ValueError` for the first one that does not fit."""
+        messages = self.read_messages(partition)
+        return messages if self.from_json is None else map(partial(_objects, self.from_json), messages)
 
-    def _objects(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        try:
-            return self._from_json(batch)
-        except ValueError:
-            # One by one, for the message of the one that does not fit.
-            for row in range(batch.num_rows):
-                self._from_json(batch.slice(row, 1))
-            raise
 
-    def commit(self, end: Any) -> None:
-        self._messages.commit(end)
-
-    def stop(self) -> None:
-        self._messages.stop()
+def _objects(from_json: FromJson, batch: pa.RecordBatch) -> pa.RecordBatch:
+    try:
+        return from_json(batch)
+    except ValueError:
+        # One by one, for the message of the one that does not fit.
+        for row in range(batch.num_rows):
+            from_json(batch.slice(row, 1))
+        raise
 
 
 def with_schema(
-    reader: LogReader | QueueStreamReader, messages: pa.Schema, wanted: StructType, options: DataSourceOptions
-) -> DataSourceStreamReader:
-    """Return the reader, or one of the JSON objects in its messages, if the user's schema is not that of messages.
+    reader: MessageReader, messages: pa.Schema, wanted: StructType, options: DataSourceOptions
+) -> MessageReader:
+    """Return the reader; its rows are the JSON objects in messages, if the user's schema is not that of messages.
 
     Options: ``column``, where messages have the object (``value``); ``keep``, names of columns of messages that the
     schema has too, with commas between them. Raises `ConfigError` as `FromJson` does.
@@ -313,7 +275,8 @@ def with_schema(
     from_json = FromJson(objects, column=column, keep=keep)
     if from_json.result_schema(messages).names != given.names:
         raise ConfigError("schema: the columns of keep come last, in their order")
-    return JsonReader(reader, from_json)
+    reader.from_json = from_json
+    return reader
 
 
 _NEWLINE, _RETURN = 0x0A, 0x0D

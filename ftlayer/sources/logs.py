@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ftlayer.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from ftlayer.data_sources import ReadLimit, ReadMaxRows
 from ftlayer.errors import SourceChangedError
+from ftlayer.sources.from_json import MessageReader
 
 Offsets = dict[str, int]
 """By split: the offset of the next record."""
@@ -30,7 +31,7 @@ class LogRange(InputPartition):
     end: int
 
 
-class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogReader(MessageReader):
     """Reads all splits of a log, range by range. A connector says where they begin and end, and reads them.
 
     Attributes:
@@ -136,7 +137,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, LogRange)
         return replace(partition, start=min(partition.start + passed, partition.end))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read_messages(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogRange)
         return self.read_split(partition.split, partition.start, partition.end)
 

@@ -16,9 +16,10 @@ from pyspark.sql.datasource import InputPartition
 from ftlayer import __version__
 from ftlayer.checkpoint.storage.layout import check_location, normal
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from ftlayer.data_sources import ReadLimit, ReadMaxRows
 from ftlayer.errors import CheckpointDamagedError, ConfigError, SourceChangedError, SourceError, other_format
 from ftlayer.printable import shown_url
+from ftlayer.sources.from_json import MessageReader
 from ftlayer.topology.checks import WAITING
 from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
 
@@ -57,7 +58,8 @@ class RedeliveryWindow:
         self._names = bytearray(names)
         self._counts: deque[tuple[int, int]] = deque([(_BEFORE, len(cut))])
         self._size = size
-        self._turn = _BEFORE
+        self.turn = _BEFORE
+        """The number of the last fetch: the receipt for it."""
         self._durable = _BEFORE if stored else _BEFORE - 1
         # Of the channel that is open: up to which tag, and the turn that those wait for.
         self._waiting: deque[tuple[int, int]] = deque()
@@ -74,7 +76,7 @@ class RedeliveryWindow:
         Each is a tag, one higher than that before, a name, and whether the server says that it may have been delivered
         before. One without a name is always new.
         """
-        self._turn = mine = self._turn + 1
+        self.turn = mine = self.turn + 1
         turns, waiting = self._turns, self._waiting
         are_new: list[bool] = []
         new_names: list[bytes] = []
@@ -99,11 +101,6 @@ class RedeliveryWindow:
 
     def knows(self, name: str | None) -> bool:
         return name is not None and short(name) in self._turns
-
-    @property
-    def turn(self) -> int:
-        """The number of the last fetch: the receipt for it."""
-        return self._turn
 
     def packed(self) -> bytes:
         """Return the names that a reader behind the last fetch has to know."""
@@ -285,7 +282,7 @@ class SpooledFile(InputPartition):
     number: int
 
 
-class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class QueueStreamReader(MessageReader):
     """Fetches in the driver, while Spark asks how far the source goes, and reads files of the `Spool` in the tasks.
 
     A message is acknowledged when its file is durable. Each enters the query once: where the driver was killed
@@ -414,7 +411,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ------------------------------------------------------------ in the tasks
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read_messages(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SpooledFile)
         yield from self._spool.read(partition.number).replace_schema_metadata(None).to_batches()
 

@@ -162,7 +162,7 @@ def test_an_end_that_the_broker_does_not_know_yet_is_asked_for_again(
     """Just after its start a broker may answer -1001: that is no partition which has become shorter."""
     answers = iter([(4, -1001), (4, 2)])
 
-    def answered(_admin: Any, _earliest: Any, latest: Any, **_options: Any) -> dict[Any, Future[Any]]:
+    def answered(_brokers: Any, _admin: Any, _earliest: Any, latest: Any) -> dict[Any, Future[Any]]:
         futures: dict[Any, Future[Any]] = {place: Future() for place in latest}
         for future, offset in zip(futures.values(), next(answers), strict=True):
             future.set_result(SimpleNamespace(offset=offset))

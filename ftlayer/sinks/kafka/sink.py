@@ -25,7 +25,7 @@ from ftlayer.checks import Duration, check_bool, check_text, duration_ms
 from ftlayer.clients.kafka import (
     CALL_S,
     Brokers,
-    check_producer_properties,
+    check_properties,
     group_metadata,
     is_fenced,
     is_of_partition,
@@ -39,7 +39,7 @@ from ftlayer.errors import ConfigError, SinkError, SinkTargetError, Uncommittabl
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hides_secrets
 from ftlayer.sinks.files import delete_paths
-from ftlayer.sinks.fitting import whole_or_refused
+from ftlayer.sinks.fitting import is_any, whole_or_refused
 from ftlayer.sinks.kafka.messages import KafkaMessage, StagedMessages, batches_of, content_of, encode
 from ftlayer.sinks.table_commits import CleaningSink, by_query, streaming_query, tried
 
@@ -352,11 +352,9 @@ def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     column = batch.column(batch.schema.get_field_index(field.name))
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
-    fits = is_text or is_bytes if pa.types.is_binary(field.type) else True
+    is_text = is_any(column.type, "string", "large_string")
     try:
-        if not fits:
+        if pa.types.is_binary(field.type) and not (is_text or is_any(column.type, "binary", "large_binary")):
             raise pa.ArrowTypeError(f"a message's {field.name} is a text or bytes")
         # A time is cut to milliseconds, as Kafka has it.
         return column.cast(field.type, safe=not pa.types.is_timestamp(field.type))
@@ -689,7 +687,7 @@ class KafkaSink(CleaningSink[KafkaMessage]):
         if not exactly_once and staging is not None:
             raise ConfigError(f"staging: expected None with exactly_once=False, got {staging!r}")
         properties = dict(config or {})
-        check_producer_properties(properties)
+        check_properties(properties, "sink")
         self._servers, self._topic, self._name = servers, topic, name or (topic or "")
         self._brokers = Brokers(servers, "", tuple(sorted(properties.items())))
         self._most_bytes = int(properties.get("message.max.bytes", MOST_MESSAGE_BYTES))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import compress, islice
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,28 +25,16 @@ from ftlayer.sources.queue_stream import NAME_BYTES, RedeliveryWindow, pack_posi
 from ftlayer.sources.server_reader import ServerReader
 from ftlayer.topology.operators import Fetched, Member, Queue
 
-if TYPE_CHECKING:
-    pass
-
-VALUE, ROUTING_KEY, MESSAGE_ID, TIMESTAMP, HEADERS, REDELIVERED = SCHEMA_NAMES = (
-    "value",
-    "routing_key",
-    "message_id",
-    "timestamp",
-    "headers",
-    "redelivered",
-)
-
 _TEXTS = pa.map_(pa.string(), pa.string())
 
 SCHEMA = pa.schema(
     [
-        pa.field(VALUE, pa.binary()),
-        pa.field(ROUTING_KEY, pa.string()),
-        pa.field(MESSAGE_ID, pa.string()),
-        pa.field(TIMESTAMP, beside.STAMP),
-        pa.field(HEADERS, _TEXTS),
-        pa.field(REDELIVERED, pa.bool_()),
+        pa.field("value", pa.binary()),
+        pa.field("routing_key", pa.string()),
+        pa.field("message_id", pa.string()),
+        pa.field("timestamp", beside.STAMP),
+        pa.field("headers", _TEXTS),
+        pa.field("redelivered", pa.bool_()),
     ]
 )
 

@@ -297,7 +297,7 @@ class KafkaSource(LogReader):
         super().__init__(max_rows)
         self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
         properties = dict(config or {})
-        check_properties(properties)
+        check_properties(properties, "source")
         self._brokers = Brokers(servers, group, tuple(sorted(properties.items())))
         self.servers, self.topics, self.group = servers, topics, group
         self._start = _checked_start(start, topics)
@@ -376,10 +376,9 @@ class KafkaSource(LogReader):
         found = dict(wanted)
         if not any(places.values()):
             return found
-        committed = self._brokers.reads_committed
 
         def ask(admin: Any) -> Offsets:
-            futures = ask_offsets(admin, places[EARLIEST], places[LATEST], committed=committed)
+            futures = ask_offsets(self._brokers, admin, places[EARLIEST], places[LATEST])
             told = {
                 f"{place.topic}-{place.partition}": future.result(CALL_S).offset
                 for place, future in futures.items()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,9 +24,6 @@ from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
 from ftlayer.sources.server_reader import ServerReader
 from ftlayer.topology.operators import Fetched, Member, Queue
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,9 +25,6 @@ from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.queue_stream import pack_position, unpack_position
 from ftlayer.sources.server_reader import ServerReader
 from ftlayer.topology.operators import Fetched, Member, Queue
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
