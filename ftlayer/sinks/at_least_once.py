@@ -28,7 +28,7 @@ def bodies_of(batch: pa.RecordBatch, body: str | None, option: str) -> list[byte
     is missing or neither a text nor bytes, and `ValueError` for a number that JSON does not have.
     """
     if body is None:
-        return [json.dumps(row, default=_as_json, allow_nan=False).encode() for row in batch.to_pylist()]
+        return [json.dumps(row, default=as_json, allow_nan=False).encode() for row in batch.to_pylist()]
     column = column_of(batch, body, option)
     if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
         raise ConfigError(f"{option}: column {body!r} is {column.type}, expected a text or bytes")
@@ -49,7 +49,8 @@ def column_of(batch: pa.RecordBatch, name: str, option: str) -> pa.Array:
     return batch.column(name)
 
 
-def _as_json(value: object) -> object:
+def as_json(value: object) -> object:
+    """Return what JSON has for a value that is none of its own: bytes in base64, times in ISO 8601, others' texts."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dt.date | dt.time):

@@ -12,12 +12,17 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv
 
+from ftlayer.sinks.fitting import is_any
+
 SUFFIX = "_ftlayer_staging"
 """Of the staging table's name, behind the target's."""
 MESSAGE_COLUMN = "ftlayer_message"
 """Of the staging table: whose rows they are."""
 ROW_COLUMN = "ftlayer_row"
 """Of the staging table: the number of a row in its message, from 0."""
+
+_PLAIN = ("integer", "floating", "decimal", "boolean", "string", "large_string", "date", "time", "timestamp")
+"""Types that Arrow writes as PostgreSQL reads them."""
 
 _OPTIONS = csv.WriteOptions(include_header=False, quoting_style="needed")
 
@@ -40,27 +45,13 @@ def _copyable(column: pa.Array, target: str) -> pa.Array:
         return _copyable(column.dictionary_decode(), target)
     if pa.types.is_string_view(column.type):
         return column.cast(pa.string())
-    if _is_plain(column.type):
+    if is_any(column.type, *_PLAIN):
         return column
     text: Callable[[Any], str] = _array_literal if target.endswith("[]") else _text
     if target in ("json", "jsonb"):
         text = _json
     values = column.to_pylist(maps_as_pydicts="lossy")
     return pa.array([None if value is None else text(value) for value in values], pa.string())
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_date(kind)
-        or pa.types.is_time(kind)
-        or pa.types.is_timestamp(kind)
-    )
 
 
 def _text(value: Any) -> str:

@@ -13,8 +13,17 @@ from ftlayer.failures import RowsRejected
 
 Result = TypeVar("Result")
 
+TEXT = ("string", "large_string", "string_view")
+BINARY = ("binary", "large_binary", "binary_view")
+LISTS = ("list", "large_list")
+
 CHUNK_BYTES = 128 * MIB
 """Rows of one ``write`` that are in memory, or in a file, at a time: about so many bytes of Arrow's."""
+
+
+def is_any(kind: pa.DataType, *families: str) -> bool:
+    """Whether a type is of one of these families, as `pyarrow.types` calls them: ``"large_string"``."""
+    return any(getattr(pa.types, f"is_{family}")(kind) for family in families)
 
 
 def check_fits(rows: pa.Schema, table: pa.Schema, place: str) -> None:
@@ -182,16 +191,16 @@ def as_column(kind: pa.DataType) -> pa.DataType:
         return as_column(kind.value_type)
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", None if kind.tz is None else "UTC")
-    if _is_text(kind):
+    if is_any(kind, *TEXT):
         return pa.string()
-    if _is_binary(kind):
+    if is_any(kind, *BINARY):
         return pa.binary()
     if pa.types.is_struct(kind):
         fields = (kind.field(at) for at in range(kind.num_fields))
         return pa.struct([(field.name, as_column(field.type)) for field in fields])
     if pa.types.is_map(kind):
         return pa.map_(as_column(kind.key_type), as_column(kind.item_type))
-    if _is_list(kind):
+    if is_any(kind, *LISTS):
         return pa.list_(as_column(kind.value_type))
     return kind
 
@@ -202,10 +211,10 @@ def is_held_by(kind: pa.DataType, target: pa.DataType) -> bool:
         return True
     if pa.types.is_dictionary(kind):
         return is_held_by(kind.value_type, target)
-    if _is_text(kind):
-        return _is_text(target)
-    if _is_binary(kind):
-        return _is_binary(target)
+    if is_any(kind, *TEXT):
+        return is_any(target, *TEXT)
+    if is_any(kind, *BINARY):
+        return is_any(target, *BINARY)
     if pa.types.is_integer(kind):
         return pa.types.is_integer(target) and _is_within(kind, target)
     if pa.types.is_floating(kind):
@@ -232,7 +241,7 @@ def _is_nested_in(kind: pa.DataType, target: pa.DataType) -> bool:
         )
     if pa.types.is_map(kind) and pa.types.is_map(target):
         return is_held_by(kind.key_type, target.key_type) and is_held_by(kind.item_type, target.item_type)
-    if _is_list(kind) and _is_list(target):
+    if is_any(kind, *LISTS) and is_any(target, *LISTS):
         return is_held_by(kind.value_type, target.value_type)
     return False
 
@@ -242,15 +251,3 @@ def _is_within(kind: pa.DataType, target: pa.DataType) -> bool:
         return bool(pa.types.is_signed_integer(target) and kind.bit_width <= target.bit_width)
     sign = int(pa.types.is_signed_integer(target))
     return bool(kind.bit_width <= target.bit_width - sign)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

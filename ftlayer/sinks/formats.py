@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from io import BytesIO
 from typing import Any, BinaryIO
 
@@ -16,6 +13,7 @@ import pyarrow as pa
 
 from ftlayer.errors import ConfigError
 from ftlayer.records.ipc import copied, retyped
+from ftlayer.sinks.at_least_once import as_json
 
 ROW_GROUP_ROWS = 1 << 17
 """Small batches are put together to Parquet row groups of at least so many rows."""
@@ -106,9 +104,8 @@ def _json(
     for batch in batches:
         # Python's times of day have microseconds.
         batch = _checked(batch, "ns")
-        lines = (
-            json.dumps(_plain(row), ensure_ascii=False) for row in batch.to_pylist(maps_as_pydicts="lossy")
-        )
+        rows = batch.to_pylist(maps_as_pydicts="lossy")
+        lines = (json.dumps(_plain(row), ensure_ascii=False, default=as_json) for row in rows)
         file.write("".join(f"{line}\n" for line in lines).encode())
 
 
@@ -120,12 +117,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, (datetime, date, time)):
-        return value.isoformat()
-    if isinstance(value, (Decimal, timedelta)):
-        return str(value)
     return value
 
 

@@ -17,7 +17,7 @@ from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_libra
 from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
-from ftlayer.sinks.fitting import whole_or_refused
+from ftlayer.sinks.fitting import is_any, whole_or_refused
 from ftlayer.sinks.table_commits import (
     CleaningSink,
     by_query,
@@ -72,7 +72,7 @@ def _as_bytes(name: str, column: pa.Array) -> Sequence[bytes | None]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
-        plain = column if _is_bytes(column.type) else column.cast(pa.string())
+        plain = column if is_any(column.type, "binary", "large_binary") else column.cast(pa.string())
         values: list[bytes | None] = plain.cast(pa.binary()).to_pylist()
     except pa.ArrowInvalid:  # Of a value: the others have one.
         raise
@@ -81,10 +81,6 @@ def _as_bytes(name: str, column: pa.Array) -> Sequence[bytes | None]:
             f"column {name!r} is {column.type}, which has no text in Redis: make it one in a function before ({error})"
         ) from error
     return values
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _bytes(value: Any) -> bytes:

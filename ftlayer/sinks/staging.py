@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, LiteralString, Protocol
 
 import psycopg
 import pyarrow as pa
@@ -76,6 +76,11 @@ class Tables:
         object.__setattr__(self, "staging", self._name(self.table + SUFFIX))
         object.__setattr__(self, "staged", self._name(STAGED))
         object.__setattr__(self, "commits", self._name(COMMITS))
+
+    def run(self, connection: Any, statement: LiteralString, **parts: Any) -> Any:
+        """Execute a statement with the names of these tables and columns, and more: what is no SQL is a literal."""
+        own = {each: getattr(self, each) for each in ("target", "staging", "staged", "commits")}
+        return connection.execute(sql.SQL(statement).format(**own, message=_MESSAGE, row=_ROW, **parts))
 
     def _name(self, table: str) -> sql.Identifier:
         return sql.Identifier(self.schema, table) if self.schema else sql.Identifier(table)
@@ -175,16 +180,16 @@ def refused_rows(
         return found
 
     def moved(message: Staged, start: int, end: int) -> str:
-        names = _names(message.columns)
         try:
             with connection.transaction():
-                connection.execute(
-                    sql.SQL(
-                        "INSERT INTO {} ({}) SELECT {} FROM {} WHERE {} = {} AND {} >= {} AND {} < {}"
-                    ).format(
-                        *(tables.target, names, names, tables.staging, _MESSAGE, message.id),
-                        *(_ROW, start, _ROW, end),
-                    )
+                tables.run(
+                    connection,
+                    "INSERT INTO {target} ({names}) SELECT {names} FROM {staging} "
+                    "WHERE {message} = {id} AND {row} >= {start} AND {row} < {end}",
+                    names=_names(message.columns),
+                    id=message.id,
+                    start=start,
+                    end=end,
                 )
                 connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         except psycopg.Error as error:
@@ -213,17 +218,13 @@ def check_staged(connection: Any, tables: Tables, sink: str, messages: Sequence[
     """Raise `ConfigError` where messages that are not committed have their rows elsewhere: it is another's table."""
     needed = {MESSAGE_COLUMN}.union(*(one.columns for one in messages))
     if needed <= _columns(connection, tables.staging).keys() and _has_bookkeeping(connection, tables):
-        elsewhere = connection.execute(
-            sql.SQL(
-                "SELECT FROM unnest({ids}) AS m (id) WHERE NOT EXISTS (SELECT FROM {commits} WHERE sink = {sink} AND "
-                "id = m.id) AND NOT EXISTS (SELECT FROM {staged} WHERE message = m.id AND (rows = 0 OR EXISTS "
-                "(SELECT FROM {staging} WHERE {message} = m.id)))"
-            ).format(
-                **{each: getattr(tables, each) for each in ("commits", "staged", "staging")},
-                ids=_texts([one.id for one in messages]),
-                sink=sql.Literal(sink),
-                message=_MESSAGE,
-            )
+        elsewhere = tables.run(
+            connection,
+            "SELECT FROM unnest({ids}::text[]) AS m (id) WHERE NOT EXISTS (SELECT FROM {commits} WHERE sink = {sink} "
+            "AND id = m.id) AND NOT EXISTS (SELECT FROM {staged} WHERE message = m.id AND (rows = 0 OR EXISTS "
+            "(SELECT FROM {staging} WHERE {message} = m.id)))",
+            ids=[one.id for one in messages],
+            sink=sink,
         )
         if not elsewhere.rowcount:
             return
@@ -236,11 +237,8 @@ def check_staged(connection: Any, tables: Tables, sink: str, messages: Sequence[
 def uncommitted(connection: Any, tables: Tables, sink: str, messages: Iterable[Staged]) -> list[Staged]:
     """Return those that are staged and not committed, and keep others from committing them meanwhile."""
     open_still = [one for one in messages if not is_entered(connection, tables, sink, one.id)]
-    connection.execute(
-        sql.SQL("SELECT FROM {} WHERE message = ANY({}) FOR UPDATE").format(
-            tables.staged, _texts([one.id for one in open_still])
-        )
-    )
+    ids = [one.id for one in open_still]
+    tables.run(connection, "SELECT FROM {staged} WHERE message = ANY({ids}::text[]) FOR UPDATE", ids=ids)
     return open_still
 
 
@@ -251,26 +249,24 @@ def staged_rows(
     columns = {one.id: one.columns for one in messages}
     found: dict[tuple[str, int], str] = {}
     for id, rows in _by_message(numbers).items():
-        statement = sql.SQL(
+        there = tables.run(
+            connection,
             "SELECT {row}, (SELECT row_to_json(r)::text FROM (SELECT {names}) r) FROM {staging} "
-            "WHERE {message} = {id} AND {row} = ANY({rows}) ORDER BY {row}"
-        ).format(
-            row=_ROW, names=_names(columns[id]), staging=tables.staging, message=_MESSAGE, id=id, rows=rows
+            "WHERE {message} = {id} AND {row} = ANY({rows}) ORDER BY {row}",
+            names=_names(columns[id]),
+            id=id,
+            rows=rows,
         )
-        found |= {(id, row): values for row, values in connection.execute(statement)}
+        found |= {(id, row): values for row, values in there}
     return found
 
 
 def take_out(connection: Any, tables: Tables, numbers: Iterable[tuple[str, int]]) -> None:
-    for message, rows in _by_message(numbers).items():
-        gone = connection.execute(
-            sql.SQL("DELETE FROM {} WHERE {} = {} AND {} = ANY({})").format(
-                tables.staging, _MESSAGE, message, _ROW, rows
-            )
-        ).rowcount
-        connection.execute(
-            sql.SQL("UPDATE {} SET rows = rows - {} WHERE message = {}").format(tables.staged, gone, message)
-        )
+    for id, rows in _by_message(numbers).items():
+        remove: LiteralString = "DELETE FROM {staging} WHERE {message} = {id} AND {row} = ANY({rows})"
+        gone = tables.run(connection, remove, id=id, rows=rows).rowcount
+        count: LiteralString = "UPDATE {staged} SET rows = rows - {gone} WHERE message = {id}"
+        tables.run(connection, count, gone=gone, id=id)
 
 
 def _by_message(numbers: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
@@ -284,12 +280,12 @@ def move(
     connection: Any, tables: Tables, columns: list[str], messages: list[str]
 ) -> tuple[int, dict[str, int]]:
     """Move the staged rows of messages into the target; returns how many there were, and had to be of each message."""
-    names, theirs = _names(columns), sql.SQL("{} = ANY({})").format(_MESSAGE, _texts(messages))
     # Two statements: how many the table has taken, rules and triggers may say otherwise.
-    connection.execute(
-        sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} WHERE {}").format(
-            tables.target, names, names, tables.staging, theirs
-        )
+    tables.run(
+        connection,
+        "INSERT INTO {target} ({names}) SELECT {names} FROM {staging} WHERE {message} = ANY({ids}::text[])",
+        names=_names(columns),
+        ids=messages,
     )
     return drop(connection, tables, messages)
 
@@ -298,15 +294,13 @@ def drop(connection: Any, tables: Tables, messages: list[str]) -> tuple[int, dic
     """Remove the staged rows of messages; returns how many there were, and had to be of each message."""
     if not messages:
         return 0, {}
-    gone = connection.execute(
-        sql.SQL("DELETE FROM {} WHERE {} = ANY({})").format(tables.staging, _MESSAGE, _texts(messages))
-    ).rowcount
-    forgotten = connection.execute(
-        sql.SQL("DELETE FROM {} WHERE message = ANY({}) RETURNING message, rows").format(
-            tables.staged, _texts(messages)
-        )
+    gone = tables.run(connection, "DELETE FROM {staging} WHERE {message} = ANY({ids}::text[])", ids=messages)
+    forgotten = tables.run(
+        connection,
+        "DELETE FROM {staged} WHERE message = ANY({ids}::text[]) RETURNING message, rows",
+        ids=messages,
     )
-    return gone, dict(forgotten.fetchall())
+    return gone.rowcount, dict(forgotten.fetchall())
 
 
 def enter(connection: Any, tables: Tables, sink: str, ids: list[str], checkpoint: int) -> set[str]:
@@ -314,40 +308,41 @@ def enter(connection: Any, tables: Tables, sink: str, ids: list[str], checkpoint
     if not ids:
         return set()
     # In one order, so that two who do the same do not wait for each other.
-    new = connection.execute(
-        sql.SQL(
-            "INSERT INTO {} (sink, id, checkpoint) SELECT {}, unnest({}), {} "
-            "ON CONFLICT (sink, id) DO NOTHING RETURNING id"
-        ).format(tables.commits, sql.Literal(sink), _texts(sorted(ids)), sql.Literal(checkpoint))
+    new = tables.run(
+        connection,
+        "INSERT INTO {commits} (sink, id, checkpoint) SELECT {sink}, unnest({ids}::text[]), {checkpoint} "
+        "ON CONFLICT (sink, id) DO NOTHING RETURNING id",
+        sink=sink,
+        ids=sorted(ids),
+        checkpoint=checkpoint,
     )
     return {row[0] for row in new}
 
 
 def is_entered(connection: Any, tables: Tables, sink: str, commit_id: str) -> bool:
-    found = connection.execute(
-        sql.SQL("SELECT FROM {} WHERE sink = {} AND id = {}").format(
-            tables.commits, *map(sql.Literal, (sink, commit_id))
-        )
+    found = tables.run(
+        connection, "SELECT FROM {commits} WHERE sink = {sink} AND id = {id}", sink=sink, id=commit_id
     )
     return bool(found.rowcount)
 
 
 def note_staged(connection: Any, tables: Tables, message: str, sink: str, execution: str, rows: int) -> None:
-    connection.execute(
-        sql.SQL("INSERT INTO {} (message, sink, execution, rows) VALUES ({})").format(
-            tables.staged, sql.SQL(", ").join(map(sql.Literal, (message, sink, execution, rows)))
-        )
+    values = sql.SQL(", ").join(map(sql.Literal, (message, sink, execution, rows)))
+    tables.run(
+        connection, "INSERT INTO {staged} (message, sink, execution, rows) VALUES ({values})", values=values
     )
 
 
 def dead_messages(
     connection: Any, tables: Tables, sink: str, execution: str, older_than_s: float
 ) -> list[str]:
-    found = connection.execute(
-        sql.SQL(
-            "SELECT message FROM {} WHERE sink = {} AND execution <> {} "
-            "AND staged_at <= clock_timestamp() - make_interval(secs => {})"
-        ).format(tables.staged, *map(sql.Literal, (sink, execution, older_than_s)))
+    found = tables.run(
+        connection,
+        "SELECT message FROM {staged} WHERE sink = {sink} AND execution <> {execution} "
+        "AND staged_at <= clock_timestamp() - make_interval(secs => {age_s})",
+        sink=sink,
+        execution=execution,
+        age_s=older_than_s,
     )
     return [row[0] for row in found]
 
@@ -372,10 +367,6 @@ def _staged_as(columns: dict[str, str]) -> dict[str, str]:
     return {**columns, ROW_COLUMN: "bigint"}
 
 
-def _texts(values: list[str]) -> sql.Composed:
-    return sql.SQL("{}::text[]").format(sql.Literal(values))
-
-
 def _names(columns: Iterable[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
 
@@ -393,34 +384,29 @@ def _make(connection: Any, tables: Tables, columns: dict[str, str]) -> None:
     staged = _columns(connection, tables.staging)
     if not staged:
         # Without the target's constraints and defaults: they are for the rows that arrive there.
-        connection.execute(
-            sql.SQL(
-                "CREATE TABLE {} AS SELECT NULL::text AS {}, NULL::bigint AS {}, t.* FROM {} t WITH NO DATA"
-            ).format(tables.staging, _MESSAGE, _ROW, tables.target)
+        tables.run(
+            connection,
+            "CREATE TABLE {staging} AS SELECT NULL::text AS {message}, NULL::bigint AS {row}, t.* FROM {target} t "
+            "WITH NO DATA",
         )
-        connection.execute(sql.SQL("CREATE INDEX ON {} ({}, {})").format(tables.staging, _MESSAGE, _ROW))
+        tables.run(connection, "CREATE INDEX ON {staging} ({message}, {row})")
         staged = _columns(connection, tables.staging)
     for name, kind in _staged_as(columns).items():
         if name not in staged:
-            connection.execute(
-                sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(
-                    tables.staging, sql.Identifier(name), sql.SQL(kind)
-                )
-            )
+            added = {"name": sql.Identifier(name), "kind": sql.SQL(kind)}
+            tables.run(connection, "ALTER TABLE {staging} ADD COLUMN {name} {kind}", **added)
         elif staged[name] != kind:
             raise SinkTargetError(
                 f"column {name!r} of {tables.target.as_string(connection)} is of type {kind} and was {staged[name]} "
                 f"when rows were staged: change it in {tables.staging.as_string(connection)} too"
             )
-    connection.execute(
-        sql.SQL(
-            "CREATE TABLE IF NOT EXISTS {} (message text PRIMARY KEY, sink text NOT NULL, execution text NOT NULL, "
-            "rows bigint NOT NULL, staged_at timestamptz NOT NULL DEFAULT clock_timestamp())"
-        ).format(tables.staged)
+    tables.run(
+        connection,
+        "CREATE TABLE IF NOT EXISTS {staged} (message text PRIMARY KEY, sink text NOT NULL, execution text NOT NULL, "
+        "rows bigint NOT NULL, staged_at timestamptz NOT NULL DEFAULT clock_timestamp())",
     )
-    connection.execute(
-        sql.SQL(
-            "CREATE TABLE IF NOT EXISTS {} (sink text, id text, checkpoint bigint NOT NULL, "
-            "committed_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (sink, id))"
-        ).format(tables.commits)
+    tables.run(
+        connection,
+        "CREATE TABLE IF NOT EXISTS {commits} (sink text, id text, checkpoint bigint NOT NULL, "
+        "committed_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (sink, id))",
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,6 +33,7 @@ from ftlayer.sinks.fitting import (
     check_fits,
     chunked,
     fitted,
+    is_any,
     is_held_by,
     refuse_nulls,
     whole_or_refused,
@@ -237,6 +238,8 @@ MOST_CHARACTERS = 32
 
 MILLISECOND = timedelta(milliseconds=1)
 
+_PARTITIONING = ("string", "integer", "boolean", "date", "timestamp", "decimal")
+
 PartitionValues = tuple[tuple[str, str | None], ...]
 
 
@@ -246,7 +249,7 @@ def check_partitions(schema: pa.Schema, partition_by: tuple[str, ...], place: st
             raise SinkTargetError(
                 f"{place}: partition column {name!r} is not in the rows ({', '.join(schema.names)})"
             )
-        if not _makes_partitions(schema.field(name).type):
+        if not is_any(schema.field(name).type, *_PARTITIONING):
             raise SinkTargetError(
                 f"{place}: partition column {name!r} is {schema.field(name).type}; partition by a text, an integer, a "
                 "truth value, a date, a timestamp or a decimal"
@@ -298,13 +301,7 @@ def _has_bounds(column: pa.ChunkedArray) -> bool:
     if pa.types.is_floating(column.type):
         # Spark takes NaN for the greatest number, and JSON has none.
         return bool(pc.all(pc.is_finite(column)).as_py())
-    kind = column.type
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_date(kind)
-        or pa.types.is_timestamp(kind)
-    )
+    return is_any(column.type, "integer", "string", "date", "timestamp")
 
 
 def _bound(value: Any, *, up: bool) -> Any:
@@ -326,17 +323,6 @@ def _bound(value: Any, *, up: bool) -> Any:
     return value
 
 
-def _makes_partitions(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_integer(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_date(kind)
-        or pa.types.is_timestamp(kind)
-        or pa.types.is_decimal(kind)
-    )
-
-
 def _partition_value(value: Any) -> str | None:
     if value is None or value == "":
         return None
@@ -355,106 +341,63 @@ def _partition_value(value: Any) -> str | None:
 # deltalake has a file system of its own, which is not used: it holds Python's lock while the store answers.
 
 
-class TableFiles(Protocol):
+class TableFiles:
     """Files in the directory of a table. Paths are relative to it. Raises OSError and Arrow's errors."""
+
+    def __init__(self, url: str, options: dict[str, str]) -> None:
+        """``url``: of the table; ``options`` as deltalake takes them."""
+        from pyarrow.fs import LocalFileSystem
+
+        self._is_local = is_local(url)
+        self._fs = LocalFileSystem() if self._is_local else s3_file_system(options)
+        self._root = url if self._is_local else url.partition("://")[2]
 
     def write(self, path: str, rows: pa.Table) -> int:
         """Write a Parquet file that lasts; returns its size. If it raises there is none, or one that no commit has."""
-
-    def size(self, path: str) -> int | None:
-        """Return a file's size; None: there is none."""
-
-    def delete(self, path: str) -> None:
-        """Remove a file; a missing one is fine."""
-
-    def names(self) -> list[str]:
-        """Return the files that are in the directory itself."""
-
-    def sync_commit(self, version: int) -> None:
-        """Make a commit last that is written: a checkpoint that relied on it is forgotten next."""
-
-
-def open_table_files(url: str, options: dict[str, str]) -> TableFiles:
-    """Return the files of the table at ``url``; ``options`` as deltalake takes them."""
-    return _LocalTableFiles(url) if is_local(url) else _S3TableFiles(url, options)
-
-
-class _LocalTableFiles:
-    def __init__(self, url: str) -> None:
-        self._root = Path(url)
-
-    def write(self, path: str, rows: pa.Table) -> int:
-        import pyarrow.parquet as pq
-
-        target = self._root / path
-        try:
-            with target.open("wb") as file:
-                pq.write_table(rows, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
-        sync_directory(self._root)
-        return target.stat().st_size
-
-    def size(self, path: str) -> int | None:
-        try:
-            return (self._root / path).stat().st_size
-        except FileNotFoundError:
-            return None
-
-    def delete(self, path: str) -> None:
-        (self._root / path).unlink(missing_ok=True)
-
-    def names(self) -> list[str]:
-        return [entry.name for entry in os.scandir(self._root) if entry.is_file()]
-
-    def sync_commit(self, version: int) -> None:
-        log = self._root / "_delta_log"
-        with (log / f"{version:020}.json").open("rb") as file:
-            os.fsync(file.fileno())
-        sync_directory(log)
-
-
-class _S3TableFiles:
-    def __init__(self, url: str, options: dict[str, str]) -> None:
-        self._fs = s3_file_system(options)
-        self._root = url.partition("://")[2]
-
-    def write(self, path: str, rows: pa.Table) -> int:
         import pyarrow.parquet as pq
 
         try:
             # An object is there once its upload has ended.
             with self._fs.open_output_stream(f"{self._root}/{path}") as file:
                 pq.write_table(rows, file)
+            self._sync(path)
+            size = self.size(path)
         except BaseException:
             self.delete(path)
             raise
-        size = self.size(path)
         if size is None:
             raise FileNotFoundError(f"{path} was written, and is not there")
         return size
 
     def size(self, path: str) -> int | None:
+        """Return a file's size; None: there is none."""
         from pyarrow.fs import FileType
 
         (found,) = self._fs.get_file_info([f"{self._root}/{path}"])
         return None if found.type == FileType.NotFound else int(found.size)
 
     def delete(self, path: str) -> None:
+        """Remove a file; a missing one is fine."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(f"{self._root}/{path}")
 
     def names(self) -> list[str]:
+        """Return the files that are in the directory itself."""
         from pyarrow.fs import FileSelector, FileType
 
         found = self._fs.get_file_info(FileSelector(self._root, recursive=False))
         return [each.base_name for each in found if each.type == FileType.File]
 
     def sync_commit(self, version: int) -> None:
-        """It lasts as it is written."""
+        """Make a commit last that is written: a checkpoint that relied on it is forgotten next."""
+        self._sync(f"_delta_log/{version:020}.json")
+
+    def _sync(self, path: str) -> None:
+        """Make a file of this machine last; an object does as it is written."""
+        if self._is_local:
+            with (target := Path(self._root, path)).open("rb") as file:
+                os.fsync(file.fileno())
+            sync_directory(target.parent)
 
 
 _STAGED = re.compile(
@@ -691,7 +634,7 @@ class DeltaSink(CleaningSink[DeltaMessage]):
         return self._log
 
     def _files(self) -> TableFiles:
-        return open_table_files(self._url, self._options)
+        return TableFiles(self._url, self._options)
 
     def _remove(self, paths: Iterable[str]) -> None:
         for_all(self._files().delete, paths)
