@@ -16,14 +16,13 @@ from ftlayer.sources.postgres.transactions import (
     LogPlace,
     Message,
     Relation,
-    RelationColumn,
     Transactions,
     Truncate,
     Unit,
 )
 
-MINE = Relation(1, "public", "t", "d", (RelationColumn("n", True, 20, -1),))
-OTHER = Relation(2, "public", "u", "d", (RelationColumn("n", True, 20, -1),))
+MINE = Relation(1, ("n",))
+OTHER = Relation(2, ("n",))
 
 Stream = list[tuple[int, list[tuple[int, int]]]]
 """Transactions: where each was committed, and its changes: of which table, and which number."""
@@ -47,7 +46,7 @@ def messages_of(stream: Stream, behind: int) -> list[Message]:
         if lsn >= behind:
             found.append(Begin(lsn, 0, lsn))
             found += [Insert(relation, (str(number),)) for relation, number in changes]
-            found.append(CommitMessage(lsn, lsn + 5, 0))
+            found.append(CommitMessage(lsn + 5))
     return found
 
 
@@ -114,9 +113,9 @@ def test_a_large_value_cuts_a_transaction() -> None:
 
 def test_what_has_no_row_is_passed_when_all_before_it_was_taken() -> None:
     transactions = begun(None, 100)
-    for message in (MINE, OTHER, Begin(10, 0, 1), Insert(1, ("1",)), CommitMessage(10, 15, 0)):
+    for message in (MINE, OTHER, Begin(10, 0, 1), Insert(1, ("1",)), CommitMessage(15)):
         transactions.feed(message, 10)
-    for message in (Begin(20, 0, 2), Insert(2, ("1",)), CommitMessage(20, 25, 0)):
+    for message in (Begin(20, 0, 2), Insert(2, ("1",)), CommitMessage(25)):
         transactions.feed(message, 10)
     assert transactions.passed == 0
     unit = transactions.take(10)
@@ -135,11 +134,11 @@ def test_truncating_the_table_is_a_row_and_another_is_none() -> None:
         MINE,
         OTHER,
         Begin(10, 0, 1),
-        Truncate((2,), False, False),
-        Truncate((2, 1), False, False),
+        Truncate((2,)),
+        Truncate((2, 1)),
     ):
         transactions.feed(message, 10)
-    transactions.feed(CommitMessage(10, 15, 0), 10)
+    transactions.feed(CommitMessage(15), 10)
     unit = transactions.take(10)
     assert unit is not None
     assert [(row.operation, row.place, row.columns) for row in unit.rows] == [("truncate", 2, (None,))]
@@ -148,7 +147,7 @@ def test_truncating_the_table_is_a_row_and_another_is_none() -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([CommitMessage(1, 2, 0)], "that had not begun"),
+        ([CommitMessage(2)], "that had not begun"),
         ([MINE, Insert(1, ("1",))], "outside of a transaction"),
         ([Begin(1, 0, 0), Insert(7, ("1",))], "not described, with the oid 7"),
     ],

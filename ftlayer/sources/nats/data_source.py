@@ -327,10 +327,11 @@ class SequenceWindow:
             subjects: which ones the consumer gets; "": none was fetched.
             stored: whether they are durable.
         """
-        self._subjects = subjects
+        self.subjects = subjects
         self.known = known
         self.until_ns = until_ns
-        self._turn = _BEFORE
+        self.turn = _BEFORE
+        """The number of the last fetch: the receipt for it."""
         self._durable = _BEFORE if stored else _BEFORE - 1
         self._held: dict[int, tuple[int, str]] = {}
         self._turns: deque[tuple[int, list[int]]] = deque()
@@ -340,18 +341,9 @@ class SequenceWindow:
         """How often the stream was found to be another than before."""
 
     @property
-    def turn(self) -> int:
-        """The number of the last fetch: the receipt for it."""
-        return self._turn
-
-    @property
     def unacknowledged(self) -> int:
         """How many messages were fetched and are not acknowledged."""
         return len(self._held)
-
-    @property
-    def subjects(self) -> str:
-        return self._subjects
 
     def reads(self, subjects: str) -> None:
         """There is a new connection, and the consumer gets these subjects.
@@ -360,15 +352,15 @@ class SequenceWindow:
         deliveries do not follow those before.
         """
         self._last = None
-        if self._subjects not in ("", subjects):
+        if self.subjects not in ("", subjects):
             self._begin_anew()
-        self._subjects = subjects
+        self.subjects = subjects
 
     def take(self, deliveries: Sequence[StreamDelivery]) -> list[bool]:
         """Number a fetch; return which of its deliveries are new."""
-        self._turn += 1
+        self.turn += 1
         numbers: list[int] = []
-        self._turns.append((self._turn, numbers))
+        self._turns.append((self.turn, numbers))
         are_new = [self._take(delivery, numbers) for delivery in deliveries]
         self._forget()
         return are_new
@@ -382,7 +374,7 @@ class SequenceWindow:
             self._begin_anew()
         known.add(self._first_of_run(delivery), sequence)
         self.until_ns = max(self.until_ns, delivery.time_ns)
-        self._held[sequence] = (self._turn, delivery.reply)
+        self._held[sequence] = (self.turn, delivery.reply)
         numbers.append(sequence)
         self._last = delivery
         return True

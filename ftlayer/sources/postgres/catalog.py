@@ -383,20 +383,15 @@ _PUBLISHED = "SELECT 1 FROM pg_publication_tables WHERE pubname = %s AND scheman
 
 
 @dataclass(frozen=True)
-class SlotState:
-    """A slot that is there. ``confirmed``: what is before this was acknowledged."""
+class Slot:
+    """A slot that is there. Changes from ``lsn`` on come: what is before was acknowledged, or before it was made.
 
-    name: str
-    confirmed: int
-
-
-@dataclass(frozen=True)
-class MadeSlot:
-    """A slot that was made. ``lsn``: changes from here on come; ``snapshot`` shows the tables as they were then."""
+    ``snapshot`` of one that was made shows the tables as they were then.
+    """
 
     name: str
     lsn: int
-    snapshot: str
+    snapshot: str = ""
 
 
 def lsn_of(text: str) -> int:
@@ -414,7 +409,7 @@ def identify(replication: Any) -> tuple[str, int]:
     return str(system), lsn_of(lsn)
 
 
-def find_slot(connection: Any, name: str) -> SlotState | None:
+def find_slot(connection: Any, name: str) -> Slot | None:
     """Return a slot of this database, None if there is none. Raises `ConfigError` for one of something else."""
     found = connection.execute(_SLOT, (name,)).fetchone()
     if found is None:
@@ -425,19 +420,19 @@ def find_slot(connection: Any, name: str) -> SlotState | None:
             f"slot: {name!r} is there, and is no slot of {PLUGIN} in this database: it is one of "
             f"{plugin or 'physical replication'}, of database {database!r}; give another name"
         )
-    return SlotState(name, int(confirmed))
+    return Slot(name, int(confirmed))
 
 
-def make_slot(replication: Any, name: str, *, exports: bool) -> MadeSlot:
+def make_slot(replication: Any, name: str, *, exports: bool) -> Slot:
     """Make a slot. With ``exports`` its snapshot is there until the connection is used for something else."""
     snapshot = "export" if exports else "nothing"
-    command = psycopg_library().sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL {} (SNAPSHOT {})")
     sql = psycopg_library().sql
+    command = sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL {} (SNAPSHOT {})")
     made = replication.execute(
         command.format(sql.Identifier(name), sql.SQL(PLUGIN), sql.Literal(snapshot))
     ).fetchone()
     logger.info("replication slot %r is made, from %s on", name, made[1])
-    return MadeSlot(name, lsn_of(made[1]), made[2] or "")
+    return Slot(name, lsn_of(made[1]), made[2] or "")
 
 
 def copy_slot(connection: Any, old: str, new: str) -> None:

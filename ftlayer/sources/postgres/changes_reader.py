@@ -87,7 +87,7 @@ class InitialCopy:
         self, dsn: str, replication: Any, slot: str, table: catalog.TableName, columns: Sequence[str]
     ) -> None:
         """Make the slot. ``replication`` is used for nothing else until this is closed."""
-        self.made: catalog.MadeSlot = catalog.make_slot(replication, slot, exports=True)
+        self.made = catalog.make_slot(replication, slot, exports=True)
         self.token = secrets.token_bytes(8)
         self.rows = 0
         self._connection = connect(dsn)
@@ -495,7 +495,7 @@ class PostgresChangesReader(ServerReader):
         """Whether nothing was read, or a part of an initial copy alone."""
         return self._place is None or (isinstance(self._place, CopyPlace) and not self._place.is_over)
 
-    def _slot_to_stream(self, connection: Any, table: catalog.TableDescription) -> catalog.SlotState | None:
+    def _slot_to_stream(self, connection: Any, table: catalog.TableDescription) -> catalog.Slot | None:
         """Return the slot to read; None: the table is copied first."""
         source, place = self._source, self._place
         there, aside = (catalog.find_slot(connection, name) for name in (source.slot, source.aside))
@@ -508,8 +508,7 @@ class PostgresChangesReader(ServerReader):
                         f"{source.place}: the initial copy was not completed: read on with initial='copy', and "
                         f"without a slot {source.slot!r}"
                     )
-                made = catalog.make_slot(self._replication, source.slot, exports=False)
-                return catalog.SlotState(made.name, made.lsn)
+                return catalog.make_slot(self._replication, source.slot, exports=False)
             if aside is not None:
                 catalog.drop_slot(connection, source.aside)
             self._copy = InitialCopy(source.dsn, self._replication, source.aside, table.name, self._columns)
@@ -530,14 +529,14 @@ class PostgresChangesReader(ServerReader):
             catalog.drop_slot(connection, source.aside)
         return there
 
-    def _start(self, slot: catalog.SlotState, report_s: float) -> None:
+    def _start(self, slot: catalog.Slot, report_s: float) -> None:
         place = self._place
-        start = slot.confirmed if place is None else place.lsn
+        start = slot.lsn if place is None else place.lsn
         self._is_aside = slot.name == self._source.aside
         self._transactions = self._new_transactions()
         self._reached = 0
         self._look_at_s = self._look_again_at = 0
-        self._confirmed = max(self._confirmed, slot.confirmed)
+        self._confirmed = max(self._confirmed, slot.lsn)
         self._stream = ReplicationStream(
             self._replication, slot.name, self._source.publication, start, self._confirmed, report_s
         )

@@ -448,17 +448,14 @@ class PostgresTableSource(Queue):
     def _key_of(self, table: TableDescription) -> tuple[str, ...]:
         if not self._key and (self._column,) in table.keys:
             return ()
-        names = self._key or tuple(name for name in _primary(table) if name != self._column)
+        primary = table.keys[0] if table.has_primary_key else ()
+        names = self._key or tuple(name for name in primary if name != self._column)
         if not any(set(unique) <= {self._column, *names} for unique in table.keys):
             raise ConfigError(
                 f"key: expected columns that tell rows with the same {self._column!r} apart, by a unique index of "
                 f"table {self.table.quoted}; it has {' and '.join(map(str, map(list, table.keys))) or 'none'}"
             )
         return names
-
-
-def _primary(table: TableDescription) -> tuple[str, ...]:
-    return table.keys[0] if table.has_primary_key else ()
 
 
 class PostgresChangesDataSource(QueueDataSource):

@@ -49,47 +49,17 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class CommitMessage:
-    """A transaction ends. ``lsn``: of the commit, ``end``: behind it; ``time_us``: since 1970."""
+    """A transaction ends; ``end`` is behind its commit."""
 
-    lsn: int
     end: int
-    time_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The transaction came here by replication from elsewhere."""
-
-    lsn: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class RelationColumn:
-    """A column. ``is_key``: it is in the replica identity; ``type``: its type's oid, ``modifier``: of the type."""
-
-    name: str
-    is_key: bool
-    type: int
-    modifier: int
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table, sent before its first change, and when it has become another. ``identity``: d, n, f or i."""
+    """The names of a table's columns, sent before its first change, and when it has become another."""
 
     oid: int
-    schema: str
-    table: str
-    identity: str
-    columns: tuple[RelationColumn, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TypeName:
-    oid: int
-    schema: str
-    name: str
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +90,9 @@ class Delete:
 @dataclass(frozen=True, slots=True)
 class Truncate:
     relations: tuple[int, ...]
-    cascades: bool
-    restarts_identity: bool
 
 
-Message: TypeAlias = (
-    Begin | CommitMessage | Origin | Relation | TypeName | Insert | Update | Delete | Truncate
-)
+Message: TypeAlias = Begin | CommitMessage | Relation | Insert | Update | Delete | Truncate
 
 _BEGIN = Struct(">QqI")
 _COMMIT = Struct(">BQQq")
@@ -140,7 +106,8 @@ _INT64 = Struct(">Q")
 _NULL, _SAME, _TEXT = b"nut"
 
 
-def parse(data: bytes) -> Message:
+def parse(data: bytes) -> Message | None:
+    """Return a message; None for an origin, or a type's name: values are read as texts."""
     if not data:
         raise PgOutputError("a message without bytes")
     kind = chr(data[0])
@@ -162,39 +129,33 @@ def _begin(data: bytes) -> tuple[Begin, int]:
 
 
 def _commit(data: bytes) -> tuple[CommitMessage, int]:
-    _flags, lsn, end, time = _COMMIT.unpack_from(data, 1)
-    return CommitMessage(lsn, end, time + EPOCH_US), 1 + _COMMIT.size
+    _flags, _lsn, end, _time = _COMMIT.unpack_from(data, 1)
+    return CommitMessage(end), 1 + _COMMIT.size
 
 
-def _origin(data: bytes) -> tuple[Origin, int]:
-    (lsn,) = _INT64.unpack_from(data, 1)
-    name, at = _text(data, 1 + _INT64.size)
-    return Origin(lsn, name), at
+def _origin(data: bytes) -> tuple[None, int]:
+    _name, at = _text(data, 1 + _INT64.size)
+    return None, at
 
 
 def _relation(data: bytes) -> tuple[Relation, int]:
     (oid,) = _INT32.unpack_from(data, 1)
-    schema, at = _text(data, 5)
-    table, at = _text(data, at)
-    identity = chr(data[at])
+    _schema, at = _text(data, 5)
+    _table, at = _text(data, at)
     (count,) = _RELATION.unpack_from(data, at + 1)
     at += 1 + _RELATION.size
     columns = []
     for _ in range(count):
-        flags = data[at]
         name, at = _text(data, at + 1)
-        kind, modifier = _COLUMN_TYPE.unpack_from(data, at)
         at += _COLUMN_TYPE.size
-        columns.append(RelationColumn(name, bool(flags & 1), kind, modifier))
-    # No name stands for the catalog's own schema.
-    return Relation(oid, schema or "pg_catalog", table, identity, tuple(columns)), at
+        columns.append(name)
+    return Relation(oid, tuple(columns)), at
 
 
-def _type(data: bytes) -> tuple[TypeName, int]:
-    (oid,) = _INT32.unpack_from(data, 1)
-    schema, at = _text(data, 5)
-    name, at = _text(data, at)
-    return TypeName(oid, schema or "pg_catalog", name), at
+def _type(data: bytes) -> tuple[None, int]:
+    _schema, at = _text(data, 5)
+    _name, at = _text(data, at)
+    return None, at
 
 
 def _insert(data: bytes) -> tuple[Insert, int]:
@@ -221,17 +182,15 @@ def _delete(data: bytes) -> tuple[Delete, int]:
 
 
 def _truncate(data: bytes) -> tuple[Truncate, int]:
-    count, options = _TRUNCATE.unpack_from(data, 1)
+    count, _options = _TRUNCATE.unpack_from(data, 1)
     relations = Struct(f">{count}I")
     at = 1 + _TRUNCATE.size
     if len(data) < at + relations.size:
         raise IndexError("relations are missing")
-    return Truncate(
-        relations.unpack_from(data, at), bool(options & 1), bool(options & 2)
-    ), at + relations.size
+    return Truncate(relations.unpack_from(data, at)), at + relations.size
 
 
-_PARSERS: dict[str, Callable[[bytes], tuple[Message, int]]] = {
+_PARSERS: dict[str, Callable[[bytes], tuple[Message | None, int]]] = {
     "B": _begin,
     "C": _commit,
     "O": _origin,
@@ -351,21 +310,13 @@ class Transactions:
         self._places: dict[int, tuple[int | None, ...] | None] = {}
         self._open: _Open | None = None
         self._units: deque[Unit] = deque()
-        self._rows = 0
+        self.rows = 0
         self.missing: tuple[str, ...] = ()
         """Columns that the table had not when its last `Relation` came."""
         self.passed = 0
         """The server may forget what is before this, once all units that were taken are durable."""
 
-    @property
-    def rows(self) -> int:
-        return self._rows
-
-    @property
-    def is_between(self) -> bool:
-        return self._open is None and not self._units
-
-    def feed(self, message: Message, size: int) -> None:
+    def feed(self, message: Message | None, size: int) -> None:
         """Take the next message, which had ``size`` bytes. Raises `SourceError` for one that cannot come here."""
         match message:
             case Begin():
@@ -376,8 +327,6 @@ class Transactions:
                 self._places[message.oid] = self._places_in(message)
             case Insert() | Update() | Delete() | Truncate():
                 self._change(message, size)
-            case _:
-                pass  # An origin, or a type's name: values are read as texts.
 
     def reached(self, lsn: int) -> None:
         """The server has sent all that was committed before this."""
@@ -393,7 +342,7 @@ class Transactions:
         while self._units and count + len(self._units[0].rows) <= max_rows:
             taken.append(self._units.popleft())
             count += len(taken[-1].rows)
-        self._rows -= count
+        self.rows -= count
         rows = taken[0].rows if len(taken) == 1 else [row for unit in taken for row in unit.rows]
         # A piece is no progress, but those before it are.
         end = max((unit.end for unit in taken if unit.end is not None), default=None)
@@ -433,7 +382,7 @@ class Transactions:
 
     def _put(self, unit: Unit) -> None:
         self._units.append(unit)
-        self._rows += len(unit.rows)
+        self.rows += len(unit.rows)
 
     def _advance(self, lsn: int) -> None:
         if not self._units:
@@ -449,7 +398,7 @@ class Transactions:
         """Return where the columns are in its rows; None for another table."""
         if relation.oid != self._oid:
             return None
-        places = {column.name: place for place, column in enumerate(relation.columns)}
+        places = {name: place for place, name in enumerate(relation.columns)}
         self.missing = tuple(name for name in self._columns if name not in places)
         return tuple(places.get(name) for name in self._columns)
 
