@@ -334,7 +334,7 @@ def signatures_of(method: Any) -> list[str]:
     found = []
     for form in (*typing.get_overloads(method), method):
         own = list(inspect.signature(form).parameters.values())[1:]
-        if any(each.kind is each.VAR_KEYWORD for each in own):
+        if form is not method and any(each.kind is each.VAR_KEYWORD for each in own):
             own = [each for each in own if each.kind is not each.VAR_KEYWORD] + options
         shown = [each.replace(annotation=inspect.Parameter.empty) for each in own]
         found.append(str(inspect.Signature(shown))[1:-1].replace(" ", ""))
@@ -561,7 +561,7 @@ MIGRATION = {
     ),
     "docs/migration/from-bytewax.md": (
         "Dataflow key_on key_rm map_value stateful_map StatefulLogic on_notify fold_window collect_window EventClock "
-        "TumblingWindower SessionWindower FixedPartitionedSource DynamicSink recovery waxctl flat_map_batch branch merge"
+        "TumblingWindower SessionWindower FixedPartitionedSource DynamicSink recovery waxctl flat_map_batch merge"
     ),
     "docs/migration/from-task-queues.md": (
         "Celery RQ Dramatiq SQS acks_late reject_on_worker_lost visibility retry_backoff max_retries maxReceiveCount "
