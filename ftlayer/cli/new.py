@@ -15,8 +15,6 @@ from rich.prompt import Prompt
 
 from ftlayer.cli.printing import is_terminal
 from ftlayer.scaffold.choices import (
-    SINKS,
-    SOURCES,
     Choices,
     ProjectKind,
     ProjectMode,
@@ -36,10 +34,10 @@ def _print_choices(asked: bool) -> None:
     typer.echo("  topology          continuous: record by record, milliseconds")
     typer.echo("--mode, of a topology\n  acker             every record is followed; the default")
     typer.echo("  barrier           checkpoints: state and transactional sinks are exact")
-    for option, texts in (("--source", SOURCES), ("--sink", SINKS)):
+    for option, parts in (("--source", ProjectSource), ("--sink", ProjectSink)):
         typer.echo(option)
-        for choice, text in texts.items():
-            typer.echo(f"  {choice:<17} {text}" + ("; the default" if choice == "files" else ""))
+        for choice in parts:
+            typer.echo(f"  {choice:<17} {choice.what}" + ("; the default" if choice == "files" else ""))
     raise typer.Exit
 
 

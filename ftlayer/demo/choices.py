@@ -46,16 +46,9 @@ SHARES = {
 }
 """The shares of the input behind which `Kill.ALL` kills what."""
 
-_NOT_THERE = {
-    (
-        Kind.QUERY,
-        Kill.SLOT,
-    ): "a micro-batch query has no slots; kill vertex, driver or all, or say --engine continuous",
-    (
-        Kind.CHECKPOINTED,
-        Kill.VERTEX,
-    ): "barrier mode has no vertex; kill slot, driver or all, or say --mode acker",
-}
+_NO_SLOTS = "a micro-batch query has no slots; kill vertex, driver or all, or say --engine continuous"
+_NO_VERTEX = "barrier mode has no vertex; kill slot, driver or all, or say --mode acker"
+_NOT_THERE = {(Kind.QUERY, Kill.SLOT): _NO_SLOTS, (Kind.CHECKPOINTED, Kill.VERTEX): _NO_VERTEX}
 
 
 def kind_of(mode: Mode, engine: Engine | None) -> Kind:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ftlayer.demo.choices import Kill, Kind, Victim, doomed
 from ftlayer.demo.ledger import DeadLine, HandChanges, split_record
@@ -90,9 +90,7 @@ class Finished:
 
 Event = Starting | Started | Writing | BatchDone | Progress | Restarted | Finished
 
-_TYPES = {
-    kind.__name__: kind for kind in (Starting, Started, Writing, BatchDone, Progress, Restarted, Finished)
-}
+_TYPES = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def to_line(event: Event) -> str:
@@ -131,67 +129,25 @@ BACKOFF = ("200ms", "500ms")
 Columns = dict[str, list[Any]]
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    root: Path
-
-    @property
-    def input(self) -> Path:
-        return self.root / "input"
-
-    @property
-    def output(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.input = root / "input"
+        self.output = root / "output"
         """The sink: of a query, one directory a batch; of a topology, files."""
-        return self.root / "output"
-
-    @property
-    def dead_letters(self) -> Path:
-        return self.root / "dead-letters"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.root / "checkpoint"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def savepoints(self) -> Path:
-        return self.root / "savepoints"
-
-    @property
-    def checkpoint_list(self) -> Path:
-        return self.root / "checkpoints.json"
-
-    @property
-    def marks(self) -> Path:
-        return self.root / "marks"
-
-    @property
-    def store(self) -> Path:
-        return self.root / "ft"
-
-    @property
-    def service(self) -> Path:
+        self.dead_letters = root / "dead-letters"
+        self.checkpoint = root / "checkpoint"
+        self.checkpoints = root / "checkpoints"
+        self.savepoints = root / "savepoints"
+        self.checkpoint_list = root / "checkpoints.json"
+        self.marks = root / "marks"
+        self.store = root / "ft"
+        self.service = root / "service"
         """How often the pretended service has failed each line."""
-        return self.root / "service"
-
-    @property
-    def scratch(self) -> Path:
-        return self.root / "scratch"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "driver.log"
-
-    @property
-    def dead(self) -> Path:
-        return self.root / "dead.jsonl"
-
-    @property
-    def changes(self) -> Path:
-        return self.root / "changes.json"
+        self.scratch = root / "scratch"
+        self.log = root / "driver.log"
+        self.dead = root / "dead.jsonl"
+        self.changes = root / "changes.json"
 
     def batch_output(self, batch: int) -> Path:
         """Return where the rows of one batch of the query go; written again, they replace what was there."""

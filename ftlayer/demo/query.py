@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,11 @@ from ftlayer.demo.driver import (
     BACKOFF,
     MAX_ATTEMPTS,
     BatchDone,
-    Event,
     Restarted,
     RunDirectory,
     Started,
     Starting,
+    Tell,
     Writing,
 )
 from ftlayer.demo.ledger import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, words_of
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 POLL_S = 0.05
-
-Tell = Callable[[Event], None]
 
 
 def parse(record: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Self
 
 from ftlayer.errors import ConfigError
 
@@ -26,74 +27,56 @@ class ProjectMode(StrEnum):
     BARRIER = "barrier"
 
 
-class ProjectSource(StrEnum):
-    FILES = "files"
-    TAIL = "tail"
-    KAFKA = "kafka"
-    REDIS = "redis"
-    NATS = "nats"
-    AMQP = "amqp"
-    MQTT = "mqtt"
-    WEBHOOK = "webhook"
-    SSE = "sse"
-    POLLED_JSON = "polled-json"
-    POSTGRES_CHANGES = "postgres-changes"
-    POSTGRES_TABLE = "postgres-table"
+class ProjectPart(StrEnum):
+    """A source or a sink.
+
+    Attributes:
+        what: it is, as it is offered.
+        extra: of ftlayer, that it needs; "": none.
+    """
+
+    what: str
+    extra: str
+
+    def __new__(cls, value: str, what: str = "", extra: str | None = None) -> Self:
+        """``extra`` None: it is called as the part is."""
+        member = str.__new__(cls, value)
+        member._value_, member.what, member.extra = value, what, value if extra is None else extra
+        return member
 
 
-class ProjectSink(StrEnum):
-    FILES = "files"
-    PRINT = "print"
-    KAFKA = "kafka"
-    REDIS = "redis"
-    NATS = "nats"
-    AMQP = "amqp"
-    MQTT = "mqtt"
-    HTTP = "http"
-    POSTGRES = "postgres"
-    DELTA = "delta"
-    ICEBERG = "iceberg"
+class ProjectSource(ProjectPart):
+    FILES = "files", "files of JSON lines in a directory; needs no server", ""
+    TAIL = "tail", "a log that grows and is rotated; needs no server", ""
+    KAFKA = "kafka", "a topic of Kafka"
+    REDIS = "redis", "a stream of Redis"
+    NATS = "nats", "a stream of NATS JetStream"
+    AMQP = "amqp", "a queue of RabbitMQ"
+    MQTT = "mqtt", "topics of MQTT"
+    WEBHOOK = "webhook", "requests that others post; needs no server", "http"
+    SSE = "sse", "Server-Sent Events of a server", "http"
+    POLLED_JSON = "polled-json", "a list as JSON, asked for again and again", "http"
+    POSTGRES_CHANGES = (
+        "postgres-changes",
+        "inserts into a table of PostgreSQL, by logical replication",
+        "postgres",
+    )
+    POSTGRES_TABLE = "postgres-table", "rows of a table of PostgreSQL, by a column that grows", "postgres"
 
 
-SOURCES = {
-    ProjectSource.FILES: "files of JSON lines in a directory; needs no server",
-    ProjectSource.TAIL: "a log that grows and is rotated; needs no server",
-    ProjectSource.KAFKA: "a topic of Kafka",
-    ProjectSource.REDIS: "a stream of Redis",
-    ProjectSource.NATS: "a stream of NATS JetStream",
-    ProjectSource.AMQP: "a queue of RabbitMQ",
-    ProjectSource.MQTT: "topics of MQTT",
-    ProjectSource.WEBHOOK: "requests that others post; needs no server",
-    ProjectSource.SSE: "Server-Sent Events of a server",
-    ProjectSource.POLLED_JSON: "a list as JSON, asked for again and again",
-    ProjectSource.POSTGRES_CHANGES: "inserts into a table of PostgreSQL, by logical replication",
-    ProjectSource.POSTGRES_TABLE: "rows of a table of PostgreSQL, by a column that grows",
-}
-SINKS = {
-    ProjectSink.FILES: "Parquet files; needs no server",
-    ProjectSink.PRINT: "the terminal, to look at them; needs no server",
-    ProjectSink.KAFKA: "a topic of Kafka",
-    ProjectSink.REDIS: "a stream of Redis",
-    ProjectSink.NATS: "a stream of NATS JetStream",
-    ProjectSink.AMQP: "a queue of RabbitMQ",
-    ProjectSink.MQTT: "a topic of MQTT",
-    ProjectSink.HTTP: "requests to a server, one a row; not of a query",
-    ProjectSink.POSTGRES: "a table of PostgreSQL",
-    ProjectSink.DELTA: "a Delta table; needs no server",
-    ProjectSink.ICEBERG: "an Iceberg table",
-}
+class ProjectSink(ProjectPart):
+    FILES = "files", "Parquet files; needs no server", ""
+    PRINT = "print", "the terminal, to look at them; needs no server", ""
+    KAFKA = "kafka", "a topic of Kafka"
+    REDIS = "redis", "a stream of Redis"
+    NATS = "nats", "a stream of NATS JetStream"
+    AMQP = "amqp", "a queue of RabbitMQ"
+    MQTT = "mqtt", "a topic of MQTT"
+    HTTP = "http", "requests to a server, one a row; not of a query"
+    POSTGRES = "postgres", "a table of PostgreSQL"
+    DELTA = "delta", "a Delta table; needs no server"
+    ICEBERG = "iceberg", "an Iceberg table"
 
-_EXTRAS = {
-    "webhook": "http",
-    "sse": "http",
-    "polled-json": "http",
-    "postgres-changes": "postgres",
-    "postgres-table": "postgres",
-    "files": "",
-    "tail": "",
-    "print": "",
-}
-"""Extras of ftlayer that are not called like what needs them; "" for none."""
 
 _DIRECTORIES = frozenset({"data", "deploy", "out", "state"})
 """Those of a project that are not its package; two of them are its state and its results, which people remove."""
@@ -131,8 +114,7 @@ class Choices:
     @property
     def extras(self) -> list[str]:
         """The extras of ftlayer that source and sink need, sorted."""
-        wanted = {_EXTRAS.get(choice, choice) for choice in (str(self.source), str(self.sink))}
-        return sorted(wanted - {""})
+        return sorted({self.source.extra, self.sink.extra} - {""})
 
 
 def sinks_of(kind: ProjectKind) -> list[ProjectSink]:
