@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from ftlayer.checks import Duration, check_text, duration_ms
 from ftlayer.clients.amqp import AmqpConnection, amqp_library, check_amqp_url, is_away
-from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError
-from ftlayer.failures import PermanentFailure, RowsRejected
+from ftlayer.failures import PermanentFailure
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
-from ftlayer.sinks.at_least_once import Publishing, bodies_of, texts_of
+from ftlayer.sinks.at_least_once import Publishing, PublishingSink, bodies_of, check_columns, texts_of
 
 WINDOW = 1_000
 """So many messages are on their way without being confirmed."""
@@ -32,8 +31,25 @@ _NEVER = frozenset({311, 406})
 """Reply codes, of a message that is too large, that another try will not change."""
 
 
-@hides_secrets(lambda sink: secrets_of(sink._url))
-class AmqpSink:
+@dataclass(frozen=True, slots=True)
+class _Message:
+    routing_key: str | None
+    id: str | None
+    body: bytes
+
+    @property
+    def refused(self) -> str | None:
+        """Why AMQP has no way to send it, if so."""
+        if self.routing_key is None:
+            return "its routing key is null"
+        for name, text in (("routing key", self.routing_key), ("message_id", self.id or "")):
+            if len(text.encode("utf-8", "surrogatepass")) > MOST_NAME_BYTES:
+                return f"its {name} has more than {MOST_NAME_BYTES} bytes"
+        return None
+
+
+@hides_secrets(lambda sink: sink._secrets)
+class AmqpSink(PublishingSink[_Message]):
     """Publishes each row as a persistent message: the sink of a topology, in both modes.
 
     A row is done when the server has confirmed its message: it is on disk, in each queue that it was routed to. One
@@ -73,14 +89,7 @@ class AmqpSink:
             check_text(exchange, "exchange", "the name of an exchange")
         if routing_key != "":
             check_text(routing_key, "routing_key")
-        columns = (
-            ("routing_key_column", routing_key_column),
-            ("body", body),
-            ("message_id", message_id),
-        )
-        for option, column in columns:
-            if column is not None:
-                check_text(column, option, "the name of a column")
+        check_columns(routing_key_column=routing_key_column, body=body, message_id=message_id)
         if routing_key and routing_key_column is not None:
             raise ConfigError("routing_key: expected it or routing_key_column, got both")
         if not (exchange or routing_key or routing_key_column):
@@ -93,54 +102,23 @@ class AmqpSink:
         self._patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
         self._url, self._exchange, self._routing_key = url, exchange, routing_key
         self._key_column, self._body, self._id = routing_key_column, body, message_id
-        self._publisher: _Publisher | None = None
+        self._secrets = secrets_of(url)
+        self.place = f"exchange {exchange!r} of {shown_url(url)}"
 
-    def __call__(self, batch: pa.RecordBatch) -> None:
-        """Publish rows, and wait until they are confirmed.
-
-        Raises `RowsRejected` for those that the server has not taken, and `ConfigError` for a column.
-        """
-        if not batch.num_rows:
-            return
-        errors: dict[int, Exception | str] = {}
-        messages: dict[int, _Message] = {}
-        for row, message in enumerate(self._messages(batch)):
-            reason = message.refused
-            if reason is None:
-                messages[row] = message
-            else:
-                errors[row] = PermanentFailure(reason)
-        errors |= self._published(messages)
-        if errors:
-            raise RowsRejected(errors)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy connects by itself.
-        return {**self.__dict__, "_publisher": None}
-
-    @property
-    def place(self) -> str:
-        return f"exchange {self._exchange!r} of {shown_url(self._url)}"
-
-    def _messages(self, batch: pa.RecordBatch) -> list[_Message]:
-        keys: list[str | None] = [self._routing_key] * batch.num_rows
-        if self._key_column is not None:
-            keys = texts_of(batch, self._key_column, "routing_key_column")
-        ids: list[str | None] = [None] * batch.num_rows
-        if self._id is not None:
-            ids = texts_of(batch, self._id, "message_id")
-        return list(map(_Message, keys, ids, bodies_of(batch, self._body, "body")))
-
-    # ------------------------------------------------------------ publishing
-
-    def _published(self, messages: dict[int, _Message]) -> dict[int, Exception]:
-        """Publish messages by their rows; return why some were not taken.
+    def _published(self, batch: pa.RecordBatch) -> dict[int, Exception]:
+        """Publish rows; return why some were not taken.
 
         The server closes the channel for a message that it does not want at all (one that is too large, say). Then
         halves are tried, so that just that one fails.
         """
-        errors: dict[int, Exception] = {}
-        todo, alone = [messages], 0
+        keys = texts_of(batch, self._key_column, "routing_key_column", self._routing_key)
+        ids = texts_of(batch, self._id, "message_id")
+        messages = dict(enumerate(map(_Message, keys, ids, bodies_of(batch, self._body, "body"))))
+        refused = {
+            row: reason for row, message in messages.items() if (reason := message.refused) is not None
+        }
+        errors: dict[int, Exception] = {row: PermanentFailure(reason) for row, reason in refused.items()}
+        todo, alone = [{row: message for row, message in messages.items() if row not in refused}], 0
         while todo:
             attempt = Publishing(todo.pop())
             try:
@@ -168,56 +146,15 @@ class AmqpSink:
             errors |= attempt.errors
         return errors
 
-    def _publish(self, attempt: Publishing[_Message]) -> None:
-        """Publish what is left of an attempt, again where the connection is lost.
+    def _is_away(self, error: Exception) -> bool:
+        return is_away(error)
 
-        Raises `SinkError` if the server stays away, and what else has closed the channel.
-        """
-        away = Reconnecting(self.place, self._patience_ms, secrets_of(self._url), error=SinkError)
-        while True:
-            left = len(attempt.left)
-            try:
-                self._connected().publish(attempt)
-            except (amqp_library().exceptions.AMQPError, OSError) as error:
-                self._disconnect()
-                if not is_away(error):
-                    raise
-                if len(attempt.left) < left:
-                    away.works()
-                away.failed(error)
-                away.wait(self._patience_ms / 1_000)
-            else:
-                away.works()
-                return
-
-    def _connected(self) -> _Publisher:
-        if self._publisher is None:
-            self._publisher = _Publisher(
+    def _publish_once(self, attempt: Publishing[_Message]) -> None:
+        if self._connection is None:
+            self._connection = _Publisher(
                 self._url, self._exchange, self._body is None, self._patience_ms / 1_000, self.place
             )
-        return self._publisher
-
-    def _disconnect(self) -> None:
-        publisher, self._publisher = self._publisher, None
-        if publisher is not None:
-            publisher.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    routing_key: str | None
-    id: str | None
-    body: bytes
-
-    @property
-    def refused(self) -> str | None:
-        """Why AMQP has no way to send it, if so."""
-        if self.routing_key is None:
-            return "its routing key is null"
-        for name, text in (("routing key", self.routing_key), ("message_id", self.id or "")):
-            if len(text.encode("utf-8", "surrogatepass")) > MOST_NAME_BYTES:
-                return f"its {name} has more than {MOST_NAME_BYTES} bytes"
-        return None
+        self._connection.publish(attempt)
 
 
 class _Publisher:

@@ -7,6 +7,7 @@ import datetime as dt
 import itertools
 import json
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -14,8 +15,10 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from ftlayer.checks import check_text
+from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.data_sources import DataSourceStreamArrowWriter
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, SinkError
 from ftlayer.failures import RowsRejected
 
 Message = TypeVar("Message")
@@ -36,7 +39,12 @@ def bodies_of(batch: pa.RecordBatch, body: str | None, option: str) -> list[byte
     return [b"" if value is None else value for value in values]
 
 
-def texts_of(batch: pa.RecordBatch, name: str, option: str) -> list[str | None]:
+def texts_of(
+    batch: pa.RecordBatch, name: str | None, option: str, otherwise: str | None = None
+) -> list[str | None]:
+    """Return a text for each row: of the column ``name``; None: ``otherwise``. Raises `ConfigError` as `bodies_of`."""
+    if name is None:
+        return [otherwise] * batch.num_rows
     values = column_of(batch, name, option).to_pylist()
     return [None if value is None else str(value) for value in values]
 
@@ -64,6 +72,74 @@ class Publishing(Generic[Message]):
 
     left: dict[int, Message]
     errors: dict[int, Exception] = field(default_factory=dict)
+
+
+def check_columns(**columns: object) -> None:
+    """Raise `ConfigError` for an option that names no column; None names none, and will do."""
+    for option, column in columns.items():
+        if column is not None:
+            check_text(column, option, "the name of a column")
+
+
+class PublishingSink(ABC, Generic[Message]):
+    """A function that publishes each row over a connection, which it makes again where it is lost.
+
+    Attributes:
+        place: how errors and the log name what is published to.
+        _connection: None while there is none; a copy has none.
+        _patience_ms: for how long the server may be away.
+    """
+
+    place: str
+    _connection: Any = None
+    _patience_ms: int
+    _secrets: Sequence[str]
+
+    def __call__(self, batch: pa.RecordBatch) -> None:
+        """Publish rows, and wait until the server has taken them.
+
+        Raises `RowsRejected` for those that it has not taken, and `ConfigError` for a column.
+        """
+        if batch.num_rows and (errors := self._published(batch)):
+            raise RowsRejected(dict[int, Exception | str](errors))
+
+    @abstractmethod
+    def _published(self, batch: pa.RecordBatch) -> dict[int, Exception]:
+        """Publish rows; return why some were not taken."""
+
+    @abstractmethod
+    def _publish_once(self, attempt: Publishing[Message]) -> None:
+        """Publish what is left of an attempt, and wait until nothing is. Raises what the client does."""
+
+    @abstractmethod
+    def _is_away(self, error: Exception) -> bool:
+        """Whether the connection is lost, and may be made again."""
+
+    def _publish(self, attempt: Publishing[Message]) -> None:
+        """Publish what is left of an attempt, again where the connection is lost.
+
+        Raises `SinkError` if the server stays away, and what else the client does.
+        """
+        away = Reconnecting(self.place, self._patience_ms, self._secrets, error=SinkError)
+        while attempt.left:
+            before = len(attempt.left)
+            try:
+                self._publish_once(attempt)
+            except Exception as error:
+                connection, self._connection = self._connection, None
+                if connection is not None:
+                    connection.close()
+                if not self._is_away(error):
+                    raise
+                if len(attempt.left) < before:
+                    away.works()
+                away.failed(error)
+                away.wait(self._patience_ms / 1_000)
+        away.works()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy connects by itself.
+        return {**self.__dict__, "_connection": None}
 
 
 class WriterNumbers:

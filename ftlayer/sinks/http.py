@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_choice, check_int, check_text, duration_ms
+from ftlayer.checks import Duration, check_choice, check_int, duration_ms
 from ftlayer.errors import ConfigError, SinkError, install
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url, url_parts, without_secrets
-from ftlayer.sinks.at_least_once import bodies_of, texts_of
+from ftlayer.sinks.at_least_once import bodies_of, check_columns, texts_of
 
 METHODS = ("POST", "PUT", "PATCH")
 
@@ -74,9 +74,7 @@ class HttpSink:
         Raises `ConfigError` if httpx is missing, and for an option that will not do.
         """
         given, self._secrets = check_request(url, headers, "sink")
-        for column, option in ((key, "key"), (body, "body")):
-            if column is not None:
-                check_text(column, option, "the name of a column")
+        check_columns(key=key, body=body)
         check_choice(method, "method", METHODS)
         check_int(connections, "connections", least=1, most=1_000)
         if any(name.lower() == KEY_HEADER.lower() for name in given):
@@ -94,7 +92,8 @@ class HttpSink:
         """Send rows. Raises `RowsRejected` for those that the server has not taken, and `SinkError` for a column."""
         if not batch.num_rows:
             return
-        requests = list(zip(self._keys(batch), bodies_of(batch, self._body, "body"), strict=True))
+        keys = texts_of(batch, self._key, "key")
+        requests = list(zip(keys, bodies_of(batch, self._body, "body"), strict=True))
         answers = self._pool().map(_Round(self).sent, requests)
         errors = {row: error for row, error in enumerate(answers) if error is not None}
         if errors:
@@ -144,11 +143,6 @@ class HttpSink:
             self._connected()
             self._threads = ThreadPoolExecutor(self.connections, "ftlayer-http-sink")
         return self._threads
-
-    # ------------------------------------------------------------ rows
-
-    def _keys(self, batch: pa.RecordBatch) -> list[str | None]:
-        return [None] * batch.num_rows if self._key is None else texts_of(batch, self._key, "key")
 
 
 class _Round:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from queue import Empty
-from typing import Any
 
 import pyarrow as pa
 
@@ -17,11 +16,10 @@ from ftlayer.clients.mqtt import (
     address_of,
     mqtt_library,
 )
-from ftlayer.clients.reconnecting import Reconnecting
 from ftlayer.errors import ConfigError, SinkError, SourceError
-from ftlayer.failures import PermanentFailure, RowsRejected
+from ftlayer.failures import PermanentFailure
 from ftlayer.printable import hides_secrets
-from ftlayer.sinks.at_least_once import Publishing, bodies_of, texts_of
+from ftlayer.sinks.at_least_once import Publishing, PublishingSink, bodies_of, check_columns, texts_of
 
 WINDOW = 1_000
 """So many messages are on their way without being acknowledged, or fewer if the server says so."""
@@ -34,7 +32,7 @@ _NEVER = frozenset({"Topic name invalid", "Payload format invalid", "Packet too 
 
 
 @hides_secrets(lambda sink: sink._address.secrets)
-class MqttSink:
+class MqttSink(PublishingSink[_Message]):
     """Publishes each row with QoS 1: the sink of a topology, in both modes.
 
     A row is done when the server has acknowledged its message (PUBACK). With version 5 one that the server refuses
@@ -77,64 +75,31 @@ class MqttSink:
             check_text(topic, "topic", "a topic")
             if set(topic) & set("+#"):
                 raise ConfigError(f"topic: expected one without '+' and '#', got {topic!r}")
-        for option, column in (("topic_column", topic_column), ("body", body)):
-            if column is not None:
-                check_text(column, option, "the name of a column")
+        check_columns(topic_column=topic_column, body=body)
         check_bool(retain, "retain")
         if version not in VERSIONS:
             raise ConfigError(f"version: expected '3.1.1' or '5', got {version!r}")
         self._patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
         self._topic, self._topic_column, self._body = topic, topic_column, body
         self._retain, self._version = retain, version
-        self._session: MqttSession | None = None
+        self._secrets = self._address.secrets
+        self.place = f"MQTT at {self._address.host}:{self._address.port}"
 
-    def __call__(self, batch: pa.RecordBatch) -> None:
-        """Publish rows, and wait until they are acknowledged.
-
-        Raises `RowsRejected` for those that the server has not taken, and `ConfigError` for a column.
-        """
-        if not batch.num_rows:
-            return
-        topics: list[str | None] = [self._topic] * batch.num_rows
-        if self._topic_column is not None:
-            topics = texts_of(batch, self._topic_column, "topic_column")
+    def _published(self, batch: pa.RecordBatch) -> dict[int, Exception]:
+        topics = texts_of(batch, self._topic_column, "topic_column", self._topic)
         attempt = Publishing(dict(enumerate(zip(topics, bodies_of(batch, self._body, "body"), strict=True))))
         try:
             self._publish(attempt)
         except SinkError as error:
             attempt.errors |= dict.fromkeys(attempt.left, error)
-        if attempt.errors:
-            raise RowsRejected(dict[int, Exception | str](attempt.errors))
+        return attempt.errors
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy connects by itself.
-        return {**self.__dict__, "_session": None}
+    def _is_away(self, error: Exception) -> bool:
+        return isinstance(error, ServerAwayError)
 
-    @property
-    def place(self) -> str:
-        return f"MQTT at {self._address.host}:{self._address.port}"
-
-    # ------------------------------------------------------------ publishing
-
-    def _publish(self, attempt: Publishing[_Message]) -> None:
-        """Publish what is left, by rows, until nothing is, again where the connection is lost.
-
-        Raises `SinkError` if the server stays away, or refuses the connection.
-        """
-        away = Reconnecting(self.place, self._patience_ms, self._address.secrets, error=SinkError)
-        while attempt.left:
-            before = len(attempt.left)
-            try:
-                self._publish_once(self._connected(), attempt)
-            except ServerAwayError as error:
-                self._disconnect()
-                if len(attempt.left) < before:
-                    away.works()
-                away.failed(error)
-                away.wait(self._patience_ms / 1_000)
-        away.works()
-
-    def _publish_once(self, session: MqttSession, attempt: Publishing[_Message]) -> None:
+    def _publish_once(self, attempt: Publishing[_Message]) -> None:
+        """Raises `ServerAwayError`, and `SinkError` if the server refuses the session."""
+        session = self._connected()
         window = min(WINDOW, session.most_unanswered)
         rows: dict[int, int] = {}
         for row, (topic, payload) in list(attempt.left.items()):
@@ -167,16 +132,13 @@ class MqttSink:
             attempt.errors[row] = kind(f"{self.place}: the server refuses topic {topic!r}: {reason}")
 
     def _connected(self) -> MqttSession:
-        """Return the session; raises `ServerAwayError`, and `SinkError` if the server refuses it."""
-        if self._session is None:
+        if self._connection is None:
             name = f"ftlayer-{secrets.token_hex(8)}"
             try:
-                self._session = MqttSession(self._address, name, self._version, 0, MOST_PACKETS, clean=True)
+                self._connection = MqttSession(
+                    self._address, name, self._version, 0, MOST_PACKETS, clean=True
+                )
             except SourceError as error:
                 raise SinkError(f"{self.place}: {error}") from error
-        return self._session
-
-    def _disconnect(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        session: MqttSession = self._connection
+        return session

@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -20,7 +20,7 @@ import msgpack
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import Duration, check_text, duration_ms
+from ftlayer.checks import Duration, duration_ms
 from ftlayer.clients.nats import (
     TIMEOUT_S,
     NatsAwayError,
@@ -34,7 +34,7 @@ from ftlayer.clients.nats import (
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
-from ftlayer.sinks.at_least_once import bodies_of, column_of, texts_of
+from ftlayer.sinks.at_least_once import bodies_of, check_columns, column_of, texts_of
 from ftlayer.sinks.fitting import whole_or_refused
 from ftlayer.sinks.table_commits import CleaningSink, by_query, commits_of, streaming_query, uncommittable
 
@@ -90,8 +90,7 @@ class NatsColumns:
         Raises `ConfigError` for a column that is missing or of another type, and `RowsRejected`, which counts rows from
         ``first``, for rows that are larger than ``most_bytes``, or have headers that NATS does not take.
         """
-        count = batch.num_rows
-        ids = [None] * count if self.id is None else texts_of(batch, self.id, "id_column")
+        ids = texts_of(batch, self.id, "id_column")
         bodies, headers = bodies_of(batch, self.value, "value"), self._headers(batch)
         rows = [NatsRow(body, _id(name), each) for body, name, each in zip(bodies, ids, headers, strict=True)]
         refused = {first + place: why for place, row in enumerate(rows) if (why := _refusal(row, most_bytes))}
@@ -525,9 +524,7 @@ class NatsSink(CleaningSink[NatsMessage]):
         check_credentials(credentials)
         check_name(stream, "stream", "the name of a stream")
         check_subject(subject, "subject", wildcards=False)
-        for column, option in ((value, "value"), (headers, "headers"), (id_column, "id_column")):
-            if column is not None:
-                check_text(column, option, "the name of a column")
+        check_columns(value=value, headers=headers, id_column=id_column)
         if name != "":
             check_name(name, "name", "a name")
         self._remember_s = duration_ms(remember, "remember", least=1_000) / 1_000
@@ -601,7 +598,7 @@ class NatsSink(CleaningSink[NatsMessage]):
                 return self._columns.messages(batch.slice(start, end - start), most_bytes, rows + start)  # noqa: B023
 
             packed = list(to_chunks(whole_or_refused(batch.num_rows, rows, messages)))
-            session.do(partial(_staged, message, chunks, packed))
+            session.do(partial(NatsStreams.stage, message=message, first=chunks, chunks=packed))
             rows, chunks = rows + batch.num_rows, chunks + len(packed)
         return rows
 
@@ -664,13 +661,13 @@ class _Session:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def do(self, work: Callable[[NatsStreams], Awaitable[Result]]) -> Result:
+    def do(self, work: Callable[[NatsStreams], Coroutine[Any, Any, Result]]) -> Result:
         """Do this, again if the connection is lost: it has its effect once. Raises `SinkError`."""
         for left in reversed(range(TRIES)):
             try:
                 connection = self._connected()
                 # Whole commits: each answer in them is waited for by itself.
-                return connection.run(_awaited(work, self._streams(connection.client)), None)
+                return connection.run(work(self._streams(connection.client)), None)
             except NatsAwayError as error:
                 self._close()
                 said = f"{self._place}: rows cannot be {self._doing}: {error}"
@@ -691,11 +688,3 @@ class _Session:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-async def _staged(message: str, first: int, chunks: list[bytes], streams: NatsStreams) -> None:
-    await streams.stage(message, first, chunks)
-
-
-async def _awaited(work: Callable[[NatsStreams], Awaitable[Result]], streams: NatsStreams) -> Result:
-    return await work(streams)
