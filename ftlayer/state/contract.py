@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState
-from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.functions.keyed import KeyedState, OperatorStates, Timers
 
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, Scope, SubtaskRestore, TableInfo
-from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
+from ftlayer.checkpoint.storage.opening import SlotStorage
+from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, ConfigError, IncompatibleCheckpointError
 from ftlayer.functions.keyed import Key, StateCache
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend, Frozen

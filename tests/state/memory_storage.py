@@ -50,7 +50,7 @@ class MemoryWriter:
 
 
 class MemoryStorage:
-    """`ftlayer.checkpoint.storage.contract.SlotStorage` in a dict of files."""
+    """`ftlayer.checkpoint.storage.opening.SlotStorage` in a dict of files."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

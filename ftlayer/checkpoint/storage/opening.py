@@ -20,7 +20,6 @@ from ftlayer.checkpoint.custom_storage import serve
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Piece, Scope, SubtaskSnapshot
 from ftlayer.checkpoint.storage import layout
-from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
 from ftlayer.checkpoint.storage.files import Files, LocalFiles, StoragePool, raise_together
 from ftlayer.checkpoint.storage.keys import Signer, key_of, packed_key
 from ftlayer.checkpoint.storage.loading import (
@@ -44,7 +43,7 @@ from ftlayer.checkpoint.storage.removing import (
     orphans,
     shared_paths,
 )
-from ftlayer.checkpoint.storage.writer import Amplification, FileLane, FileWriter, given_up
+from ftlayer.checkpoint.storage.writer import Amplification, FileLane, FileWriter, PieceWriter, given_up
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -169,8 +168,15 @@ class WriterName:
         return str(layout.FileName(self.slot, self.epoch, self.instance, layout.new_unique(), first, last))
 
 
-class SlotStorageBase:
-    """The part that driver memory and directories share: savepoints, reading, and when writers end."""
+class SlotStorage:
+    """The storage as one slot instance sees it. For several threads at once.
+
+    Here is what driver memory and directories share: savepoints, reading, and when writers end.
+
+    ``location``: the directory that paths of checkpoints' pieces are relative to (those of a savepoint are relative
+    to the savepoint's); "" for driver memory. New checkpoints may refer to pieces of restored ones only if those
+    lie in the same, or were brought there (`adopt`).
+    """
 
     def __init__(self, config: CheckpointConfig, seat: WriterName, key: bytes, location: str) -> None:
         self.location = location
@@ -187,7 +193,10 @@ class SlotStorageBase:
         self._upkeep = ThreadPoolExecutor(1, "checkpoint-upkeep")
 
     def writer(self, barrier: Barrier) -> PieceWriter:
-        """See `SlotStorage.writer`. The writer of a checkpoint that was given up refuses everything."""
+        """Return the writer of a checkpoint or savepoint, the same at every call for one checkpoint.
+
+        That of one that was given up refuses everything.
+        """
         number = barrier.checkpoint
         with self._lock:
             self._latest = max(self._latest, number)
@@ -202,17 +211,37 @@ class SlotStorageBase:
                 self._writers[number] = (barrier.kind, writer)
             return self._writers[number][1]
 
+    def log_writer(self) -> PieceWriter:
+        """Return a writer that belongs to no checkpoint, for changelogs: SHARED pieces, written ahead of barriers.
+
+        They are never inline. Each call returns another writer, whose `sync` is about what was written with it. After
+        an error ask for a new one, and write again what was not synced. A file is kept while a completed checkpoint
+        refers to it, and until all checkpoints that its pieces can be new in are complete or given up.
+        """
+        raise ConfigError("changelog, directory: a log that is written all the time needs a directory")
+
     def open(self, location: str, piece: Piece) -> BinaryIO:
+        """Open a piece for reading, checked against its digest; `CheckpointDamagedError` if it does not fit.
+
+        ``location`` is the directory its path is relative to (`pieces_directory`, for inline ones too, since it says
+        which key they are signed with). What the slot has a local copy of is read from there.
+        """
         return self._read(open_piece, location, piece)
 
     def fetch(self, location: str, piece: Piece, path: Path) -> None:
+        """Write a piece into a new local file; errors as `open`."""
         self._read(functools.partial(fetch_piece, path=path), location, piece)
 
     def adopt(self, location: str, pieces: Sequence[Piece]) -> list[Piece] | None:
+        """Return SHARED pieces of a restored checkpoint as new ones may refer to them; None: they are to be written.
+
+        Those of an earlier run of the job have their files brought here by the storage itself, if it can. They share
+        what is in them: where one is damaged, the other is.
+        """
         return None
 
     def completed(self, checkpoint: int) -> None:
-        """See `SlotStorage.completed`; older checkpoints that are still written are given up by it (subsumed)."""
+        """It is complete: older ones that are still written are given up (subsumed), their local copies removed."""
         with self._lock:
             self._latest = max(self._latest, checkpoint)
             entry = self._writers.pop(checkpoint, None)
@@ -231,6 +260,7 @@ class SlotStorageBase:
                 self._later(functools.partial(self._tidy, checkpoint))
 
     def aborted(self, checkpoint: int) -> None:
+        """The checkpoint was given up: `PieceWriter.discard` for its writer, if there is one."""
         with self._lock:
             self._latest = max(self._latest, checkpoint)
             entry = self._writers.pop(checkpoint, None)
@@ -241,7 +271,10 @@ class SlotStorageBase:
             self._later(entry[1].discard)
 
     def close(self, *, over: bool = False) -> None:
-        """See `SlotStorage.close`. What was being removed is removed when it returns."""
+        """Close what is open; what no checkpoint refers to may be removed, and what was being removed is.
+
+        ``over``: the job is over, so that local copies are of no use to the next instance.
+        """
         self._upkeep.shutdown(wait=True)
         with self._lock:
             writers, self._writers = self._writers, {}
@@ -308,7 +341,7 @@ class SlotStorageBase:
         return known
 
 
-class FileSlotStorage(SlotStorageBase):
+class FileSlotStorage(SlotStorage):
     def __init__(self, config: CheckpointConfig, job: str, run: str, seat: WriterName, key: bytes) -> None:
         assert config.directory is not None
         super().__init__(config, seat, key, layout.run_directory(config.directory, job, run))
@@ -476,14 +509,11 @@ class MemoryWriter:
         self._is_discarded = True
 
 
-class MemorySlotStorage(SlotStorageBase):
+class MemorySlotStorage(SlotStorage):
     """Without a directory; savepoints go to files all the same."""
 
     def __init__(self, config: CheckpointConfig, seat: WriterName, key: bytes) -> None:
         super().__init__(config, seat, key, "")
-
-    def log_writer(self) -> PieceWriter:
-        raise ConfigError("changelog, directory: a log that is written all the time needs a directory")
 
     def _checkpoint_writer(self, barrier: Barrier) -> PieceWriter:
         return MemoryWriter(self._signer, self._config.max_memory_state)

@@ -1,4 +1,4 @@
-"""Writes the pieces of one slot's part of a checkpoint. See `ftlayer.checkpoint.storage.contract.PieceWriter`."""
+"""Writes the pieces of one slot's part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
+from typing import Protocol
 
 from ftlayer.checkpoint.snapshots import Piece, Scope
 from ftlayer.checkpoint.storage.files import FileOutput, Files
@@ -15,6 +16,42 @@ from ftlayer.config import MIB
 from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError
 
 logger = logging.getLogger(__name__)
+
+
+class PieceWriter(Protocol):
+    """Writes pieces of one slot's part of one checkpoint. For several threads at once.
+
+    A piece may be referred to in a `SubtaskSnapshot` once `sync` returned after it was written.
+    """
+
+    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE, in_flight_of: str = "") -> Piece:
+        """Write one piece; small ones are inline.
+
+        ``in_flight_of``: the subtask of this slot ("uid/subtask", say) that these records in flight are of: they lie
+        in a file which so many subtasks share as the options allow, and nothing else.
+
+        Raises `CheckpointStorageError`, and what ``chunks`` raises; nothing refers to what was written then.
+        """
+
+    def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
+        """Return the paths of shared files that are kept for too little, and whose pieces are better written anew.
+
+        ``owner`` names who asks among all who write in this slot ("uid/subtask", say); ``pieces`` are all SHARED ones
+        that it needs from now on. To be asked with every checkpoint.
+        """
+
+    def sync(self) -> None:
+        """Return when all that was written outlives this process and its machine (as the storage gives it).
+
+        On an object store this ends the files: call it once when everybody in the slot has written, not after
+        every piece. A writer that has failed once raises that error for good.
+        """
+
+    def close(self) -> None:
+        """Nothing more is written for this checkpoint; syncs."""
+
+    def discard(self) -> None:
+        """The checkpoint is given up: remove what can be removed."""
 
 
 NamePath = Callable[[int, int], str]

@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 
 from ftlayer.checkpoint.snapshots import StatePiece
-from ftlayer.checkpoint.storage.contract import SlotStorage
+from ftlayer.checkpoint.storage.opening import SlotStorage
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
 from ftlayer.state.snapshots.entries import BLOCK_ENTRIES, SLICE, Block, BlocksOf

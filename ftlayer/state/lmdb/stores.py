@@ -23,7 +23,7 @@ from typing import Any
 import lmdb
 
 from ftlayer.checkpoint.snapshots import Scope, StatePiece, TableInfo
-from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError, StateSerializationError
 from ftlayer.functions.keyed import Key

@@ -21,7 +21,8 @@ from threading import Condition, Lock, Thread
 from typing import Any, Protocol, TypeVar
 
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, Scope, StatePiece, TableInfo
-from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
+from ftlayer.checkpoint.storage.opening import SlotStorage
+from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
 from ftlayer.functions.ttl import holds_stamped, is_expired

@@ -18,7 +18,7 @@ import numpy as np
 
 from ftlayer.checkpoint.migration import FIRST_VERSION, StateMigration
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, StatePiece, TableInfo
-from ftlayer.checkpoint.storage.contract import SlotStorage
+from ftlayer.checkpoint.storage.opening import SlotStorage
 from ftlayer.checks import check_named
 from ftlayer.config import MIB
 from ftlayer.errors import (

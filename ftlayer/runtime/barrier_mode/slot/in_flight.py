@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Piece, Restore, Scope
-from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.partitioning.partitioners import OutgoingRows
 from ftlayer.partitioning.replay import HashByKeyGroup

@@ -21,8 +21,8 @@ from ftlayer.checkpoint.snapshots import (
     SubtaskRestore,
     SubtaskSnapshot,
 )
-from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
-from ftlayer.checkpoint.storage.opening import slot_storage
+from ftlayer.checkpoint.storage.opening import SlotStorage, slot_storage
+from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.clock import system_now
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
 from ftlayer.functions.chains.firing import never

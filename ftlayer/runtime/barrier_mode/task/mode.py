@@ -17,7 +17,7 @@ from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskRestore, SubtaskSnapshot
-from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.clock import Now
 from ftlayer.dead_letters.letter import LETTER_SCHEMA, DeadLetter, row_of, shown_record
 from ftlayer.errors import InvalidTopologyError, SnapshotCancelledError, SourceError
