@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, StrEnum, auto
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
@@ -176,13 +176,13 @@ class Statistics:
     def complete(self, pending: PendingCheckpoint, checkpoint: Checkpoint, wall_ms: int) -> None:
         completed, latest_ms = self.totals.completed + 1, max(self.totals.last_completed_ms, wall_ms)
         self.totals = replace(self.totals, completed=completed, last_completed_ms=latest_ms)
-        location = checkpoint.location
-        ended = details_of(pending, CheckpointState.COMPLETED, wall_ms, location=location)
-        self._ended = (*self._ended, ended)[-HISTORY:]
+        self._end(details_of(pending, CheckpointState.COMPLETED, wall_ms, location=checkpoint.location))
 
     def fail(self, pending: PendingCheckpoint, failure: str, wall_ms: int) -> None:
         self.totals = replace(self.totals, failed=self.totals.failed + 1)
-        ended = details_of(pending, CheckpointState.FAILED, wall_ms, failure=failure)
+        self._end(details_of(pending, CheckpointState.FAILED, wall_ms, failure=failure))
+
+    def _end(self, ended: CheckpointDetails) -> None:
         self._ended = (*self._ended, ended)[-HISTORY:]
 
     def history(
@@ -222,16 +222,10 @@ def details_of(
 
 
 def _part(snapshot: SubtaskSnapshot) -> SubtaskCheckpointDetails:
-    times = snapshot.times
     return SubtaskCheckpointDetails(
         uid=snapshot.uid,
         subtask=snapshot.subtask,
-        start_delay_ms=times.start_delay_ms,
-        alignment_ms=times.alignment_ms,
-        sync_ms=times.sync_ms,
-        async_ms=times.async_ms,
         written_bytes=snapshot.written_bytes,
         state_bytes=snapshot.state_bytes,
-        in_flight_bytes=times.in_flight_bytes,
-        unaligned=times.unaligned,
+        **asdict(snapshot.times),
     )

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from hmac import compare_digest
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -33,7 +34,7 @@ from ftlayer.checkpoint.letters import (
     with_attempt,
 )
 from ftlayer.checkpoint.storage.files import FileStatus, raised
-from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, is_same, key_of
+from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, key_of
 from ftlayer.checkpoint.storage.layout import (
     DEAD_LETTERS,
     job_directory,
@@ -138,7 +139,7 @@ def decode_letters(
     and `IncompatibleCheckpointError` for a format of a newer ftlayer.
     """
     body, mac = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
-    if not is_same(mac, signer.letters(name, body)):
+    if not compare_digest(mac, signer.letters(name, body)):
         raise CheckpointDamagedError(
             f"{shown_url(location)}: these dead letters were cut off or changed after they were written, or are "
             "signed with "
@@ -439,7 +440,7 @@ class StoredLetters:
         for path in self._beside(name, _PURGED):
             data = self._files.read(path)
             body, mac = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
-            if not is_same(mac, self._signer.letters(name, body)):
+            if not compare_digest(mac, self._signer.letters(name, body)):
                 raise CheckpointDamagedError(
                     f"{self._at(path)}: it was cut off or changed after it was written, or is signed with another "
                     "key (see CheckpointConfig.key): which letters are purged is not known; remove the file to have "

@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedWriter, FileIO
 from pathlib import Path
@@ -195,13 +195,17 @@ class StoragePool:
         self._pool.shutdown(wait=True)
 
 
+def named(errors: Sequence[CheckpointError]) -> str:
+    """Return what they say, of many no more than a few."""
+    more = f"; and {len(errors) - NAMED} more" if len(errors) > NAMED else ""
+    return "; ".join(map(str, errors[:NAMED])) + more
+
+
 def raise_together(errors: list[CheckpointStorageError], what: str) -> None:
     """Raise one error for all of them; none: do nothing."""
-    if not errors:
-        return
-    named = "; ".join(str(error) for error in errors[:NAMED])
-    more = f"; and {len(errors) - NAMED} more" if len(errors) > NAMED else ""
-    raise CheckpointStorageError(f"{what}: {len(errors)} could not be removed: {named}{more}") from errors[0]
+    if errors:
+        text = f"{what}: {len(errors)} could not be removed: {named(errors)}"
+        raise CheckpointStorageError(text) from errors[0]
 
 
 BUFFER_BYTES = 1 << 18

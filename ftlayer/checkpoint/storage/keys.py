@@ -7,7 +7,6 @@ stores know no modes). `CheckpointConfig.key` protects from that too; then kept 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import os
@@ -15,7 +14,7 @@ import secrets
 import socket
 import time
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.files import Files
@@ -146,49 +145,34 @@ def _path(epoch: int) -> str:
 
 
 DIGEST_BYTES = 32
-_MOST_KEY_BYTES = hashlib.blake2b.MAX_KEY_SIZE
-
-
-class Hasher(Protocol):
-    def update(self, data: bytes, /) -> None:
-        """Go on with ``data``."""
-
-    def digest(self) -> bytes:
-        """Return the checksum so far."""
+_MOST_KEY_BYTES = blake2b.MAX_KEY_SIZE
 
 
 class Signer:
     """Checksums by one key. Pieces, metadata and dead letters have different ones, so that none passes for another."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = key if len(key) <= _MOST_KEY_BYTES else hashlib.blake2b(key).digest()
+        self._key = key if len(key) <= _MOST_KEY_BYTES else blake2b(key).digest()
 
     def is_like(self, other: Signer) -> bool:
         return hmac.compare_digest(self._key, other._key)
 
-    def hasher(self) -> Hasher:
-        return hashlib.blake2b(key=self._key, digest_size=DIGEST_BYTES, person=b"ftlayer piece")
+    def hasher(self, data: bytes = b"", kind: bytes = b"piece") -> blake2b:
+        """Return what makes the checksum of a piece; of other things behind ``data`` with their own ``kind``."""
+        return blake2b(data, key=self._key, digest_size=DIGEST_BYTES, person=b"ftlayer " + kind)
 
     def digest(self, data: bytes) -> bytes:
         """Return the checksum of a piece that is here as a whole."""
-        hasher = self.hasher()
-        hasher.update(data)
-        return hasher.digest()
+        return self.hasher(data).digest()
 
     def metadata(self, data: bytes) -> bytes:
-        hasher = hashlib.blake2b(data, key=self._key, digest_size=DIGEST_BYTES, person=b"ftlayer metadata")
-        return hasher.digest()
+        return self.hasher(data, b"metadata").digest()
 
     def letters(self, name: str, data: bytes) -> bytes:
         """Return the checksum of a file with dead letters, which goes by its name."""
-        hasher = hashlib.blake2b(key=self._key, digest_size=DIGEST_BYTES, person=b"ftlayer letters")
-        hasher.update(len(name.encode()).to_bytes(4, "big") + name.encode())
+        hasher = self.hasher(len(name.encode()).to_bytes(4, "big") + name.encode(), b"letters")
         hasher.update(data)
         return hasher.digest()
-
-
-def is_same(left: bytes, right: bytes) -> bool:
-    return hmac.compare_digest(left, right)
 
 
 KEY_BYTES = 32

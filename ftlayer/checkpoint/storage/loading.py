@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from hmac import compare_digest
 from pathlib import Path
 from typing import BinaryIO
 
 from ftlayer.checkpoint.snapshots import Checkpoint, Piece
-from ftlayer.checkpoint.storage.files import NAMED, Files, StoragePool, storage_errors
-from ftlayer.checkpoint.storage.keys import Signer, is_same, key_of
+from ftlayer.checkpoint.storage.files import NAMED, Files, StoragePool, named, storage_errors
+from ftlayer.checkpoint.storage.keys import Signer, key_of
 from ftlayer.checkpoint.storage.layout import (
     METADATA,
     checkpoint_number,
@@ -79,7 +80,7 @@ def checked(files: Files | None, piece: Piece, signer: Signer) -> Iterator[bytes
         raise CheckpointDamagedError(
             f"{place(files, piece)}: {piece.length:,} bytes were written, {length:,} are there"
         )
-    if not is_same(hasher.digest(), piece.digest):
+    if not compare_digest(hasher.digest(), piece.digest):
         raise CheckpointDamagedError(
             f"{place(files, piece)}: its checksum does not fit: it was changed after it was written, or is signed "
             "with another key (see CheckpointConfig.key)"
@@ -188,10 +189,8 @@ def verify_checkpoint(checkpoint: Checkpoint, key: bytes | None, crew: StoragePo
 
     damages = [error for error in crew.map(damage, _distinct(checkpoint)) if error is not None]
     if damages:
-        named = "; ".join(str(error) for error in damages[:NAMED])
-        more = f"; and {len(damages) - NAMED} more" if len(damages) > NAMED else ""
         name = checkpoint.location or f"checkpoint {checkpoint.checkpoint} in driver memory"
-        raise CheckpointDamagedError(f"{name} is damaged: {named}{more}") from damages[0]
+        raise CheckpointDamagedError(f"{name} is damaged: {named(damages)}") from damages[0]
 
 
 def check_present(files: Files, checkpoint: Checkpoint, crew: StoragePool) -> None:
@@ -241,8 +240,8 @@ def not_there(location: str) -> str:
     below = find_checkpoints(location)
     if not below:
         return f"{shown_url(location)}: there is no checkpoint or savepoint here, nor below"
-    named = ", ".join(map(shown_url, below[:NAMED]))
-    return f"{shown_url(location)} is no checkpoint itself; name one of those below it, the latest first: {named}"
+    latest = ", ".join(map(shown_url, below[:NAMED]))
+    return f"{shown_url(location)} is no checkpoint itself; name one of those below it, the latest first: {latest}"
 
 
 def _no_directory(location: str) -> str:

@@ -9,6 +9,7 @@ import json
 import struct
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from hmac import compare_digest
 from pathlib import PurePosixPath
 
 import msgpack
@@ -18,7 +19,7 @@ from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.files import Files
-from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, is_same
+from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer
 from ftlayer.checkpoint.storage.layout import RESULT, SHARED, checkpoint_number, job_directory, join
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import (
@@ -106,6 +107,9 @@ _HEADER = struct.Struct(">8sHQQ")
 """Magic, version of the format, checkpoint, completed_ms."""
 HEADER_BYTES = _HEADER.size
 
+NO_SENSE = (MalformedRequestError, ValueError, msgpack.UnpackException)
+"""What reading a body raises that is none of a checkpoint."""
+
 
 @dataclass(frozen=True, slots=True)
 class MetadataHeader:
@@ -146,15 +150,14 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
     if header.version > VERSION:
         raise IncompatibleCheckpointError(other_format(location, header.version, VERSION, _writer_of(data)))
     mac, body = data[HEADER_BYTES : HEADER_BYTES + DIGEST_BYTES], data[HEADER_BYTES + DIGEST_BYTES :]
-    if not is_same(mac, signer.metadata(data[:HEADER_BYTES] + body)):
+    if not compare_digest(mac, signer.metadata(data[:HEADER_BYTES] + body)):
         raise CheckpointDamagedError(
             f"{shown_url(location)}: its metadata was cut off or changed after it was written, or is signed with "
             "another key (see CheckpointConfig.key)"
         )
     try:
-        plain = msgpack.unpackb(body)
-        checkpoint: Checkpoint = plain_codec(Checkpoint).unpack(plain, "checkpoint")
-    except (MalformedRequestError, ValueError, msgpack.UnpackException) as error:
+        checkpoint = _unpack(body)
+    except NO_SENSE as error:
         raise CheckpointDamagedError(
             f"{shown_url(location)}: its metadata makes no sense: {described(error)}"
         ) from error
@@ -165,11 +168,14 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
 def remains(data: bytes, location: str) -> Checkpoint | None:
     """Return what damaged metadata seems to say, which is not checked and good for messages alone; None: nothing."""
     try:
-        plain = msgpack.unpackb(data[HEADER_BYTES + DIGEST_BYTES :])
-        found: Checkpoint = plain_codec(Checkpoint).unpack(plain, "checkpoint")
-    except (MalformedRequestError, ValueError, msgpack.UnpackException):
+        return replace(_unpack(data[HEADER_BYTES + DIGEST_BYTES :]), location=location)
+    except NO_SENSE:
         return None
-    return replace(found, location=location)
+
+
+def _unpack(body: bytes) -> Checkpoint:
+    checkpoint: Checkpoint = plain_codec(Checkpoint).unpack(msgpack.unpackb(body), "checkpoint")
+    return checkpoint
 
 
 def _writer_of(data: bytes) -> object:

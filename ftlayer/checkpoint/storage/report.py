@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgpack
@@ -110,18 +110,11 @@ def details(checkpoint: Checkpoint) -> Facts:
         **summary(checkpoint),
         "started_ms": checkpoint.started_ms,
         "max_parallelism": checkpoint.max_parallelism,
-        "operators": [
-            {
-                "uid": operator.uid,
-                "chain": operator.chain,
-                "kind": operator.kind,
-                "parallelism": operator.parallelism,
-                "keys": list(operator.keys),
-            }
-            for operator in checkpoint.operators
-        ],
+        "operators": [{**asdict(operator), "keys": list(operator.keys)} for operator in checkpoint.operators],
         "sizes": [_sizes(uid, parts) for uid, parts in _by_chain(checkpoint.subtasks).items()],
-        "subtasks": [_durations(part) for part in checkpoint.subtasks],
+        "subtasks": [
+            {"chain": part.uid, "subtask": part.subtask, **asdict(part.times)} for part in checkpoint.subtasks
+        ],
         "positions": [
             {
                 "source": part.uid,
@@ -172,20 +165,6 @@ def _sizes(chain: str, parts: list[SubtaskSnapshot]) -> Facts:
         "in_flight_records": sum(channel.count for part in parts for channel in part.channels),
         "waiting_records": sum(part.waiting for part in parts),
         "written_bytes": sum(part.written_bytes for part in parts),
-    }
-
-
-def _durations(part: SubtaskSnapshot) -> Facts:
-    times = part.times
-    return {
-        "chain": part.uid,
-        "subtask": part.subtask,
-        "start_delay_ms": times.start_delay_ms,
-        "alignment_ms": times.alignment_ms,
-        "sync_ms": times.sync_ms,
-        "async_ms": times.async_ms,
-        "in_flight_bytes": times.in_flight_bytes,
-        "unaligned": times.unaligned,
     }
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from hashlib import blake2b
 from itertools import chain
 from typing import Protocol
 
 from ftlayer.checkpoint.snapshots import Piece, Scope
 from ftlayer.checkpoint.storage.files import FileOutput, Files
-from ftlayer.checkpoint.storage.keys import Hasher, Signer
+from ftlayer.checkpoint.storage.keys import Signer
 from ftlayer.checkpoint.storage.layout import SHARED
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError
@@ -447,7 +448,7 @@ class FileWriter:
 
 
 class _Counted:
-    def __init__(self, chunks: Iterator[bytes], hasher: Hasher) -> None:
+    def __init__(self, chunks: Iterator[bytes], hasher: blake2b) -> None:
         self._chunks = chunks
         self._hasher = hasher
         self.length = 0
