@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointingMode
@@ -75,37 +74,56 @@ class GiveUp:
 Decision = BlockChannel | Unblock | TakeSnapshot | StopCapture | AllBarriers | GiveUp
 
 
-class BarrierHandler(Protocol):
+class BarrierHandler:
     """Each checkpoint leads to one `TakeSnapshot` or one `GiveUp` at most; every channel is released."""
+
+    def __init__(self, channels: int) -> None:
+        """``channels`` is their number, 1 at least."""
+        self._open = set(range(channels))
+        # Checkpoints up to this one need nothing more.
+        self._over = 0
 
     def announced(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
         """A barrier waits in a channel behind records that the task has not had yet.
 
         Told for every barrier of a remote or local channel when it arrives. An UNALIGNED one is not handed out again
-        by `barrier`: its owner takes it out of the channel, it counts as come, and what was before it stays.
+        by `barrier`: its owner takes it out of the channel, it counts as come, and what was before it stays. Where
+        nothing would count it, it is a `CheckpointError`: only a job with unaligned checkpoints has it.
         """
+        if barrier.alignment is Alignment.UNALIGNED:
+            raise CheckpointError(
+                f"channel {channel} brought an unaligned barrier of checkpoint {barrier.checkpoint} to a task whose "
+                "barriers overtake nothing; unaligned has to be set for the whole job"
+            )
+        return []
 
     def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
         """A barrier that is not UNALIGNED has come to its turn."""
+        raise NotImplementedError
 
     def cancelled(self, channel: int, checkpoint: int, now_ms: int) -> list[Decision]:
         """A `CancelMarker` has come to its turn."""
+        raise NotImplementedError
 
     def ended(self, channel: int, now_ms: int) -> list[Decision]:
         """The channel has ended; nothing comes on it any more. It counts as through for every checkpoint."""
+        raise NotImplementedError
 
     def aborted(self, checkpoint: int, now_ms: int) -> list[Decision]:
         """The coordinator has given this checkpoint up (and maybe all before it).
 
         No `GiveUp` follows, and no cancel marker need be sent.
         """
+        raise NotImplementedError
 
     def on_time(self, now_ms: int) -> list[Decision]:
         """Time has passed; early calls do no harm."""
+        return []
 
     @property
     def due_ms(self) -> int | None:
         """When `on_time` has something to do; None: not foreseen."""
+        return None
 
 
 SUBSUMED = "a later checkpoint came before this one's barriers did"
@@ -156,28 +174,20 @@ class AlignmentProgress:
         return TakeSnapshot(barrier, self.alignment_ms(now_ms), delay, capture)
 
 
-class AlignedHandler:
-    """`BarrierHandler` of tasks whose barriers never overtake records.
+class AlignedHandler(BarrierHandler):
+    """Of tasks whose barriers never overtake records.
 
     One checkpoint is under way at a time: what comes later on a channel waits behind its block. So a barrier, or
     a cancel marker, of a later checkpoint shows that its channel will never bring the earlier one's.
     """
 
     def __init__(self, channels: int) -> None:
-        """``channels`` is their number, 1 at least."""
-        self._open = set(range(channels))
+        super().__init__(channels)
         self._current: AlignmentProgress | None = None
-        # Checkpoints up to this one need nothing more; of later ones, those that the coordinator gave up.
-        self._over = 0
+        # Of those after ``_over``, those that the coordinator gave up.
         self._aborted: set[int] = set()
 
-    def announced(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
-        """Wait for its turn; `CheckpointError` for an UNALIGNED one, which nothing here would count."""
-        refuse_unaligned(channel, barrier)
-        return []
-
     def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
-        """A barrier that is not UNALIGNED has come to its turn."""
         decisions = self._make_way(barrier.checkpoint)
         if self._is_over(barrier.checkpoint):
             return decisions
@@ -208,13 +218,6 @@ class AlignedHandler:
         if checkpoint > self._over:
             self._aborted.add(checkpoint)
         return []
-
-    def on_time(self, now_ms: int) -> list[Decision]:
-        return []
-
-    @property
-    def due_ms(self) -> int | None:
-        return None
 
     # ------------------------------------------------------------ the checkpoint under way
 
@@ -256,15 +259,6 @@ class AlignedHandler:
         self._aborted = {aborted for aborted in self._aborted if aborted > self._over}
 
 
-def refuse_unaligned(channel: int, barrier: Barrier) -> None:
-    """Raise `CheckpointError` for a barrier that only a job with unaligned checkpoints has."""
-    if barrier.alignment is Alignment.UNALIGNED:
-        raise CheckpointError(
-            f"channel {channel} brought an unaligned barrier of checkpoint {barrier.checkpoint} to a task whose "
-            "barriers overtake nothing; unaligned has to be set for the whole job"
-        )
-
-
 # Exactly once, with barriers that may overtake records, from the beginning or when a checkpoint takes too long.
 #
 # Flink's `SingleCheckpointBarrierHandler` with its alternating states is the model. A checkpoint begins aligned, and
@@ -272,7 +266,7 @@ def refuse_unaligned(channel: int, barrier: Barrier) -> None:
 
 
 class AlternatingHandler(AlignedHandler):
-    """`BarrierHandler` of tasks whose checkpoints are unaligned, or turn so.
+    """Of tasks whose checkpoints are unaligned, or turn so.
 
     Once a checkpoint is unaligned, a barrier counts as come when it arrives: what waits in front of it was captured
     at its arrival, so an aligned barrier of the checkpoint that comes to its turn later is nothing new. A snapshot
@@ -280,7 +274,6 @@ class AlternatingHandler(AlignedHandler):
     """
 
     def __init__(self, channels: int) -> None:
-        """``channels`` is their number, 1 at least."""
         super().__init__(channels)
         # Barriers that have arrived and not come to their turn; channels without one are not in it.
         self._waiting: dict[int, deque[Barrier]] = {}
@@ -436,20 +429,13 @@ class Tracked:
     is_over: bool = False
 
 
-class TrackingHandler:
-    """`BarrierHandler` of tasks that may see a record again after a failure."""
+class TrackingHandler(BarrierHandler):
+    """Of tasks that may see a record again after a failure."""
 
     def __init__(self, channels: int) -> None:
-        """``channels`` is their number, 1 at least."""
-        self._open = set(range(channels))
+        super().__init__(channels)
         # Those after ``_over``, by id, ascending.
         self._tracked: dict[int, Tracked] = {}
-        self._over = 0
-
-    def announced(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
-        """Wait for its turn; `CheckpointError` for an UNALIGNED one, which nothing here would count."""
-        refuse_unaligned(channel, barrier)
-        return []
 
     def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
         if barrier.checkpoint <= self._over:
@@ -484,13 +470,6 @@ class TrackingHandler:
             return []
         self._track(checkpoint).is_over = True
         return self._limit()
-
-    def on_time(self, now_ms: int) -> list[Decision]:
-        return []
-
-    @property
-    def due_ms(self) -> int | None:
-        return None
 
     def _track(self, checkpoint: int) -> Tracked:
         tracked = self._tracked.get(checkpoint)
