@@ -235,5 +235,13 @@ def without_rows(batch: pa.RecordBatch, parents: I64, failed: I64) -> tuple[pa.R
     return batch.filter(pa.array(keep)), parents[keep]
 
 
+def first_of_each(failures: Iterable[RowFailure]) -> list[RowFailure]:
+    """Return the first failure of each row, by their rows."""
+    first: dict[int, RowFailure] = {}
+    for failure in failures:
+        first.setdefault(failure.row, failure)
+    return [first[row] for row in sorted(first)]
+
+
 def failed_rows(failures: Iterable[RowFailure]) -> I64:
     return np.array(sorted({failure.row for failure in failures}), dtype=np.int64)

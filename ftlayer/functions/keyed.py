@@ -18,10 +18,12 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.errors import StateSerializationError
-from ftlayer.functions.conversion import Form, concat, to_batch
-from ftlayer.functions.failures import raise_signalled
+from ftlayer.errors import ResultRowError, StateSerializationError
+from ftlayer.functions.conversion import Form, concat, misfit_text, schema_text, to_batch
+from ftlayer.functions.failures import failure_of, raise_signalled
+from ftlayer.functions.retry_rules import RetryRules
 from ftlayer.printable import described
+from ftlayer.records.failures import RowFailure
 
 
 def convert(
@@ -45,6 +47,20 @@ def convert(
         search = _Search(schema, form, fail, lax=lax)
         search.halves(rows, counts, 0)
         return concat(search.good, schema), search.kept
+
+
+def misfit_of(
+    row: int,
+    uid: str,
+    gave: str,
+    schema: pa.Schema,
+    error: BaseException,
+    rules: RetryRules,
+    wanted: str = "",
+) -> RowFailure:
+    """Return the failure of an input row for which an operator ``gave`` ("returned", say) what does not fit."""
+    said = f"what {uid!r} {gave} does not fit its schema ({schema_text(schema)}): {misfit_text(error)}"
+    return failure_of(row, uid, ResultRowError(f"{said}; {wanted}" if wanted else said), rules)
 
 
 class _Search:

@@ -14,22 +14,12 @@ LAST_WATERMARK_MS = 2**63 - 1
 """`Context.watermark` once all inputs have ended: every timer of event time is due."""
 
 
-class ProcessFunction:
-    """Takes records of one input.
-
-    A record whose `process` raises fails, with all it has put out. In barrier mode with a `FailurePolicy` what it
-    changed of the state, and the timers it set, are as if it had never come; else they stay, and a replay meets them.
-    """
-
+class _OfContext:
     def open(self, ctx: Context) -> None:
         """Get ready; called once in the slot, before the first record. There is no key yet."""
 
-    def process(self, record: Any, ctx: Context) -> Iterable[Any] | None:
-        """Take a record; return (or yield) any number of records, or None."""
-        raise NotImplementedError(f"{type(self).__name__} has no method process(record, ctx)")
-
     def on_timer(self, time_ms: int, ctx: Context) -> Iterable[Any] | None:
-        """Take the timer that was set for ``time_ms`` and ``ctx.key``; return records as `process` does.
+        """Take the timer that was set for ``time_ms`` and ``ctx.key``; return any number of records, or None.
 
         An exception here ends the slot, since there is no record to blame; with a `FailurePolicy` in barrier mode the
         timer is tried again, as a record is. A function that sets a timer of
@@ -41,11 +31,20 @@ class ProcessFunction:
         """Give resources up; called when the slot ends in an orderly way, not when it is lost."""
 
 
-class CoProcessFunction:
-    """Takes records of two inputs that share state and timers of a key. See `ProcessFunction`."""
+class ProcessFunction(_OfContext):
+    """Takes records of one input.
 
-    def open(self, ctx: Context) -> None:
-        """Get ready; called once in the slot, before the first record. There is no key yet."""
+    A record whose `process` raises fails, with all it has put out. In barrier mode with a `FailurePolicy` what it
+    changed of the state, and the timers it set, are as if it had never come; else they stay, and a replay meets them.
+    """
+
+    def process(self, record: Any, ctx: Context) -> Iterable[Any] | None:
+        """Take a record; return (or yield) any number of records, or None."""
+        raise NotImplementedError(f"{type(self).__name__} has no method process(record, ctx)")
+
+
+class CoProcessFunction(_OfContext):
+    """Takes records of two inputs that share state and timers of a key. See `ProcessFunction`."""
 
     def process_left(self, record: Any, ctx: Context) -> Iterable[Any] | None:
         """Take a record of the first input."""
@@ -55,17 +54,7 @@ class CoProcessFunction:
         """Take a record of the second input."""
         raise NotImplementedError(f"{type(self).__name__} has no method process_right(record, ctx)")
 
-    def on_timer(self, time_ms: int, ctx: Context) -> Iterable[Any] | None:
-        """Take the timer that was set for ``time_ms`` and ``ctx.key``. See `ProcessFunction.on_timer`."""
-        raise NotImplementedError(f"{type(self).__name__} has no method on_timer(time_ms, ctx)")
-
-    def close(self) -> None:
-        """Give resources up; called when the slot ends in an orderly way, not when it is lost."""
-
-
-_WITHOUT_TIMERS = (ProcessFunction.on_timer, CoProcessFunction.on_timer, None)
-
 
 def uses_timers(function: Any) -> bool:
     """Whether ``function`` has an ``on_timer`` of its own: without one it cannot set timers."""
-    return getattr(type(function), "on_timer", None) not in _WITHOUT_TIMERS
+    return getattr(type(function), "on_timer", None) not in (_OfContext.on_timer, None)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ftlayer.checks import fast_dataclass
 from ftlayer.errors import JobError
-from ftlayer.functions.chains.chain import RowFailure
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array, concat_tries, xor_fold_by_root
 from ftlayer.recovery import TRACEBACK, lasting_in_text
 from ftlayer.vertex.calls import EventIds, Failure

@@ -26,7 +26,8 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus, StoragePool, raise_together
+from ftlayer.checkpoint.custom_storage import FileStatus
+from ftlayer.checkpoint.storage.files import FileOutput, Files, StoragePool, raise_together
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.data_sources import DataSourceOptions, OptionsDataSource

@@ -26,6 +26,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ftlayer import __version__
+from ftlayer.checkpoint.custom_storage import FileStatus
 from ftlayer.checkpoint.letters import (
     LETTER_BYTES,
     ChainLetter,
@@ -33,7 +34,7 @@ from ftlayer.checkpoint.letters import (
     LetterKind,
     with_attempt,
 )
-from ftlayer.checkpoint.storage.files import FileStatus, raised
+from ftlayer.checkpoint.storage.files import raised
 from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, key_of
 from ftlayer.checkpoint.storage.layout import (
     DEAD_LETTERS,

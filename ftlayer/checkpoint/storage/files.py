@@ -13,8 +13,7 @@ from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ftlayer.checkpoint.custom_storage import CHUNK_BYTES as CHUNK_BYTES
-from ftlayer.checkpoint.custom_storage import FileStatus as FileStatus
+from ftlayer.checkpoint.custom_storage import CHUNK_BYTES, FileStatus
 from ftlayer.checkpoint.storage.layout import join, new_unique, normal
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, FTLayerError

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.errors import ResultRowError
-from ftlayer.functions.conversion import Form, misfit_text, records_in_form, schema_text
+from ftlayer.functions.conversion import Form, records_in_form
 from ftlayer.functions.current import for_calls
 from ftlayer.functions.failures import I64, SegmentOutcome, failure_of
-from ftlayer.functions.keyed import convert
+from ftlayer.functions.keyed import convert, misfit_of
 from ftlayer.functions.steps import MapAsync, RecordStep
 from ftlayer.functions.token_bucket import TokenBucket
 from ftlayer.records.failures import RowFailure
@@ -121,12 +120,8 @@ class AsyncSegment:
         came = parents[good]
 
         def misfit(place: int, error: BaseException) -> None:
-            said = ResultRowError(
-                f"what {step.uid!r} returned does not fit its schema ({schema_text(step.schema)}): "
-                f"{misfit_text(error)}; "
-                f"{self._form.expected(step.schema)}"
-            )
-            failures.append(failure_of(int(came[place]), step.uid, said, step.rules))
+            row, wanted = int(came[place]), self._form.expected(step.schema)
+            failures.append(misfit_of(row, step.uid, "returned", step.schema, error, step.rules, wanted))
 
         results = [calls.results[place] for place in good]
         batch, counts = convert(

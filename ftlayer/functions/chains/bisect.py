@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from ftlayer.errors import SinkTargetError
 from ftlayer.failures import RowsRejected
-from ftlayer.functions.chains.chain import RowFailure, failure_of
-from ftlayer.functions.failures import raise_signalled, rejections_of
+from ftlayer.functions.failures import failure_of, raise_signalled, rejections_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
+from ftlayer.records.failures import RowFailure
 
 GIVE_UP_MS = 10_000
 GIVE_UP_ROWS = 4

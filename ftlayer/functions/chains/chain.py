@@ -14,18 +14,13 @@ import pyarrow as pa
 
 from ftlayer.errors import QueryError
 from ftlayer.functions.chains.async_segment import RateLimiter
-from ftlayer.functions.chains.batch_segment import ROW_TAG as ROW_TAG
 from ftlayer.functions.chains.batch_segment import run_segments, segments_of
-from ftlayer.functions.chains.record_segment import CHUNK_ROWS as CHUNK_ROWS
-from ftlayer.functions.chains.record_segment import RecordSegment
+from ftlayer.functions.chains.record_segment import CHUNK_ROWS, RecordSegment
 from ftlayer.functions.conversion import DICTS
 from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import I64, failed_rows, without_rows
-from ftlayer.functions.failures import MAX_REASON as MAX_REASON
-from ftlayer.functions.failures import MAX_TRACEBACK as MAX_TRACEBACK
-from ftlayer.functions.failures import failure_of as failure_of
 from ftlayer.functions.steps import FunctionStep, MapAsync, MapBatches
-from ftlayer.records.failures import RowFailure as RowFailure
+from ftlayer.records.failures import RowFailure
 from ftlayer.recovery import TRACEBACK
 
 CALLED_ROWS = 65_536

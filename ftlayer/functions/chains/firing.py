@@ -17,7 +17,7 @@ from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import VALUES
-from ftlayer.functions.failures import I64, SideOutput, failed_rows, failure_of, without_rows
+from ftlayer.functions.failures import I64, SideOutput, failed_rows, failure_of, first_of_each, without_rows
 from ftlayer.functions.keyed import Key, Timers
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import MAIN
@@ -256,11 +256,7 @@ class OperatorTimers:
                 SideOutput(output.tag, *without_rows(output.batch, output.parents, failed))
                 for output in outputs
             ]
-        first: dict[int, RowFailure] = {}
-        for failure in failures:
-            first.setdefault(failure.row, failure)
-        ordered = [first[place] for place in sorted(first)]
-        return FiredTimers(firing.step.uid, self._kind, timers, outputs, timed, ordered)
+        return FiredTimers(firing.step.uid, self._kind, timers, outputs, timed, first_of_each(failures))
 
     def _go_back(self, taken: tuple[Sequence[Timer], int], done: int) -> None:
         self._taken, self._next = taken

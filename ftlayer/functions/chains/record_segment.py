@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.errors import ResultRowError, StateSerializationError
+from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.fused import (
     Fused,
     KeyColumns,
@@ -33,13 +33,11 @@ from ftlayer.functions.conversion import (
     codes_of,
     column_of,
     concat,
-    misfit_text,
     python_values,
     records_in_form,
-    schema_text,
 )
 from ftlayer.functions.failures import I64, SegmentOutcome, failure_of, raise_signalled
-from ftlayer.functions.keyed import NAN, convert
+from ftlayer.functions.keyed import NAN, convert, misfit_of
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.backend import UndoValues, finds_as_dict, logged_lookup
@@ -464,11 +462,8 @@ class _SegmentRun:
         parents = self._parents[self._converted : len(self._counts)]
 
         def misfit(place: int, error: BaseException) -> None:
-            said = ResultRowError(
-                f"what {uid!r} returned does not fit its schema ({schema_text(schema)}): {misfit_text(error)}; "
-                f"{form.expected(schema)}"
-            )
-            self._refuse(failure_of(int(parents[place]), uid, said, rules))
+            row, wanted = int(parents[place]), form.expected(schema)
+            self._refuse(misfit_of(row, uid, "returned", schema, error, rules, wanted))
 
         batch, counts = convert(
             self._out, self._counts[self._converted :], schema, form, misfit, lax=rules.lax

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.errors import ResultRowError
 from ftlayer.functions.chains.fused import Processing
-from ftlayer.functions.conversion import Form, misfit_text, schema_text
-from ftlayer.functions.failures import I64, SideOutput, failure_of
-from ftlayer.functions.keyed import convert
+from ftlayer.functions.conversion import Form
+from ftlayer.functions.failures import I64, SideOutput
+from ftlayer.functions.keyed import convert, misfit_of
 from ftlayer.records.failures import RowFailure
 
 
@@ -40,11 +39,8 @@ def _converted(
     refuse: Callable[[RowFailure], None],
 ) -> SideOutput:
     def misfit(place: int, error: BaseException) -> None:
-        said = ResultRowError(
-            f"what {step.uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): "
-            f"{misfit_text(error)}"
-        )
-        refuse(failure_of(int(parents[place]), step.uid, said, step.rules))
+        gave = f"put out to {tag!r}"
+        refuse(misfit_of(int(parents[place]), step.uid, gave, schema, error, step.rules))
 
     batch, kept = convert(records, [1] * len(records), schema, form, misfit, lax=step.rules.lax)
     return SideOutput(tag, batch, np.repeat(parents, kept))

@@ -34,10 +34,10 @@ from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.window_segment import AggregateSegment, WindowSegment
 from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running
-from ftlayer.functions.failures import I64, SegmentOutcome, failed_rows, raise_signalled
+from ftlayer.functions.failures import I64, SegmentOutcome, failed_rows, first_of_each, raise_signalled
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.process import uses_timers
-from ftlayer.functions.steps import MAIN as MAIN
+from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.windows.function import WindowFunction
@@ -247,11 +247,8 @@ class TopologyChain:
             return TopologyResult(outputs, [])
         failed = failed_rows(failures)
         outputs = {tag: _without(output, failed) for tag, output in outputs.items()}
-        first: dict[int, RowFailure] = {}
-        for failure in failures:
-            first.setdefault(failure.row, failure)
         kept = {tag: output for tag, output in outputs.items() if tag == MAIN or output.batch.num_rows}
-        return TopologyResult(kept, [first[row] for row in sorted(first)])
+        return TopologyResult(kept, first_of_each(failures))
 
     def _from(self, uid: str) -> list[Segment]:
         found = self._inside.get(uid)

@@ -283,14 +283,23 @@ class Content(Protocol):
         """Return the records that a window emits."""
 
 
+class _OneRecord:
+    """What a user's functions make, and a window emits as one record."""
+
+    result: Result | None
+    described = ""
+    is_given = True
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        return [content if self.result is None else self.result(key, window, content)]
+
+
 @dataclass(frozen=True)
-class Reduced:
+class Reduced(_OneRecord):
     """The first record, then ``function(reduced, record)``."""
 
     function: Callable[[Any, Any], Any]
     result: Result | None = None
-    described = ""
-    is_given = True
 
     def added(self, content: Any, record: Any) -> Any:
         return record if content is NOTHING else self.function(content, record)
@@ -298,20 +307,15 @@ class Reduced:
     def merged(self, content: Any, other: Any) -> Any:
         return self.function(content, other)
 
-    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
-        return [content if self.result is None else self.result(key, window, content)]
-
 
 @dataclass(frozen=True)
-class Aggregated:
+class Aggregated(_OneRecord):
     """``add(create(), record)``, then ``add(aggregate, record)``. ``merge`` is needed where windows merge."""
 
     create: Callable[[], Any]
     add: Callable[[Any, Any], Any]
     merge: Callable[[Any, Any], Any] | None = None
     result: Result | None = None
-    described = ""
-    is_given = True
 
     def added(self, content: Any, record: Any) -> Any:
         return self.add(self.create() if content is NOTHING else content, record)
@@ -319,9 +323,6 @@ class Aggregated:
     def merged(self, content: Any, other: Any) -> Any:
         assert self.merge is not None
         return self.merge(content, other)
-
-    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
-        return [content if self.result is None else self.result(key, window, content)]
 
 
 @dataclass(frozen=True)
@@ -395,7 +396,9 @@ class WindowFunction(ProcessFunction):
     needs_event_time = True
     copies_values = True
 
-    def __init__(self, windows: WindowKind, content: Content, lateness_ms: int, late_tag: str | None) -> None:
+    def __init__(
+        self, windows: WindowKind, content: Content, lateness_ms: int = 0, late_tag: str | None = None
+    ) -> None:
         """``late_tag`` None: late records are dropped."""
         self.kind = windows
         self._content = content
@@ -458,12 +461,8 @@ def in_time(time_ms: int) -> int:
 class FixedWindows(WindowFunction):
     """Windows whose times are known beforehand. State of a key: start → content."""
 
-    def __init__(
-        self, windows: Fixed, content: Content, lateness_ms: int = 0, late_tag: str | None = None
-    ) -> None:
-        super().__init__(windows, content, lateness_ms, late_tag)
-        self._fixed = windows
-        self._aggregates: WindowAggregates | None = None
+    kind: Fixed
+    _aggregates: WindowAggregates | None = None
 
     def vectorized(self, maps: MapTable, timers: Timers) -> WindowAggregates | None:
         """Return what takes whole batches from now on, where a window's content is built-in aggregates; else None.
@@ -472,16 +471,16 @@ class FixedWindows(WindowFunction):
         """
         if isinstance(self._content, BuiltIn):
             self._aggregates = WindowAggregates(
-                self._fixed, self._lateness_ms, self._content.plan, maps, timers
+                self.kind, self._lateness_ms, self._content.plan, maps, timers
             )
         return self._aggregates
 
     def _take(self, record: Any, time_ms: int, ctx: Context) -> bool:
         windows, content, watermark = self._windows, self._content, ctx.watermark
-        starts = self._fixed.starts(time_ms)
+        starts = self.kind.starts(time_ms)
         filled = []
         for start in starts:
-            end = start + self._fixed.size_ms
+            end = start + self.kind.size_ms
             if end <= watermark and self._over_ms(end) <= watermark:
                 continue
             held = windows.get(start, NOTHING)
@@ -497,12 +496,12 @@ class FixedWindows(WindowFunction):
     def _ending(self, time_ms: int) -> Iterable[tuple[Window, Any]]:
         if self._aggregates is not None:
             self._aggregates.settle()
-        size = self._fixed.size_ms
+        size = self.kind.size_ms
         starts = self._due(time_ms, size)
         return [(Window(start, in_time(start + size)), self._windows[start]) for start in starts]
 
     def _tidy(self, time_ms: int, ctx: Context) -> None:
-        for start in self._due(time_ms, self._fixed.size_ms + self._lateness_ms):
+        for start in self._due(time_ms, self.kind.size_ms + self._lateness_ms):
             del self._windows[start]
 
     def _due(self, time_ms: int, after_ms: int) -> list[int]:
@@ -522,15 +521,11 @@ class SessionWindows(WindowFunction):
     that it was is kept with it, since behind a restore no watermark says so.
     """
 
-    def __init__(
-        self, windows: Session, content: Content, lateness_ms: int = 0, late_tag: str | None = None
-    ) -> None:
-        super().__init__(windows, content, lateness_ms, late_tag)
-        self._gap_ms = windows.gap_ms
+    kind: Session
 
     def _take(self, record: Any, time_ms: int, ctx: Context) -> bool:
         windows = self._windows
-        start, end = time_ms, in_time(time_ms + self._gap_ms)
+        start, end = time_ms, in_time(time_ms + self.kind.gap_ms)
         touching = [begun for begun, (until, *_) in windows.items() if begun <= end and start <= until]
         if not touching and self._over_ms(end) <= ctx.watermark:
             return False
@@ -568,6 +563,5 @@ def window_function(
     windows: WindowKind, content: Content, lateness_ms: int = 0, late_tag: str | None = None
 ) -> WindowFunction:
     """Return the function of a kind of window; late records go to the side output ``late_tag``, or nowhere."""
-    if isinstance(windows, Fixed):
-        return FixedWindows(windows, content, lateness_ms, late_tag)
-    return SessionWindows(windows, content, lateness_ms, late_tag)
+    kind = FixedWindows if isinstance(windows, Fixed) else SessionWindows
+    return kind(windows, content, lateness_ms, late_tag)

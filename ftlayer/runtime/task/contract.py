@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from ftlayer.checks import fast_dataclass
 from ftlayer.clock import Now
-from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.current import UNTRACKED, CurrentRecord, Known, record_of
 from ftlayer.functions.failures import I64
 from ftlayer.handler.xor import origins_of
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import FIRST_TRY, U64Array, tries_or_first
 from ftlayer.runtime.protocol.elements import RecordIds
 from ftlayer.runtime.protocol.messages import Conviction

@@ -18,10 +18,11 @@ from ftlayer.clock import Now
 from ftlayer.errors import JobError
 from ftlayer.functions.chains.firing import DueTimers, Interrupted, Timer, TimerGuard, TimerKind, never
 from ftlayer.functions.chains.preparing import ChainOperator
-from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
+from ftlayer.functions.chains.topology import TimerOutput, TopologyChain
 from ftlayer.functions.current import UNTRACKED, Known, begin_running, end_running
 from ftlayer.functions.failures import failed_rows
 from ftlayer.functions.keyed import Backend
+from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.handler.handler import Handler
 from ftlayer.records.failures import RowFailure

@@ -17,7 +17,7 @@ import msgpack
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ftlayer.checkpoint.storage.files import FileStatus
+from ftlayer.checkpoint.custom_storage import FileStatus
 from ftlayer.checkpoint.storage.layout import check_location, join, normal
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checks import MOST_BYTES, Duration, check_bool, check_choice, check_int, check_text, duration_ms

@@ -17,11 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError, QueryError
-from ftlayer.functions.chains.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure, rows_at_once
+from ftlayer.functions.chains.chain import Chain, ChainResult, rows_at_once
+from ftlayer.functions.chains.record_segment import CHUNK_ROWS
 from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.functions.failures import this_process
 from ftlayer.functions.steps import FunctionStep
-from ftlayer.records.failures import FailedRow
+from ftlayer.records.failures import FailedRow, RowFailure
 from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
 from ftlayer.records.keyhash import key_column, partition_of, spark_hash
 from ftlayer.spark.stages.known import NOTHING_TRIED, TriedRoots, isolated, known_of_source

@@ -20,13 +20,9 @@ from stage_chains import V, first_failures, ints, rows_out, run_chain, run_funct
 
 from ftlayer.errors import QueryError, ResultRowError
 from ftlayer.failures import FailException
+from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.bisect import settle
-from ftlayer.functions.chains.chain import (
-    MAX_REASON,
-    MAX_TRACEBACK,
-    ROW_TAG,
-    failure_of,
-)
+from ftlayer.functions.failures import MAX_REASON, MAX_TRACEBACK, failure_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
 from ftlayer.handler.xor import NonFTXorHandler
 from ftlayer.recovery import lasting_in_text

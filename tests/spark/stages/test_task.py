@@ -15,7 +15,7 @@ import pytest
 from stage_runs import ODD_FAILS, PASS, V, first, run, vs
 
 from ftlayer.errors import QueryError
-from ftlayer.functions.chains.chain import CHUNK_ROWS
+from ftlayer.functions.chains.record_segment import CHUNK_ROWS
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync
 from ftlayer.spark.stages import task as stage_task
 from ftlayer.spark.stages.pages import ROOT, roots_of, to_roots

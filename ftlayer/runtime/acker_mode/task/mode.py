@@ -12,10 +12,10 @@ import pyarrow as pa
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobStartError, ProtocolError
-from ftlayer.functions.chains.chain import RowFailure
-from ftlayer.functions.chains.topology import MAIN
+from ftlayer.functions.steps import MAIN
 from ftlayer.handler.handler import Handler
 from ftlayer.handler.xor import XorHandler
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array, first_failed_of
 from ftlayer.recovery import is_of_no_row
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask

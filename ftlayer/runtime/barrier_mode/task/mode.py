@@ -22,15 +22,14 @@ from ftlayer.clock import Now
 from ftlayer.dead_letters.letter import LETTER_SCHEMA, DeadLetter, row_of, shown_record
 from ftlayer.errors import InvalidTopologyError, SnapshotCancelledError, SourceError
 from ftlayer.functions.aggregates.table import KeyedAggregate
-from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.chains.firing import Interrupted, never
-from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.keyed import MapTable
-from ftlayer.functions.steps import Process, Record, Reduce
+from ftlayer.functions.steps import MAIN, Process, Record, Reduce
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.handler.handler import Handler, NonFTHandler
 from ftlayer.partitioning.partitioners import Broadcast
 from ftlayer.partitioning.replay import groups_of
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.records.ipc import read_one_batch
 from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels

@@ -11,10 +11,10 @@ import pytest
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
+from ftlayer.records.failures import RowFailure
 from ftlayer.records.keyhash import partition_of
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import PersistingSourceTask

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.functions.chains.chain import RowFailure
+from ftlayer.records.failures import RowFailure
 from ftlayer.runtime.acker_mode.task.mode import Done, SettleQueue
 from ftlayer.runtime.protocol.elements import RecordIds
 from ftlayer.runtime.task.contract import Settled
